@@ -1,0 +1,16 @@
+"""The one exception that users are meant to see: its text says what is wrong and what to do about it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user can mend. The commands print its text without a traceback and exit with status 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean X?) Known: a, b, c.' for an unknown `word`: the ending of every such message."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(names)}."
