@@ -1,0 +1,141 @@
+"""Layers that the mixers share: projections, norms, MLPs, rotary positions.
+
+Parameters are float32 and are cast to the dtype of the input where they are used; norm statistics and rotary angles
+are float32 whatever the input is (the "fp32 islands").
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from seqjax.params import Init, param
+from seqjax.types import Array
+
+Axes = tuple[str | None, str | None]
+
+
+def normal(std: float) -> Init:
+    """Initialiser N(0, std^2)."""
+    return lambda key, shape, dtype: std * jax.random.normal(key, shape, dtype)
+
+
+def constant(value: float) -> Init:
+    """Initialiser with one value everywhere."""
+    return lambda key, shape, dtype: jnp.full(shape, value, dtype)
+
+
+GPT_INIT = normal(0.02)
+
+
+def residual_init(n_layers: int) -> Init:
+    """GPT init of the two matrices per layer that write to the residual stream: N(0, (0.02 / sqrt(2 L))^2)."""
+    return normal(0.02 / math.sqrt(2 * n_layers))
+
+
+class Linear(nnx.Module):
+    """y = x W (+ b), W of shape (in, out), with logical axis names for both dimensions."""
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        *,
+        axes: Axes,
+        bias: bool = False,
+        init: Init = GPT_INIT,
+        rngs: nnx.Rngs,
+    ):
+        self.w = param(rngs, init, (n_in, n_out), axes)
+        self.b = param(rngs, constant(0.0), (n_out,), axes[1:]) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        y = x @ self.w[...].astype(x.dtype)
+        return y if self.b is None else y + self.b[...].astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """y = x / sqrt(mean(x^2) + eps) * g over the last axis, statistics in float32."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
+        self.eps = eps
+        self.g = param(rngs, constant(1.0), (dim,), (axis,))
+
+    def __call__(self, x: Array) -> Array:
+        x32 = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (x32 * scale * self.g[...]).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """y = (x - mean) / sqrt(var + eps) * g + b over the last axis, statistics in float32."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
+        self.eps = eps
+        self.g = param(rngs, constant(1.0), (dim,), (axis,))
+        self.b = param(rngs, constant(0.0), (dim,), (axis,))
+
+    def __call__(self, x: Array) -> Array:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (x32 * scale * self.g[...] + self.b[...]).astype(x.dtype)
+
+
+NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+class Mlp(nnx.Module):
+    """Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d."""
+
+    def __init__(
+        self,
+        dim: int,
+        inner: int,
+        *,
+        kind: str,
+        n_layers: int,
+        bias: bool = False,
+        approximate_gelu: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.activation = (
+            jax.nn.silu if kind == "swiglu" else functools.partial(jax.nn.gelu, approximate=approximate_gelu)
+        )
+        gated = kind in ("geglu", "swiglu")
+        self.gate = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs) if gated else None
+        self.up = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs)
+        init = residual_init(n_layers)
+        self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=init, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        up = self.up(x)
+        hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
+        return self.down(hidden)
+
+
+def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int) -> tuple[Array, Array]:
+    """cos and sin of position * base^(-2m / K), float32 [T, K/2], for int positions below `max_len`.
+
+    float32 cannot hold position * frequency at 100k tokens (it is off by up to 0.006 rad), and a float64 table of
+    every position would be a large constant in the program. So the position is split into two digits of base
+    sqrt(max_len), each with a small table made in float64, and the two angles are added by the rotation identity.
+    """
+    digit = max(1, math.isqrt(max_len - 1) + 1)
+    frequency = base ** (-np.arange(0, head_dim, 2) / head_dim)
+    low = np.arange(digit)[:, None] * frequency
+    high = digit * low
+    table = [jnp.asarray(t, jnp.float32) for t in (np.cos(low), np.sin(low), np.cos(high), np.sin(high))]
+    i, j = positions_T % digit, positions_T // digit
+    cos_low, sin_low, cos_high, sin_high = table[0][i], table[1][i], table[2][j], table[3][j]
+    return cos_high * cos_low - sin_high * sin_low, sin_high * cos_low + cos_high * sin_low
+
+
+def rope(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
+    """Rotate the pairs (x_m, x_{m + K/2}) by the angles of `rope_angles` (half-split pairing, as Llama has it)."""
+    a, b = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos_TK[:, None, :], sin_TK[:, None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHK.dtype)

@@ -1,0 +1,150 @@
+"""What the attention-shaped mixers share: projections, QK norm, rotary positions, the KV cache and its ring buffer.
+
+A mixer of this family says how queries look at keys, over the whole sequence (`attend`) and for one query over a
+cache (`attend_step`); everything around that is here, once.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from seqjax.errors import UserError
+from seqjax.layers import Linear, RMSNorm, residual_init, rope, rope_angles
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Settings that every attention-shaped mixer has."""
+
+    name: str
+    heads: int
+    kv_heads: int = 0  # 0 = as many as heads; fewer is grouped-query attention
+    head_dim: int = 0  # 0 = model width / heads
+    rope_base: float = 10_000.0  # 0 = no position signal but the causal mask
+    qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
+    bias: bool = False
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        del seq_len
+        if not self.head_dim and dim % self.heads:
+            raise UserError(
+                f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}; "
+                "choose heads that do, or set config.model.mixer.head_dim."
+            )
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise UserError(
+                f"config.model.mixer.kv_heads={self.kv_heads} must divide config.model.mixer.heads={self.heads}."
+            )
+        head_dim = self.head_dim or dim // self.heads
+        if self.rope_base and head_dim % 2:
+            raise UserError(f"RoPE rotates pairs, so the head width {head_dim} must be even (config.model.mixer).")
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the tokens seen; `length` counts all of them, also those that a ring buffer has dropped."""
+
+    k_BSGK: Array
+    v_BSGK: Array
+    length: Array
+
+
+class AttentionMixer(nnx.Module):
+    """Base: x -> q, k, v -> `attend` -> output projection."""
+
+    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.config = config
+        self.head_dim = config.head_dim or spec.dim // config.heads
+        self.kv_heads = config.kv_heads or config.heads
+        q_width, kv_width = config.heads * self.head_dim, self.kv_heads * self.head_dim
+        axes = ("embed", "heads")
+        self.q = Linear(spec.dim, q_width, axes=axes, bias=config.bias, rngs=rngs)
+        self.k = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
+        self.v = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
+        self.out = Linear(
+            q_width,
+            spec.dim,
+            axes=("heads", "embed"),
+            bias=config.bias,
+            init=residual_init(spec.n_layers),
+            rngs=rngs,
+        )
+        self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
+
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+        """All queries over all keys -> [B, T, H, K]."""
+        raise NotImplementedError
+
+    def attend_step(self, q_BHK: Array, cache: Any) -> Array:
+        """One query over the cache, which already holds its own key and value -> [B, H, K]."""
+        raise NotImplementedError
+
+    @property
+    def window(self) -> int:
+        """Keys that a decode cache must hold; 0 = all."""
+        return 0
+
+    def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
+        """q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
+        n_batch, seq_len, _ = x_BTD.shape
+        q = self.q(x_BTD).reshape(n_batch, seq_len, self.config.heads, self.head_dim)
+        k = self.k(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        v = self.v(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.config.rope_base:
+            angles = rope_angles(
+                positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len
+            )
+            q, k = rope(q, *angles), rope(k, *angles)
+        return q, k, v
+
+    def __call__(self, x_BTD: Array) -> Array:
+        seq_len = x_BTD.shape[1]
+        o_BTHK = self.attend(*self.project(x_BTD, jnp.arange(seq_len), seq_len))
+        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1))
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
+        """An empty `KVCache` of `max_len` entries, or of `window` entries where that is fewer."""
+        slots = min(max_len, self.window or max_len)
+        shape = (batch, slots, self.kv_heads, self.head_dim)
+        return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
+
+    def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
+        """The cache with T more keys and values: T = 1 at any length, or any T that starts an empty cache."""
+        slots, n_new = cache.k_BSGK.shape[1], k_BTGK.shape[1]
+        # Slot = position modulo slots, so of a long prompt only the last `slots` tokens stay, rotated into place.
+        if n_new > slots:
+            shift = n_new % slots
+            k_BTGK, v_BTGK = (jnp.roll(x[:, -slots:], shift, axis=1) for x in (k_BTGK, v_BTGK))
+        at = cache.length % slots if n_new == 1 else 0
+        return cache._replace(
+            k_BSGK=lax.dynamic_update_slice_in_dim(cache.k_BSGK, k_BTGK.astype(cache.k_BSGK.dtype), at, 1),
+            v_BSGK=lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK.astype(cache.v_BSGK.dtype), at, 1),
+            length=cache.length + n_new,
+        )
+
+    def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
+        """The parallel form over a prompt, filling an empty cache on the way."""
+        seq_len = x_BTD.shape[1]
+        q, k, v = self.project(x_BTD, jnp.arange(seq_len), seq_len)
+        y_BTD = self.out(self.attend(q, k, v).reshape(*x_BTD.shape[:2], -1))
+        return y_BTD, self.extend(cache, k, v)
+
+    def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
+        """One token."""
+        # A ring buffer outlives its own length, so the rotary table must not end with it.
+        max_len = cache.k_BSGK.shape[1] if not self.window else 2**20
+        q, k, v = self.project(x_BD[:, None], cache.length[None], max_len)
+        cache = self.extend(cache, k, v)
+        o_BHK = self.attend_step(q[:, 0], cache)
+        return self.out(o_BHK.reshape(x_BD.shape[0], -1)), cache
+
+    def state_size(self, seq_len: int) -> int:
+        """Cached key and value elements per sequence."""
+        return 2 * self.kv_heads * self.head_dim * min(seq_len, self.window or seq_len)

@@ -1,0 +1,70 @@
+"""Top-1 Chunk: each query attends to its local chunk and to one chunk of the past that it selects.
+
+With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
+(arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass. Approx:
+c* = argmax_c q_i . mean_{j in c} k_j, a first-order reading of the same. No gradient flows through the selection.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+import kernels_pallas
+from seqjax.errors import UserError
+from seqjax.mixers._attention import AttentionConfig, AttentionMixer
+from seqjax.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(AttentionConfig):
+    """`selection`: "exact" costs one pass of QK^T over the past, "approx" a pass over one mean key per chunk."""
+
+    qk_norm: bool = True
+    chunk_size: int = 128
+    selection: str = "exact"
+    implementation: str | None = None
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        super().check(dim=dim, seq_len=seq_len)
+        if self.selection not in ("exact", "approx"):
+            raise UserError(f"config.model.mixer.selection={self.selection!r} must be 'exact' or 'approx'.")
+        if not 1 <= self.chunk_size <= seq_len:
+            raise UserError(
+                f"config.model.mixer.chunk_size={self.chunk_size} does not fit config.train.seq_len={seq_len}: "
+                f"choose a chunk of 1 to {seq_len} tokens (the paper: 128), or longer sequences."
+            )
+
+
+class Top1Cache(NamedTuple):
+    """A KV cache and, for approx, the mean key of every chunk (the last one running), float32."""
+
+    k_BSGK: Array
+    v_BSGK: Array
+    length: Array
+    mean_BcGK: Array | None
+
+
+class Mixer(AttentionMixer):
+    """Local chunk plus one selected past chunk."""
+
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+        """See `kernels_pallas.top1_chunk_attention`."""
+        return kernels_pallas.top1_chunk_attention(
+            q_BTHK,
+            k_BTGK,
+            v_BTGK,
+            chunk_size=self.config.chunk_size,
+            selection=self.config.selection,
+            implementation=self.config.implementation,
+        )
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
+        """An empty cache of `max_len` entries."""
+        cache = super().init_cache(batch, max_len, dtype)
+        mean = None
+        if self.config.selection == "approx":
+            n_chunks = -(-max_len // self.config.chunk_size)
+            mean = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
+        return Top1Cache(*cache, mean)

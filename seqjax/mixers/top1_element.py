@@ -1,0 +1,46 @@
+"""Top-1 Element: attention that outputs the value of the single best key (arXiv 2505.18522, section 4).
+
+o_i = v_m with m = argmax_j q_i . k_j, j <= i. The gradient is straight-through: q and k receive what softmax attention would
+give them. It is the paper's proof that full-sequence arbitrary selection is what matters; q and k are RMS-normalised
+with a learned gain (the paper says "normalization" without a formula; docs/protocol.md lists such readings).
+"""
+
+import dataclasses
+
+import kernels_pallas
+from seqjax.errors import UserError
+from seqjax.mixers._attention import AttentionConfig, AttentionMixer
+from seqjax.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(AttentionConfig):
+    """`v_grad`: "hard" (to the chosen value only, the gradient of what is computed) or "soft" (as softmax gives it)."""
+
+    qk_norm: bool = True
+    v_grad: str = "hard"
+    implementation: str | None = None
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        super().check(dim=dim, seq_len=seq_len)
+        if self.v_grad not in ("hard", "soft"):
+            raise UserError(f"config.model.mixer.v_grad={self.v_grad!r} must be 'hard' or 'soft'.")
+
+
+class Mixer(AttentionMixer):
+    """One key per query, chosen from the whole past."""
+
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+        """See `kernels_pallas.top1_element_attention`."""
+        return kernels_pallas.top1_element_attention(
+            q_BTHK, k_BTGK, v_BTGK, v_grad=self.config.v_grad, implementation=self.config.implementation
+        )
+
+    def attend_step(self, q_BHK: Array, cache) -> Array:
+        """One query over the cache."""
+        return kernels_pallas.top1_element_decode(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """QK^T and, for the backward, PV over the causal half."""
+        return 4 * self.config.heads * self.head_dim * (seq_len + 1) / 2

@@ -1,0 +1,63 @@
+"""Causal softmax attention, full or over a window, for training and for one decoding step.
+
+o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522 section 2; a window of W counts the query's own
+position, as Mistral's `sliding_window` does). On NVIDIA devices in 16-bit dtypes this is cuDNN's flash attention; everywhere
+else XLA computes the scores, which takes memory quadratic in T.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from seqjax.types import Array
+
+
+def causal_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BSGK: Float[Array, "B T G K"],
+    v_BSGK: Float[Array, "B T G K"],
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "B T H K"]:
+    """Attention of every position to itself and the past; `window=0` sees all of it, G KV heads serve H query heads.
+
+    `implementation` is None (choose), "cudnn" or "xla", as in `jax.nn.dot_product_attention`, which raises when the
+    named one cannot serve these inputs.
+    """
+    if implementation is None:
+        implementation = "cudnn" if _cudnn_serves(q_BTHK) else "xla"
+    return jax.nn.dot_product_attention(
+        q_BTHK,
+        k_BSGK,
+        v_BSGK,
+        scale=scale,
+        is_causal=True,
+        local_window_size=(window - 1, 0) if window else None,
+        implementation=implementation,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _cudnn_serves(q_BTHK: Array) -> bool:
+    on_nvidia = jax.default_backend() == "gpu" and "nvidia" in jax.devices()[0].device_kind.lower()
+    return on_nvidia and q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0
+
+
+def attention_step(
+    q_BHK: Float[Array, "B H K"],
+    k_BSGK: Float[Array, "B S G K"],
+    v_BSGK: Float[Array, "B S G K"],
+    length: Int[Array, ""],
+    *,
+    scale: float | None = None,
+) -> Float[Array, "B H K"]:
+    """One query over the first `length` entries of a cache; the order of the entries does not matter."""
+    n_batch, n_heads, head_dim = q_BHK.shape
+    n_kv = k_BSGK.shape[2]
+    scale = head_dim**-0.5 if scale is None else scale
+    q_BGRK = q_BHK.reshape(n_batch, n_kv, n_heads // n_kv, head_dim)
+    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * scale
+    s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
+    p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
+    return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)

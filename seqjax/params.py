@@ -1,0 +1,81 @@
+"""Parameters as plain nested dicts: the only file that takes nnx modules apart and puts them together.
+
+An `nnx.Module` declares parameters and their shapes; a `Template` keeps its structure without any array. After that
+the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` makes the module again,
+inside a trace, where its methods are wanted. Layers that share a template are stacked along a leading axis.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.types import Array, Params, PRNGKey
+
+Build = Callable[[nnx.Rngs, Any], nnx.Module]
+Init = Callable[[PRNGKey, tuple[int, ...], Any], Array]
+
+
+def param(rngs: nnx.Rngs, init: Init, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
+    """A float32 parameter that knows its logical axes, one name (or None) per dimension."""
+    assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
+    return nnx.Param(init(rngs.params(), shape, jnp.float32), logical_axes=axes)
+
+
+class Template:
+    """The structure of a module that `build(rngs, layer)` makes; `layer` may be traced."""
+
+    def __init__(self, build: Build):
+        self._build = build
+        module = nnx.eval_shape(lambda: build(nnx.Rngs(params=0), 0))
+        self._graph, self._state = nnx.split(module)
+        self.shapes: Params = nnx.to_pure_dict(self._state)
+        self.axes: Params = _axes(self._state)
+
+    def init(self, key: PRNGKey, layer: Any = 0) -> Params:
+        """Fresh parameters."""
+        return nnx.to_pure_dict(nnx.state(self._build(nnx.Rngs(params=key), layer)))
+
+    def init_stacked(self, key: PRNGKey, layers: Array) -> Params:
+        """Parameters of `len(layers)` layers, stacked along axis 0; `layers` holds their indices."""
+        return jax.vmap(self.init)(jax.random.split(key, len(layers)), layers)
+
+    def bind(self, params: Params) -> Any:
+        """The module over `params`; cheap, meant for use inside a trace."""
+        # A merge copies the structure, so the template's own state is never written.
+        state = jax.tree.map(lambda x: x, self._state)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(self._graph, state)
+
+
+def _axes(state: nnx.State) -> Params:
+    axes: Params = {}
+    for path, variable in nnx.to_flat_state(state):
+        node = axes
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = variable.get_metadata("logical_axes")
+    return axes
+
+
+def is_axes(leaf: Any) -> bool:
+    """Whether `leaf` is a tuple of logical axis names, i.e. a leaf of an axes tree."""
+    return isinstance(leaf, tuple)
+
+
+def stacked_axes(axes: Params) -> Params:
+    """The logical axes of stacked layers: 'layers' in front of each."""
+    return jax.tree.map(lambda a: ("layers", *a), axes, is_leaf=is_axes)
+
+
+def count(params: Params) -> int:
+    """Number of parameters (works on shapes too)."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def names(tree: Params) -> list[tuple[str, Any]]:
+    """Every leaf with its path, as ('blocks.mixer.q.w', leaf)."""
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)[0]
+    return [(".".join(str(k.key) for k in path), leaf) for path, leaf in flat]

@@ -1,0 +1,83 @@
+"""The device mesh and the rules from logical axes to mesh axes.
+
+The mesh has three axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer) and `tensor`
+(heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 and every rule is a no-op. XLA inserts the collectives
+("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from seqjax.errors import UserError
+from seqjax.params import is_axes
+from seqjax.types import Array, Params
+
+AXES = ("data", "fsdp", "tensor")
+# Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole.
+RULES: dict[str | None, str | None] = {
+    "embed": "fsdp",
+    "heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "positions": None,
+    "layers": None,
+    None: None,
+}
+BATCH = PartitionSpec(("data", "fsdp"))
+
+
+def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
+    """A mesh over all devices; one size may be -1 and takes the devices that are left."""
+    devices = jax.devices() if devices is None else devices
+    shape = [data, fsdp, tensor]
+    known = int(np.prod([s for s in shape if s != -1]))
+    if shape.count(-1) > 1 or any(s < 1 and s != -1 for s in shape):
+        raise UserError(f"config.mesh {dict(zip(AXES, shape))}: sizes are positive, and at most one is -1.")
+    if -1 in shape:
+        shape[shape.index(-1)] = len(devices) // known
+    if int(np.prod(shape)) != len(devices) or 0 in shape:
+        raise UserError(
+            f"config.mesh {dict(zip(AXES, shape))} does not fit {len(devices)} device(s); "
+            "set one size to -1, or sizes whose product is the number of devices."
+        )
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
+    """The sharding of every parameter, from its shape and its logical axes."""
+
+    def one(names: tuple[str | None, ...], x: Any) -> NamedSharding:
+        spec, used = [], set()
+        for name, size in zip(names, x.shape):
+            if name not in RULES:
+                raise UserError(f"Logical axis {name!r} has no rule; add it to seqjax/sharding.py RULES.")
+            to = RULES[name]
+            fits = to is not None and to not in used and size % mesh.shape[to] == 0
+            spec.append(to if fits else None)
+            used.add(to if fits else None)
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree.map(one, axes, shapes, is_leaf=is_axes)
+
+
+def constrain_batch(x: Array) -> Array:
+    """Keep axis 0 split over the mesh's data axes; a no-op outside a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or all(size == 1 for size in mesh.shape.values()):
+        return x
+    if x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
+        return x
+    return jax.lax.with_sharding_constraint(x, BATCH)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh, *, leading: int = 0) -> NamedSharding:
+    """The batch axis over data and fsdp, after `leading` whole axes (micro-batches)."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * leading, ("data", "fsdp")))
