@@ -1,0 +1,91 @@
+"""Text corpora as blocks of T+1 tokens: `open_corpus` gives what a training loop needs.
+
+`builtin` needs no download, `blocks` reads what `python -m seqjax.data.prepare` wrote, `stream` reads
+SlimPajama-shaped `*.jsonl.zst` as they lie. All three have the interface of `seqjax.data.corpus.Corpus`.
+"""
+
+from seqjax.config import DataConfig
+from seqjax.data import slimpajama
+from seqjax.data.blocks import manifest_hash, read_manifest, record_blocks
+from seqjax.data.builtin import open_builtin
+from seqjax.data.corpus import BlockCorpus, Corpus
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.errors import UserError, nearest
+
+__all__ = ["Corpus", "Tokenizer", "load_tokenizer", "open_corpus"]
+
+
+def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
+    """The corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
+
+    Raises:
+        UserError: the directory is missing or empty, it lacks a domain, it was made with another tokenizer
+        or block
+            length, or the tokenizer has more ids than `vocab_size`.
+    """
+    tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"The {tokenizer.name} tokenizer has {tokenizer.vocab_size} ids, config.model.vocab_size is "
+            f"{vocab_size}; set config.model.vocab_size to at least {tokenizer.vocab_size}, or change "
+            "config.data.tokenizer."
+        )
+    if config.corpus == "builtin":
+        return open_builtin(config, seq_len=seq_len)
+    if config.corpus == "blocks":
+        return _open_blocks(config, tokenizer, seq_len=seq_len)
+    raise UserError(
+        f"config.data.corpus={config.corpus!r} is not known.{nearest(config.corpus, ('builtin', 'blocks'))}"
+    )
+
+
+def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
+    manifest = read_manifest(config.path)
+    made = manifest["tokenizer"]
+    again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"
+    if made["sha256"] != tokenizer.hash:
+        raise UserError(
+            f"The blocks in {config.path} were made with the {made['name']} tokenizer (sha256 "
+            f"{made['sha256'][:12]}), the config says {tokenizer.name} ({tokenizer.hash[:12]}); set "
+            f"config.data.tokenizer={made['name']!r} or {again}."
+        )
+    if manifest["block"] != seq_len + 1:
+        raise UserError(
+            f"The blocks in {config.path} hold {manifest['block']} tokens, config.train.seq_len={seq_len} "
+            f"needs {seq_len + 1}; set config.train.seq_len={manifest['block'] - 1} or {again}."
+        )
+    train, evaluate = slimpajama.resolve(
+        slimpajama.REGIMES[config.regime],
+        train=config.train_domains,
+        evaluate=config.eval_domains,
+        known=slimpajama.NAMES,
+    )
+    splits = manifest["splits"]
+    for key, domains, used in (("train", train, ("train",)), ("eval", evaluate, ("validation", "train"))):
+        present = {d for split in used for d, entry in splits.get(split, {}).items() if entry["blocks"]}
+        absent = [d for d in domains if d not in present]
+        if absent:
+            raise UserError(
+                f"{config.path} has no {' or '.join(used)} blocks of {', '.join(absent)}, which "
+                f"config.data.regime={config.regime!r} needs; prepare a source that has them, or name those "
+                f"to use in config.data.{key}_domains. Present: {', '.join(sorted(present)) or 'none'}."
+            )
+    return BlockCorpus(
+        name="blocks",
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        train_domains=train,
+        eval_domains=evaluate,
+        manifest_hash=manifest_hash(manifest),
+        sources={
+            split: {
+                domain: record_blocks(config.path, entry)
+                for domain, entry in domains.items()
+                if entry["files"]
+            }
+            for split, domains in splits.items()
+        },
+        weights=config.weights,
+        seed=config.seed,
+        workers=config.workers,
+    )

@@ -1,0 +1,141 @@
+"""Token blocks on disk: ArrayRecord files of uint16 [T+1] with a manifest, and flat files of tokens.
+
+A directory holds `manifest.json` and `SPLIT/DOMAIN-00000.array_record`, each file with at most 10,000
+one-record groups: random reads get slower with the number of groups in a file (ten times at 120,000).
+Records are little-endian uint16 without compression, so that a read is one copy.
+
+The built-in corpus is small and wanted at any length, so it keeps one flat file of tokens per domain and cuts
+blocks when they are read.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+from grain import sources
+
+from seqjax.errors import UserError
+
+FORMAT = 1
+MAX_RECORDS = 10_000
+WRITER_OPTIONS = "group_size:1,uncompressed"
+DTYPE = np.dtype("<u2")
+
+
+class BlockSource(Protocol):
+    """Random access to the blocks of one domain and split, each as the bytes of uint16 [T+1]."""
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        ...
+
+    def __getitem__(self, index: int, /) -> bytes:
+        """Block `index` as bytes."""
+        ...
+
+
+class FlatBlocks:
+    """Blocks of `block` tokens cut from a flat file of uint16 ids; what is left at its end is not used."""
+
+    def __init__(self, path: str, *, tokens: int, block: int):
+        self._path, self._block, self._len = path, block, tokens // block
+        self._ids: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, index: int) -> bytes:
+        if self._ids is None:
+            self._ids = np.memmap(self._path, DTYPE, mode="r")
+        if not 0 <= index < self._len:
+            raise IndexError(index)
+        return self._ids[index * self._block : (index + 1) * self._block].tobytes()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ids": None}  # a worker process opens the file itself
+
+    def __repr__(self) -> str:
+        return f"FlatBlocks({self._path!r}, {self._len} blocks)"
+
+
+def record_blocks(directory: str | Path, entry: dict[str, Any]) -> BlockSource:
+    """The blocks of one manifest entry; counts come from the manifest, no file is opened here."""
+    paths = [f"{Path(directory) / file['path']}[0:{file['blocks']}]" for file in entry["files"]]
+    return cast(BlockSource, sources.ArrayRecordDataSource(paths))
+
+
+def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
+    """Write arrays [n, T+1] of uint16 as the records of one file, atomically; gives their sha256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    digest = hashlib.sha256()
+    writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
+    try:
+        for rows in blocks:
+            for row in rows.astype(DTYPE, copy=False):
+                record = row.tobytes()
+                digest.update(record)
+                writer.write(record)
+    finally:
+        writer.close()
+    temporary.replace(path)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_manifest(directory: str | Path) -> dict[str, Any]:
+    """The manifest of a directory of blocks, checked for format and for missing files."""
+    root = Path(directory)
+    fix = "make it with `python -m seqjax.data.prepare --source=... --out=" + f"{directory}`"
+    if not root.is_dir():
+        raise UserError(f"config.data.path: no directory {directory}; {fix}, or correct the path.")
+    path = root / "manifest.json"
+    if not path.is_file():
+        unfinished = (root / ".parts").is_dir()
+        state = (
+            "an unfinished preparation (run the same prepare command again)"
+            if unfinished
+            else "no manifest.json"
+        )
+        raise UserError(f"config.data.path: {directory} has {state}; {fix}.")
+    try:
+        manifest = json.loads(path.read_text())
+        version = manifest["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}); delete the directory and {fix}.") from None
+    if version != FORMAT:
+        raise UserError(
+            f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory."
+        )
+    for domains in manifest["splits"].values():
+        for entry in domains.values():
+            for file in entry["files"]:
+                if not (root / file["path"]).is_file():
+                    raise UserError(f"{root / file['path']} is missing; delete {path} and {fix} again.")
+    return manifest
+
+
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """sha256 of what a run reads: the tokenizer, the block length and the tokens of every file."""
+    files = {
+        f"{split}/{domain}": [file["sha256"] for file in entry["files"]]
+        for split, domains in manifest["splits"].items()
+        for domain, entry in domains.items()
+    }
+    content = {"tokenizer": manifest["tokenizer"]["sha256"], "block": manifest["block"], "files": files}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

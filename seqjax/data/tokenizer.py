@@ -1,0 +1,143 @@
+"""Two tokenizers behind one small interface: raw bytes, and the 32,000-piece Mixtral vocabulary.
+
+The Mixtral ids come from sentencepiece on `tokenizer.model.v1`, which mistral-common carries; the file is
+found without importing that package and its sha256 is checked. Conversions to other tokenizer libraries
+change ids, so none is offered. Ids fit uint16, which is what block files hold. The hash of a tokenizer goes
+into every manifest: blocks made with one vocabulary are never trained on with another.
+"""
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from seqjax.errors import UserError, nearest
+
+MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
+_INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or set config.data.tokenizer='byte'"
+
+
+class Tokenizer(Protocol):
+    """Text to uint16 ids and back; `bos` and `eos` are never part of what `encode` gives."""
+
+    name: str
+    hash: str  # sha256: of the model file, or of the definition
+    vocab_size: int
+    bos: int
+    eos: int
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [n] uint16 of `text`, no special tokens."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts, in one call where that is faster."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; special and unknown ids are dropped, broken UTF-8 becomes U+FFFD."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0..255, then BOS and EOS."""
+
+    name = "byte"
+    hash = hashlib.sha256(b"seqjax byte tokenizer: 256 bytes, bos 256, eos 257").hexdigest()
+    vocab_size = 258
+    bos = 256
+    eos = 257
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [n] uint16 of `text`, no special tokens."""
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint16)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; specials are dropped, broken UTF-8 becomes U+FFFD."""
+        return bytes(int(i) for i in ids if 0 <= int(i) < 256).decode("utf-8", errors="replace")
+
+
+class MixtralTokenizer:
+    """A sentencepiece model: mistral-common's `tokenizer.model.v1`, or the file at `path`."""
+
+    name = "mixtral"
+
+    def __init__(self, path: str = ""):
+        try:
+            import sentencepiece
+        except ImportError:
+            raise UserError(f"The mixtral tokenizer needs sentencepiece: {_INSTALL}.") from None
+        file = Path(path) if path else _carried_model()
+        if not file.is_file():
+            raise UserError(
+                f"config.data.tokenizer_path: no file {file}; give a sentencepiece model or leave it empty."
+            )
+        model = file.read_bytes()
+        self.hash = hashlib.sha256(model).hexdigest()
+        if not path and self.hash != MIXTRAL_SHA256:
+            raise UserError(
+                f"{file} is not the Mixtral vocabulary (sha256 {self.hash[:12]}, expected "
+                f"{MIXTRAL_SHA256[:12]}); reinstall mistral-common, or give the right file as "
+                "config.data.tokenizer_path."
+            )
+        try:
+            self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except Exception as error:
+            raise UserError(f"{file} is not a sentencepiece model ({error}).") from None
+        self.vocab_size: int = self._sp.vocab_size()
+        self.bos: int = self._sp.bos_id()
+        self.eos: int = self._sp.eos_id()
+        if self.vocab_size > 2**16 or self.bos < 0 or self.eos < 0:
+            raise UserError(
+                f"{file} has {self.vocab_size} pieces, bos {self.bos}, eos {self.eos}: blocks need at most "
+                "65,536 pieces and both special tokens; give another config.data.tokenizer_path."
+            )
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [n] uint16 of `text`, no special tokens."""
+        return np.array(self._sp.encode(text), np.uint16)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts, on one thread: parallelism is over processes."""
+        return [np.array(ids, np.uint16) for ids in self._sp.encode(list(texts), num_threads=1)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; special and unknown ids are dropped, broken UTF-8 becomes U+FFFD."""
+        plain = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
+        return self._sp.decode([i for i in plain if not self._sp.is_control(i)])
+
+
+def _carried_model() -> Path:
+    spec = importlib.util.find_spec("mistral_common")
+    if spec is None or spec.origin is None:
+        raise UserError(f"The mixtral tokenizer needs the vocabulary file of mistral-common: {_INSTALL}.")
+    file = Path(spec.origin).parent / "data" / "tokenizer.model.v1"
+    if not file.is_file():
+        raise UserError(
+            f"This mistral-common has no {file.name}: install mistral-common 1.13, or give the file as "
+            "config.data.tokenizer_path."
+        )
+    return file
+
+
+@functools.cache
+def load_tokenizer(name: str, path: str = "") -> Tokenizer:
+    """The tokenizer called `name` (byte | mixtral); `path` is a sentencepiece file for mixtral."""
+    if name == "byte":
+        if path:
+            raise UserError(
+                "config.data.tokenizer_path is for the mixtral tokenizer; "
+                "set config.data.tokenizer='mixtral' or leave the path empty."
+            )
+        return ByteTokenizer()
+    if name == "mixtral":
+        return MixtralTokenizer(path)
+    raise UserError(f"config.data.tokenizer={name!r} is not known.{nearest(name, ('byte', 'mixtral'))}")
