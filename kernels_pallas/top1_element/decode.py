@@ -1,0 +1,36 @@
+"""Top-1 Element attention for one new token against a cache: all keys are scored, one value is read.
+
+Half the cache traffic of attention. Equals the parallel form at every position. Source: arXiv 2505.18522,
+Top-1 Element.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas import checks, dispatch
+
+
+def top1_element_decode(
+    q_BHK: Float[Array, "B H K"],
+    k_BSGK: Float[Array, "B S G K"],
+    v_BSGV: Float[Array, "B S G V"],
+    length: Int[Array, ""] | int,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "B H V"]:
+    """The value of the newest token's best key among the first `length` of the cache, bit for bit.
+
+    Args:
+      q_BHK: the newest token's queries.
+      k_BSGK: key cache of static length S, the newest key included.
+      v_BSGV: value cache.
+      length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
+      implementation: as in `top1_element_attention`.
+
+    Raises:
+      ValueError: shapes that disagree.
+      BackendError: (a ValueError) the named implementation cannot run this.
+    """
+    checks.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
+    backend = dispatch.pick("top1_element_decode", implementation, (q_BHK, k_BSGK, v_BSGV), {})
+    return backend.decode(q_BHK, k_BSGK, v_BSGV, jnp.asarray(length, jnp.int32))

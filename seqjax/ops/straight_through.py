@@ -1,0 +1,46 @@
+"""Straight-through estimation on dense arrays: one value forward, another one's gradient backward.
+
+    straight_through(hard, soft):   y = hard,  dL/dsoft = dL/dy,  dL/dhard = 0
+
+The usual expression stop_gradient(hard - soft) + soft has the same gradient but rounds the value (in bf16, 1
+- p + p need not be 1); here the forward value is `hard`, bit for bit. Bengio et al., arXiv 1308.3432; used
+for Top-1 Element in arXiv 2505.18522.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+@jax.custom_vjp
+def straight_through(hard: Float[Array, "..."], soft: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The value of `hard` with the gradient going to `soft`; both of one shape. Reverse mode only."""
+    _check(hard, soft)
+    return hard
+
+
+def _forward(hard: Array, soft: Array) -> tuple[Array, tuple[Array, Array]]:
+    _check(hard, soft)
+    # empty arrays carry the dtypes to the backward rule, no values
+    return hard, (hard[:0] if hard.ndim else hard, soft[:0] if soft.ndim else soft)
+
+
+def _backward(dtypes: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    hard, soft = dtypes
+    return jnp.zeros_like(dy, dtype=hard.dtype), dy.astype(soft.dtype)
+
+
+straight_through.defvjp(_forward, _backward)
+
+
+def top1_straight_through(scores: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:
+    """One-hot of the argmax along `axis`, first on ties, with the gradient of the (fp32) softmax."""
+    accumulation = jnp.promote_types(scores.dtype, jnp.float32)
+    soft = jax.nn.softmax(scores.astype(accumulation), axis=axis).astype(scores.dtype)
+    hot = jax.nn.one_hot(jnp.argmax(scores, axis=axis), scores.shape[axis], dtype=scores.dtype, axis=axis)
+    return straight_through(hot, soft)
+
+
+def _check(hard: Array, soft: Array) -> None:
+    if hard.shape != soft.shape:
+        raise ValueError(f"hard and soft must have one shape: {hard.shape} and {soft.shape}")
