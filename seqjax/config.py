@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MlpConfig:
+    """The MLP of a block."""
+
     kind: str = "geglu"  # geglu | swiglu | gelu | none
     dim: int = 0  # inner width; 0 = 8/3 of the model width for gated kinds, 4 times for gelu
     bias: bool = False
@@ -26,6 +28,8 @@ class MlpConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
+    """What is trained."""
+
     vocab_size: int
     dim: int
     n_layers: int
@@ -44,6 +48,8 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
+    """On what."""
+
     corpus: str = "builtin"  # builtin | blocks (made by seqjax.data.prepare) | stream (jsonl.zst as it lies)
     path: str = ""  # blocks: the directory; stream: a directory or a glob; builtin: unused
     tokenizer: str = "byte"  # byte | mixtral
@@ -59,6 +65,8 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
+    """How parameters move."""
+
     lr: float = 2e-4
     b1: float = 0.9
     b2: float = 0.95
@@ -71,6 +79,8 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
+    """How long, in which portions."""
+
     steps: int
     batch_size: int  # sequences per optimiser step, over all devices
     seq_len: int  # T: tokens per sequence that are predicted; a block holds T + 1
@@ -80,6 +90,8 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
+    """When and on how much every domain is evaluated."""
+
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
     tokens: int = 262_144  # at most so many per domain, always the same ones
     batch_size: int = 0  # sequences; 0 = the training micro-batch
@@ -87,12 +99,16 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
+    """When to save, how many to keep."""
+
     every: int = 1000  # steps; 0 = only at the end and when told to stop
     keep: int = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
+    """Devices per mesh axis (seqjax/sharding.py)."""
+
     data: int = -1  # -1 = the devices that are left
     fsdp: int = 1
     tensor: int = 1
@@ -100,6 +116,8 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig:
+    """What is written while the run goes."""
+
     every: int = 10  # steps
     tensorboard: bool = True
     profile_start: int = 0  # step; 0 = no profile

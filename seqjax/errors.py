@@ -1,7 +1,8 @@
 """The one exception that users are meant to see: its text says what is wrong and what to do about it."""
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class UserError(Exception):
@@ -14,3 +15,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Known: {', '.join(names)}."
+
+
+def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
+    """Run a command's `main(argv)`; a `UserError` becomes its text on stderr and exit status 2."""
+    try:
+        main(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

@@ -118,7 +118,7 @@ class Mlp(nnx.Module):
 
 
 def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int) -> tuple[Array, Array]:
-    """cos and sin of position * base^(-2m / K), float32 [T, K/2], for int positions below `max_len`.
+    """Cos and sin of position * base^(-2m / K), float32 [T, K/2], for int positions below `max_len`.
 
     float32 cannot hold position * frequency at 100k tokens (it is off by up to 0.006 rad), and a float64 table of
     every position would be a large constant in the program. So the position is split into two digits of base

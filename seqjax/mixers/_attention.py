@@ -90,7 +90,7 @@ class AttentionMixer(nnx.Module):
         return 0
 
     def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
-        """q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
+        """Q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
         n_batch, seq_len, _ = x_BTD.shape
         q = self.q(x_BTD).reshape(n_batch, seq_len, self.config.heads, self.head_dim)
         k = self.k(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
@@ -98,9 +98,7 @@ class AttentionMixer(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.config.rope_base:
-            angles = rope_angles(
-                positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len
-            )
+            angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
             q, k = rope(q, *angles), rope(k, *angles)
         return q, k, v
 

@@ -38,7 +38,7 @@ class Config(AttentionConfig):
 
 
 class Top1Cache(NamedTuple):
-    """A KV cache and, for approx, the mean key of every chunk (the last one running), float32."""
+    """A KV cache and, for approx, the mean key of every full chunk, float32."""
 
     k_BSGK: Array
     v_BSGK: Array
@@ -65,6 +65,60 @@ class Mixer(AttentionMixer):
         cache = super().init_cache(batch, max_len, dtype)
         mean = None
         if self.config.selection == "approx":
-            n_chunks = -(-max_len // self.config.chunk_size)
+            n_chunks = max_len // self.config.chunk_size
             mean = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
         return Top1Cache(*cache, mean)
+
+    def extend(self, cache: Top1Cache, k_BTGK: Array, v_BTGK: Array) -> Top1Cache:
+        """The cache with more keys and values, and with the mean keys of the chunks that they complete."""
+        cache = super().extend(cache, k_BTGK, v_BTGK)
+        if cache.mean_BcGK is None:
+            return cache
+        if k_BTGK.shape[1] > 1:
+            mean = kernels_pallas.chunk_means(cache.k_BSGK, chunk_size=self.config.chunk_size)
+        else:
+            mean = kernels_pallas.update_chunk_means(
+                cache.mean_BcGK, cache.k_BSGK, cache.length, chunk_size=self.config.chunk_size
+            )
+        return cache._replace(mean_BcGK=mean)
+
+    def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
+        """One query over the cache."""
+        return kernels_pallas.top1_chunk_decode(
+            q_BHK,
+            cache.k_BSGK,
+            cache.v_BSGK,
+            cache.length,
+            chunk_size=self.config.chunk_size,
+            selection=self.config.selection,
+            chunk_mean_BcGK=cache.mean_BcGK,
+        )
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Selection (forward only) and attention over the keys it leaves, averaged over positions."""
+        return self._selection_flops(seq_len) + self._attention_flops(seq_len)
+
+    def train_flops_per_token(self, seq_len: int) -> float:
+        """The selection has no backward."""
+        return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
+
+    def _selection_flops(self, seq_len: int) -> float:
+        n_chunks, chunk = seq_len // self.config.chunk_size, self.config.chunk_size
+        # chunk n has n past chunks to score; a trailing partial chunk has all of them
+        scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
+        keys_per_chunk = chunk if self.config.selection == "exact" else 1
+        return 2 * self.config.heads * self.head_dim * keys_per_chunk * scored / seq_len
+
+    def _attention_flops(self, seq_len: int) -> float:
+        chunk = self.config.chunk_size
+        n_chunks, rest = divmod(seq_len, chunk)
+        local = (n_chunks * chunk * (chunk + 1) + rest * (rest + 1)) / 2
+        remote = max(0, seq_len - chunk) * chunk
+        return 4 * self.config.heads * self.head_dim * (local + remote) / seq_len
+
+    def state_size(self, seq_len: int) -> int:
+        """Cached keys and values, and for approx one mean key per chunk."""
+        size = super().state_size(seq_len)
+        if self.config.selection == "approx":
+            size += seq_len // self.config.chunk_size * self.kv_heads * self.head_dim
+        return size

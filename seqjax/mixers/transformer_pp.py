@@ -29,9 +29,7 @@ class Mixer(AttentionMixer):
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """See `ops.attention.causal_attention`."""
-        return causal_attention(
-            q_BTHK, k_BTGK, v_BTGK, window=self.window, implementation=self.config.implementation
-        )
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.window, implementation=self.config.implementation)
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """One query over the cache."""

@@ -1,0 +1,23 @@
+"""Transformer++: full causal attention, the paper's reference. Sliding window: `:110m,model.mixer.window=256`.
+
+python -m seqjax.main --config=configs/transformer_pp.py
+"""
+
+from configs import common
+
+MIXER = {
+    "name": "transformer_pp",
+    "heads": 0,
+    "kv_heads": 0,
+    "head_dim": 0,
+    "rope_base": 0.0,
+    "qk_norm": False,
+    "bias": False,
+    "window": 0,
+    "implementation": None,
+}
+
+
+def get_config(arg: str = ""):
+    """See configs/common.py for what `arg` may be."""
+    return common.get_config(arg, name="transformer_pp", mixer=MIXER)

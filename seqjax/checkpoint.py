@@ -1,0 +1,96 @@
+"""Checkpoints: parameters, optimiser, step, RNG, data iterator and metrics position, through Orbax.
+
+Saving is asynchronous and atomic (a directory is renamed into place when it is whole), so whatever kills the process,
+the newest complete checkpoint is intact, and a run that resumes from it repeats nothing and skips nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+
+from seqjax.errors import UserError
+from seqjax.step import TrainState
+from seqjax.types import Params
+
+
+class Checkpoints:
+    """The checkpoints under `workdir/checkpoints`."""
+
+    def __init__(self, workdir: Path, *, keep: int = 2, read_only: bool = False):
+        self.directory = workdir.absolute() / "checkpoints"
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=None if read_only else keep,
+            enable_async_checkpointing=not read_only,
+            read_only=read_only,
+            create=not read_only,
+            cleanup_tmp_directories=not read_only,  # what a killed process left half written
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: TrainState, iterator: grain.DatasetIterator, meta: dict[str, Any]) -> None:
+        """Start saving; returns once the state may change. Raises `UserError` when this or the last save failed."""
+        args = ocp.args.Composite(
+            params=ocp.args.StandardSave(state.params),
+            rest=ocp.args.StandardSave(state._replace(params=())),
+            data=grain.checkpoint.CheckpointSave(iterator),
+            meta=ocp.args.JsonSave(meta),
+        )
+        try:
+            self._manager.save(step, args=args, force=True)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def restore(self, state: TrainState, iterator: grain.DatasetIterator) -> tuple[TrainState, dict[str, Any]]:
+        """State and meta of the newest checkpoint; `state` (arrays or shapes) says the shardings, `iterator` is moved."""
+        args = ocp.args.Composite(
+            params=ocp.args.StandardRestore(_abstract(state.params)),
+            rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
+            data=grain.checkpoint.CheckpointRestore(iterator),
+            meta=ocp.args.JsonRestore(),
+        )
+        restored = self._manager.restore(self.latest, args=args)
+        return restored.rest._replace(params=restored.params), restored.meta
+
+    def restore_params(self, params: Params) -> tuple[Params, int]:
+        """Only the parameters of the newest checkpoint, and its step; raises `UserError` where there is none."""
+        if self.latest is None:
+            raise UserError(
+                f"{self.directory} holds no complete checkpoint. Train first, or let the run reach its first save "
+                "(config.checkpoint.every)."
+            )
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
+        return self._manager.restore(self.latest, args=args).params, self.latest
+
+    def wait(self) -> None:
+        """Until what was saved is on disk; raises `UserError` when it could not be written."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Release the manager's threads."""
+        self._manager.close()
+
+    def _failed(self, error: Exception) -> UserError:
+        # Orbax lists what is complete on disk, not what it meant to write.
+        complete = sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.exists() else []
+        last = f"the last good checkpoint is {self.directory / str(complete[-1])}" if complete else "none is complete"
+        logging.error("checkpoint: %s", error)
+        return UserError(
+            f"Saving a checkpoint to {self.directory} failed; {last}. "
+            f"Free some disk space or mend the directory, then run the same command again. Cause: {error}"
+        )
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)

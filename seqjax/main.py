@@ -1,0 +1,59 @@
+"""Train: `python -m seqjax.main --config=configs/top1_chunk.py[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+
+Without `--workdir` the run gets a fresh directory under `runs/`; with it, what is there goes on. Any setting can be
+overridden: `--config.train.steps=500`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from seqjax import workdir as workdirs
+from seqjax.config import from_config_dict
+from seqjax.errors import UserError, run_command
+from seqjax.train import train
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; empty = a fresh one under runs/.")
+CONFIG = config_flags.DEFINE_config_file("config", None, "A file with get_config(arg), as FILE.py[:ARG].")
+
+
+def main(argv: list[str]) -> None:
+    """Read the config, choose the workdir, train."""
+    del argv
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax tells thirty things of every save
+    # Looked up here, not in the environment, so that a laptop without a cache directory still starts.
+    if jax.default_backend() != "cpu":
+        # CPU programs compile in seconds, and a cached one is tied to the exact machine; accelerators gain minutes.
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", cache)
+    config = from_config_dict(CONFIG.value)
+    workdir = Path(WORKDIR.value) if WORKDIR.value else workdirs.fresh(config)
+    train(config, workdir)
+
+
+def check_config_flag(argv: list[str]) -> None:
+    """Say what is wrong with `--config` before the flag parser does, in words that name the fix."""
+    values = [a.split("=", 1)[1] for a in argv if a.startswith(("--config=", "-config="))]
+    shipped = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if not p.name.startswith("_")))
+    known = f" Config files here: {shipped}." if shipped else " Run from the root of the repository."
+    if not values:
+        raise UserError(f"Say what to train: --config=configs/top1_chunk.py.{known}")
+    path = Path(values[-1].split(":", 1)[0])
+    if not path.is_file():
+        raise UserError(f"--config: there is no file {path}.{known}")
+
+
+def run() -> None:
+    """Entry point of `python -m seqjax.main`."""
+    if not any(a.startswith(("--help", "-h")) for a in sys.argv[1:]):
+        run_command(check_config_flag)
+    app.run(lambda argv: run_command(main, argv))
+
+
+if __name__ == "__main__":
+    run()

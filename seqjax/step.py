@@ -1,0 +1,72 @@
+"""The pure functions of training: one optimiser step, one evaluation step. Nothing here knows files or loops."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from seqjax.model import Model
+from seqjax.types import Array, Params, PRNGKey
+
+
+class TrainState(NamedTuple):
+    """What a step changes. `rng` is raw key data, so that every leaf is an ordinary array."""
+
+    params: Params
+    opt_state: Any
+    step: Array
+    rng: Array
+
+
+def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
+    """Fresh parameters and optimiser state; jit this with output shardings to build them in place."""
+    params_key, rng = jax.random.split(key)
+    params = model.init(params_key)
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(params, optimizer.init(params), step, jax.random.key_data(rng))
+
+
+def make_train_step(
+    model: Model, optimizer: optax.GradientTransformation, schedule: optax.Schedule
+) -> Callable[[TrainState, Array], tuple[TrainState, dict[str, Array]]]:
+    """(state, tokens [A, B, T + 1]) -> (state, metrics): A micro-batches, one update with their mean gradient.
+
+    `schedule` is only reported; the optimiser has its own.
+    """
+
+    def micro(params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
+        def mean_loss(params: Params) -> Array:
+            total, count = model.loss(params, tokens_BT1)
+            return total / count
+
+        return jax.value_and_grad(mean_loss)(params)
+
+    def train_step(state: TrainState, tokens_ABT1: Array) -> tuple[TrainState, dict[str, Array]]:
+        n_micro = tokens_ABT1.shape[0]
+        if n_micro == 1:
+            loss, grads = micro(state.params, tokens_ABT1[0])
+        else:
+
+            def body(carry, tokens_BT1):
+                return jax.tree.map(jnp.add, carry, micro(state.params, tokens_BT1)), None
+
+            zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params))
+            sums, _ = jax.lax.scan(body, zero, tokens_ABT1)
+            loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "lr": schedule(state.step)}
+        return TrainState(params, opt_state, state.step + 1, state.rng), metrics
+
+    return train_step
+
+
+def make_eval_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array]]:
+    """(params, tokens [B, T + 1], weights [B]) -> (summed loss in nats, predicted tokens); weight 0 leaves a row out."""
+
+    def eval_step(params: Params, tokens_BT1: Array, weights_B: Array) -> tuple[Array, Array]:
+        return model.loss(params, tokens_BT1, weights_B)
+
+    return eval_step

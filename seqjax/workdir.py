@@ -1,0 +1,61 @@
+"""The directory of a run: which one, whose config it holds, and what may change when a run goes on in it."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.errors import UserError
+
+# Settings that do not change what a run computes; a resumed run may have others.
+FREE = ("log.", "checkpoint.", "mesh.", "data.path", "data.cache_dir", "data.tokenizer_path")
+
+
+def fresh(config: Config) -> Path:
+    """`runs/<config>-<size>-<time>`, for a run that was given no workdir."""
+    return Path("runs") / f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def claim(workdir: Path, config: Config) -> None:
+    """Make `workdir` this run's: write `config.json`, or check that the one there asks for the same run."""
+    path = workdir / "config.json"
+    if path.exists():
+        old, new = _read(path), to_dict(config)
+        changed = [d for d in differences(old, new) if not d.startswith(FREE)]
+        if changed:
+            raise UserError(
+                f"{workdir} holds a run with another config: {'; '.join(changed)}. "
+                "Give the old values to go on with it, or another --workdir to start anew."
+            )
+    elif workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir={workdir} is a file; give a directory.")
+    elif workdir.exists() and (workdir / "checkpoints").exists():
+        raise UserError(
+            f"{workdir} has checkpoints but no config.json, so what made them is unknown. Give another one."
+        )
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_json(path, to_dict(config))
+
+
+def load_config(workdir: Path) -> Config:
+    """The config of the run in `workdir`."""
+    path = workdir / "config.json"
+    if not path.exists():
+        raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
+    return from_config_dict(_read(path))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write atomically, so that a killed process leaves the old file or the new one."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON ({error}); restore it or give another --workdir.") from error
