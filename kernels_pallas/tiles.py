@@ -53,7 +53,7 @@ def causal_tiles(length: int, unit: int, matrices: int) -> CausalTiles:
 
 
 def segments(count: int, elements_each: int) -> tuple[int, int]:
-    """(steps, items per step) to cover `count` items, `tile_elements()` at a time; the last step is padded."""
+    """(steps, items per step) to cover `count` items, `tile_elements()` scores at a time; last step padded."""
     most = max(1, tile_elements() // max(1, elements_each))
     steps = -(-count // most)
     return steps, -(-count // steps)

@@ -7,7 +7,7 @@ Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import checks, dispatch
 from kernels_pallas.top1_chunk.vjp import SELECTIONS
@@ -88,12 +88,12 @@ def chunk_means(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int) -> Float[Ar
 
 
 def update_chunk_means(
-    chunk_mean_BcGK: Float32[Array, "B c G K"],
+    chunk_mean_BcGK: Float[Array, "B c G K"],
     k_BSGK: Float[Array, "B S G K"],
     length: Int[Array, ""] | int,
     *,
     chunk_size: int,
-) -> Float32[Array, "B c G K"]:
+) -> Float[Array, "B c G K"]:
     """The table after the token at length - 1 was written to the key cache: its chunk's row is refreshed.
 
     Reads that chunk only. The row is right once the chunk is complete; before that no query can select it.

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import checks, dispatch, tiles
-from kernels_pallas.top1_chunk import xla_masked
+from kernels_pallas.top1_chunk import xla_masked, xla_sorted
 from kernels_pallas.top1_chunk.xla_select import select
 
 __all__ = ["SCHEDULES", "Attend", "attend", "select"]
 
-SCHEDULES = {"masked": xla_masked}
+SCHEDULES = {"masked": xla_masked, "sorted": xla_sorted}
 
 # Up to this length masked attention is the faster one.
 MASKED_UP_TO = {"cpu": 1024}
@@ -86,7 +86,7 @@ class Attend(NamedTuple):
             checks.check_choice("schedule", self.schedule, SCHEDULES)
             return SCHEDULES[self.schedule]
         short = length <= MASKED_UP_TO.get(dispatch.platform(), MASKED_UP_TO_DEFAULT)
-        return SCHEDULES["masked" if short or "sorted" not in SCHEDULES else "sorted"]
+        return SCHEDULES["masked" if short else "sorted"]
 
 
 @cache
