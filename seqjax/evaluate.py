@@ -1,6 +1,7 @@
 """Loss per domain. `python -m seqjax.evaluate --workdir=DIR` does it for the newest checkpoint of a run."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh
 
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import Corpus, open_corpus
-from seqjax.errors import run_command
+from seqjax.errors import UserError, run_command
 from seqjax.model import Model
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.step import make_eval_step
@@ -58,9 +60,12 @@ def evaluate(
 
 
 def restore(workdir: Path) -> tuple[Config, Model, Params, int, Mesh]:
-    """Config, model, parameters and step of a run's newest checkpoint, on a mesh of the devices at hand."""
+    """Config, model, parameters and step of a run's newest checkpoint, on the devices at hand."""
     config = workdirs.load_config(workdir)
-    mesh = make_mesh()
+    try:
+        mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    except UserError:
+        mesh = make_mesh()  # trained on a pod, looked at on a laptop
     model = Model(config.model, max_len=config.train.seq_len)
     target = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -75,6 +80,7 @@ def restore(workdir: Path) -> tuple[Config, Model, Params, int, Mesh]:
 
 def main(argv: list[str]) -> None:
     """Print the table and write `evaluation.json` into the workdir."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads, which is the point
     parser = argparse.ArgumentParser(prog="python -m seqjax.evaluate", description=__doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
     parser.add_argument("--tokens", default=0, type=int, help="per domain at most; 0 = as in the run's config")

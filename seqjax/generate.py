@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, run_command
@@ -77,6 +78,7 @@ def text(
 
 def main(argv: list[str]) -> None:
     """Print prompt and continuation."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads, which is the point
     parser = argparse.ArgumentParser(prog="python -m seqjax.generate", description=__doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
     parser.add_argument("--prompt", default="", help="text to go on from; empty = the start of a document")

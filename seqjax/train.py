@@ -40,7 +40,6 @@ def train(config: Config, workdir: Path) -> bool:
     # --------------------------------------------------------------------------------------------------- workdir, mesh
     workdirs.claim(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
-    jax.set_mesh(mesh)
     micro_batch = config.train.batch_size // config.train.accumulate
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
         raise UserError(
@@ -152,7 +151,7 @@ def train(config: Config, workdir: Path) -> bool:
             eta = (n_steps - step) * tokens_per_step / rate
             progress.update(step, loss=loss, tokens_per_s=rate, mfu=used, eta=eta)
 
-    with stop, jax.transfer_guard("disallow"):
+    with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"):
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -220,9 +219,9 @@ def train(config: Config, workdir: Path) -> bool:
         if config.log.sample_tokens and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
             prompt = "The "
-            sample = prompt + generate.text(
-                model, state.params, corpus.tokenizer, prompt, key, n_new=config.log.sample_tokens
-            )
+            n_new = config.log.sample_tokens
+            with jax.set_mesh(mesh):
+                sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
         progress.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True
 
