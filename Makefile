@@ -1,0 +1,55 @@
+# `make demo` and `make test` need nothing but Python >= 3.11, git and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+# Exact versions for the Pythons that CI knows; a newer Python takes what the ranges of pyproject.toml allow.
+CONSTRAINTS := $(wildcard constraints/py$(VERSION).txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
+
+.PHONY: demo test test-slow test-gpu lint format bench constraints clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m seqjax.main --config=configs/top1_chunk.py
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: $(VENV)/.installed-dev
+	SEQJAX_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.data --quick
+
+# Names and versions of what is installed now, for the constraints file of this Python.
+constraints: $(VENV)/.installed-dev
+	@{ echo '# What CI installs on Python $(VERSION); made by `make constraints`.'; \
+	   $(BIN)/python -m pip freeze --exclude-editable | grep -viE '^(torch|triton)==|@ file'; } > constraints/py$(VERSION).txt
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'seqjax needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) -e '.[dev,mixtral]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
