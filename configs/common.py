@@ -136,7 +136,7 @@ def _split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
 
 def _override(config: ConfigDict, key: str, text: str) -> None:
     *groups, last = key.split(".")
-    node = config
+    node: Any = config
     for group in groups:
         if not isinstance(node.get(group), ConfigDict):
             raise UserError(f"{key}={text}: there is no group {group!r}.{nearest(group, node.keys())}")

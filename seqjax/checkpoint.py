@@ -58,7 +58,7 @@ class Checkpoints:
             meta=ocp.args.JsonRestore(),
         )
         restored = self._manager.restore(self.latest, args=args)
-        return restored.rest._replace(params=restored.params), restored.meta
+        return restored["rest"]._replace(params=restored["params"]), restored["meta"]
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
         """Only the parameters of the newest checkpoint, and its step; raises `UserError` where there is none."""
@@ -68,7 +68,7 @@ class Checkpoints:
                 "(config.checkpoint.every)."
             )
         args = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
-        return self._manager.restore(self.latest, args=args).params, self.latest
+        return self._manager.restore(self.latest, args=args)["params"], self.latest
 
     def wait(self) -> None:
         """Until what was saved is on disk; raises `UserError` when it could not be written."""

@@ -6,6 +6,7 @@ where a mixer's `train_flops_per_token` knows better (a selection that has no ba
 """
 
 import math
+from typing import Any
 
 import jax
 
@@ -27,7 +28,7 @@ PEAK_TFLOPS = {
 }
 
 
-def peak_flops(device: jax.Device | None = None) -> float | None:
+def peak_flops(device: Any = None) -> float | None:
     """Peak bf16 FLOP/s of a device (the first one if none is given), None where it is not known."""
     kind = (device or jax.devices()[0]).device_kind
     matches = [tflops for name, tflops in PEAK_TFLOPS.items() if name.lower() in kind.lower()]

@@ -159,7 +159,7 @@ class Model:
         if weights_B is not None:
             weights_BT = weights_BT * weights_B[:, None]
         h_BTD = self.hidden(params, inputs_BT)
-        total = cross_entropy(h_BTD, self._head(params), targets_BT, weights_BT, self.config.loss_chunk)
+        total: Any = cross_entropy(h_BTD, self._head(params), targets_BT, weights_BT, self.config.loss_chunk)
         return total, jnp.sum(weights_BT)
 
     def logits(self, params: Params, tokens_BT: Array) -> Array:

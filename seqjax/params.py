@@ -53,7 +53,7 @@ class Template:
 def _axes(state: nnx.State) -> Params:
     axes: Params = {}
     for path, variable in nnx.to_flat_state(state):
-        node = axes
+        node: Any = axes
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = variable.get_metadata("logical_axes")

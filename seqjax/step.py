@@ -12,12 +12,12 @@ from seqjax.types import Array, Params, PRNGKey
 
 
 class TrainState(NamedTuple):
-    """What a step changes. `rng` is raw key data, so that every leaf is an ordinary array."""
+    """What a step changes, or the shapes or shardings of that. `rng` is raw key data: every leaf is a plain array."""
 
     params: Params
     opt_state: Any
-    step: Array
-    rng: Array
+    step: Any  # int32 scalar
+    rng: Any  # uint32 [2]
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
@@ -56,7 +56,7 @@ def make_train_step(
             sums, _ = jax.lax.scan(body, zero, tokens_ABT1)
             loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "lr": schedule(state.step)}
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
 

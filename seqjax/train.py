@@ -37,7 +37,7 @@ def train(config: Config, workdir: Path) -> bool:
     lead = jax.process_index() == 0
     progress = metrics.Progress(n_steps)
 
-    # --------------------------------------------------------------------------------------------------- workdir, mesh
+    # --------------------------------------------------------------------------------------------- workdir, mesh
     workdirs.claim(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     micro_batch = config.train.batch_size // config.train.accumulate
@@ -47,7 +47,7 @@ def train(config: Config, workdir: Path) -> bool:
             f"fsdp={mesh.shape['fsdp']} devices; change config.train.batch_size, .accumulate or config.mesh."
         )
 
-    # ------------------------------------------------------------------------------------------------------------ data
+    # ------------------------------------------------------------------------------------------------------ data
     corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size)
     iterator = corpus.train_iterator(
         batch_size=config.train.batch_size // jax.process_count(),
@@ -56,12 +56,12 @@ def train(config: Config, workdir: Path) -> bool:
     )
     domains = load_domains(corpus, config, mesh=mesh)
 
-    # ----------------------------------------------------------------------------------------------------------- model
+    # ----------------------------------------------------------------------------------------------------- model
     model = Model(config.model, max_len=seq_len)
     optimizer = make_optimizer(config.optim, n_steps)
     flops_per_token = flops.flops_per_token(model, seq_len)
 
-    # ----------------------------------------------------------------------------------------------------------- state
+    # ----------------------------------------------------------------------------------------------------- state
     init_fn = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
     by_param = shardings(mesh, model.shapes, model.axes)
@@ -79,7 +79,7 @@ def train(config: Config, workdir: Path) -> bool:
     )
     eval_step = jax.jit(make_eval_step(model), out_shardings=(one, one))
 
-    # --------------------------------------------------------------------------------------------------------- restore
+    # --------------------------------------------------------------------------------------------------- restore
     checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
     # `meta` is what a checkpoint holds beside arrays; "window" sums the training loss since the last evaluation.
     meta: dict[str, Any] = {
@@ -108,7 +108,7 @@ def train(config: Config, workdir: Path) -> bool:
         else None
     )
 
-    # ------------------------------------------------------------------------------------------------------------ loop
+    # ------------------------------------------------------------------------------------------------------ loop
     stop = StopRequest()
     pending = None  # metrics of the newest step, still on the device
     clock, clock_step, paused = time.perf_counter(), start, 0.0
@@ -175,7 +175,7 @@ def train(config: Config, workdir: Path) -> bool:
                 continue
             settle()
             pause = time.perf_counter()
-            # -------------------------------------------------------------------------------------------------------- evaluate
+            # ------------------------------------------------------------------------------------------ evaluate
             if evaluating:
                 losses = evaluate(eval_step, state.params, domains, mesh=mesh)
                 row = {"tokens": step * tokens_per_step, "train/loss": meta["window"][0] / meta["window"][1]}
@@ -186,7 +186,7 @@ def train(config: Config, workdir: Path) -> bool:
                 if lead:
                     text = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
                     progress.say(f"step {step}: train {row['train/loss']:.3f} | {text}")
-            # ------------------------------------------------------------------------------------------------------------ save
+            # ---------------------------------------------------------------------------------------------- save
             if saving:
                 meta["metrics"] = writer.position if writer is not None else 0
                 with jax.transfer_guard("allow"):
@@ -195,7 +195,7 @@ def train(config: Config, workdir: Path) -> bool:
             if stopping and not last:
                 break
 
-    # ---------------------------------------------------------------------------------------------------------- finish
+    # ---------------------------------------------------------------------------------------------------- finish
     checkpoints.wait()
     checkpoints.close()
     if writer is not None:

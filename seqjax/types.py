@@ -51,7 +51,7 @@ class Mixer(Protocol):
         ...
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Forward FLOPs per token of everything but the parameter matmuls, averaged over a causal sequence of `seq_len`."""
+        """Forward FLOPs per token beside those of the parameters, averaged over a causal sequence of `seq_len`."""
         ...
 
     def state_size(self, seq_len: int) -> int:

@@ -67,7 +67,7 @@ class Mixer(AttentionMixer):
         if self.config.selection == "approx":
             n_chunks = max_len // self.config.chunk_size
             mean = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
-        return Top1Cache(*cache, mean)
+        return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, mean)
 
     def extend(self, cache: Top1Cache, k_BTGK: Array, v_BTGK: Array) -> Top1Cache:
         """The cache with more keys and values, and with the mean keys of the chunks that they complete."""

@@ -5,6 +5,8 @@ position, as Mistral's `sliding_window` does). On NVIDIA devices in 16-bit dtype
 else XLA computes the scores, which takes memory quadratic in T.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -26,8 +28,7 @@ def causal_attention(
     `implementation` is None (choose), "cudnn" or "xla", as in `jax.nn.dot_product_attention`, which raises when the
     named one cannot serve these inputs.
     """
-    if implementation is None:
-        implementation = "cudnn" if _cudnn_serves(q_BTHK) else "xla"
+    chosen: Any = implementation or ("cudnn" if _cudnn_serves(q_BTHK) else "xla")
     return jax.nn.dot_product_attention(
         q_BTHK,
         k_BSGK,
@@ -35,7 +36,7 @@ def causal_attention(
         scale=scale,
         is_causal=True,
         local_window_size=(window - 1, 0) if window else None,
-        implementation=implementation,  # pyright: ignore[reportArgumentType]
+        implementation=chosen,
     )
 
 
@@ -55,9 +56,9 @@ def attention_step(
     """One query over the first `length` entries of a cache; the order of the entries does not matter."""
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
-    scale = head_dim**-0.5 if scale is None else scale
+    by = head_dim**-0.5 if scale is None else scale
     q_BGRK = q_BHK.reshape(n_batch, n_kv, n_heads // n_kv, head_dim)
-    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * scale
+    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * by
     s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
     p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
     return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)

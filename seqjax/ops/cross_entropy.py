@@ -27,51 +27,54 @@ def cross_entropy(
 
     Differentiable in `h_BTD` and `w_DO`. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
     """
-    return _scan(h_BTD, w_DO, targets_BT, weights_BT, chunk, with_grad=False)[0]
+    w = w_DO.astype(h_BTD.dtype)
+
+    def body(loss, xs):
+        return loss + _logits_and_loss(w, *xs)[2], None
+
+    return jax.lax.scan(body, jnp.zeros((), jnp.float32), _cut(h_BTD, targets_BT, weights_BT, chunk))[0]
 
 
-def _scan(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int, *, with_grad: bool):
-    n_batch, seq_len, dim = h_BTD.shape
+def _cut(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:
+    """Chunks along time on axis 0, padded with weight 0; so a batch that is split over devices stays split."""
+    n_batch, seq_len, _ = h_BTD.shape
     width = min(seq_len, max(1, chunk // n_batch))
     n_chunks = -(-seq_len // width)
-    pad = n_chunks * width - seq_len
 
-    # Chunks are cut along time, so a batch that is split over devices stays split.
     def cut(x: Array) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
+        x = jnp.pad(x, [(0, 0), (0, n_chunks * width - seq_len)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(n_batch, n_chunks, width, *x.shape[2:]), 1, 0)
 
+    return cut(h_BTD), cut(targets_BT), cut(weights_BT)
+
+
+def _logits_and_loss(w: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
+    logits_BCO = jnp.einsum("bcd,do->bco", h_BCD, w, preferred_element_type=jnp.float32)
+    lse_BC = jax.nn.logsumexp(logits_BCO, axis=-1)
+    picked_BC = jnp.take_along_axis(logits_BCO, y_BC[..., None], axis=-1)[..., 0]
+    return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - picked_BC))
+
+
+def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int):
     w = w_DO.astype(h_BTD.dtype)
 
     def body(carry, xs):
         h_BCD, y_BC, weight_BC = xs
-        logits_BCO = jnp.einsum("bcd,do->bco", h_BCD, w, preferred_element_type=jnp.float32)
-        lse_BC = jax.nn.logsumexp(logits_BCO, axis=-1)
-        picked_BC = jnp.take_along_axis(logits_BCO, y_BC[..., None], axis=-1)[..., 0]
-        loss = carry[0] + jnp.sum(weight_BC * (lse_BC - picked_BC))
-        if not with_grad:
-            return (loss,), None
+        logits_BCO, lse_BC, loss = _logits_and_loss(w, *xs)
         p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
         hit_BCO = y_BC[..., None] == jnp.arange(w.shape[1])
         g_BCO = ((p_BCO - hit_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
-        dh_BCD = jnp.einsum("bco,do->bcd", g_BCO, w)
         dw_DO = jnp.einsum("bcd,bco->do", h_BCD, g_BCO, preferred_element_type=jnp.float32)
-        return (loss, carry[1] + dw_DO), dh_BCD
+        return (carry[0] + loss, carry[1] + dw_DO), jnp.einsum("bco,do->bcd", g_BCO, w)
 
-    zero = jnp.zeros((), jnp.float32)
-    init = (zero, jnp.zeros(w_DO.shape, jnp.float32)) if with_grad else (zero,)
-    carry, dh = jax.lax.scan(body, init, (cut(h_BTD), cut(targets_BT), cut(weights_BT)))
-    if not with_grad:
-        return carry[0], None
+    init = (jnp.zeros((), jnp.float32), jnp.zeros(w_DO.shape, jnp.float32))
+    (loss, dw_DO), dh = jax.lax.scan(body, init, _cut(h_BTD, targets_BT, weights_BT, chunk))
+    n_batch, seq_len, dim = h_BTD.shape
     dh_BTD = jnp.moveaxis(dh, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
-    return carry[0], (dh_BTD, carry[1].astype(w_DO.dtype))
+    return loss, (dh_BTD, dw_DO.astype(w_DO.dtype))
 
 
-def _forward(h_BTD, w_DO, targets_BT, weights_BT, chunk):
-    return _scan(h_BTD, w_DO, targets_BT, weights_BT, chunk, with_grad=True)
-
-
-def _backward(chunk, grads, cotangent):
+def _backward(chunk: int, grads: tuple[Array, Array], cotangent: Array):
     del chunk
     dh_BTD, dw_DO = grads
     return (dh_BTD * cotangent.astype(dh_BTD.dtype), dw_DO * cotangent.astype(dw_DO.dtype), None, None)
