@@ -6,8 +6,8 @@
     1b3       large, T = 2,048, batch 128
     135m_100k small, untied, T = 102,400 (the paper says "100k"), batch 8
 
-Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at 100k are the paper's. Where it is
-silent: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
+Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at 100k are the
+paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
 """
 
 import ast
@@ -66,7 +66,10 @@ SIZES = {
 
 
 def get_config(arg: str, *, name: str, mixer: dict[str, Any]) -> ConfigDict:
-    """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`; `heads`, RoPE base and chunk come from the size."""
+    """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`.
+
+    Of the mixer's settings, `heads`, `rope_base` and `chunk_size` come from the size.
+    """
     size_name, regime, overrides = _split(arg)
     size = SIZES[size_name]
     from_size = {"heads": size["heads"], "rope_base": size["rope_base"], "chunk_size": size["chunk_size"]}

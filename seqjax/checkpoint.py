@@ -50,7 +50,7 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def restore(self, state: TrainState, iterator: grain.DatasetIterator) -> tuple[TrainState, dict[str, Any]]:
-        """State and meta of the newest checkpoint; `state` (arrays or shapes) says the shardings, `iterator` is moved."""
+        """State and meta of the newest checkpoint; `state` says shapes and shardings, `iterator` is moved there."""
         args = ocp.args.Composite(
             params=ocp.args.StandardRestore(_abstract(state.params)),
             rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),

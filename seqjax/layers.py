@@ -53,6 +53,7 @@ class Linear(nnx.Module):
         self.b = param(rngs, constant(0.0), (n_out,), axes[1:]) if bias else None
 
     def __call__(self, x: Array) -> Array:
+        """[..., in] -> [..., out]."""
         y = x @ self.w[...].astype(x.dtype)
         return y if self.b is None else y + self.b[...].astype(x.dtype)
 
@@ -65,6 +66,7 @@ class RMSNorm(nnx.Module):
         self.g = param(rngs, constant(1.0), (dim,), (axis,))
 
     def __call__(self, x: Array) -> Array:
+        """[..., D] -> [..., D]."""
         x32 = x.astype(jnp.float32)
         scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         return (x32 * scale * self.g[...]).astype(x.dtype)
@@ -79,6 +81,7 @@ class LayerNorm(nnx.Module):
         self.b = param(rngs, constant(0.0), (dim,), (axis,))
 
     def __call__(self, x: Array) -> Array:
+        """[..., D] -> [..., D]."""
         x32 = x.astype(jnp.float32)
         x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
@@ -112,6 +115,7 @@ class Mlp(nnx.Module):
         self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=init, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
+        """[..., D] -> [..., D]."""
         up = self.up(x)
         hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         return self.down(hidden)

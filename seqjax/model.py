@@ -2,8 +2,8 @@
 
     params = {"embed": [O, D], "blocks": layers stacked on axis 0, "norm": ..., "head": [D, O] unless tied}
 
-A block is pre-norm: x += mixer(norm1(x)); x += mlp(norm2(x)) (arXiv 2505.18522, Appendix A). A mixer file may export its own
-`Block` where its architecture differs. `Model` holds structure only; every method takes the parameters.
+A block is pre-norm: x += mixer(norm1(x)); x += mlp(norm2(x)) (arXiv 2505.18522, Appendix A). A mixer file may export
+its own `Block` where its architecture differs. `Model` holds structure only; every method takes the parameters.
 """
 
 import functools

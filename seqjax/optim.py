@@ -26,6 +26,5 @@ def optimizer(config: OptimConfig, steps: int) -> optax.GradientTransformation:
 
 def _matrices(params):
     """Stacked layers add an axis, so inside `blocks` a vector has two dimensions."""
-    return {
-        name: jax.tree.map(lambda x: x.ndim > (2 if name == "blocks" else 1), tree) for name, tree in params.items()
-    }
+    vector = {name: 2 if name == "blocks" else 1 for name in params}
+    return {name: jax.tree.map(lambda x, n=vector[name]: x.ndim > n, tree) for name, tree in params.items()}

@@ -64,7 +64,7 @@ def make_train_step(
 
 
 def make_eval_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array]]:
-    """(params, tokens [B, T + 1], weights [B]) -> (summed loss in nats, predicted tokens); weight 0 leaves a row out."""
+    """(params, tokens [B, T + 1], weights [B]) -> (summed loss in nats, predicted tokens); weight 0 skips a row."""
 
     def eval_step(params: Params, tokens_BT1: Array, weights_B: Array) -> tuple[Array, Array]:
         return model.loss(params, tokens_BT1, weights_B)

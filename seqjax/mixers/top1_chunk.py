@@ -1,8 +1,9 @@
 """Top-1 Chunk: each query attends to its local chunk and to one chunk of the past that it selects.
 
 With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
-(arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass. Approx:
-c* = argmax_c q_i . mean_{j in c} k_j, a first-order reading of the same. No gradient flows through the selection.
+(arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass.
+Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order reading of the same. No gradient flows through the
+selection.
 """
 
 import dataclasses

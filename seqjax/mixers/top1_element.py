@@ -1,8 +1,9 @@
 """Top-1 Element: attention that outputs the value of the single best key (arXiv 2505.18522, section 4).
 
-o_i = v_m with m = argmax_j q_i . k_j, j <= i. The gradient is straight-through: q and k receive what softmax attention would
-give them. It is the paper's proof that full-sequence arbitrary selection is what matters; q and k are RMS-normalised
-with a learned gain (the paper says "normalization" without a formula; docs/protocol.md lists such readings).
+o_i = v_m with m = argmax_j q_i . k_j, j <= i. The gradient is straight-through: q and k receive what softmax attention
+would give them. It is the paper's proof that full-sequence arbitrary selection is what matters; q and k are
+RMS-normalised with a learned gain (the paper says "normalization" without a formula; docs/protocol.md lists such
+readings).
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Transformer++ attention: RoPE on q and k, no biases, causal softmax over everything or over a window.
 
-o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j for 0 <= i - j < W (arXiv 2505.18522, section 2 and Appendix A). With RMSNorm and GeGLU
-around it this is the paper's Transformer++ (109.5M parameters at 768 x 12, tied); `window=256` is its sliding-window model.
+o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j for 0 <= i - j < W (arXiv 2505.18522, section 2 and Appendix A). With
+RMSNorm and GeGLU around it this is the paper's Transformer++ (109.5M parameters at 768 x 12, tied); `window=256` is
+its sliding-window model.
 """
 
 import dataclasses

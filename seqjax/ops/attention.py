@@ -1,8 +1,8 @@
 """Causal softmax attention, full or over a window, for training and for one decoding step.
 
-o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522 section 2; a window of W counts the query's own
-position, as Mistral's `sliding_window` does). On NVIDIA devices in 16-bit dtypes this is cuDNN's flash attention; everywhere
-else XLA computes the scores, which takes memory quadratic in T.
+o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
+the query's own position, as Mistral's `sliding_window` does). On NVIDIA devices in 16-bit dtypes this is cuDNN's flash
+attention; everywhere else XLA computes the scores, which takes memory quadratic in T.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Next-token cross-entropy from hidden states, without the logits of the whole batch.
 
-L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32 logits would
-take 13 GB, so tokens go through in chunks of `chunk`. The loss is a scalar, hence its gradient is linear in the incoming
-cotangent: the forward pass already makes dL/dh and dL/dW of each chunk while its logits exist, and the backward pass
-only scales them. That is three matrix products instead of the four of a recomputation.
+L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32
+logits would take 13 GB, so tokens go through in chunks of `chunk`. The loss is a scalar, hence its gradient is linear
+in the incoming cotangent: the forward pass already makes dL/dh and dL/dW of each chunk while its logits exist, and the
+backward pass only scales them. That is three matrix products instead of the four of a recomputation.
 """
 
 from functools import partial
