@@ -11,20 +11,14 @@ def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None
     """Raises ValueError unless q [B, T, H, K], k [B, T, G, K], v [B, T, G, V] agree and G divides H."""
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if shape is not None and len(shape) != 4:
-            raise ValueError(
-                f"{name} must be [batch, time, heads, dim]; got {len(shape)} axes: {tuple(shape)}"
-            )
+            raise ValueError(f"{name} must be [batch, time, heads, dim]; got {len(shape)} axes: {tuple(shape)}")
     batch, time, heads, key_dim = q_shape
     if time < 1:
         raise ValueError(f"q has no time step: {tuple(q_shape)}")
     if tuple(k_shape[:2]) != (batch, time) or k_shape[3] != key_dim:
-        raise ValueError(
-            f"k must share batch, time and key dim with q: q is {tuple(q_shape)}, k is {tuple(k_shape)}"
-        )
+        raise ValueError(f"k must share batch, time and key dim with q: q is {tuple(q_shape)}, k is {tuple(k_shape)}")
     if v_shape is not None and tuple(v_shape[:3]) != tuple(k_shape[:3]):
-        raise ValueError(
-            f"v must share batch, time and heads with k: k is {tuple(k_shape)}, v is {tuple(v_shape)}"
-        )
+        raise ValueError(f"v must share batch, time and heads with k: k is {tuple(k_shape)}, v is {tuple(v_shape)}")
     check_groups(heads, k_shape[2])
 
 
@@ -47,9 +41,7 @@ def check_decode(q_shape: tuple, k_shape: tuple, v_shape: tuple) -> None:
 def check_groups(heads: int, groups: int) -> None:
     """Raises ValueError unless the key-value heads divide the query heads."""
     if groups < 1 or heads % groups:
-        raise ValueError(
-            f"{heads} query heads cannot share {groups} key-value heads: the second must divide the first"
-        )
+        raise ValueError(f"{heads} query heads cannot share {groups} key-value heads: the second must divide the first")
 
 
 def check_chunk_size(chunk_size: int) -> None:

@@ -60,9 +60,7 @@ def pick(op: str, implementation: str | None, operands: tuple, options: Mapping[
     Raises BackendError when the named one is unknown or refuses, with the reason of each backend.
     """
     if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise BackendError(
-            f"unknown implementation {implementation!r} for {op}: None, {', '.join(IMPLEMENTATIONS)}"
-        )
+        raise BackendError(f"unknown implementation {implementation!r} for {op}: None, {', '.join(IMPLEMENTATIONS)}")
     problem = Problem(platform(), tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands), options)
     refusals = {}
     for name in IMPLEMENTATIONS:

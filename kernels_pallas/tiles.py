@@ -23,8 +23,8 @@ from kernels_pallas import dispatch
 MASKED = -1e30
 
 # Scores alive at a time. Accelerators want few large matrix products; a CPU wants the tile in its cache.
-TILE_ELEMENTS = {"cpu": 2**20}
-TILE_ELEMENTS_DEFAULT = 2**26
+TILE_ELEMENTS = {"cpu": 2**18}
+TILE_ELEMENTS_DEFAULT = 2**27
 
 
 def tile_elements() -> int:

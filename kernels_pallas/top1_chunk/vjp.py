@@ -104,15 +104,11 @@ def _attention(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array
 
 
 def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[Array, tuple]:
-    sel_BTH = call.select(
-        q_BTHK, k_BTGK, chunk_size=call.chunk_size, selection=call.selection, scale=call.scale
-    )
+    sel_BTH = call.select(q_BTHK, k_BTGK, chunk_size=call.chunk_size, selection=call.selection, scale=call.scale)
     # named before use, so that a policy which saves only the selection also skips it when the rest is
     # recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")
-    o_BTHV, lse_BTH = call.attend.forward(
-        q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=call.chunk_size, scale=call.scale
-    )
+    o_BTHV, lse_BTH = call.attend.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=call.chunk_size, scale=call.scale)
     o_BTHV = checkpoint_name(o_BTHV, "attention_out")
     lse_BTH = checkpoint_name(lse_BTH, "attention_lse")
     return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH)

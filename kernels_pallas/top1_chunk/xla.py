@@ -6,7 +6,7 @@ Attention given the selection has two schedules with the same result:
     sorted   queries sorted by selection, each chunk against the queries that chose it (xla_sorted.py): T C K
     work
 
-`schedule(T)` picks by length; the threshold is measured (docs/kernels.md). Tests reach each by name.
+The length picks (MASKED_UP_TO, docs/kernels.md); tests reach each by name.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas import checks, dispatch, tiles
+from kernels_pallas import checks, tiles
 from kernels_pallas.top1_chunk import xla_masked, xla_sorted
 from kernels_pallas.top1_chunk.xla_select import select
 
@@ -23,9 +23,8 @@ __all__ = ["SCHEDULES", "Attend", "attend", "select"]
 
 SCHEDULES = {"masked": xla_masked, "sorted": xla_sorted}
 
-# Up to this length masked attention is the faster one.
-MASKED_UP_TO = {"cpu": 1024}
-MASKED_UP_TO_DEFAULT = 4096
+# Up to this length the masked schedule is as fast; measured on CPU and on a GPU.
+MASKED_UP_TO = 512
 
 
 class Attend(NamedTuple):
@@ -85,8 +84,7 @@ class Attend(NamedTuple):
         if self.schedule is not None:
             checks.check_choice("schedule", self.schedule, SCHEDULES)
             return SCHEDULES[self.schedule]
-        short = length <= MASKED_UP_TO.get(dispatch.platform(), MASKED_UP_TO_DEFAULT)
-        return SCHEDULES["masked" if short else "sorted"]
+        return SCHEDULES["masked" if length <= MASKED_UP_TO else "sorted"]
 
 
 @cache

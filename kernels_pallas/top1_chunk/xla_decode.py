@@ -56,9 +56,7 @@ def decode(
     p_BGRX = jax.nn.softmax(jnp.concatenate([remote_BGRC, local_BGRL], axis=-1), axis=-1).astype(v_BSGV.dtype)
     remote_p_BGRC, local_p_BGRL = p_BGRX[..., :width], p_BGRX[..., width:]
     o_BGRV = jnp.einsum("bgrc,bgrcv->bgrv", remote_p_BGRC, v_BGRCV, preferred_element_type=acc)
-    o_BGRV += jnp.einsum(
-        "bgrl,blgv->bgrv", local_p_BGRL, _blank(v_BLGV, s_L > position), preferred_element_type=acc
-    )
+    o_BGRV += jnp.einsum("bgrl,blgv->bgrv", local_p_BGRL, _blank(v_BLGV, s_L > position), preferred_element_type=acc)
     return o_BGRV.reshape(B, H, -1).astype(v_BSGV.dtype)
 
 

@@ -28,9 +28,7 @@ def forward(
     """(o_BGMV, lse_BGM), both in the accumulation dtype."""
     acc = checks.accumulation_dtype(q_BGMK.dtype, k_BGSK.dtype, v_BGSV.dtype)
     M, R = q_BGMK.shape[2], heads_per_group
-    plan, rows, (q_BGMK, sel_BGM), (k_BGSK, v_BGSV) = _plan(
-        (q_BGMK, sel_BGM), (k_BGSK, v_BGSV), chunk_size, R
-    )
+    plan, rows, (q_BGMK, sel_BGM), (k_BGSK, v_BGSV) = _plan((q_BGMK, sel_BGM), (k_BGSK, v_BGSV), chunk_size, R)
 
     def visit(carry, tile):
         row, col = tile

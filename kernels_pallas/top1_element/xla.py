@@ -59,17 +59,13 @@ def backward(
     rows = plan.side * R
     # padded rows have do = 0 and D = 0, so whatever their probabilities are, they add nothing
     q_BGMK, do_BGMV = (tiles.pad_to(tiles.to_rows(x, G), plan.padded * R, axis=2) for x in (q_BTHK, do_BTHV))
-    lse_BGM, D_BGM = (
-        tiles.pad_to(tiles.scalar_to_rows(x, G), plan.padded * R, axis=2) for x in (lse_BTH, D_BTH)
-    )
+    lse_BGM, D_BGM = (tiles.pad_to(tiles.scalar_to_rows(x, G), plan.padded * R, axis=2) for x in (lse_BTH, D_BTH))
     k_BGSK, v_BGSV = (tiles.pad_to(x.transpose(0, 2, 1, 3), plan.padded, axis=2) for x in (k_BTGK, v_BTGV))
 
     def visit(carry, tile):
         row, col = tile
         dq_BGMK, dk_BGSK, dv_BGSV = carry
-        q_BGmK, do_BGmV, lse_BGm, D_BGm = (
-            tiles.block(x, row, rows) for x in (q_BGMK, do_BGMV, lse_BGM, D_BGM)
-        )
+        q_BGmK, do_BGmV, lse_BGm, D_BGm = (tiles.block(x, row, rows) for x in (q_BGMK, do_BGMV, lse_BGM, D_BGM))
         k_BGsK, v_BGsV = (tiles.block(x, col, plan.side) for x in (k_BGSK, v_BGSV))
         s_BGms = scale * _dot("bgmk,bgsk->bgms", q_BGmK, k_BGsK, acc)
         is_past = _is_past(row, col, plan.side, R)
