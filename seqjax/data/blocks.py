@@ -34,7 +34,7 @@ class BlockSource(Protocol):
         """Number of blocks."""
         ...
 
-    def __getitem__(self, index: int, /) -> bytes:
+    def __getitem__(self, index: int) -> bytes:
         """Block `index` as bytes."""
         ...
 
@@ -107,11 +107,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     path = root / "manifest.json"
     if not path.is_file():
         unfinished = (root / ".parts").is_dir()
-        state = (
-            "an unfinished preparation (run the same prepare command again)"
-            if unfinished
-            else "no manifest.json"
-        )
+        state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
         raise UserError(f"config.data.path: {directory} has {state}; {fix}.")
     try:
         manifest = json.loads(path.read_text())
@@ -119,9 +115,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged ({error}); delete the directory and {fix}.") from None
     if version != FORMAT:
-        raise UserError(
-            f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory."
-        )
+        raise UserError(f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory.")
     for domains in manifest["splits"].values():
         for entry in domains.values():
             for file in entry["files"]:

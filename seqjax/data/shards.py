@@ -1,0 +1,161 @@
+"""SlimPajama-shaped shards: finding them, reading their lines, and what a line has to be.
+
+A shard is a `*.jsonl.zst` (or plain `*.jsonl`) file of rows {"text": ..., "meta": {"redpajama_set_name":
+...}}. Both layouts are read: domains mixed in every shard, and one directory per domain. The domain is the
+row's set name, or, where a row has none, a directory of its path that is named like one. The split is a
+directory of the path called train, validation or test; without one, a shard is for training. Paths may be
+anything that fsspec opens.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import fsspec
+import zstandard
+
+from seqjax.data import slimpajama
+from seqjax.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+SUFFIXES = (".jsonl.zst", ".jsonl")
+CHUNK = 1 << 18
+MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes to 2 GiB
+
+# A quoted key before a colon: inside a JSON string its quotes would be escaped.
+_SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
+
+
+class BadLineError(Exception):
+    """A line that is no document; the text says why."""
+
+
+class TornShardError(Exception):
+    """A shard whose compressed data ends early or is damaged; what came before is good."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file: where it is, its name below the source, its split, its size in bytes."""
+
+    url: str
+    name: str
+    split: str
+    size: int
+
+    @property
+    def domain(self) -> str | None:
+        """The domain that a directory of the path names, if any."""
+        for part in self.name.split("/")[:-1][::-1]:
+            domain = slimpajama.BY_SET_NAME.get(part, part)
+            if domain in slimpajama.NAMES:
+                return domain
+        return None
+
+
+def find_shards(source: str) -> list[Shard]:
+    """The shards below a directory, or those that a glob matches, in order of split and name."""
+    fs, root = cast(tuple[Any, str], fsspec.core.url_to_fs(source))
+    if any(mark in source for mark in "*?["):
+        found = fs.glob(root, detail=True)
+        parts = root.split("/")
+        fixed = next(i for i, part in enumerate(parts) if any(mark in part for mark in "*?["))
+        base = "/".join(parts[: min(fixed, len(parts) - 1)])
+    elif fs.isdir(root):
+        found, base = fs.find(root, detail=True), root.rstrip("/")
+    elif fs.isfile(root):
+        found, base = {root: fs.info(root)}, root.rpartition("/")[0]
+    else:
+        raise UserError(f"There is no file or directory {source}; give where the *.jsonl.zst shards are.")
+    outer = base.rpartition("/")[2]  # --source=.../train says the split itself
+    shards = []
+    for path, info in found.items():
+        if path.endswith(SUFFIXES) and info["type"] == "file":
+            name = path.removeprefix(base).lstrip("/")
+            split = next((part for part in (*name.split("/")[:-1][::-1], outer) if part in SPLITS), "train")
+            shards.append(Shard(fs.unstrip_protocol(path), name, split, info["size"]))
+    if not shards:
+        wanted = " or ".join(SUFFIXES)
+        raise UserError(f"{source} holds no {wanted} files; give the directory or glob of the shards.")
+    return sorted(shards, key=lambda shard: (SPLITS.index(shard.split), shard.name))
+
+
+def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) -> Iterator[bytes]:
+    """The lines of a shard, then `TornShardError` if it is torn; `on_read` gets compressed bytes."""
+    pending: list[bytes] = []
+    with cast(Any, fsspec.open(shard.url, "rb")) as file:
+        pieces = _chunks(file, on_read)
+        for piece in _decompressed(pieces) if shard.url.endswith(".zst") else pieces:
+            head, *rest = piece.split(b"\n")
+            pending.append(head)
+            if rest:
+                yield b"".join(pending)
+                yield from rest[:-1]
+                pending = [rest[-1]]
+    last = b"".join(pending)
+    if last:
+        yield last
+
+
+def _chunks(file, on_read: Callable[[int], None] | None) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        if on_read is not None:
+            on_read(len(chunk))
+        yield chunk
+
+
+def _decompressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    frame = None
+    try:
+        for chunk in chunks:
+            data = chunk
+            while data:  # a file may hold several frames
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(data)
+                data = frame.unused_data if frame.eof else b""
+                if frame.eof:
+                    frame = None
+    except zstandard.ZstdError as error:
+        raise TornShardError(f"damaged zstd data ({error})") from None
+    if frame is not None:
+        raise TornShardError("zstd data ends in the middle of a frame")
+
+
+def set_name(line: bytes) -> str | None:
+    """The domain that a line names, by pattern: rows of other domains need not be parsed."""
+    match = _SET_NAME.search(line, max(0, len(line) - 512)) or _SET_NAME.search(line)
+    return slimpajama.BY_SET_NAME.get(match[1].decode("utf-8", "replace")) if match else None
+
+
+def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
+    """(domain, text) of a line; raises `BadLineError`. `default` is the domain of rows without a set name."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BadLineError("not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise BadLineError("not JSON") from None
+    if not isinstance(row, dict):
+        raise BadLineError("not a JSON object")
+    text = row.get("text")
+    if not isinstance(text, str):
+        raise BadLineError("no text")
+    if not text.strip():
+        raise BadLineError("empty document")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # "\ud800" is JSON, but no text
+        raise BadLineError("not UTF-8") from None
+    meta = row.get("meta")
+    name = meta.get("redpajama_set_name") if isinstance(meta, dict) else None
+    if name is None:
+        if default is None:
+            raise BadLineError("no meta.redpajama_set_name")
+        return default, text
+    domain = slimpajama.BY_SET_NAME.get(name) if isinstance(name, str) else None
+    if domain is None:
+        raise BadLineError("unknown set name")
+    return domain, text
