@@ -9,6 +9,7 @@ from seqjax.data import slimpajama
 from seqjax.data.blocks import manifest_hash, read_manifest, record_blocks
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus
+from seqjax.data.stream import StreamCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError, nearest
 
@@ -34,9 +35,10 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
         return open_builtin(config, seq_len=seq_len)
     if config.corpus == "blocks":
         return _open_blocks(config, tokenizer, seq_len=seq_len)
-    raise UserError(
-        f"config.data.corpus={config.corpus!r} is not known.{nearest(config.corpus, ('builtin', 'blocks'))}"
-    )
+    if config.corpus == "stream":
+        return StreamCorpus(config, tokenizer, seq_len=seq_len)
+    known = ("builtin", "blocks", "stream")
+    raise UserError(f"config.data.corpus={config.corpus!r} is not known.{nearest(config.corpus, known)}")
 
 
 def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:

@@ -152,7 +152,7 @@ class BlockCorpus(Corpus):
             workers=self._workers,
             process_index=process_index,
             process_count=process_count,
-            identity={"corpus": self.manifest_hash},
+            content=self.manifest_hash,
         )
 
     def eval_blocks(self, domain: str, *, count: int) -> np.ndarray:

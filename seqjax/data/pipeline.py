@@ -103,7 +103,7 @@ def block_batches(
     workers: int,
     process_index: int,
     process_count: int,
-    identity: Mapping[str, Any],
+    content: str,
 ) -> TrainIterator:
     """Endless shuffled batches of the blocks of several domains, the share of this process."""
     parts = []
@@ -124,12 +124,32 @@ def block_batches(
     dataset = with_workers(batches.to_iter_dataset(options), workers)
     return TrainIterator(
         iter(dataset),
-        identity={
-            **identity,
-            "batch_size": batch_size,
-            "process_count": process_count,
-            "seed": seed,
-            "weights": {domain: round(share, 6) for domain, share in weights.items()},
-            "workers": workers,
-        },
+        identity=identity(
+            content,
+            batch_size=batch_size,
+            process_count=process_count,
+            seed=seed,
+            weights=weights,
+            workers=workers,
+        ),
     )
+
+
+def identity(
+    content: str,
+    *,
+    batch_size: int,
+    process_count: int,
+    seed: int,
+    weights: Mapping[str, float],
+    workers: int,
+) -> dict[str, Any]:
+    """What a place in the data belongs to; `content` is the manifest hash."""
+    return {
+        "batch_size": batch_size,
+        "data": content,
+        "process_count": process_count,
+        "seed": seed,
+        "weights": {domain: round(share, 6) for domain, share in weights.items()},
+        "workers": workers,
+    }
