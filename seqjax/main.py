@@ -18,6 +18,9 @@ from seqjax.errors import UserError, run_command
 from seqjax.train import train
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; empty = a fresh one under runs/.")
+DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "One process of several (SLURM, TPU pods, or JAX_COORDINATOR_ADDRESS and its like are set)."
+)
 CONFIG = config_flags.DEFINE_config_file("config", None, "A file with get_config(arg), as FILE.py[:ARG].")
 
 
@@ -26,6 +29,10 @@ def main(argv: list[str]) -> None:
     del argv
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax tells thirty things of every save
+    if DISTRIBUTED.value:
+        join_processes()
+        if not WORKDIR.value:
+            raise UserError("--distributed needs --workdir: a directory that all processes share.")
     # Looked up here, not in the environment, so that a laptop without a cache directory still starts.
     if jax.default_backend() != "cpu":
         # CPU programs compile in seconds, and a cached one is tied to the exact machine; accelerators gain minutes.
@@ -34,6 +41,20 @@ def main(argv: list[str]) -> None:
     config = from_config_dict(CONFIG.value)
     workdir = Path(WORKDIR.value) if WORKDIR.value else workdirs.fresh(config)
     train(config, workdir)
+
+
+def join_processes() -> None:
+    """Meet the other processes: where the environment says, or where SLURM or the TPU's metadata does."""
+    count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
+    try:
+        jax.distributed.initialize(
+            num_processes=int(count) if count else None, process_id=int(index) if index else None
+        )
+    except ValueError as error:
+        raise UserError(
+            f"--distributed: {error} Start under SLURM or on a TPU pod, or set JAX_COORDINATOR_ADDRESS=HOST:PORT, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID for every process."
+        ) from error
 
 
 def check_config_flag(argv: list[str]) -> None:

@@ -66,8 +66,11 @@ def read(workdir: Path) -> list[dict[str, Any]]:
 class Progress:
     """One line that is rewritten on a terminal, and a plain line every half minute in a log file."""
 
-    def __init__(self, total: int, *, stream: TextIO | None = None, seconds_between_lines: float = 30.0):
+    def __init__(
+        self, total: int, *, quiet: bool = False, stream: TextIO | None = None, seconds_between_lines: float = 30.0
+    ):
         self._total = total
+        self._quiet = quiet
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
         self._between = seconds_between_lines
@@ -77,6 +80,8 @@ class Progress:
     def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
         """Show where the run is; `eta` in seconds."""
         now = time.monotonic()
+        if self._quiet:
+            return
         if not self._live and now - self._last < self._between and step < self._total:
             return
         self._last = now
@@ -94,6 +99,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays, above the progress line."""
+        if self._quiet:
+            return
         if self._live and self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._width = 0

@@ -7,10 +7,13 @@ from seqjax.config import OptimConfig
 
 
 def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
-    """Learning rate of step s (0-based): linear from lr / warmup up to lr, then linear to `final_lr` at the end."""
+    """Learning rate of step s (0-based): linear from lr / warmup up to lr, then linear to `final_lr`.
+
+    `final_lr` is what step `steps` would have, so that with 0 the last step still learns.
+    """
     warmup = max(1, min(config.warmup_steps, steps))
     rise = optax.linear_schedule(config.lr / warmup, config.lr, warmup - 1)
-    fall = optax.linear_schedule(config.lr, config.final_lr, max(1, steps - warmup))
+    fall = optax.linear_schedule(config.lr, config.final_lr, steps - warmup + 1)
     return optax.join_schedules([rise, fall], [warmup - 1])
 
 

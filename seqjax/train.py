@@ -25,7 +25,7 @@ from seqjax.evaluate import evaluate, load_domains
 from seqjax.model import Model
 from seqjax.optim import optimizer as make_optimizer
 from seqjax.optim import schedule
-from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
+from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings, to_devices
 from seqjax.signals import StopRequest
 from seqjax.step import TrainState, init_state, make_eval_step, make_train_step
 
@@ -35,10 +35,11 @@ def train(config: Config, workdir: Path) -> bool:
     n_steps, seq_len = config.train.steps, config.train.seq_len
     tokens_per_step = config.train.batch_size * seq_len
     lead = jax.process_index() == 0
-    progress = metrics.Progress(n_steps)
+    progress = metrics.Progress(n_steps, quiet=not lead)
 
     # --------------------------------------------------------------------------------------------- workdir, mesh
-    workdirs.claim(workdir, config)
+    if lead:
+        workdirs.claim(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     micro_batch = config.train.batch_size // config.train.accumulate
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -147,18 +148,15 @@ def train(config: Config, workdir: Path) -> bool:
         }
         if writer is not None:
             writer.write(step, row)
-        if lead:
-            eta = (n_steps - step) * tokens_per_step / rate
-            progress.update(step, loss=loss, tokens_per_s=rate, mfu=used, eta=eta)
+        eta = (n_steps - step) * tokens_per_step / rate
+        progress.update(step, loss=loss, tokens_per_s=rate, mfu=used, eta=eta)
 
     with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"):
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
             batch = next(iterator)["tokens"]
-            tokens = jax.make_array_from_process_local_data(
-                batch_spec, batch.reshape(config.train.accumulate, -1, seq_len + 1)
-            )
+            tokens = to_devices(batch.reshape(config.train.accumulate, -1, seq_len + 1), batch_spec)
             state, device_metrics = train_step(state, tokens)
             settle()  # the step before, while the device works on this one
             pending = (step, device_metrics, batch)
@@ -183,9 +181,8 @@ def train(config: Config, workdir: Path) -> bool:
                 meta["window"] = [0.0, 0]
                 if writer is not None:
                     writer.write(step, row)
-                if lead:
-                    text = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
-                    progress.say(f"step {step}: train {row['train/loss']:.3f} | {text}")
+                text = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
+                progress.say(f"step {step}: train {row['train/loss']:.3f} | {text}")
             # ---------------------------------------------------------------------------------------------- save
             if saving:
                 meta["metrics"] = writer.position if writer is not None else 0
