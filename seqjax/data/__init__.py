@@ -80,7 +80,7 @@ def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> C
         eval_domains=evaluate,
         manifest_hash=manifest_hash(manifest),
         sources={
-            split: {domain: record_blocks(config.path, entry) for domain, entry in domains.items() if entry["files"]}
+            split: {domain: record_blocks(config.path, entry) for domain, entry in domains.items() if entry["files"] and domain in {*train, *evaluate}}
             for split, domains in splits.items()
         },
         weights=config.weights,

@@ -22,6 +22,7 @@ from seqjax.errors import UserError
 
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
+ENDLESS = 1 << 50  # blocks; Grain's own endless length overflows in batches of one
 SHARE_STEPS = 100  # shares are whole multiples of 1/100 of the smallest one
 
 
@@ -114,7 +115,7 @@ def block_batches(
                 "prepare more of it, or leave it out of config.data.train_domains."
             )
         part = grain.MapDataset.source(source)[process_index::process_count]
-        parts.append(part.shuffle(seed=domain_seed(seed, domain)).repeat())
+        parts.append(part.shuffle(seed=domain_seed(seed, domain)).repeat(ENDLESS // len(part)))
     # The smallest value given is SHARE_STEPS, which is what Grain scales the smallest to: it truncates
     # nothing.
     shares = [float(p) for p in proportions([weights[domain] for domain in sources])]

@@ -1,0 +1,159 @@
+"""Blocks through Grain: order, shares, division over processes, and exact resuming."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import Corpus, open_corpus, pipeline
+from seqjax.data.blocks import FlatBlocks
+from seqjax.errors import UserError
+
+from .conftest import assert_resumes, restore, save
+
+T = 32
+
+
+def open_blocks(blocks_dir: Path, **settings) -> Corpus:
+    config = DataConfig(corpus="blocks", path=str(blocks_dir), **settings)
+    return open_corpus(config, seq_len=T, vocab_size=258)
+
+
+def take(iterator, count: int) -> np.ndarray:
+    rows = np.concatenate([next(iterator)["tokens"] for _ in range(count)])
+    iterator.close()
+    return rows
+
+
+@pytest.fixture
+def numbered(tmp_path: Path):
+    """Domains a (230 blocks) and b (100 blocks) whose blocks begin with a number of their own.
+
+    Grain's index shuffle takes milliseconds an index for much smaller sets.
+    """
+
+    def source(name: str, first: int, count: int) -> FlatBlocks:
+        tokens = np.arange(first, first + count, dtype="<u2").repeat(4)
+        tokens.tofile(tmp_path / name)
+        return FlatBlocks(str(tmp_path / name), tokens=len(tokens), block=4)
+
+    return {"a": source("a", 0, 230), "b": source("b", 1000, 100)}
+
+
+def numbers(sources, *, batches: int, batch_size: int = 1, weights=(1.0, 1.0), seed: int = 0, index=0, count=1):
+    iterator = pipeline.block_batches(
+        sources,
+        weights=pipeline.token_shares(weights, list(sources)),
+        batch_size=batch_size,
+        seed=seed,
+        workers=0,
+        process_index=index,
+        process_count=count,
+        content="test",
+    )
+    rows = take(iterator, batches)
+    return rows[:, 0].tolist()
+
+
+def test_batches_are_int32_of_the_right_shape(blocks_dir: Path):
+    iterator = open_blocks(blocks_dir).train_iterator(batch_size=5)
+    batch = next(iterator)["tokens"]
+    assert batch.shape == (5, T + 1)
+    assert batch.dtype == np.int32
+    assert iterator.batches == 1
+    iterator.close()
+
+
+def test_every_epoch_is_a_new_permutation(numbered):
+    only = {"a": numbered["a"]}
+    order = numbers(only, batches=3 * 23, batch_size=10, weights=(1.0,))
+    epochs = [order[:230], order[230:460], order[460:]]
+    assert all(sorted(epoch) == list(range(230)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_order_depends_on_the_seed_alone(numbered):
+    assert numbers(numbered, batches=50) == numbers(numbered, batches=50)
+    assert numbers(numbered, batches=50) != numbers(numbered, batches=50, seed=1)
+    # Neighbouring seeds do not meet one epoch later.
+    only = {"a": numbered["a"]}
+    later = numbers(only, batches=46, batch_size=10, weights=(1.0,))[230:]
+    assert later != numbers(only, batches=23, batch_size=10, weights=(1.0,), seed=1)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.7, 0.3), (0.522, 0.267), (0.19, 0.57)])
+def test_shares_are_exact(numbered, weights):
+    shares = pipeline.token_shares(weights, ["a", "b"])
+    drawn = numbers(numbered, batches=100, batch_size=30, weights=weights)
+    count = sum(n < 1000 for n in drawn)
+    assert abs(count - 3000 * shares["a"]) <= 1
+    assert shares["a"] == pytest.approx(weights[0] / sum(weights), rel=5e-3)
+
+
+def test_weights_must_be_positive():
+    with pytest.raises(UserError, match="weight of 'b' must be above 0"):
+        pipeline.token_shares((1.0, 0.0), ["a", "b"])
+
+
+def test_processes_share_an_epoch(numbered):
+    only = {"a": numbered["a"]}
+    first = numbers(only, batches=115, weights=(1.0,), index=0, count=2)
+    second = numbers(only, batches=115, weights=(1.0,), index=1, count=2)
+    assert not set(first) & set(second)
+    assert sorted(first + second) == list(range(230))
+
+
+def test_a_process_without_blocks_is_refused(numbered):
+    with pytest.raises(UserError, match="'b' has 100 training blocks for 101 processes"):
+        numbers(numbered, batches=1, count=101)
+
+
+def test_no_block_is_lost_or_repeated_across_domains(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir, weights=(0.5, 0.5), train_domains=("commoncrawl", "c4"))
+    blocks = sum(corpus.tokens.values()) // (T + 1)
+    rows = take(corpus.train_iterator(batch_size=2), blocks // 2 - 5)
+    counts = Counter(row.tobytes() for row in rows)
+    # Equal shares of unequal domains: the smaller one may have begun again, no other block comes twice.
+    assert max(counts.values()) <= 2
+    assert sum(n - 1 for n in counts.values()) <= max(corpus.tokens.values()) // (T + 1)
+
+
+def test_resumes_exactly_at_every_point(blocks_dir: Path, manager: ocp.CheckpointManager):
+    corpus = open_blocks(blocks_dir, regime="mixed")
+    assert_resumes(manager, lambda: corpus.train_iterator(batch_size=3), points=64, after=3)
+
+
+def test_workers_give_the_same_order_and_resume(blocks_dir: Path, manager: ocp.CheckpointManager):
+    plain = open_blocks(blocks_dir).train_iterator(batch_size=3)
+    worked = open_blocks(blocks_dir, workers=2).train_iterator(batch_size=3)
+    for _ in range(7):
+        np.testing.assert_array_equal(next(plain)["tokens"], next(worked)["tokens"])
+    save(manager, 0, worked)
+    manager.wait_until_finished()
+    restore(manager, 0, worked)
+    for _ in range(3):
+        np.testing.assert_array_equal(next(plain)["tokens"], next(worked)["tokens"])
+    with pytest.raises(UserError, match=r"workers: 2 -> 0"):
+        restore(manager, 0, plain)
+    worked.close()
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed: 0 -> 1"),
+        ({"train_domains": ("c4",)}, "weights"),
+        ({"batch_size": 4}, "batch_size: 3 -> 4"),
+        ({"process_count": 2}, "process_count: 1 -> 2"),
+    ],
+)
+def test_a_place_in_other_data_is_refused(blocks_dir: Path, change: dict, message: str):
+    state = open_blocks(blocks_dir).train_iterator(batch_size=3).get_state()
+    call = {"batch_size": 3, **{k: change.pop(k) for k in ("batch_size", "process_count") if k in change}}
+    other = open_blocks(blocks_dir, **change).train_iterator(**call)
+    with pytest.raises(UserError, match=message):
+        other.set_state(state)

@@ -1,0 +1,176 @@
+"""Streaming from shards: what is read, in which shares, and exact resuming."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import Corpus, open_corpus, shards, stream
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
+
+from .conftest import assert_resumes, restore, row, save, some_text, write_corpus, write_shard
+
+T = 32
+
+
+def open_stream(path: Path, **settings) -> Corpus:
+    return open_corpus(DataConfig(corpus="stream", path=str(path), **settings), seq_len=T, vocab_size=258)
+
+
+def texts(tokens: np.ndarray) -> list[str]:
+    """The whole documents in a stream of tokens."""
+    tokenizer = ByteTokenizer()
+    ends = np.flatnonzero(tokens == tokenizer.eos)
+    starts = np.flatnonzero(tokens == tokenizer.bos)
+    pairs = [(s, ends[ends > s][0]) for s in starts if (ends > s).any()]
+    return [tokenizer.decode(tokens[s + 1 : e]) for s, e in pairs]
+
+
+def reader(path: Path, domain: str = "c4", **change) -> stream.Reader:
+    found = tuple(s for s in shards.find_shards(str(path)) if s.split == "train")
+    settings = {"block": 8, "seed": 0} | change
+    return stream.Reader(files=found, domain=domain, tokenizer=ByteTokenizer(), **settings)
+
+
+def read(iterator, count: int) -> np.ndarray:
+    return np.concatenate([next(iterator) for _ in range(count)])
+
+
+@pytest.fixture
+def even(tmp_path: Path) -> Path:
+    """Documents whose ends often are the ends of blocks of 8, in three shards."""
+    rng = np.random.default_rng(1)
+    for index in range(3):
+        lines = [row("c4", f"{index}{i:02d}" + "y" * int(rng.choice([3, 3, 11, 4, 20]))) for i in range(30)]
+        write_shard(tmp_path / f"s{index}.jsonl.zst", lines)
+    return tmp_path
+
+
+def test_an_epoch_holds_every_document_once(even: Path):
+    iterator = stream.DomainBlocks(reader(even))
+    total = sum(len(shards.parse(line)[1]) + 2 for s in reader(even).files for line in shards.read_lines(s))
+    found = texts(read(iter(iterator), total // 8))
+    wanted = sorted(shards.parse(line)[1] for s in reader(even).files for line in shards.read_lines(s))
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(wanted)
+    assert len(wanted) - len(found) <= 1  # the last block is not whole
+    assert found != wanted
+
+
+def test_epochs_differ(even: Path):
+    tokens = texts(read(iter(stream.DomainBlocks(reader(even))), 400))
+    assert len(tokens) > 2 * 90
+    assert sorted(tokens[:90]) == sorted(tokens[90:180])
+    assert tokens[:90] != tokens[90:180]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_parts_share_an_epoch(even: Path, parts: int):
+    # Two and three parts divide the shards, five the documents.
+    wanted = [shards.parse(line)[1] for s in reader(even).files for line in shards.read_lines(s)]
+    found = []
+    for part in range(parts):
+        blocks = stream.DomainBlocks(reader(even))
+        blocks.set_slice(slice(part, None, parts))
+        documents = stream._documents(blocks._reader, stream.START)
+        epoch = itertools.takewhile(lambda item: item[0]["epoch"] == 0, documents)
+        found += [text for _, ids in epoch for text in texts(ids)]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_resumes_exactly_at_every_block(even: Path):
+    iterator = iter(stream.DomainBlocks(reader(even)))
+    states, rows = [], []
+    for _ in range(230):
+        states.append(iterator.get_state())
+        rows.append(next(iterator))
+    assert states[200]["epoch"] >= 1
+    for step in range(0, 220, 3):
+        other = iter(stream.DomainBlocks(reader(even)))
+        other.set_state(states[step])
+        np.testing.assert_array_equal(read(other, 10), np.concatenate(rows[step : step + 10]))
+
+
+def test_resumes_exactly_through_orbax(corpus_dir: Path, manager: ocp.CheckpointManager):
+    corpus = open_stream(corpus_dir, regime="mixed")
+    assert_resumes(manager, lambda: corpus.train_iterator(batch_size=4), points=64, after=3)
+
+
+def test_block_ends_on_document_ends_resume_through_orbax(even: Path, manager: ocp.CheckpointManager):
+    config = DataConfig(corpus="stream", path=str(even), train_domains=("c4",), eval_domains=("arxiv",))
+    lines = [row("arxiv", "z" * 50)]
+    write_shard(even / "validation" / "v.jsonl.zst", lines)
+    corpus = open_corpus(config, seq_len=7, vocab_size=258)
+    assert_resumes(manager, lambda: corpus.train_iterator(batch_size=1), points=64, after=3)
+
+
+def test_shares_are_exact(corpus_dir: Path):
+    corpus = open_stream(corpus_dir, train_domains=("github", "book"), weights=(3.0, 1.0))
+    iterator = corpus.train_iterator(batch_size=40)
+    rows = np.concatenate([next(iterator)["tokens"] for _ in range(5)])
+    iterator.close()
+    github = sum(b"github train" in bytes(r[r < 256].astype(np.uint8)) for r in rows)
+    book = sum(b"book train" in bytes(r[r < 256].astype(np.uint8)) for r in rows)
+    assert corpus.weights == {"github": 0.75, "book": 0.25}
+    assert github > 2 * book > 0
+
+
+def test_natural_shares_are_the_published_ones(corpus_dir: Path):
+    weights = open_stream(corpus_dir).weights
+    assert weights["commoncrawl"] == pytest.approx(0.522 / 0.789, rel=5e-3)
+
+
+def test_bad_lines_and_torn_shards_do_not_end_a_run(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    root = write_corpus(tmp_path, shards=1)
+    good = [row("c4", some_text(rng, 20)) for _ in range(50)]
+    bad = [b"{broken\n", b"\xff\xfe\n", row("c4", "  "), row("RedPajamaNone", "x")]
+    path = write_shard(root / "train" / "bad.jsonl.zst", good + bad)
+    path.write_bytes(path.read_bytes()[:-9])
+    iterator = open_stream(root).train_iterator(batch_size=8)
+    for _ in range(60):
+        next(iterator)
+    iterator.close()
+
+
+def test_workers_resume_and_refuse_another_number(corpus_dir: Path, manager: ocp.CheckpointManager):
+    corpus = open_stream(corpus_dir, workers=2)
+    iterator = corpus.train_iterator(batch_size=4)
+    for _ in range(5):
+        next(iterator)
+    save(manager, 0, iterator)
+    manager.wait_until_finished()
+    expected = [next(iterator)["tokens"] for _ in range(4)]
+    restore(manager, 0, iterator)
+    for tokens in expected:
+        np.testing.assert_array_equal(next(iterator)["tokens"], tokens)
+    iterator.close()
+    with pytest.raises(UserError, match="workers: 2 -> 0"):
+        restore(manager, 0, open_stream(corpus_dir).train_iterator(batch_size=4))
+
+
+def test_evaluation_reads_validation_then_train(corpus_dir: Path):
+    corpus = open_stream(corpus_dir)
+    tokenizer = corpus.tokenizer
+    inside = tokenizer.decode(corpus.eval_blocks("c4", count=10_000).ravel())
+    assert "c4 validation" in inside
+    assert "train" not in inside
+    outside = tokenizer.decode(corpus.eval_blocks("arxiv", count=10_000).ravel())
+    assert outside.index("arxiv validation") < outside.index("arxiv train")
+
+
+def test_messages(tmp_path: Path, corpus_dir: Path):
+    with pytest.raises(UserError, match="no file or directory"):
+        open_stream(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"holds no .*jsonl\.zst"):
+        open_stream(tmp_path)
+    rng = np.random.default_rng(0)
+    write_shard(tmp_path / "train/a.jsonl.zst", [row("c4", some_text(rng, 20)) for _ in range(50)])
+    with pytest.raises(UserError, match="'commoncrawl'.*train_domains"):
+        open_stream(tmp_path)
+    with pytest.raises(UserError, match="holds train/ and validation/"):
+        open_stream(tmp_path, train_domains=("c4",), eval_domains=("c4",))
