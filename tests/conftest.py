@@ -1,0 +1,69 @@
+"""What every test runs under: eight CPU devices, checked shapes and types, tiny data on disk.
+
+`SEQJAX_TEST_GPU=1` leaves the accelerator visible; tests marked `gpu` are skipped, with the reason, where none is.
+"""
+# ruff: noqa: E402 - the order of the imports is the point of this file
+
+import os
+from pathlib import Path
+
+ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
+# Before jax is imported: it reads these once. Eight devices so that a mesh can be tested anywhere; without LLVM's
+# optimisation the tests, which compile hundreds of small programs and hardly run them, take half the time.
+if not ON_GPU:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+wanted = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wanted if flag.split("=")[0] not in given)]))
+
+import jaxtyping
+
+ROOT = Path(__file__).parent.parent
+
+
+def _checked_modules() -> list[str]:
+    """Every module of the two packages, but Triton's (source text for another compiler) and those of the data.
+
+    The data modules speak of bytes and numpy, through protocols that cannot be checked at run time.
+    """
+    files = [path for package in ("seqjax", "kernels_pallas") for path in (ROOT / package).rglob("*.py")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files if path.name != "__init__.py"]
+    return sorted(name for name in names if "triton" not in name and not name.startswith("seqjax.data"))
+
+
+# Before seqjax is imported: annotations such as Float[Array, "B T D"] are checked at every call.
+jaxtyping.install_import_hook(_checked_modules(), "beartype.beartype")
+
+import jax
+import pytest
+
+from tests import support
+
+
+def pytest_report_header() -> str:
+    return f"jax {jax.__version__} on {jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_cuda = any(device.platform in ("gpu", "cuda") for device in jax.devices())
+    if has_cuda:
+        return
+    why = "needs a CUDA device: SEQJAX_TEST_GPU=1 on a machine that has one"
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session")
+def blocks_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared blocks of seven tiny domains; shared, so never written to."""
+    return support.write_blocks(tmp_path_factory.mktemp("blocks"))
+
+
+@pytest.fixture(scope="session")
+def corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One place for the built-in corpus, which takes seconds to build: `config.data.cache_dir` of tests that need it.
+
+    SEQJAX_TEST_CACHE keeps it from one run of the tests to the next.
+    """
+    return os.environ.get("SEQJAX_TEST_CACHE") or str(tmp_path_factory.mktemp("corpus"))

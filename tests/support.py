@@ -1,0 +1,200 @@
+"""Helpers of the tests: tiny configs of every mixer, tiny blocks on disk, runs in a process of their own."""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seqjax import metrics, mixers
+from seqjax.config import Config, from_config_dict
+from seqjax.data import blocks
+from seqjax.data.slimpajama import NAMES as DOMAINS
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.model import Model
+
+ROOT = Path(__file__).parent.parent
+SEQ_LEN = 32
+
+# What the tests of a contract vary per mixer; the first entry is the one that expensive tests take. A mixer that is not
+# listed is tested as its config file has it.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "transformer_pp": {
+        "full": {},
+        "window": {"window": 5},
+        "gqa": {"kv_heads": 2},
+        "bias_norm": {"bias": True, "qk_norm": True, "rope_base": 0.0},
+    },
+    "top1_chunk": {
+        "exact": {},
+        "approx": {"selection": "approx"},
+        "gqa": {"kv_heads": 2},
+        "approx_gqa": {"selection": "approx", "kv_heads": 1},
+    },
+    "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}},
+}
+CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
+FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
+
+
+def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:
+    """The shipped config of `mixer` at a size for tests; overrides are dotted keys with `__` for the dot."""
+    config = importlib.import_module(f"configs.{mixer}").get_config("debug")
+    settings: dict[str, Any] = {
+        "model.dim": 32,
+        "model.n_layers": 2,
+        "model.vocab_size": 48,
+        "model.mlp.dim": 48,
+        "model.loss_chunk": 32,
+        "train.seq_len": 23,
+        "train.batch_size": 2,
+    }
+    settings |= {f"model.mixer.{k}": v for k, v in {"heads": 4, "chunk_size": 4}.items() if k in config.model.mixer}
+    settings |= {f"model.mixer.{k}": v for k, v in VARIANTS.get(mixer, {}).get(variant, {}).items()}
+    settings |= {key.replace("__", "."): value for key, value in overrides.items()}
+    with config.ignore_type():
+        config.update_from_flattened_dict(settings)
+    return from_config_dict(config)
+
+
+def tiny_model(mixer: str, variant: str = "", **overrides: Any) -> Model:
+    config = tiny(mixer, variant, **overrides)
+    return Model(config.model, max_len=config.train.seq_len)
+
+
+def random_params(model: Model, seed: int = 0) -> Any:
+    """Parameters of the size that a trained model has: at initialisation attention is uniform and tests see little."""
+    leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves])
+
+
+def random_tokens(shape: tuple[int, ...], vocab_size: int = 48, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32))
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_train: int = 96) -> Path:
+    """Blocks as `seqjax.data.prepare` makes them: bytes of a text that a model can learn, one habit per domain."""
+    rng = np.random.default_rng(seed)
+    splits: dict[str, dict[str, Any]] = {}
+    for split, count in (("train", n_train), ("validation", 12)):
+        splits[split] = {}
+        for i, domain in enumerate(DOMAINS):
+            words = [bytes(rng.integers(97 + i, 110 + i, 3, dtype=np.uint8)) + b" " for _ in range(12)]
+            text = b"".join(words[j] for j in rng.integers(0, len(words), count * seq_len))
+            rows = np.frombuffer(text, np.uint8)[: count * (seq_len + 1)].reshape(count, -1).astype(np.uint16)
+            path = f"{split}/{domain}-00000.array_record"
+            digest = blocks.write_records(directory / path, iter([rows]))
+            file = {"path": path, "blocks": count, "sha256": digest}
+            splits[split][domain] = {"files": [file], "blocks": count, "tokens": rows.size, "bytes": rows.size}
+    tokenizer = {"name": "byte", "sha256": ByteTokenizer.hash}
+    manifest = {"format": blocks.FORMAT, "tokenizer": tokenizer, "block": seq_len + 1, "splits": splits}
+    blocks.write_json(directory / "manifest.json", manifest)
+    return directory
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def run_settings(blocks_dir: Path, **overrides: Any) -> dict[str, Any]:
+    """Settings of a run of seconds on `blocks_dir`, by dotted key."""
+    settings: dict[str, Any] = {
+        "data.corpus": "blocks",
+        "data.path": str(blocks_dir),
+        "model.dim": 16,
+        "model.n_layers": 1,
+        "model.mlp.dim": 24,
+        "model.mixer.heads": 2,
+        "train.seq_len": SEQ_LEN,
+        "train.batch_size": 4,
+        "train.steps": 12,
+        "optim.warmup_steps": 3,
+        "eval.every": 4 * 4 * SEQ_LEN,
+        "eval.tokens": 4 * SEQ_LEN,
+        "checkpoint.every": 3,
+        "log.every": 1,
+        "log.tensorboard": False,
+        "log.sample_tokens": 0,
+    }
+    return settings | {key.replace("__", "."): value for key, value in overrides.items()}
+
+
+def run_config(blocks_dir: Path, mixer: str = "transformer_pp", **overrides: Any) -> Config:
+    config = importlib.import_module(f"configs.{mixer}").get_config("debug")
+    with config.ignore_type():
+        config.update_from_flattened_dict(run_settings(blocks_dir, **overrides))
+    return from_config_dict(config)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Of a process with one CPU device and no memory of earlier runs."""
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **extra}
+
+
+def command(blocks_dir: Path, workdir: Path, mixer: str = "transformer_pp", **overrides: Any) -> list[str]:
+    """`python -m seqjax.main` with the settings of `run_settings`."""
+    settings = run_settings(blocks_dir, **overrides)
+    argument = ",".join(f"{key}={value}" for key, value in settings.items())
+    return [
+        sys.executable,
+        "-m",
+        "seqjax.main",
+        f"--config={ROOT / 'configs' / mixer}.py:debug,{argument}",
+        f"--workdir={workdir}",
+    ]
+
+
+def run(args: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run to the end; the caller looks at the exit status."""
+    options = {"env": environment(), "cwd": ROOT, "timeout": 300} | options
+    return subprocess.run(args, capture_output=True, text=True, check=False, **options)
+
+
+def start(args: list[str], **options: Any) -> "subprocess.Popen[str]":
+    """Start and go on; stderr is read by the caller."""
+    options = {"env": environment(), "cwd": ROOT} | options
+    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def kill(process: "subprocess.Popen[str]", number: int = signal.SIGKILL) -> tuple[int, str]:
+    """Send a signal to a process of `start`; its exit status and what it wrote to stderr."""
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=300)
+    return process.returncode, stderr
+
+
+def rows(workdir: Path) -> list[dict[str, Any]]:
+    """`metrics.jsonl` without what depends on the clock: equal for two runs that are the same, bit for bit."""
+    return [{k: v for k, v in row.items() if k not in metrics.TIMING} for row in metrics.read(workdir)]
+
+
+def n_rows(workdir: Path) -> int:
+    """Complete lines so far, of a run that is under way."""
+    path = workdir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def checkpoint_steps(workdir: Path) -> list[int]:
+    """Steps of the complete checkpoints."""
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def digest(tree: Any) -> str:
+    """sha256 over the bits of every array."""
+    content = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        content.update(json.dumps(jax.tree_util.keystr(path)).encode() + np.asarray(leaf).tobytes())
+    return content.hexdigest()
+
+
+def fields(mixer: str) -> set[str]:
+    """Names of the settings of a mixer."""
+    return {field.name for field in dataclasses.fields(mixers.load(mixer).Config)}
