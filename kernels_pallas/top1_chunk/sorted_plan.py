@@ -1,12 +1,13 @@
 """Which block computes which rows: the static-shape schedule of the sorted pass.
 
-Rows (query position and head, tiles.py) of one key-value head are sorted by the chunk that they selected and cut into blocks of
-`block` rows that share a chunk. How many blocks a chunk gets depends on the data, their total does not have to:
+Rows (query position and head, tiles.py) of one key-value head are sorted by the chunk that they selected and cut into
+blocks of `block` rows that share a chunk. How many blocks a chunk gets depends on the data, their total does not have
+to:
 
     sum_c ceil(count_c / block) <= floor(rows / block) + number of chunks
 
-so the shapes are static and surplus blocks are empty. The sort is stable and rows are in time order: an earlier row's place
-within its block never depends on a later one, which keeps the result causal to the last bit.
+so the shapes are static and surplus blocks are empty. The sort is stable and rows are in time order: an earlier row's
+place within its block never depends on a later one, which keeps the result causal to the last bit.
 """
 
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def _make_one(sel_M: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
     blocks_c = -(-count_c // block)
     end_c = jnp.cumsum(blocks_c)
 
-    block_n = jnp.arange(n_blocks)
+    block_n = jnp.arange(n_blocks, dtype=jnp.int32)
     chunk_n = jnp.searchsorted(end_c, block_n, side="right").astype(jnp.int32)
     chunk_n = jnp.minimum(chunk_n, n_chunks - 1)  # surplus blocks: past the last chunk's list, hence empty
     nth_nr = (block_n - (end_c - blocks_c)[chunk_n])[:, None] * block + jnp.arange(block)
@@ -56,5 +57,5 @@ def _make_one(sel_M: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
     row_nr = jnp.where(nth_nr < count_c[chunk_n][:, None], order_M[place_nr], M)
 
     n_slots = n_blocks * block
-    slot_M = jnp.full_like(sel_M, n_slots).at[row_nr.ravel()].set(jnp.arange(n_slots), mode="drop")
+    slot_M = jnp.full_like(sel_M, n_slots).at[row_nr.ravel()].set(jnp.arange(n_slots, dtype=jnp.int32), mode="drop")
     return Plan(row_nr, chunk_n, slot_M)

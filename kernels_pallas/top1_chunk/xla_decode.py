@@ -54,15 +54,12 @@ def decode(
 
     # the own key is always among them, so no softmax is over masked scores alone
     p_BGRX = jax.nn.softmax(jnp.concatenate([remote_BGRC, local_BGRL], axis=-1), axis=-1).astype(v_BSGV.dtype)
-    remote_p_BGRC, local_p_BGRL = p_BGRX[..., :width], p_BGRX[..., width:]
-    o_BGRV = jnp.einsum("bgrc,bgrcv->bgrv", remote_p_BGRC, v_BGRCV, preferred_element_type=acc)
-    o_BGRV += jnp.einsum("bgrl,blgv->bgrv", local_p_BGRL, _blank(v_BLGV, s_L > position), preferred_element_type=acc)
+    # slots that were never written may hold anything, and 0 * NaN is NaN
+    v_BGRCV = jnp.where((sel_BGR >= 0)[..., None, None], v_BGRCV, 0)
+    v_BLGV = jnp.where((s_L <= position)[:, None, None], v_BLGV, 0)
+    o_BGRV = jnp.einsum("bgrc,bgrcv->bgrv", p_BGRX[..., :width], v_BGRCV, preferred_element_type=acc)
+    o_BGRV += jnp.einsum("bgrl,blgv->bgrv", p_BGRX[..., width:], v_BLGV, preferred_element_type=acc)
     return o_BGRV.reshape(B, H, -1).astype(v_BSGV.dtype)
-
-
-def _blank(v_BLGV: Array, is_unused_L: Array) -> Array:
-    """Zeroes slots that were never written: 0 * NaN is NaN."""
-    return jnp.where(is_unused_L[None, :, None, None], 0, v_BLGV)
 
 
 def _select(

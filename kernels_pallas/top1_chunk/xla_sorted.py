@@ -7,8 +7,9 @@ Work T C K instead of T^2 K. Two passes and a merge, one joint softmax:
     local    per chunk: causal attention inside it, (o, lse) per row
     merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l
 
-Backward runs the same two passes with p = exp(s - lse) (formulas in xla_masked.py): dq goes back by slot, dk and dv of a
-block are added to its chunk. Both passes scan over groups of blocks, one group of scores alive at a time: memory O(T).
+Backward runs the same two passes with p = exp(s - lse) (formulas in xla_masked.py): dq goes back by slot, dk and dv
+of a block are added to its chunk. Both passes scan over groups of blocks, one group of scores alive at a time: memory
+O(T).
 """
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from jax import Array
 from kernels_pallas import checks, tiles
 from kernels_pallas.top1_chunk import sorted_plan
 
-# Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of each
-# chunk's list; never more than a chunk's rows, which is how many rows select a chunk on average.
+# Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of
+# each chunk's list; never more than a chunk's rows, which is how many rows select a chunk on average.
 BLOCK = 64
 
 
@@ -88,7 +89,6 @@ def backward(
     acc = checks.accumulation_dtype(q_BGMK.dtype, k_BGSK.dtype, v_BGSV.dtype)
     M, S, C, R = q_BGMK.shape[2], k_BGSK.shape[2], chunk_size, heads_per_group
     k_BGcCK, v_BGcCV = _in_blocks(k_BGSK, C), _in_blocks(v_BGSV, C)
-    per_row = (q_BGMK, lse_BGM, D_BGM, do_BGMV)
 
     def grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, is_seen):
         s_BGnrC = scale * _dot("bgnrk,bgnsk->bgnrs", q_BGnrK, k_BGnCK, acc)
@@ -100,22 +100,21 @@ def backward(
         dv_BGnCV = _dot("bgnrs,bgnrv->bgnsv", p_BGnrC.astype(do_BGnrV.dtype), do_BGnrV, acc)
         return dq_BGnrK, dk_BGnCK, dv_BGnCV
 
-    def local(carry, *operands):
-        return carry, grads(*operands, _is_causal(C, R))
+    def local(carry, q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV):
+        return carry, grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, _is_causal(C, R))
 
     # rows that only pad the last chunk have do = 0 and D = 0: whatever their probabilities are, they add nothing
-    rows = tuple(_in_blocks(x, C * R) for x in per_row)
+    rows = tuple(_in_blocks(x, C * R) for x in (q_BGMK, lse_BGM, D_BGM, do_BGMV))
     _, (dq_BGcrK, dk_BGcCK, dv_BGcCV) = _scan_blocks(local, None, C, *rows, k_BGcCK, v_BGcCV)
     dq_BGMK = _from_blocks(dq_BGcrK, M)
     plan = _plan(sel_BGM, k_BGcCK.shape[2], C, R)
     if plan is not None:
 
         def remote(carry, row_BGnr, chunk_BGn):
-            # an empty slot reads lse = inf, hence p = 0
-            fills = (0, jnp.inf, 0, 0)
-            block_rows = tuple(_take(x, row_BGnr, fill=y) for x, y in zip(per_row, fills, strict=True))
-            block_keys = (_take(k_BGcCK, chunk_BGn), _take(v_BGcCV, chunk_BGn))
-            dq_BGnrK, *dkv = grads(*block_rows, *block_keys, True)
+            q_BGnrK, D_BGnr, do_BGnrV = (_take(x, row_BGnr) for x in (q_BGMK, D_BGM, do_BGMV))
+            lse_BGnr = _take(lse_BGM, row_BGnr, fill=jnp.inf)  # an empty slot has p = exp(s - inf) = 0
+            k_BGnCK, v_BGnCV = _take(k_BGcCK, chunk_BGn), _take(v_BGcCV, chunk_BGn)
+            dq_BGnrK, *dkv = grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, True)
             return tuple(_add_at(x, chunk_BGn, y) for x, y in zip(carry, dkv, strict=True)), dq_BGnrK
 
         (dk_BGcCK, dv_BGcCV), far_dq = _scan_blocks(remote, (dk_BGcCK, dv_BGcCV), C, plan.row_BGnr, plan.chunk_BGn)

@@ -1,0 +1,79 @@
+"""Inputs and comparisons that the kernel tests share."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# what one rounding of the output dtype, and of the products' inputs, may cost relative to the output's scale
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
+
+# Most of a sweep's time is LLVM's; the tests of bits, memory and devices compile as users do.
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+
+
+class Shape(NamedTuple):
+    B: int = 2
+    T: int = 50
+    R: int = 2
+    G: int = 2
+    K: int = 8
+    V: int = 6
+    C: int = 16
+
+    @property
+    def heads(self) -> int:
+        return self.R * self.G
+
+
+def qkv(shape: Shape, *, seed: int = 0, dtype: str = "float32", gain: float = 1.0) -> tuple[jax.Array, ...]:
+    """Random q, k, v; `gain` multiplies q, so it is the spread of the scores."""
+    rng = np.random.default_rng(seed)
+    sizes = [(shape.heads, shape.K), (shape.G, shape.K), (shape.G, shape.V)]
+    q, k, v = (rng.normal(size=(shape.B, shape.T, *size)) for size in sizes)
+    return tuple(jnp.asarray(x, dtype) for x in (gain * q, k, v))
+
+
+def cotangent(o, seed: int = 1) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=o.shape), o.dtype)
+
+
+def assert_close(got, want, dtype: str, what: str = "") -> None:
+    """Equal to within the rounding of `dtype` at the scale of the wanted array."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    assert np.isfinite(got).all(), what
+    scale = max(1.0, np.abs(want).max(initial=0))
+    worst = np.abs(got - want).max(initial=0)
+    assert worst <= TOLERANCE[dtype] * scale, f"{what}: off by {worst:.2e} at scale {scale:.2e}"
+
+
+def value_and_grads(f, *args) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """(f(*args), the cotangents of args) under one jit, for a fixed random cotangent."""
+    do = cotangent(jax.eval_shape(f, *args))
+
+    @partial(jax.jit, compiler_options=FAST_COMPILE)
+    def run(do, *args):
+        o, pull = jax.vjp(f, *args)
+        return o, pull(do.astype(o.dtype))
+
+    return run(do, *args)
+
+
+def count_primitive(jaxpr, name: str) -> int:
+    """How often a primitive occurs in a jaxpr and everything inside it."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        total += eqn.primitive.name == name
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    total += count_primitive(inner, name)
+    return total
+
+
+def temporary_bytes(f, *shapes: jax.ShapeDtypeStruct) -> int:
+    return jax.jit(f).lower(*shapes).compile().memory_analysis().temp_size_in_bytes

@@ -1,0 +1,195 @@
+"""Top-1 Chunk against its dense definition: values, gradients, selections, ties, causality, length edges."""
+
+from functools import partial
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas.top1_chunk import reference, xla
+from tests.kernels.common import FAST_COMPILE, Shape, assert_close, cotangent, qkv, value_and_grads
+
+shapes = st.builds(
+    Shape,
+    B=st.integers(1, 2),
+    T=st.integers(1, 70),
+    R=st.integers(1, 3),
+    G=st.integers(1, 2),
+    K=st.sampled_from([1, 4, 8]),
+    V=st.sampled_from([1, 5, 8]),
+    C=st.sampled_from([1, 3, 8, 16]),
+)
+
+
+def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: int, tolerance: float = 1e-4) -> None:
+    """The best chunk wherever it leads by more than rounding; as good as the best elsewhere; -1 in the first chunk."""
+    assert sel_BTH.dtype == np.int32
+    assert (sel_BTH[:, :chunk_size] == -1).all()
+    sel, score = sel_BTH[:, chunk_size:], score_BTHc[:, chunk_size:]
+    if not sel.size:
+        return
+    assert (sel >= 0).all()
+    chosen = np.take_along_axis(score, sel[..., None], -1)[..., 0]
+    assert np.isfinite(chosen).all(), "a chunk that is not past was selected"
+    best, slack = score.max(-1), tolerance * np.maximum(1, np.abs(score.max(-1)))
+    is_clear = (score >= (best - slack)[..., None]).sum(-1) == 1
+    np.testing.assert_array_equal(sel[is_clear], score.argmax(-1)[is_clear])
+    assert (best - chosen <= slack).all()
+
+
+@hypothesis.given(
+    shape=shapes,
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    gain=st.sampled_from([0.1, 1.0, 6.0]),
+    selection=st.sampled_from(["exact", "approx"]),
+    schedule=st.sampled_from(["masked", "sorted", None]),
+    scale=st.sampled_from([None, 0.5]),
+    seed=st.integers(0, 3),
+)
+@hypothesis.settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
+    q, k, v = qkv(shape, seed=seed, dtype=dtype, gain=gain)
+    options = {"chunk_size": shape.C, "selection": selection, "scale": scale}
+
+    def ours(q, k, v, do):
+        o, pull = jax.vjp(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
+        return o, pull(do), kp.select_chunk(q, k, **options)
+
+    def theirs(q, k, v, do, sel):  # in fp32, with our selection: what rounding flips is judged by itself
+        attend = partial(reference.attend, chunk_size=shape.C, scale=scale)
+        o, pull = jax.vjp(lambda *a: attend(*a, sel), q, k, v)
+        return o, pull(do), reference.chunk_scores(q, k, **options)
+
+    do = cotangent(jnp.zeros((shape.B, shape.T, shape.heads, shape.V), dtype))
+    o, grads, sel = jax.jit(ours, compiler_options=FAST_COMPILE)(q, k, v, do)
+    wide = (np.asarray(x, np.float32) for x in (q, k, v, do))
+    o_want, grads_want, score = jax.jit(theirs, compiler_options=FAST_COMPILE)(*wide, sel)
+    assert_selection(np.asarray(sel), np.asarray(score), shape.C)
+    assert o.dtype == v.dtype
+    assert_close(o, o_want, dtype, "o")
+    for name, got, want, x in zip("qkv", grads, grads_want, (q, k, v), strict=True):
+        assert got.dtype == x.dtype
+        assert_close(got, want, dtype, f"d{name}")
+
+
+def test_equals_reference_in_double(small_tiles, selection, schedule) -> None:
+    shape = Shape(T=53)
+    with jax.enable_x64(True):
+        q, k, v = qkv(shape, dtype="float64")
+        options = {"chunk_size": shape.C, "selection": selection}
+        got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
+        want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
+        np.testing.assert_array_equal(
+            kp.select_chunk(q, k, **options), reference.select_chunk(q, k, **options), strict=True
+        )
+        jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 17, 31, 32, 33])
+def test_lengths_around_the_chunk(small_tiles, schedule, length) -> None:
+    shape = Shape(T=length, B=1)
+    q, k, v = qkv(shape)
+    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, chunk_size=16, schedule=schedule), q, k, v)
+    want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, chunk_size=16), q, k, v)
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
+
+
+def chosen_by_all(own):
+    return np.zeros_like(own)
+
+
+def odd_ones_by_none(own):
+    return (own - 1) // 2 * 2
+
+
+def chosen_latest(own):
+    return own - 1
+
+
+def chosen_at_random(own):
+    return np.random.default_rng(0).integers(0, np.maximum(own, 1))
+
+
+@pytest.mark.parametrize("choose", [chosen_by_all, odd_ones_by_none, chosen_latest, chosen_at_random])
+def test_adversarial_selections(small_tiles, schedule, choose) -> None:
+    shape = Shape(T=75, C=8, R=3)
+    q, k, v = qkv(shape)
+    own = np.broadcast_to(np.arange(shape.T)[None, :, None] // shape.C, (shape.B, shape.T, shape.heads))
+    sel = jnp.asarray(np.where(own == 0, -1, choose(own)), jnp.int32)
+    attend, static = xla.attend(schedule), {"chunk_size": shape.C, "scale": 0.7}
+
+    @jax.jit
+    def ours(q, k, v, do):
+        o, lse = attend.forward(q, k, v, sel, **static)
+        return o, attend.backward(q, k, v, o, lse, sel, do, **static)
+
+    got = ours(q, k, v, cotangent(q[..., : shape.V]))
+    want = value_and_grads(lambda *a: reference.attend(*a, sel, **static), q, k, v)
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
+
+
+def test_one_chunk_attracts_every_query(small_tiles, selection, schedule) -> None:
+    shape = Shape(T=96, C=8, B=1)
+    q, k, v = qkv(shape)
+    q = jnp.abs(q)
+    k = k.at[:, :8].set(3.0)
+    options = {"chunk_size": 8, "selection": selection}
+    assert (np.asarray(kp.select_chunk(q, k, **options))[:, 8:] == 0).all()
+    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
+    want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
+
+
+def test_ties_go_to_the_smallest_chunk(small_tiles, selection) -> None:
+    shape = Shape(T=64, C=8, B=1)
+    q, k, _ = qkv(shape)
+    options = {"chunk_size": 8, "selection": selection}
+    sel = kp.select_chunk(jnp.zeros_like(q), k, **options)
+    assert (np.asarray(sel)[:, 8:] == 0).all()
+    # chunks 0 and 1 differ, the rest repeat them in turn; small integers, so that equal scores are equal bits
+    rng = np.random.default_rng(0)
+    pair = rng.integers(-2, 3, size=(16, shape.G, shape.K))
+    k = jnp.asarray(np.tile(pair, (4, 1, 1))[None], jnp.float32)
+    q = jnp.asarray(rng.integers(-2, 3, size=q.shape), jnp.float32)
+    sel = np.asarray(kp.select_chunk(q, k, scale=1.0, **options))
+    assert (sel[:, 16:] <= 1).all()
+    np.testing.assert_array_equal(sel, reference.select_chunk(q, k, scale=1.0, **options))
+
+
+def test_first_chunk_is_local_only(selection, schedule) -> None:
+    q, k, v = qkv(Shape(T=40, C=16))
+    o = kp.top1_chunk_attention(q, k, v, chunk_size=16, selection=selection, schedule=schedule)
+    head = kp.top1_chunk_attention(q[:, :16], k[:, :16], v[:, :16], chunk_size=64, schedule=schedule)
+    np.testing.assert_allclose(o[:, :16], head, rtol=0, atol=1e-6)
+    assert (np.asarray(kp.select_chunk(q, k, chunk_size=16, selection=selection))[:, :16] == -1).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_causal_to_the_last_bit(small_tiles, selection, schedule, dtype) -> None:
+    """Changing token t leaves every earlier output as it was: not nearly, exactly."""
+    shape = Shape(T=61, C=8, B=1)
+    q, k, v = qkv(shape, dtype=dtype, gain=2)
+    run = jax.jit(
+        lambda q, k, v: kp.top1_chunk_attention(q, k, v, chunk_size=8, selection=selection, schedule=schedule)
+    )
+    before = np.asarray(run(q, k, v).astype(jnp.float32))
+    for t in (1, 8, 23, 40, 60):
+        changed = (x.at[:, t].multiply(-3) for x in (q, k, v))
+        after = np.asarray(run(*changed).astype(jnp.float32))
+        np.testing.assert_array_equal(after[:, :t], before[:, :t])
+        assert (after[:, t:] != before[:, t:]).any()
+
+
+def test_extreme_scores_stay_finite(small_tiles, selection, schedule) -> None:
+    q, k, v = qkv(Shape(T=50, C=8), gain=1e3)
+    f = lambda *a: kp.top1_chunk_attention(*a, chunk_size=8, selection=selection, schedule=schedule)  # noqa: E731
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(value_and_grads(f, q, k, v)))

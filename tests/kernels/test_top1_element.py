@@ -1,0 +1,127 @@
+"""Top-1 Element against its dense definition: the exact value forward, the straight-through gradient backward."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas.top1_element import reference
+from seqjax.ops import top1_straight_through
+from tests.kernels.common import Shape, assert_close, count_primitive, qkv, value_and_grads
+
+shapes = st.builds(
+    Shape,
+    B=st.integers(1, 2),
+    T=st.integers(1, 150),
+    R=st.integers(1, 3),
+    G=st.integers(1, 2),
+    K=st.sampled_from([1, 4, 8]),
+    V=st.sampled_from([1, 5, 8]),
+)
+
+
+@hypothesis.given(
+    shape=shapes,
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    gain=st.sampled_from([0.1, 1.0, 6.0]),
+    v_grad=st.sampled_from(["hard", "soft"]),
+    scale=st.sampled_from([None, 0.5]),
+    seed=st.integers(0, 3),
+)
+@hypothesis.settings(
+    max_examples=16,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_equals_reference(small_tiles, shape, dtype, gain, v_grad, scale, seed) -> None:
+    q, k, v = qkv(shape, seed=seed, dtype=dtype, gain=gain)
+    options = {"scale": scale, "v_grad": v_grad}
+    o, grads = value_and_grads(lambda *a: kp.top1_element_attention(*a, **options), q, k, v)
+    o_eval = jax.jit(lambda *a: kp.top1_element_attention(*a, **options))(q, k, v)
+    np.testing.assert_array_equal(o.astype(jnp.float32), o_eval.astype(jnp.float32))
+
+    wide = tuple(np.asarray(x, np.float32) for x in (q, k, v))
+    o_want, grads_want = value_and_grads(lambda *a: reference.top1_element_attention(*a, **options), *wide)
+    assert o.dtype == v.dtype
+    # sums of K products in another order may flip an argmax only where two scores agree to rounding
+    flipped = np.abs(np.asarray(o, np.float32) - np.asarray(o_want)).max(-1) > 1e-2
+    if flipped.any():
+        s = np.einsum("bthk,bshk->bths", wide[0], np.repeat(wide[1], shape.R, axis=2))
+        s = np.sort(np.where(np.tri(shape.T, dtype=bool)[None, :, None], s, -np.inf), -1)
+        assert (s[..., -1] - s[..., -2])[flipped].max() < 1e-4
+        return
+    for name, got, want, x in zip("qkv", grads, grads_want, (q, k, v), strict=True):
+        assert got.dtype == x.dtype
+        assert_close(got, want, dtype, f"d{name}")
+
+
+@pytest.mark.parametrize("v_grad", ["hard", "soft"])
+def test_equals_reference_in_double(small_tiles, v_grad) -> None:
+    with jax.enable_x64(True):
+        q, k, v = qkv(Shape(T=131), dtype="float64")
+        got = value_and_grads(lambda *a: kp.top1_element_attention(*a, v_grad=v_grad), q, k, v)
+        want = value_and_grads(lambda *a: reference.top1_element_attention(*a, v_grad=v_grad), q, k, v)
+        jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
+
+
+def test_equals_the_dense_straight_through_op() -> None:
+    """The op of seqjax.ops on the whole score matrix is the same estimator."""
+    q, k, v = qkv(Shape(T=40, R=1))
+
+    def dense(q, k, v):
+        s = jnp.einsum("bthk,bshk->bhts", q, k) / np.sqrt(q.shape[-1])
+        a = top1_straight_through(jnp.where(np.tri(40, dtype=bool), s, -1e30))
+        return jnp.einsum("bhts,bshv->bthv", a, v)
+
+    got, want = (value_and_grads(f, q, k, v) for f in (kp.top1_element_attention, dense))
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_output_is_a_row_of_v(small_tiles, dtype) -> None:
+    q, k, v = qkv(Shape(T=130, B=1, R=2, G=1), dtype=dtype)
+    o = np.asarray(kp.top1_element_attention(q, k, v).astype(jnp.float32))[0]
+    rows = {row.tobytes() for row in np.asarray(v.astype(jnp.float32))[0, :, 0]}
+    assert all(row.tobytes() in rows for row in o.reshape(-1, o.shape[-1]))
+    np.testing.assert_array_equal(o[0], np.asarray(v.astype(jnp.float32))[0, [0, 0], 0])
+
+
+def test_ties_go_to_the_earliest_key(small_tiles) -> None:
+    q, k, v = qkv(Shape(T=140, R=1))
+    o = kp.top1_element_attention(jnp.zeros_like(q), k, v)
+    np.testing.assert_array_equal(o, jnp.broadcast_to(v[:, :1], v.shape))
+    k = jnp.tile(jnp.sign(k[:, :10]), (1, 14, 1, 1))  # ten keys, repeated: products of signs are exact
+    o, _ = value_and_grads(kp.top1_element_attention, jnp.sign(q), k, v)
+    seen = np.asarray(v)[:, :10]
+    assert (np.asarray(o)[:, :, None] == seen[:, None]).all(-1).any(2).all()
+
+
+def test_causal_to_the_last_bit(small_tiles) -> None:
+    q, k, v = qkv(Shape(T=130, B=1))
+    before = np.asarray(kp.top1_element_attention(q, k, v))
+    for t in (1, 64, 100, 129):
+        after = np.asarray(kp.top1_element_attention(*(x.at[:, t].multiply(-3) for x in (q, k, v))))
+        np.testing.assert_array_equal(after[:, :t], before[:, :t])
+        assert (after[:, t:] != before[:, t:]).any()
+
+
+def test_evaluation_skips_the_softmax() -> None:
+    q, k, v = qkv(Shape())
+    jaxpr = jax.make_jaxpr(kp.top1_element_attention)(q, k, v).jaxpr
+    assert count_primitive(jaxpr, "dot_general") == 1  # q k^T alone
+    assert count_primitive(jaxpr, "exp") == 0
+
+
+def test_decode_equals_the_parallel_form() -> None:
+    shape = Shape(T=21)
+    q, k, v = qkv(shape)
+    want = kp.top1_element_attention(q, k, v)
+    pad = [(0, 0), (0, 4), (0, 0), (0, 0)]
+    k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots hold anything
+    step = jax.jit(lambda q, length: kp.top1_element_decode(q, k_cache, v_cache, length))
+    for t in range(shape.T):
+        np.testing.assert_array_equal(step(q[:, t], t + 1), want[:, t])
