@@ -57,7 +57,7 @@ def make_train_step(
             loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "lr": schedule(state.step)}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "lr": schedule(state.step)}
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
 
     return train_step
