@@ -6,7 +6,7 @@ SlimPajama-shaped `*.jsonl.zst` as they lie. All three have the interface of `se
 
 from seqjax.config import DataConfig
 from seqjax.data import slimpajama
-from seqjax.data.blocks import manifest_hash, read_manifest, record_blocks
+from seqjax.data.blocks import allow_open_files, manifest_hash, read_manifest, record_blocks
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus
 from seqjax.data.stream import StreamCorpus
@@ -72,6 +72,12 @@ def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> C
                 f"config.data.regime={config.regime!r} needs; prepare a source that has them, or name those "
                 f"to use in config.data.{key}_domains. Present: {', '.join(sorted(present)) or 'none'}."
             )
+    used = {*train, *evaluate}
+    sources = {
+        split: {d: record_blocks(config.path, entry) for d, entry in domains.items() if d in used and entry["files"]}
+        for split, domains in splits.items()
+    }
+    allow_open_files(sum(len(entry["files"]) for domains in splits.values() for entry in domains.values()))
     return BlockCorpus(
         name="blocks",
         tokenizer=tokenizer,
@@ -79,10 +85,7 @@ def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> C
         train_domains=train,
         eval_domains=evaluate,
         manifest_hash=manifest_hash(manifest),
-        sources={
-            split: {domain: record_blocks(config.path, entry) for domain, entry in domains.items() if entry["files"] and domain in {*train, *evaluate}}
-            for split, domains in splits.items()
-        },
+        sources=sources,
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,

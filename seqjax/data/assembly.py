@@ -28,14 +28,14 @@ def plan_files(
         size = blocks.MAX_RECORDS * block
         for index, start in enumerate(range(0, total, size)):
             name = f"{split}/{domain}-{index:05d}.array_record"
-            cut = _cut(segments, start, min(start + size, total))
+            pieces = cut(segments, start, min(start + size, total))
             done = parts / f"{split}-{domain}-{index:05d}.json"
-            job = shard_jobs.FileJob(path=out / name, done=done, segments=cut, block=block)
+            job = shard_jobs.FileJob(path=out / name, done=done, segments=pieces, block=block)
             files.append((split, domain, job))
     return files
 
 
-def _cut(segments: list[tuple[Path, int, int]], start: int, stop: int) -> tuple[tuple[Path, int, int], ...]:
+def cut(segments: list[tuple[Path, int, int]], start: int, stop: int) -> tuple[tuple[Path, int, int], ...]:
     """The part [start, stop) of the stream that the segments make together."""
     cut, position = [], 0
     for path, offset, tokens in segments:

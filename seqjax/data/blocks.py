@@ -21,6 +21,11 @@ from grain import sources
 
 from seqjax.errors import UserError
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
+
 FORMAT = 1
 MAX_RECORDS = 10_000
 WRITER_OPTIONS = "group_size:1,uncompressed"
@@ -67,6 +72,22 @@ def record_blocks(directory: str | Path, entry: dict[str, Any]) -> BlockSource:
     """The blocks of one manifest entry; counts come from the manifest, no file is opened here."""
     paths = [f"{Path(directory) / file['path']}[0:{file['blocks']}]" for file in entry["files"]]
     return cast(BlockSource, sources.ArrayRecordDataSource(paths))
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files where `count` more would not fit: a reader keeps its file open."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise UserError(
+            f"The blocks are in {count} files, and this process may open {hard}; raise the limit (`ulimit -Hn`), or "
+            "name fewer domains in config.data.train_domains and eval_domains."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:

@@ -138,9 +138,11 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
                 chosen = [d for d in members if (d.package in held) == (split == "validation")]
             else:
                 chosen = [d for i, d in enumerate(members) if (i % 2 == 0) == (split == "validation")]
-            ids = [np.array([tokenizer.bos], blocks.DTYPE), np.array([tokenizer.eos], blocks.DTYPE)]
-            encoded = tokenizer.encode_batch([d.text for d in chosen])
-            stream = np.concatenate([part for text in encoded for part in (ids[0], text, ids[1])] or ids[:0])
+            bos, eos = np.array([tokenizer.bos], np.uint16), np.array([tokenizer.eos], np.uint16)
+            pieces = [np.empty(0, np.uint16)]
+            for ids in tokenizer.encode_batch([d.text for d in chosen]):
+                pieces += [bos, ids, eos]
+            stream = np.concatenate(pieces)
             file = f"{split}-{domain}.uint16"
             stream.astype(blocks.DTYPE).tofile(directory / file)
             splits[split][domain] = {

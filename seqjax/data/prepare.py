@@ -115,6 +115,8 @@ def prepare(
     _need_space(out, 2 * needed)
     _run(shard_jobs.write_file, todo, workers=workers, title="write", total=needed)
     manifest = assembly.make_manifest(settings, reports, jobs, plan, out)
+    for leftover in out.rglob(".*.tmp"):  # of a process that was killed
+        leftover.unlink()
     blocks.write_json(out / "manifest.json", manifest)
     shutil.rmtree(parts)
     return manifest

@@ -170,7 +170,7 @@ def test_messages(tmp_path: Path, corpus_dir: Path):
         open_stream(tmp_path)
     rng = np.random.default_rng(0)
     write_shard(tmp_path / "train/a.jsonl.zst", [row("c4", some_text(rng, 20)) for _ in range(50)])
-    with pytest.raises(UserError, match="'commoncrawl'.*train_domains"):
+    with pytest.raises(UserError, match=r"'commoncrawl'.*train_domains"):
         open_stream(tmp_path)
     with pytest.raises(UserError, match="holds train/ and validation/"):
         open_stream(tmp_path, train_domains=("c4",), eval_domains=("c4",))

@@ -1,0 +1,135 @@
+"""The built-in corpus: always the same, split by package, and cached without harm from a race."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import builtin, harvest, open_corpus
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[harvest.Document]:
+    return harvest.harvest(harvest.distributions())
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def test_two_builds_are_the_same(cache: str, tmp_path: Path):
+    config = DataConfig(cache_dir=cache)
+    first = open_corpus(config, seq_len=128, vocab_size=258)
+    again = open_corpus(config, seq_len=64, vocab_size=258)
+    rebuilt = open_corpus(dataclasses.replace(config, cache_dir=str(tmp_path)), seq_len=128, vocab_size=258)
+    assert first.manifest_hash == again.manifest_hash == rebuilt.manifest_hash
+    (kept,) = Path(cache).iterdir()
+    (other,) = tmp_path.iterdir()
+    assert kept.name == other.name
+    for path in kept.iterdir():
+        assert path.read_bytes() == (other / path.name).read_bytes()
+
+
+def test_what_it_holds(cache: str):
+    corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
+    assert corpus.name == "builtin"
+    assert corpus.train_domains == ("prose", "doctest")
+    assert corpus.eval_domains == ("prose", "doctest", "math_docs", "python", "c_code")
+    assert "not SlimPajama" in corpus.note
+    assert sum(corpus.tokens.values()) > 5_000_000
+    for domain in corpus.eval_domains:
+        blocks = corpus.eval_blocks(domain, count=10_000)
+        assert len(blocks) * 128 >= 100_000
+        assert blocks.max() < 258
+    loss = corpus.bigram_loss()
+    assert loss is not None
+    assert 2.0 < loss < 3.5
+    iterator = corpus.train_iterator(batch_size=4)
+    text = corpus.tokenizer.decode(next(iterator)["tokens"].ravel())
+    iterator.close()
+    assert text.isprintable() or "\n" in text
+
+
+def test_domains(documents: list[harvest.Document]):
+    domains = {document.domain for document in documents}
+    assert domains == set(harvest.DOMAINS)
+    texts = [document.digest for document in documents]
+    assert len(set(texts)) == len(texts)
+    for document in documents:
+        if document.domain == "doctest":
+            assert document.text.count(">>>") >= 3
+        elif document.domain == "math_docs":
+            assert document.text.count(":math:") + document.text.count(".. math::") >= 2
+    assert sum(len(d.text) for d in documents if d.domain == "python") < 1.1 * harvest.CAPS["python"]
+
+
+def test_python_files_lose_their_docstrings(documents: list[harvest.Document]):
+    """Else the out-of-domain python would hold the prose that is trained on."""
+    prose = {d.text.splitlines()[0] for d in documents if d.domain == "prose" and len(d.text.splitlines()[0]) > 60}
+    files = [d for d in documents if d.domain == "python"]
+    seen = sum(any(line.strip().strip('"') in prose for line in d.text.splitlines()) for d in files)
+    assert seen < 0.1 * len(files)
+
+
+def test_whole_packages_are_held_out(documents: list[harvest.Document]):
+    held = builtin.held_out_packages(documents)
+    assert held
+    for domain in ("prose", "doctest"):
+        total = sum(len(d.text) for d in documents if d.domain == domain)
+        inside = sum(len(d.text) for d in documents if d.domain == domain and d.package in held)
+        assert 0.03 * total < inside < 0.1 * total
+
+
+def test_the_split_is_by_package(tmp_path: Path, documents: list[harvest.Document]):
+    held = builtin.held_out_packages(documents)
+    builtin._write(tmp_path, documents, ByteTokenizer())
+    train = (tmp_path / "train-prose.uint16").read_bytes()
+    validation = (tmp_path / "validation-prose.uint16").read_bytes()
+    for document in [d for d in documents if d.domain == "prose"][::40]:
+        encoded = ByteTokenizer().encode(document.text).astype("<u2").tobytes()
+        assert (encoded in validation) == (document.package in held)
+        assert (encoded in train) == (document.package not in held)
+
+
+def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another process puts the same corpus in place while this one builds."""
+    (kept,) = Path(cache).iterdir()
+    real = builtin._write
+
+    def write(directory: Path, documents: list[harvest.Document], tokenizer: ByteTokenizer) -> None:
+        real(directory, [], tokenizer)
+        shutil.copytree(kept, tmp_path / kept.name)
+
+    monkeypatch.setattr(builtin, "_write", write)
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == tmp_path / kept.name
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"config\.data\.cache_dir"):
+        builtin.build(ByteTokenizer(), cache_dir=str(tmp_path / "file"))
+
+
+def test_other_domains(cache: str):
+    config = DataConfig(cache_dir=cache, regime="mixed", eval_domains=("c_code",))
+    corpus = open_corpus(config, seq_len=128, vocab_size=300)
+    assert corpus.train_domains == harvest.DOMAINS
+    assert corpus.in_domain == {"c_code"}
+    with pytest.raises(UserError, match="'arxiv' is not a domain of this corpus"):
+        open_corpus(DataConfig(cache_dir=cache, eval_domains=("arxiv",)), seq_len=128, vocab_size=258)
+
+
+def test_mixed_uses_no_block_twice(cache: str):
+    corpus = open_corpus(DataConfig(cache_dir=cache, regime="mixed"), seq_len=512, vocab_size=258)
+    for domain in corpus.eval_domains:
+        validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000)}
+        train = {b.tobytes() for b in corpus.train_sample(domain, count=10_000)}
+        assert not validation & train
+    assert np.isfinite(corpus.bigram_loss() or np.nan)

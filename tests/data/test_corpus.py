@@ -1,0 +1,179 @@
+"""What a training loop sees: evaluation sets, baselines, and messages that name the fix."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import Corpus, blocks, ngram, open_corpus, prepare, slimpajama
+from seqjax.errors import UserError
+
+from .conftest import row, some_text, write_shard
+
+T = 32
+
+
+def open_blocks(path: Path, *, seq_len: int = T, vocab_size: int = 258, **settings: Any) -> Corpus:
+    config = DataConfig(**{"corpus": "blocks", "path": str(path)} | settings)
+    return open_corpus(config, seq_len=seq_len, vocab_size=vocab_size)
+
+
+def test_limited_regime(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir)
+    assert corpus.name == "blocks"
+    assert corpus.train_domains == ("commoncrawl", "c4")
+    assert corpus.eval_domains == ("commoncrawl", "c4", "arxiv", "github", "stackexchange")
+    assert corpus.in_domain == {"commoncrawl", "c4"}
+    assert set(corpus.tokens) == {"commoncrawl", "c4"}
+    assert sum(corpus.weights.values()) == pytest.approx(1)
+    natural = corpus.tokens["c4"] / sum(corpus.tokens.values())
+    assert corpus.weights["c4"] == pytest.approx(natural, rel=5e-3)
+    assert len(corpus.manifest_hash) == 64
+
+
+def test_mixed_regime_and_chosen_domains(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir, regime="mixed")
+    assert corpus.train_domains == corpus.eval_domains == slimpajama.NAMES
+    corpus = open_blocks(blocks_dir, train_domains=("arxiv", "c4"), weights=(1.0, 3.0))
+    assert corpus.weights == {"arxiv": 0.25, "c4": 0.75}
+    assert corpus.eval_domains == ("arxiv", "c4", "commoncrawl", "github", "stackexchange")
+    corpus = open_blocks(blocks_dir, eval_domains=("arxiv", "c4"))
+    assert corpus.eval_domains == ("c4", "arxiv")
+
+
+def test_published_shares():
+    assert sum(slimpajama.SHARES.values()) == pytest.approx(1)
+    assert len(slimpajama.BY_SET_NAME) == len(slimpajama.NAMES) == 7
+
+
+def decoded(corpus: Corpus, domain: str, tokens: int = 10**7) -> str:
+    batches = list(corpus.eval_batches(domain, batch_size=8, max_tokens=tokens))
+    rows = np.concatenate([b["tokens"][b["weights"] > 0] for b in batches])
+    return corpus.tokenizer.decode(rows.ravel())
+
+
+def test_in_domain_is_evaluated_on_validation_alone(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir)
+    assert "c4 validation" in decoded(corpus, "c4")
+    assert "train" not in decoded(corpus, "c4")
+
+
+def test_out_of_domain_is_evaluated_on_validation_then_train(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir)
+    text = decoded(corpus, "arxiv")
+    assert text.index("arxiv validation") < text.index("arxiv train")
+    assert "train" not in decoded(corpus, "arxiv", tokens=64)
+    # The same domain, once it is trained on:
+    assert "train" not in decoded(open_blocks(blocks_dir, regime="mixed"), "arxiv")
+
+
+def test_evaluation_batches(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir)
+    batches = list(corpus.eval_batches("arxiv", batch_size=8, max_tokens=21 * T + 5))
+    assert [b["tokens"].shape for b in batches] == [(8, T + 1)] * 3
+    assert batches[0]["tokens"].dtype == np.int32
+    assert batches[0]["weights"].dtype == np.float32
+    assert [b["weights"].sum() for b in batches] == [8, 8, 5]
+    for one, two in zip(batches, corpus.eval_batches("arxiv", batch_size=8, max_tokens=21 * T + 5), strict=True):
+        np.testing.assert_array_equal(one["tokens"], two["tokens"])
+    rows = np.concatenate([b["tokens"][b["weights"] > 0] for b in batches])
+    assert len({r.tobytes() for r in rows}) == 21
+    other = np.concatenate([b["tokens"] for b in corpus.eval_batches("arxiv", batch_size=7, max_tokens=21 * T)])
+    np.testing.assert_array_equal(rows, other)
+
+
+def test_bigram_is_a_distribution_and_learns():
+    rng = np.random.default_rng(0)
+    steps = rng.choice([1, 2], size=(60, 50), p=[0.9, 0.1])
+    rows = np.cumsum(steps, axis=1) % 7  # the next token is one or two further
+    loss = ngram.bigram_loss(rows[:50], rows[50:], vocab_size=7)
+    entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    assert loss == pytest.approx(entropy, abs=0.05)
+    table = ngram.smoothed(ngram.bigram_counts(rows, vocab_size=7), strength=3.0)
+    np.testing.assert_allclose(np.exp(table).sum(1), 1)
+    assert ngram.bigram_loss(rows[:1], rows[50:], vocab_size=7) < np.log(50)  # hardly any training data
+
+
+def test_bigram_of_a_corpus(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir)
+    loss = corpus.bigram_loss(max_tokens=1000)
+    assert loss is not None
+    assert 0.5 < loss < np.log(258)
+    corpus.tokenizer = type("Large", (), {"vocab_size": 32_000})()
+    assert corpus.bigram_loss() is None
+
+
+def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
+    with pytest.raises(UserError, match=r"no directory .*seqjax\.data\.prepare"):
+        open_blocks(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"no manifest\.json.*seqjax\.data\.prepare"):
+        open_blocks(tmp_path)
+    (tmp_path / ".parts").mkdir()
+    with pytest.raises(UserError, match=r"unfinished.*same prepare command again"):
+        open_blocks(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(blocks_dir, copy)
+    (copy / "train" / "c4-00000.array_record").unlink()
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is missing"):
+        open_blocks(copy)
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        open_blocks(copy)
+    (copy / "manifest.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(UserError, match="format 99"):
+        open_blocks(copy)
+
+
+def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match=r"hold 33 tokens.*set config\.train\.seq_len=32"):
+        open_blocks(blocks_dir, seq_len=64)
+    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size is 256"):
+        open_blocks(blocks_dir, vocab_size=256)
+    with pytest.raises(UserError, match=r"'arxive' is not a domain.*Did you mean 'arxiv'"):
+        open_blocks(blocks_dir, eval_domains=("arxive",))
+    with pytest.raises(UserError, match="names a domain twice"):
+        open_blocks(blocks_dir, train_domains=("c4", "c4"))
+    with pytest.raises(UserError, match="Did you mean 'blocks'"):
+        open_blocks(blocks_dir, corpus="block")
+    monkeypatch.setattr("seqjax.data.tokenizer.ByteTokenizer.hash", "0" * 64)
+    with pytest.raises(UserError, match="made with the byte tokenizer"):
+        open_blocks(blocks_dir)
+
+
+def test_absent_domains_and_too_little_text(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    for split in ("train", "validation"):
+        lines = [row(domain, some_text(rng, 30)) for domain in ("c4", "commoncrawl") for _ in range(20)]
+        write_shard(tmp_path / "source" / split / "a.jsonl.zst", [*lines, row("book", "short")])
+    out = tmp_path / "out"
+    prepare.prepare(str(tmp_path / "source"), out, tokenizer="byte", seq_len=T, workers=1)
+    with pytest.raises(UserError, match=r"no validation or train blocks of arxiv, github, stackexchange.*eval_domains"):
+        open_blocks(out)
+    with pytest.raises(UserError, match=r"no train blocks of .*book.*train_domains.*Present: c4, commoncrawl"):
+        open_blocks(out, regime="mixed")
+    assert open_blocks(out, eval_domains=("c4",)).in_domain == {"c4"}
+
+
+def test_in_domain_needs_validation_text(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    write_shard(tmp_path / "source" / "train" / "a.jsonl.zst", [row("c4", some_text(rng, 90)) for _ in range(20)])
+    out = tmp_path / "out"
+    prepare.prepare(str(tmp_path / "source"), out, tokenizer="byte", seq_len=T, workers=1)
+    with pytest.raises(UserError, match=r"'c4' has fewer than 33 tokens.*split validation.*eval_domains"):
+        open_blocks(out, train_domains=("c4",), eval_domains=("c4",))
+
+
+def test_many_files_raise_the_limit_or_say_so(monkeypatch: pytest.MonkeyPatch):
+    resource = pytest.importorskip("resource")
+    calls = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: calls.append(limits))
+    blocks.allow_open_files(100)
+    blocks.allow_open_files(3000)
+    assert calls == [(3512, 4096)]
+    with pytest.raises(UserError, match="ulimit -Hn"):
+        blocks.allow_open_files(5000)

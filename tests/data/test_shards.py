@@ -1,0 +1,134 @@
+"""Finding shards, reading their lines, and refusing what is no document."""
+
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from seqjax.data import shards
+from seqjax.errors import UserError
+
+from .conftest import row, write_shard
+
+
+def one(path: Path) -> shards.Shard:
+    return shards.find_shards(str(path))[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "a"', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"text": "\\ud800", "meta": {"redpajama_set_name": "RedPajamaC4"}}', "not UTF-8"),
+        (b"3", "not a JSON object"),
+        (b'{"meta": {"redpajama_set_name": "RedPajamaC4"}}', "no text"),
+        (b'{"text": 3, "meta": {"redpajama_set_name": "RedPajamaC4"}}', "no text"),
+        (row("c4", " \n\t"), "empty document"),
+        (row("RedPajamaPile", "text"), "unknown set name"),
+        (b'{"text": "a", "meta": {"redpajama_set_name": 3}}', "unknown set name"),
+        (b'{"text": "a", "meta": {}}', "no meta.redpajama_set_name"),
+        (b'{"text": "a", "meta": 3}', "no meta.redpajama_set_name"),
+    ],
+)
+def test_bad_lines(line: bytes, reason: str):
+    with pytest.raises(shards.BadLineError, match=reason):
+        shards.parse(line)
+
+
+def test_good_lines():
+    assert shards.parse(row("arxiv", "é\u2028x")) == ("arxiv", "é\u2028x")
+    assert shards.parse(b'{"text": "a"}', default="book") == ("book", "a")
+
+
+def test_set_name_is_not_fooled_by_text():
+    text = '"redpajama_set_name": "RedPajamaBook"'
+    assert shards.set_name(row("c4", text)) == "c4"
+    meta_first = {"meta": {"redpajama_set_name": "RedPajamaC4", "source": "x"}, "text": text * 100}
+    assert shards.set_name(json.dumps(meta_first).encode()) == "c4"
+    assert shards.set_name(b'{"text": "a"}') is None
+
+
+def test_layouts(tmp_path: Path):
+    for name in ("train/chunk1/a.jsonl.zst", "validation/RedPajamaArXiv/c.jsonl.zst", "test/b.jsonl.zst", "d.jsonl"):
+        write_shard(tmp_path / name, [])
+    (tmp_path / "README.md").touch()
+    found = shards.find_shards(str(tmp_path))
+    assert [(s.split, s.name, s.domain) for s in found] == [
+        ("train", "d.jsonl", None),
+        ("train", "train/chunk1/a.jsonl.zst", None),
+        ("validation", "validation/RedPajamaArXiv/c.jsonl.zst", "arxiv"),
+        ("test", "test/b.jsonl.zst", None),
+    ]
+    (only,) = shards.find_shards(str(tmp_path / "validation"))
+    assert (only.split, only.domain) == ("validation", "arxiv")
+    (only,) = shards.find_shards(str(tmp_path / "validation" / "*" / "*.zst"))
+    assert (only.split, only.domain) == ("validation", "arxiv")
+    (only,) = shards.find_shards(str(tmp_path / "test" / "b.jsonl.zst"))
+    assert only.split == "test"
+
+
+def test_a_home_called_test_is_no_split(tmp_path: Path):
+    write_shard(tmp_path / "test" / "corpus" / "a.jsonl.zst", [])
+    assert one(tmp_path / "test" / "corpus").split == "train"
+
+
+def test_nothing_there(tmp_path: Path):
+    with pytest.raises(UserError, match="no file or directory"):
+        shards.find_shards(str(tmp_path / "absent"))
+    with pytest.raises(UserError, match="give the directory or glob"):
+        shards.find_shards(str(tmp_path))
+    with pytest.raises(UserError, match="give the directory or glob"):
+        shards.find_shards(str(tmp_path / "*.jsonl.zst"))
+
+
+def test_lines_of_every_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "CHUNK", 7)
+    lines = [b"a" * n + b"\n" for n in (0, 1, 5, 100, 10_000, 3, 0, 2)]
+    path = write_shard(tmp_path / "a.jsonl.zst", lines)
+    read = []
+    assert list(shards.read_lines(one(path), on_read=read.append)) == [line[:-1] for line in lines]
+    assert sum(read) == path.stat().st_size == one(path).size
+    plain = tmp_path / "b.jsonl"
+    plain.write_bytes(b"".join(lines) + b"last")
+    assert list(shards.read_lines(one(plain))) == [*(line[:-1] for line in lines), b"last"]
+
+
+def test_frames_and_a_long_window(tmp_path: Path):
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27, enable_ldm=True)
+    long = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = long.compress(b"one\n") + long.flush()
+    (tmp_path / "a.jsonl.zst").write_bytes(frame + zstandard.compress(b"two\nthree\n"))
+    assert list(shards.read_lines(one(tmp_path / "a.jsonl.zst"))) == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("damage", ["torn", "corrupt", "junk"])
+def test_damaged_shards_give_what_came_before(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "CHUNK", 64)
+    path = tmp_path / "a.jsonl.zst"
+    frames = [zstandard.compress(b"".join(b"%d\n" % i for i in range(start, start + 100))) for start in (0, 100)]
+    if damage == "torn":
+        frames[1] = frames[1][:-20]
+    elif damage == "corrupt":
+        frames[1] = frames[1][:20] + b"\xff" * 40 + frames[1][60:]
+    else:
+        frames[1] = b"no zstd at all"
+    path.write_bytes(b"".join(frames))
+    seen = []
+    with pytest.raises(shards.TornShardError, match="zstd data"):
+        for line in shards.read_lines(one(path)):
+            seen.append(line)
+    assert seen[:99] == [b"%d" % i for i in range(99)]
+
+
+def test_other_file_systems():
+    with fsspec.open("memory://corpus/train/a.jsonl.zst", "wb") as file:
+        file.write(zstandard.compress(row("c4", "in memory")))  # pyright: ignore
+    (shard,) = shards.find_shards("memory://corpus")
+    assert shard.split == "train"
+    assert [shards.parse(line) for line in shards.read_lines(shard)] == [("c4", "in memory")]
+    assert shards.find_shards("memory://corpus/*/*.zst") == [shard]

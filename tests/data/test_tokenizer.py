@@ -1,0 +1,122 @@
+"""Tokenizers: what goes in comes out, ids are sentencepiece's own, and messages name the fix."""
+
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqjax.data import tokenizer
+from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, load_tokenizer
+from seqjax.errors import UserError
+
+absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
+needs_mixtral = pytest.mark.skipif(bool(absent), reason=f"needs {absent}: pip install 'seqjax[mixtral]'")
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+SPACED = st.lists(st.sampled_from(["  ", " ", "\n", "\t", "\r", "the", "Ab", "9", "\u2581", "é", "中", "<s>", "."]))
+
+
+@given(TEXT)
+def test_bytes_round_trip(text: str):
+    byte = ByteTokenizer()
+    ids = byte.encode(text)
+    assert ids.dtype == np.uint16
+    assert byte.decode([byte.bos, *ids, byte.eos]) == text
+    assert [i.tolist() for i in byte.encode_batch([text, "a"])] == [ids.tolist(), [97]]
+
+
+def test_bytes_decode_anything():
+    assert ByteTokenizer().decode([0xC3, 300, -1, 97]) == "\ufffda"
+
+
+def test_byte_hash_is_stable():
+    assert load_tokenizer("byte").hash[:16] == "d8b6eeb213e55327"  # manifests hold it
+
+
+@needs_mixtral
+class TestMixtral:
+    def test_facts(self):
+        mixtral = load_tokenizer("mixtral")
+        assert (mixtral.vocab_size, mixtral.bos, mixtral.eos) == (32_000, 1, 2)
+        assert mixtral.hash == tokenizer.MIXTRAL_SHA256
+        assert mixtral.encode("Hello  world").tolist() == [22557, 28705, 1526]
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.one_of(TEXT, SPACED.map("".join)))
+    def test_words_give_the_ids_of_sentencepiece(self, text: str):
+        mixtral = load_tokenizer("mixtral")
+        assert isinstance(mixtral, MixtralTokenizer)
+        assert mixtral._words is not None
+        ids = mixtral.encode(text)
+        assert ids.tolist() == mixtral._sp.encode(text)
+        if "\u2581" not in text:
+            assert mixtral.decode([mixtral.bos, *ids, mixtral.eos]) == text
+
+    def test_a_full_table_changes_nothing(self, monkeypatch: pytest.MonkeyPatch):
+        text = " ".join(f"word{i} word{i % 3}" for i in range(200))
+        expected = load_tokenizer("mixtral").encode(text)
+        monkeypatch.setattr(tokenizer, "MAX_WORDS", 16)
+        small = MixtralTokenizer()
+        np.testing.assert_array_equal(small.encode(text), expected)
+        assert small._words is not None
+        assert len(small._words) <= 16
+
+    def test_pickles_without_its_table(self):
+        mixtral = load_tokenizer("mixtral")
+        mixtral.encode("a b c d e f")
+        copy = pickle.loads(pickle.dumps(mixtral))
+        assert copy.encode("a new text").tolist() == mixtral.encode("a new text").tolist()
+
+    def test_another_model_goes_without_words_where_they_do_not_fit(self, tmp_path: Path):
+        import sentencepiece
+
+        corpus = tmp_path / "text"
+        corpus.write_text("the cat sat on the mat and the cat ate the rat\n" * 50)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(corpus),
+            model_prefix=str(tmp_path / "m"),
+            vocab_size=60,
+            split_by_whitespace=False,
+            model_type="bpe",
+        )
+        other = load_tokenizer("mixtral", str(tmp_path / "m.model"))
+        assert isinstance(other, MixtralTokenizer)
+        assert other._words is None
+        assert other.encode("the cat sat").tolist() == other._sp.encode("the cat sat")
+        assert other.hash != tokenizer.MIXTRAL_SHA256
+
+    def test_a_wrong_file(self, tmp_path: Path):
+        with pytest.raises(UserError, match="no file"):
+            MixtralTokenizer(str(tmp_path / "absent"))
+        (tmp_path / "m").write_text("no model")
+        with pytest.raises(UserError, match="not a sentencepiece model"):
+            MixtralTokenizer(str(tmp_path / "m"))
+
+    def test_a_changed_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        (tmp_path / "m").write_text("no model")
+        monkeypatch.setattr(tokenizer, "_carried_model", lambda: tmp_path / "m")
+        with pytest.raises(UserError, match="reinstall mistral-common"):
+            MixtralTokenizer()
+
+    def test_no_mistral_common(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(UserError, match=r"pip install 'seqjax\[mixtral\]'"):
+            MixtralTokenizer()
+
+
+def test_no_sentencepiece(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match=r"pip install 'seqjax\[mixtral\]'"):
+        MixtralTokenizer()
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match="Did you mean 'mixtral'"):
+        load_tokenizer("mistral")
+    with pytest.raises(UserError, match="tokenizer_path"):
+        load_tokenizer("byte", "some.model")
