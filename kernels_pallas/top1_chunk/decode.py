@@ -99,6 +99,8 @@ def update_chunk_means(
     Reads that chunk only. The row is right once the chunk is complete; before that no query can select it.
     """
     checks.check_chunk_size(chunk_size)
+    if chunk_mean_BcGK.shape[1] == 0:  # the cache is shorter than a chunk
+        return chunk_mean_BcGK
     own = (jnp.asarray(length, jnp.int32) - 1) // chunk_size
     k_BCGK = jnp.take(k_BSGK, own * chunk_size + jnp.arange(chunk_size), axis=1, mode="fill", fill_value=0)
     mean_BGK = k_BCGK.astype(chunk_mean_BcGK.dtype).mean(1)

@@ -11,7 +11,7 @@ import numpy as np
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
 
 # Most of a sweep's time is LLVM's; the tests of bits, memory and devices compile as users do.
-FAST_COMPILE = {"xla_backend_optimization_level": 0}
+fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class Shape(NamedTuple):
@@ -54,7 +54,7 @@ def value_and_grads(f, *args) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """(f(*args), the cotangents of args) under one jit, for a fixed random cotangent."""
     do = cotangent(jax.eval_shape(f, *args))
 
-    @partial(jax.jit, compiler_options=FAST_COMPILE)
+    @fast_jit
     def run(do, *args):
         o, pull = jax.vjp(f, *args)
         return o, pull(do.astype(o.dtype))

@@ -11,7 +11,7 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas.top1_chunk import reference, xla
-from tests.kernels.common import FAST_COMPILE, Shape, assert_close, cotangent, qkv, value_and_grads
+from tests.kernels.common import Shape, assert_close, cotangent, fast_jit, qkv, value_and_grads
 
 shapes = st.builds(
     Shape,
@@ -41,7 +41,7 @@ def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: in
     assert (best - chosen <= slack).all()
 
 
-@hypothesis.given(
+case = hypothesis.given(
     shape=shapes,
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     gain=st.sampled_from([0.1, 1.0, 6.0]),
@@ -50,13 +50,14 @@ def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: in
     scale=st.sampled_from([None, 0.5]),
     seed=st.integers(0, 3),
 )
-@hypothesis.settings(
-    max_examples=20,
+settings = hypothesis.settings(
     deadline=None,
     derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
-def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
+
+
+def check(shape, dtype, gain, selection, schedule, scale, seed) -> None:
     q, k, v = qkv(shape, seed=seed, dtype=dtype, gain=gain)
     options = {"chunk_size": shape.C, "selection": selection, "scale": scale}
 
@@ -69,10 +70,10 @@ def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, 
         o, pull = jax.vjp(lambda *a: attend(*a, sel), q, k, v)
         return o, pull(do), reference.chunk_scores(q, k, **options)
 
-    do = cotangent(jnp.zeros((shape.B, shape.T, shape.heads, shape.V), dtype))
-    o, grads, sel = jax.jit(ours, compiler_options=FAST_COMPILE)(q, k, v, do)
+    do = cotangent(jax.ShapeDtypeStruct((shape.B, shape.T, shape.heads, shape.V), dtype))
+    o, grads, sel = fast_jit(ours)(q, k, v, do)
     wide = (np.asarray(x, np.float32) for x in (q, k, v, do))
-    o_want, grads_want, score = jax.jit(theirs, compiler_options=FAST_COMPILE)(*wide, sel)
+    o_want, grads_want, score = fast_jit(theirs)(*wide, sel)
     assert_selection(np.asarray(sel), np.asarray(score), shape.C)
     assert o.dtype == v.dtype
     assert_close(o, o_want, dtype, "o")
@@ -81,6 +82,20 @@ def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, 
         assert_close(got, want, dtype, f"d{name}")
 
 
+@case
+@hypothesis.settings(settings, max_examples=14)
+def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
+    check(shape, dtype, gain, selection, schedule, scale, seed)
+
+
+@pytest.mark.slow
+@case
+@hypothesis.settings(settings, max_examples=150)
+def test_equals_reference_widely(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
+    check(shape, dtype, gain, selection, schedule, scale, seed)
+
+
+@pytest.mark.parametrize(("selection", "schedule"), [("exact", "masked"), ("exact", "sorted"), ("approx", "sorted")])
 def test_equals_reference_in_double(small_tiles, selection, schedule) -> None:
     shape = Shape(T=53)
     with jax.enable_x64(True):
@@ -88,13 +103,10 @@ def test_equals_reference_in_double(small_tiles, selection, schedule) -> None:
         options = {"chunk_size": shape.C, "selection": selection}
         got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
         want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
-        np.testing.assert_array_equal(
-            kp.select_chunk(q, k, **options), reference.select_chunk(q, k, **options), strict=True
-        )
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
 
 
-@pytest.mark.parametrize("length", [1, 5, 16, 17, 31, 32, 33])
+@pytest.mark.parametrize("length", [1, 16, 17, 33])
 def test_lengths_around_the_chunk(small_tiles, schedule, length) -> None:
     shape = Shape(T=length, B=1)
     q, k, v = qkv(shape)
@@ -127,7 +139,7 @@ def test_adversarial_selections(small_tiles, schedule, choose) -> None:
     sel = jnp.asarray(np.where(own == 0, -1, choose(own)), jnp.int32)
     attend, static = xla.attend(schedule), {"chunk_size": shape.C, "scale": 0.7}
 
-    @jax.jit
+    @fast_jit
     def ours(q, k, v, do):
         o, lse = attend.forward(q, k, v, sel, **static)
         return o, attend.backward(q, k, v, o, lse, sel, do, **static)
@@ -153,24 +165,25 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection) -> None:
     shape = Shape(T=64, C=8, B=1)
     q, k, _ = qkv(shape)
     options = {"chunk_size": 8, "selection": selection}
-    sel = kp.select_chunk(jnp.zeros_like(q), k, **options)
+    select = jax.jit(partial(kp.select_chunk, scale=1.0, **options))
+    sel = select(jnp.zeros_like(q), k)
     assert (np.asarray(sel)[:, 8:] == 0).all()
     # chunks 0 and 1 differ, the rest repeat them in turn; small integers, so that equal scores are equal bits
     rng = np.random.default_rng(0)
     pair = rng.integers(-2, 3, size=(16, shape.G, shape.K))
     k = jnp.asarray(np.tile(pair, (4, 1, 1))[None], jnp.float32)
     q = jnp.asarray(rng.integers(-2, 3, size=q.shape), jnp.float32)
-    sel = np.asarray(kp.select_chunk(q, k, scale=1.0, **options))
+    sel = np.asarray(select(q, k))
     assert (sel[:, 16:] <= 1).all()
     np.testing.assert_array_equal(sel, reference.select_chunk(q, k, scale=1.0, **options))
 
 
 def test_first_chunk_is_local_only(selection, schedule) -> None:
     q, k, v = qkv(Shape(T=40, C=16))
-    o = kp.top1_chunk_attention(q, k, v, chunk_size=16, selection=selection, schedule=schedule)
-    head = kp.top1_chunk_attention(q[:, :16], k[:, :16], v[:, :16], chunk_size=64, schedule=schedule)
-    np.testing.assert_allclose(o[:, :16], head, rtol=0, atol=1e-6)
-    assert (np.asarray(kp.select_chunk(q, k, chunk_size=16, selection=selection))[:, :16] == -1).all()
+    run = partial(kp.top1_chunk_attention, selection=selection, schedule=schedule)
+    o = jax.jit(partial(run, chunk_size=16))(q, k, v)
+    alone = jax.jit(partial(run, chunk_size=64))(q[:, :16], k[:, :16], v[:, :16])
+    np.testing.assert_allclose(o[:, :16], alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -178,9 +191,7 @@ def test_causal_to_the_last_bit(small_tiles, selection, schedule, dtype) -> None
     """Changing token t leaves every earlier output as it was: not nearly, exactly."""
     shape = Shape(T=61, C=8, B=1)
     q, k, v = qkv(shape, dtype=dtype, gain=2)
-    run = jax.jit(
-        lambda q, k, v: kp.top1_chunk_attention(q, k, v, chunk_size=8, selection=selection, schedule=schedule)
-    )
+    run = jax.jit(partial(kp.top1_chunk_attention, chunk_size=8, selection=selection, schedule=schedule))
     before = np.asarray(run(q, k, v).astype(jnp.float32))
     for t in (1, 8, 23, 40, 60):
         changed = (x.at[:, t].multiply(-3) for x in (q, k, v))
@@ -189,7 +200,7 @@ def test_causal_to_the_last_bit(small_tiles, selection, schedule, dtype) -> None
         assert (after[:, t:] != before[:, t:]).any()
 
 
-def test_extreme_scores_stay_finite(small_tiles, selection, schedule) -> None:
+def test_extreme_scores_stay_finite(small_tiles, schedule) -> None:
     q, k, v = qkv(Shape(T=50, C=8), gain=1e3)
-    f = lambda *a: kp.top1_chunk_attention(*a, chunk_size=8, selection=selection, schedule=schedule)  # noqa: E731
+    f = partial(kp.top1_chunk_attention, chunk_size=8, schedule=schedule)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(value_and_grads(f, q, k, v)))
