@@ -11,6 +11,7 @@ paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning
 """
 
 import ast
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -122,7 +123,8 @@ def get_config(arg: str, *, name: str, mixer: dict[str, Any]) -> ConfigDict:
 
 def _split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
     size, regime, overrides = "demo", "limited", []
-    for part in filter(None, (p.strip() for p in (arg or "").split(","))):
+    # a comma inside brackets belongs to the value: data.weights=(0.7,0.3)
+    for part in filter(None, (p.strip() for p in re.split(r",(?![^(\[]*[)\]])", arg or ""))):
         key, equals, value = part.partition("=")
         if equals:
             overrides.append((key, value))

@@ -6,6 +6,8 @@ types and values that cannot work together are `UserError`s that name the key, t
 
 import dataclasses
 import json
+import math
+import operator
 import types
 import typing
 from typing import Any, TypeVar
@@ -217,6 +219,39 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
     return out
 
 
+# Setting -> least value, and what it must stay below.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "model.dim": (1, math.inf),
+    "model.n_layers": (1, math.inf),
+    "model.vocab_size": (1, math.inf),
+    "model.loss_chunk": (1, math.inf),
+    "model.mlp.dim": (0, math.inf),
+    "model.norm_eps": (0, 1),
+    "data.workers": (0, math.inf),
+    "train.steps": (1, math.inf),
+    "train.batch_size": (1, math.inf),
+    "train.seq_len": (1, math.inf),
+    "train.accumulate": (1, math.inf),
+    "optim.lr": (0, math.inf),
+    "optim.b1": (0, 1),
+    "optim.b2": (0, 1),
+    "optim.eps": (0, math.inf),
+    "optim.weight_decay": (0, math.inf),
+    "optim.clip_norm": (0, math.inf),
+    "optim.warmup_steps": (0, math.inf),
+    "optim.final_lr": (0, math.inf),
+    "eval.every": (0, math.inf),
+    "eval.tokens": (1, math.inf),
+    "eval.batch_size": (0, math.inf),
+    "checkpoint.every": (0, math.inf),
+    "checkpoint.keep": (1, math.inf),
+    "log.every": (1, math.inf),
+    "log.profile_start": (0, math.inf),
+    "log.profile_steps": (1, math.inf),
+    "log.sample_tokens": (0, math.inf),
+}
+
+
 def _choice(value: str, known: tuple[str, ...], path: str) -> None:
     if value not in known:
         raise UserError(f"{path}={value!r} is not known.{nearest(value, known)}")
@@ -232,20 +267,11 @@ def _check(config: Config) -> None:
     _choice(data.corpus, ("builtin", "blocks", "stream"), "config.data.corpus")
     _choice(data.tokenizer, ("byte", "mixtral"), "config.data.tokenizer")
     _choice(data.regime, ("limited", "mixed"), "config.data.regime")
-    sizes = {
-        "model.dim": model.dim,
-        "model.n_layers": model.n_layers,
-        "model.vocab_size": model.vocab_size,
-        "train.steps": train.steps,
-        "train.batch_size": train.batch_size,
-        "train.seq_len": train.seq_len,
-        "train.accumulate": train.accumulate,
-        "model.loss_chunk": model.loss_chunk,
-        "log.every": config.log.every,
-    }
-    for path, value in sizes.items():
-        if value < 1:
-            raise UserError(f"config.{path} must be at least 1, not {value}.")
+    for path, (low, high) in BOUNDS.items():
+        value = operator.attrgetter(path)(config)
+        if not low <= value < high:
+            upper = f" and less than {high}" if high < math.inf else ""
+            raise UserError(f"config.{path} must be at least {low}{upper}, not {value}.")
     if train.batch_size % train.accumulate:
         raise UserError(
             f"config.train.batch_size={train.batch_size} must be a multiple of "

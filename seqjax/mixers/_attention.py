@@ -5,6 +5,7 @@ cache (`attend_step`); everything around that is here, once.
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -31,6 +32,11 @@ class AttentionConfig:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del seq_len
+        for name, least in (("heads", 1), ("kv_heads", 0), ("head_dim", 0), ("rope_base", 0.0)):
+            if not least <= getattr(self, name) < math.inf:
+                raise UserError(
+                    f"config.model.mixer.{name} must be at least {least} and finite, not {getattr(self, name)}."
+                )
         if not self.head_dim and dim % self.heads:
             raise UserError(
                 f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}; "

@@ -7,6 +7,7 @@ its sliding-window model.
 
 import dataclasses
 
+from seqjax.errors import UserError
 from seqjax.mixers._attention import AttentionConfig, AttentionMixer
 from seqjax.ops.attention import attention_step, causal_attention
 from seqjax.types import Array
@@ -18,6 +19,12 @@ class Config(AttentionConfig):
 
     window: int = 0
     implementation: str | None = None  # None (choose) | cudnn | xla
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        super().check(dim=dim, seq_len=seq_len)
+        if self.window < 0:
+            raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or 0 for all.")
 
 
 class Mixer(AttentionMixer):
