@@ -1,0 +1,253 @@
+"""Every config file in every size and regime, the paper's numbers, and what a wrong setting is told."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from configs.common import REGIMES, SIZES
+from seqjax import flops
+from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.errors import UserError
+from seqjax.model import Model
+from tests.support import ROOT
+
+NAMES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in ("__init__", "common"))
+
+
+def get(name, arg=""):
+    return importlib.import_module(f"configs.{name}").get_config(arg)
+
+
+def load(name, arg=""):
+    return from_config_dict(get(name, arg))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_builds(name, size, regime):
+    """Shapes only: no array is made, so the 1.3B models build in a second."""
+    config = load(name, f"{size},{regime}")
+    assert (config.name, config.size, config.data.regime) == (name, size, regime)
+    model = Model(config.model, max_len=config.train.seq_len)
+    assert flops.n_params(model) > 0
+    assert flops.flops_per_token(model, config.train.seq_len) > 2 * flops.n_params(model)
+
+
+def test_the_default_is_the_demo():
+    for name in NAMES:
+        assert to_dict(load(name)) == to_dict(load(name, "demo,limited"))
+        assert load(name).data.corpus == "builtin"
+
+
+# arXiv 2505.18522, Appendix A: what the size decides
+PAPER = {
+    "110m": {
+        "dim": 768, "n_layers": 12, "heads": 12, "lr": 2e-4, "warmup": 2500, "batch": 256, "seq": 2048, "base": 1e4,
+    },
+    "1b3": {
+        "dim": 2048, "n_layers": 24, "heads": 16, "lr": 5e-5, "warmup": 5000, "batch": 128, "seq": 2048, "base": 1e4,
+    },
+    "135m_100k": {
+        "dim": 768, "n_layers": 12, "heads": 12, "lr": 2e-4, "warmup": 2500, "batch": 8, "seq": 102_400, "base": 1e6,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", PAPER)
+@pytest.mark.parametrize("name", ["transformer_pp", "top1_chunk", "top1_element"])
+def test_the_papers_values(name, size):
+    config = load(name, size)
+    model, mixer = config.model, config.model.mixer
+    assert {
+        "dim": model.dim, "n_layers": model.n_layers, "heads": mixer.heads, "lr": config.optim.lr,
+        "warmup": config.optim.warmup_steps, "batch": config.train.batch_size, "seq": config.train.seq_len,
+        "base": mixer.rope_base,
+    } == PAPER[size]  # fmt: skip
+    assert (config.optim.b1, config.optim.b2, config.optim.weight_decay) == (0.9, 0.95, 0.0)
+    assert (model.vocab_size, config.data.tokenizer, model.norm, model.mlp.kind) == (
+        32_000,
+        "mixtral",
+        "rmsnorm",
+        "geglu",
+    )
+    assert mixer.qk_norm == name.startswith("top1")
+    assert not mixer.bias
+    assert not model.mlp.bias
+    if name == "top1_chunk":
+        assert (mixer.chunk_size, mixer.selection) == (128, "exact")
+
+
+# d = width, F = MLP width; per layer 4 d^2 for q, k, v, out, 3 d F for the MLP and 2 d for the norms; then the
+# embedding, the final norm and, untied, the head. Top-1 adds two gains of the head width per layer.
+COUNTS = {
+    ("transformer_pp", "110m"): 109_529_856,
+    ("top1_chunk", "110m"): 109_529_856 + 12 * 2 * 64,
+    ("top1_element", "110m"): 109_529_856 + 12 * 2 * 64,
+    ("transformer_pp", "1b3"): 1_279_887_360,
+    ("transformer_pp", "135m_100k"): 134_105_856,
+}
+PRINTED = {"110m": 109.5e6, "1b3": 1.280e9, "135m_100k": 134.1e6}
+
+
+@pytest.mark.parametrize(("name", "size"), COUNTS)
+def test_parameter_counts(name, size):
+    config = load(name, size).model
+    d, f, layers = config.dim, config.mlp.dim, config.n_layers
+    by_hand = layers * (4 * d * d + 3 * d * f + 2 * d) + d + 32_000 * d * (1 if config.tie_embeddings else 2)
+    if name.startswith("top1"):
+        by_hand += layers * 2 * 64
+    assert flops.n_params(Model(config, max_len=8)) == by_hand == COUNTS[name, size]
+    assert by_hand == pytest.approx(PRINTED[size], rel=5e-4)
+
+
+# -------------------------------------------------------------------------------------------- overrides in words
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("model.mixer.selection=approx", "model.mixer.selection", "approx"),
+        ("optim.lr=3e-4", "optim.lr", 3e-4),
+        ("optim.lr=1", "optim.lr", 1.0),
+        ("train.steps=7", "train.steps", 7),
+        ("mesh.fsdp=-1,mesh.data=1", "mesh.fsdp", -1),
+        ("log.tensorboard=False", "log.tensorboard", False),
+        ("data.path=gs://bucket/a b", "data.path", "gs://bucket/a b"),
+        ("data.train_domains=['prose']", "data.train_domains", ("prose",)),
+        ("model.mixer.implementation=xla", "model.mixer.implementation", "xla"),
+        ("model.mixer.implementation=None", "model.mixer.implementation", None),
+        (" train.seed=3 ,, mixed ", "train.seed", 3),
+    ],
+)
+def test_overrides(text, path, value):
+    node = load("top1_chunk", f"debug,{text}")
+    for part in path.split("."):
+        node = getattr(node, part)
+    assert node == value
+    assert type(node) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("arg", "says"),
+    [
+        ("huge", ["'huge'", "110m", "demo"]),
+        ("debgu", ["'debgu'", "Did you mean 'debug'"]),
+        ("limted", ["Did you mean 'limited'"]),
+        ("trian.steps=3", ["no group 'trian'", "Did you mean 'train'"]),
+        ("train.step=3", ["no setting 'step'", "Did you mean 'steps'"]),
+        ("train.steps.x=3", ["no group 'steps'"]),
+        ("train.steps=many", ["config.train.steps must be int", "'many'"]),
+        ("train.steps=2.5", ["config.train.steps must be int", "2.5"]),
+        ("train.steps=True", ["config.train.steps must be int"]),
+        ("train.steps=0", ["config.train.steps must be at least 1"]),
+        ("train=3", ["config.train must be a group"]),
+        ("optim.lr=fast", ["config.optim.lr must be float"]),
+        ("data.weights=3", ["config.data.weights must be a list", "(3,)"]),
+        ("data.weights=(1,2)", ["config.data.weights has 2 values for 0"]),
+        ("data.regime=mxied", ["config.data.regime", "Did you mean 'mixed'"]),
+        ("data.corpus=blocks", ["config.data.path", "seqjax.data.prepare"]),
+        ("model.mixer.name=top1_chnk", ["config.model.mixer.name", "Did you mean 'top1_chunk'", "transformer_pp"]),
+        ("model.mixer.name=no.such.module", ["no module 'no'"]),
+        ("model.mixer.name=seqjax.errors", ["does not define Config"]),
+        ("model.mixer.name=transformer_pp", ["config.model.mixer.chunk_size is not a setting", "rope_base"]),
+        ("model.mixer=3", ["config.model.mixer.name must name a mixer"]),
+        ("model.mixer.chunk_size=0", ["chunk_size=0", "1 to 128"]),
+        ("model.mixer.chunk_size=129", ["chunk_size=129", "config.train.seq_len=128"]),
+        ("model.mixer.selection=exactly", ["'exact' or 'approx'"]),
+        ("model.mixer.heads=3", ["heads=3", "config.model.dim=64"]),
+        ("model.mixer.heads=0", ["heads", "at least 1"]),
+        ("model.mixer.kv_heads=4,model.mixer.heads=2", ["kv_heads=4"]),
+        ("model.mixer.kv_heads=-1", ["kv_heads"]),
+        ("model.mixer.head_dim=7", ["head width 7", "even"]),
+        ("model.mixer.head_dim=-8", ["head_dim"]),
+        ("model.mixer.rope_base=-1.0", ["rope_base"]),
+        ("optim.lr=1e999", ["config.optim.lr"]),
+        ("model.remat=some", ["config.model.remat", "attention, dots, full, none"]),
+        ("model.dtype=float16", ["config.model.dtype"]),
+        ("model.mlp.kind=relu", ["config.model.mlp.kind"]),
+        ("model.mlp.dim=-1", ["config.model.mlp.dim"]),
+        ("train.accumulate=3", ["config.train.batch_size=4", "config.train.accumulate=3"]),
+        ("checkpoint.keep=0", ["config.checkpoint.keep"]),
+        ("eval.tokens=0", ["config.eval.tokens"]),
+        ("eval.every=-1", ["config.eval.every"]),
+        ("optim.lr=-1", ["config.optim.lr"]),
+        ("optim.b2=1.0", ["config.optim.b2"]),
+        ("log.every=0", ["config.log.every"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(arg, says):
+    with pytest.raises(UserError) as caught:
+        load("top1_chunk", arg if arg in ("huge", "debgu", "limted") else f"debug,{arg}")
+    for part in says:
+        assert part in str(caught.value)
+
+
+def test_a_missing_setting_is_named():
+    config = get("top1_chunk", "debug")
+    del config.train.steps
+    with pytest.raises(UserError, match=r"config\.train\.steps is missing"):
+        from_config_dict(config)
+
+
+KEYS = [f"{group}.{key}" for group, keys in to_dict(load("top1_chunk", "debug")).items() if isinstance(keys, dict)
+        for key in keys]  # fmt: skip
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.dictionaries(st.sampled_from(KEYS), values, max_size=3))
+def test_any_value_is_taken_or_refused_in_words(changes):
+    """Whatever a config file holds, the answer is a Config or a UserError that names a key of `config`."""
+    config = get("top1_chunk", "debug")
+    with config.ignore_type():
+        for key, value in changes.items():
+            group, name = key.split(".")
+            config[group][name] = value
+    try:
+        assert isinstance(from_config_dict(config), Config)
+    except UserError as error:
+        assert "config" in str(error)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text(alphabet="demo,bug=.trainsp0123-[({'\" ", max_size=20))
+def test_any_argument_is_taken_or_refused_in_words(arg):
+    try:
+        assert isinstance(load("transformer_pp", arg), Config)
+    except UserError as error:
+        assert str(error)
+
+
+# --------------------------------------------------------------------------------------------------- round trips
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("arg", ["debug", "110m,mixed,data.train_domains=('c4',),data.weights=(0.1,)"])
+def test_a_config_survives_json(name, arg):
+    config = load(name, arg)
+    text = json.dumps(to_dict(config))
+    assert from_config_dict(json.loads(text)) == config
+    assert from_config_dict(ConfigDict(json.loads(text))) == config
+    assert hash(config) == hash(from_config_dict(json.loads(text)))
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load("top1_chunk").train.steps = 3
+
+
+def test_differences_name_the_keys():
+    old = to_dict(load("top1_chunk", "debug"))
+    new = to_dict(load("top1_chunk", "debug,train.seed=1,model.mixer.selection=approx"))
+    assert differences(old, new) == ["model.mixer.selection: 'exact' -> 'approx'", "train.seed: 0 -> 1"]
+    assert differences(old, old) == []
+    assert differences({"a": 1}, {}) == ["a: 1 -> None"]

@@ -1,0 +1,100 @@
+"""The streamed cross-entropy against the dense one in float64, and that it does not hold the logits of the batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax.ops.cross_entropy import cross_entropy
+
+B, T, D, O = 3, 11, 8, 29  # 11 is a prime: no chunk but 1 and 11 divides it
+
+
+def problem(dtype=jnp.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    h = jnp.asarray(2 * rng.standard_normal((B, T, D)), dtype)
+    w = jnp.asarray(rng.standard_normal((D, O)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, O, (B, T)), jnp.int32)
+    weights = jnp.asarray(rng.random((B, T)) * (rng.random((B, T)) < 0.7), jnp.float32)
+    return h, w, targets, weights
+
+
+def dense(h, w, targets, weights):
+    """Loss, dL/dh and dL/dw in float64."""
+    h, w, weights = (np.asarray(x, np.float64) for x in (h, w, weights))
+    logits = h @ w
+    top = logits.max(-1, keepdims=True)
+    p = np.exp(logits - top)
+    lse = np.log(p.sum(-1)) + top[..., 0]
+    hit = np.eye(O)[np.asarray(targets)]
+    loss = (weights * (lse - (logits * hit).sum(-1))).sum()
+    g = (p / p.sum(-1, keepdims=True) - hit) * weights[..., None]
+    return loss, g @ w.T, np.einsum("btd,bto->do", h, g)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 9, 12, 33, 4096])
+def test_value_and_gradients(chunk):
+    """Chunks below the batch size, that do not divide T, of exactly the batch, and larger than it."""
+    h, w, targets, weights = problem()
+    want = dense(h, w, targets, weights)
+    function = jax.jit(jax.value_and_grad(lambda h, w: cross_entropy(h, w, targets, weights, chunk), argnums=(0, 1)))
+    loss, (dh, dw) = function(h, w)
+    np.testing.assert_allclose(loss, want[0], rtol=1e-5)
+    np.testing.assert_allclose(dh, want[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dw, want[2], rtol=1e-4, atol=1e-5)
+    assert (np.asarray(dh)[np.asarray(weights) == 0] == 0).all()
+    # without a gradient another branch runs
+    np.testing.assert_allclose(cross_entropy(h, w, targets, weights, chunk), loss, rtol=1e-6)
+
+
+def test_the_cotangent_scales_the_gradient():
+    h, w, targets, weights = problem()
+    one = jax.grad(lambda h: cross_entropy(h, w, targets, weights, 9))(h)
+    three = jax.grad(lambda h: -3 * cross_entropy(h, w, targets, weights, 9))(h)
+    np.testing.assert_allclose(three, -3 * np.asarray(one), rtol=1e-5)
+
+
+def test_uniform_logits_give_the_log_of_the_vocabulary():
+    _, w, targets, _ = problem()
+    loss = cross_entropy(jnp.zeros((B, T, D)), w, targets, jnp.ones((B, T)), 9)
+    assert float(loss) == pytest.approx(B * T * np.log(O), rel=1e-6)
+
+
+def test_large_logits_do_not_overflow():
+    h, w, targets, weights = problem()
+    loss, (dh, dw) = jax.value_and_grad(lambda h, w: cross_entropy(h, w, targets, weights, 9), (0, 1))(1e3 * h, w)
+    np.testing.assert_allclose(loss, dense(1e3 * h, w, targets, weights)[0], rtol=1e-5)
+    assert np.isfinite(dh).all()
+    assert np.isfinite(dw).all()
+
+
+def test_bfloat16():
+    h, w, targets, weights = problem(jnp.bfloat16)
+    loss, (dh, dw) = jax.value_and_grad(lambda h, w: cross_entropy(h, w, targets, weights, 9), (0, 1))(h, w)
+    want = dense(h, jnp.asarray(w, jnp.bfloat16), targets, weights)
+    assert (loss.dtype, dh.dtype, dw.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(loss, want[0], rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(dh, np.float64), want[1], atol=0.02 * np.abs(want[1]).max())
+    np.testing.assert_allclose(dw, want[2], atol=0.02 * np.abs(want[2]).max())
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_the_logits_of_the_batch_are_never_there(with_grad):
+    """Temporary memory of the compiled program: far below [B, T, O], and growing with the chunk."""
+    batch, length, dim, vocab = 2, 2048, 16, 4096
+
+    def temporaries(chunk):
+        def loss(h, w):
+            targets = jnp.zeros((batch, length), jnp.int32)
+            return cross_entropy(h, w, targets, jnp.ones((batch, length)), chunk)
+
+        function = jax.value_and_grad(loss, (0, 1)) if with_grad else loss
+        shapes = (
+            jax.ShapeDtypeStruct((batch, length, dim), jnp.float32),
+            jax.ShapeDtypeStruct((dim, vocab), jnp.float32),
+        )
+        return jax.jit(function).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    all_logits = 4 * batch * length * vocab
+    assert temporaries(128) < all_logits / 8
+    assert temporaries(batch * length) > all_logits / 2, "the measure does not see logits at all"

@@ -1,0 +1,113 @@
+"""Imports run one way, read from the source: a cycle or a short cut shows here, not in a year."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
+LAYERS = (
+    ("seqjax.errors", "seqjax.types"),
+    ("seqjax.params",),
+    ("seqjax.layers",),
+    ("seqjax.ops",),
+    ("seqjax.mixers",),
+    ("seqjax.config",),
+    ("seqjax.sharding",),
+    ("seqjax.model",),
+    # siblings that only what follows may import
+    (
+        "seqjax.data",
+        "seqjax.optim",
+        "seqjax.flops",
+        "seqjax.step",
+        "seqjax.metrics",
+        "seqjax.signals",
+        "seqjax.workdir",
+    ),
+    ("seqjax.checkpoint",),
+    ("seqjax.evaluate", "seqjax.report"),
+    ("seqjax.generate",),
+    ("seqjax.train",),
+    ("seqjax.main",),
+    # leaves: nothing else imports them
+    ("seqjax.study", "seqjax.convert", "seqjax.eval_harness"),
+)
+# Siblings of one layer do not know each other, except these.
+SIBLINGS = {"seqjax.data", "seqjax.ops", "seqjax.mixers", "seqjax.study", "seqjax.eval_harness"}
+FILES = sorted([*(ROOT / "seqjax").rglob("*.py"), *(ROOT / "kernels_pallas").rglob("*.py")])
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of what a file imports, anywhere in it; `from a import b` may mean the module a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            here = ROOT.joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                is_module = (here / alias.name).is_dir() or (here / f"{alias.name}.py").is_file()
+                names.add(f"{node.module}.{alias.name}" if is_module else str(node.module))
+    return names
+
+
+def unit(name: str) -> str:
+    """'seqjax.data.blocks' -> 'seqjax.data'."""
+    return ".".join(name.split(".")[:2])
+
+
+def level(name: str) -> int:
+    for i, layer in enumerate(LAYERS):
+        if unit(name) in layer:
+            return i
+    raise AssertionError(f"{name} has no layer: say in {__file__} where it belongs")
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_run_one_way(path):
+    name = module_name(path)
+    for other in imported(path):
+        top = other.split(".")[0]
+        assert top not in ("configs", "tests", "benchmarks", "launch"), f"{name} imports {other}"
+        if name.startswith("kernels_pallas"):
+            assert top != "seqjax", f"{name} imports {other}: the kernels are a package of their own"
+        elif top == "seqjax" and name != "seqjax":
+            assert level(other) <= level(name), f"{name} imports {other}, which is above it"
+            if level(other) == level(name):
+                assert unit(other) == unit(name), f"{name} imports its sibling {other}"
+                assert unit(name) in SIBLINGS, f"{name} imports {other}"
+        elif top == "kernels_pallas":
+            allowed = ("seqjax.ops", "seqjax.mixers", "seqjax.train")
+            assert unit(name) in allowed, f"{name} imports {other}: kernels are for ops and mixers"
+
+
+def test_the_layers_name_what_exists():
+    """A test of the test: files are found, and what they import is understood."""
+    units = {unit(module_name(path)) for path in FILES}
+    assert {"seqjax.model", "seqjax.train", "seqjax.data", "seqjax.mixers", "kernels_pallas.dispatch"} <= units
+    assert "seqjax.mixers" in imported(ROOT / "seqjax" / "model.py")
+    assert "seqjax.workdir" in imported(ROOT / "seqjax" / "train.py")
+    assert level("seqjax.mixers._attention") < level("seqjax.model") < level("seqjax.train")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if module_name(p) != "seqjax.params"], ids=module_name)
+def test_nnx_only_declares(path):
+    """Outside params.py nnx is Module, Param and Rngs; taking modules apart is done in one place."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nnx":
+            assert node.attr in ("Module", "Param", "Rngs"), f"{path}:{node.lineno}: nnx.{node.attr}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flax"):
+            assert [alias.name for alias in node.names] == ["nnx"], f"{path}:{node.lineno}"
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("flax") for alias in node.names), f"{path}:{node.lineno}"
+    if module_name(path).startswith("kernels_pallas"):
+        assert not any(name.startswith("flax") for name in imported(path))
