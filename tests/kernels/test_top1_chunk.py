@@ -83,7 +83,7 @@ def check(shape, dtype, gain, selection, schedule, scale, seed) -> None:
 
 
 @case
-@hypothesis.settings(settings, max_examples=14)
+@hypothesis.settings(settings, max_examples=10)
 def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
     check(shape, dtype, gain, selection, schedule, scale, seed)
 
@@ -149,6 +149,7 @@ def test_adversarial_selections(small_tiles, schedule, choose) -> None:
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
 
+@pytest.mark.parametrize(("selection", "schedule"), [("exact", "masked"), ("approx", "sorted")])
 def test_one_chunk_attracts_every_query(small_tiles, selection, schedule) -> None:
     shape = Shape(T=96, C=8, B=1)
     q, k, v = qkv(shape)
@@ -186,7 +187,10 @@ def test_first_chunk_is_local_only(selection, schedule) -> None:
     np.testing.assert_allclose(o[:, :16], alone, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("selection", "schedule", "dtype"),
+    [("exact", "masked", "float32"), ("exact", "sorted", "bfloat16"), ("approx", "sorted", "float32")],
+)
 def test_causal_to_the_last_bit(small_tiles, selection, schedule, dtype) -> None:
     """Changing token t leaves every earlier output as it was: not nearly, exactly."""
     shape = Shape(T=61, C=8, B=1)
