@@ -4,6 +4,8 @@ Saving is asynchronous and atomic (a directory is renamed into place when it is 
 the newest complete checkpoint is intact, and a run that resumes from it repeats nothing and skips nothing.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from seqjax.errors import UserError
+from seqjax.errors import DISK_FULL, UserError
 from seqjax.step import TrainState
 from seqjax.types import Params
 
@@ -77,6 +79,16 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
+    @contextlib.contextmanager
+    def named_when_disk_full(self) -> Iterator[None]:
+        """Whatever else is written meanwhile: a full disk becomes a `UserError` that names the last good checkpoint."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            raise self._failed(error) from error
+
     def close(self) -> None:
         """Release the manager's threads."""
         self._manager.close()
@@ -84,10 +96,14 @@ class Checkpoints:
     def _failed(self, error: Exception) -> UserError:
         # Orbax lists what is complete on disk, not what it meant to write.
         complete = sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.exists() else []
-        last = f"the last good checkpoint is {self.directory / str(complete[-1])}" if complete else "none is complete"
+        last = (
+            f"the last good checkpoint is {self.directory / str(complete[-1])}"
+            if complete
+            else "no checkpoint is complete"
+        )
         logging.error("checkpoint: %s", error)
         return UserError(
-            f"Saving a checkpoint to {self.directory} failed; {last}. "
+            f"Writing to {self.directory.parent} failed; {last}. "
             f"Free some disk space or mend the directory, then run the same command again. Cause: {error}"
         )
 

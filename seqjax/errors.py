@@ -1,8 +1,12 @@
 """The one exception that users are meant to see: its text says what is wrong and what to do about it."""
 
 import difflib
+import errno
 import sys
 from collections.abc import Callable, Iterable
+
+# What an OSError says when a disk takes nothing more.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 class UserError(Exception):
@@ -18,9 +22,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
-    """Run a command's `main(argv)`; a `UserError` becomes its text on stderr and exit status 2."""
+    """Run a command's `main(argv)`; a `UserError` or a full disk becomes a line on stderr and exit status 2."""
     try:
         main(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        sys.stderr.write(f"error: {error}. Free some disk space, then run the same command again.\n")
         sys.exit(2)

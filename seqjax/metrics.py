@@ -25,10 +25,10 @@ class Metrics:
     def __init__(self, workdir: Path, *, position: int = 0, step: int = 0, tensorboard: bool = True):
         self._path = workdir / "metrics.jsonl"
         self._file = self._path.open("ab")
-        self._file.truncate(position)
-        self._events = (
-            SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1 if step else None) if tensorboard else None
-        )
+        # never longer: a file that was lost would come back as zeros
+        self._file.truncate(min(position, self._path.stat().st_size))
+        # also at step 0: a process that was killed before its first checkpoint has left events too
+        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1) if tensorboard else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """One object: the step and whatever was measured at it."""

@@ -113,7 +113,7 @@ def train(config: Config, workdir: Path) -> bool:
     stop = StopRequest()
     pending = None  # metrics of the newest step, still on the device
     clock, clock_step, paused = time.perf_counter(), start, 0.0
-    loss = math.nan
+    loss, profiling = math.nan, False
 
     def settle() -> None:
         """Fetch the metrics of the newest step: check them, add them up, log them."""
@@ -151,18 +151,20 @@ def train(config: Config, workdir: Path) -> bool:
         eta = (n_steps - step) * tokens_per_step / rate
         progress.update(step, loss=loss, tokens_per_s=rate, mfu=used, eta=eta)
 
-    with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"):
+    with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full():
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
+                profiling = True
             batch = next(iterator)["tokens"]
             tokens = to_devices(batch.reshape(config.train.accumulate, -1, seq_len + 1), batch_spec)
             state, device_metrics = train_step(state, tokens)
             settle()  # the step before, while the device works on this one
             pending = (step, device_metrics, batch)
-            if step == config.log.profile_start + config.log.profile_steps - 1 and config.log.profile_start:
+            if profiling and (step == config.log.profile_start + config.log.profile_steps - 1 or step == n_steps):
                 settle()
                 jax.profiler.stop_trace()
+                profiling = False
 
             every = config.eval.every
             last = step == n_steps
