@@ -5,9 +5,9 @@ import hashlib
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,15 @@ def run_settings(blocks_dir: Path, **overrides: Any) -> dict[str, Any]:
         "data.corpus": "blocks",
         "data.path": str(blocks_dir),
         "model.dim": 16,
-        "model.n_layers": 1,
+        "model.n_layers": 2,
         "model.mlp.dim": 24,
-        "model.mixer.heads": 2,
         "train.seq_len": SEQ_LEN,
-        "train.batch_size": 4,
-        "train.steps": 12,
+        "train.batch_size": 8,  # eight devices may split it
+        "train.steps": 60,
         "optim.warmup_steps": 3,
-        "eval.every": 4 * 4 * SEQ_LEN,
-        "eval.tokens": 4 * SEQ_LEN,
-        "checkpoint.every": 3,
+        "eval.every": 7 * 8 * SEQ_LEN,
+        "eval.tokens": 10 * SEQ_LEN,
+        "checkpoint.every": 5,
         "log.every": 1,
         "log.tensorboard": False,
         "log.sample_tokens": 0,
@@ -127,7 +126,7 @@ def run_settings(blocks_dir: Path, **overrides: Any) -> dict[str, Any]:
     return settings | {key.replace("__", "."): value for key, value in overrides.items()}
 
 
-def run_config(blocks_dir: Path, mixer: str = "transformer_pp", **overrides: Any) -> Config:
+def run_config(blocks_dir: Path, mixer: str = "top1_chunk", **overrides: Any) -> Config:
     config = importlib.import_module(f"configs.{mixer}").get_config("debug")
     with config.ignore_type():
         config.update_from_flattened_dict(run_settings(blocks_dir, **overrides))
@@ -139,7 +138,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **extra}
 
 
-def command(blocks_dir: Path, workdir: Path, mixer: str = "transformer_pp", **overrides: Any) -> list[str]:
+def command(blocks_dir: Path, workdir: Path, mixer: str = "top1_chunk", **overrides: Any) -> list[str]:
     """`python -m seqjax.main` with the settings of `run_settings`."""
     settings = run_settings(blocks_dir, **overrides)
     argument = ",".join(f"{key}={value}" for key, value in settings.items())
@@ -158,16 +157,19 @@ def run(args: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(args, capture_output=True, text=True, check=False, **options)
 
 
-def start(args: list[str], **options: Any) -> "subprocess.Popen[str]":
-    """Start and go on; stderr is read by the caller."""
-    options = {"env": environment(), "cwd": ROOT} | options
-    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
-def kill(process: "subprocess.Popen[str]", number: int = signal.SIGKILL) -> tuple[int, str]:
-    """Send a signal to a process of `start`; its exit status and what it wrote to stderr."""
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=300)
+def interrupt(args: list[str], workdir: Path, *, at_row: int, number: int, delay: float = 0.0) -> tuple[int, str]:
+    """Start a run, send it signal `number` once `metrics.jsonl` has `at_row` lines; exit status and stderr."""
+    process = subprocess.Popen(args, env=environment(), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 200
+        while n_rows(workdir) < at_row and process.poll() is None:
+            assert time.monotonic() < deadline, f"{workdir} has {n_rows(workdir)} rows, waited for {at_row}"
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=200)
+    finally:
+        process.kill()
     return process.returncode, stderr
 
 

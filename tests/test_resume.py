@@ -1,0 +1,153 @@
+"""Real processes that are stopped or killed and started again: what they leave equals one that was left alone.
+
+Bit for bit, on one CPU device: every row of `metrics.jsonl` but what depends on the clock, and every parameter.
+"""
+
+import random
+import shutil
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from seqjax.evaluate import restore
+from tests import support
+
+
+class Stop(NamedTuple):
+    """One interruption: what was sent when, and what came of it."""
+
+    number: int
+    at_row: int
+    status: int
+    stderr: str
+    steps: list[int]  # complete checkpoints afterwards
+
+
+def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]], *, copy_to: Path | None = None):
+    """Start the run, interrupt it as told (signal, row, delay), each time from where it was, then let it end."""
+    args = support.command(blocks_dir, workdir)
+    met = []
+    for number, at_row, delay in stops:
+        status, stderr = support.interrupt(args, workdir, at_row=at_row, number=number, delay=delay)
+        met.append(Stop(number, at_row, status, stderr, support.checkpoint_steps(workdir)))
+        if copy_to is not None and not copy_to.exists():
+            shutil.copytree(workdir, copy_to)
+    last = support.run(args)
+    assert last.returncode == 0, last.stderr
+    return met, last.stderr
+
+
+@pytest.fixture(scope="module")
+def histories(blocks_dir, tmp_path_factory):
+    """Three runs of one config at once, as two cores allow: left alone, stopped politely, killed."""
+    root = tmp_path_factory.mktemp("histories")
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed of the kill points: {seed}\n")
+    draw = random.Random(seed)
+    kills = [(signal.SIGKILL, row, draw.uniform(0, 0.2)) for row in sorted(draw.sample(range(1, 60), 2))]
+    plans = {
+        "alone": [],
+        "stopped": [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)],
+        "killed": kills,
+    }
+    with ThreadPoolExecutor(2) as pool:
+        futures = {
+            name: pool.submit(history, blocks_dir, root / name, stops, copy_to=root / f"{name}-midway")
+            for name, stops in plans.items()
+        }
+    return {name: (root / name, *future.result()) for name, future in futures.items()}
+
+
+def fingerprint(workdir: Path) -> tuple[int, str]:
+    """Step and parameters of the newest checkpoint."""
+    _, _, weights, step, _ = restore(workdir)
+    return step, support.digest(jax.device_get(weights))
+
+
+def assert_equal_runs(workdir: Path, alone: Path):
+    got, want = support.rows(workdir), support.rows(alone)
+    for a, b in zip(got, want):
+        assert a == b, f"first difference at step {b['step']}"
+    assert len(got) == len(want)
+    assert fingerprint(workdir) == fingerprint(alone)
+
+
+def test_rows_say_what_was_done(histories):
+    """A row per step and one per evaluation: every 7 steps and at the end, never twice."""
+    workdir = histories["alone"][0]
+    rows = support.rows(workdir)
+    assert [r["step"] for r in rows if "train/lr" in r] == list(range(1, 61))
+    evaluations = [r for r in rows if any(k.startswith("eval/") for k in r)]
+    assert [r["step"] for r in evaluations] == [*range(7, 61, 7), 60]
+    losses = [r["train/loss"] for r in rows if "train/lr" in r]
+    assert losses[-1] < losses[0] - 1, "a run that learns nothing compares equal too easily"
+    # the training loss beside an evaluation is the mean since the one before
+    assert evaluations[1]["train/loss"] == pytest.approx(sum(losses[7:14]) / 7, rel=1e-6)
+    assert evaluations[-1]["train/loss"] == pytest.approx(sum(losses[56:60]) / 4, rel=1e-6)
+
+
+def test_a_polite_stop_saves_and_says_how_to_go_on(histories):
+    workdir, stops, _ = histories["stopped"]
+    assert [stop.number for stop in stops] == [signal.SIGTERM, signal.SIGINT]
+    for stop in stops:
+        assert stop.status == 0, stop.stderr
+        assert "Traceback" not in stop.stderr
+        step = stop.steps[-1]
+        assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
+        assert f"--workdir={workdir}" in stop.stderr
+        assert step < 60
+    assert f"Going on from step {stops[0].steps[-1]} of 60" in stops[1].stderr
+
+
+def test_a_stopped_run_equals_one_that_was_left_alone(histories):
+    assert_equal_runs(histories["stopped"][0], histories["alone"][0])
+
+
+def test_a_killed_run_equals_one_that_was_left_alone(histories):
+    workdir, stops, _ = histories["killed"]
+    assert [stop.status for stop in stops] == [-signal.SIGKILL] * len(stops), "no kill hit: the run was faster"
+    assert_equal_runs(workdir, histories["alone"][0])
+
+
+@pytest.mark.slow
+def test_many_kills(histories, blocks_dir, tmp_path):
+    """Six kills at random points, also while a checkpoint is being written."""
+    seed = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed: {seed}\n")
+    draw = random.Random(seed)
+    stops = [(signal.SIGKILL, row, draw.uniform(0, 0.3)) for row in sorted(draw.sample(range(1, 64), 6))]
+    met, _ = history(blocks_dir, tmp_path / "run", stops)
+    assert sum(stop.status == -signal.SIGKILL for stop in met) >= 3
+    assert_equal_runs(tmp_path / "run", histories["alone"][0])
+
+
+def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_dir, tmp_path):
+    """Which also shows the report again."""
+    workdir = tmp_path / "again"
+    shutil.copytree(histories["alone"][0], workdir)
+    before = support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)
+    (workdir / "report.md").unlink()
+    result = support.run(support.command(blocks_dir, workdir))
+    assert result.returncode == 0, result.stderr
+    assert "Going on from step 60 of 60" in result.stderr
+    assert (support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)) == before
+    assert (workdir / "report.md").exists()
+
+
+def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp_path):
+    """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
+    workdir = tmp_path / "eight"
+    shutil.copytree(histories["stopped"][0].with_name("stopped-midway"), workdir)
+    eight = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    args = support.command(blocks_dir, workdir, mesh__fsdp=2, mesh__tensor=2)
+    result = support.run(args, env=support.environment(**eight))
+    assert result.returncode == 0, result.stderr
+    assert "on 8 x cpu" in result.stderr
+    for a, b in zip(support.rows(workdir), support.rows(histories["alone"][0]), strict=True):
+        assert a.keys() == b.keys()
+        assert a == pytest.approx(b, rel=2e-3)
