@@ -90,6 +90,8 @@ def main(argv: list[str]) -> None:
     if args.max_new_tokens < 1 or args.temperature < 0:
         raise UserError("--max_new_tokens must be at least 1 and --temperature at least 0.")
     config, model, params, _, mesh = restore(args.workdir)
+    if not 0 <= args.top_k <= config.model.vocab_size:
+        raise UserError(f"--top_k={args.top_k} must be 0 (all) to {config.model.vocab_size}, the vocabulary.")
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
     with jax.set_mesh(mesh):
         new = text(

@@ -4,6 +4,7 @@ Without `--workdir` the run gets a fresh directory under `runs/`; with it, what 
 overridden: `--config.train.steps=500`.
 """
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -59,21 +60,34 @@ def join_processes() -> None:
 
 def check_config_flag(argv: list[str]) -> None:
     """Say what is wrong with `--config` before the flag parser does, in words that name the fix."""
-    values = [a.split("=", 1)[1] for a in argv if a.startswith(("--config=", "-config="))]
-    shipped = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if not p.name.startswith("_")))
+    pairs = [a.split("=", 1) for a in argv if a.startswith(("--config=", "-config="))]
+    values = [value for _, value in pairs] + [b for a, b in itertools.pairwise(argv) if a in ("--config", "-config")]
+    shipped = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common")))
     known = f" Config files here: {shipped}." if shipped else " Run from the root of the repository."
     if not values:
         raise UserError(f"Say what to train: --config=configs/top1_chunk.py.{known}")
     path = Path(values[-1].split(":", 1)[0])
-    if not path.is_file():
-        raise UserError(f"--config: there is no file {path}.{known}")
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"--config: there is no Python file {path}.{known}")
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """The flag parser, with words for a setting after `--config.` that does not exist."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except AttributeError as error:  # ml_collections' way to say it, with the nearest setting
+        said = error.args[0].args[0] if error.args and isinstance(error.args[0], KeyError) else str(error)
+        raise UserError(f"A flag --config.GROUP.SETTING=VALUE has no such setting: {' '.join(said.split())}") from error
 
 
 def run() -> None:
     """Entry point of `python -m seqjax.main`."""
     if not any(a.startswith(("--help", "-h")) for a in sys.argv[1:]):
         run_command(check_config_flag)
-    app.run(lambda argv: run_command(main, argv))
+    # the outer one hears what a config file says while the flags are parsed
+    run_command(
+        lambda argv: app.run(lambda rest: run_command(main, rest), argv=[sys.argv[0], *argv], flags_parser=parse_flags)
+    )
 
 
 if __name__ == "__main__":

@@ -35,8 +35,11 @@ def claim(workdir: Path, config: Config) -> None:
         raise UserError(
             f"{workdir} has checkpoints but no config.json, so what made them is unknown. Give another one."
         )
-    workdir.mkdir(parents=True, exist_ok=True)
-    write_json(path, to_dict(config))
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_json(path, to_dict(config))
+    except OSError as error:
+        raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
 
 
 def load_config(workdir: Path) -> Config:
