@@ -32,7 +32,7 @@ def _checked_modules() -> list[str]:
 
 
 # Before seqjax is imported: annotations such as Float[Array, "B T D"] are checked at every call.
-jaxtyping.install_import_hook(_checked_modules(), "beartype.beartype")
+jaxtyping.install_import_hook(_checked_modules(), "tests.typecheck.check")
 
 import jax
 import pytest
