@@ -18,6 +18,8 @@ os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wante
 
 import jaxtyping
 
+import tests.typecheck  # noqa: F401 - the hook looks for its attribute `check`
+
 ROOT = Path(__file__).parent.parent
 
 
