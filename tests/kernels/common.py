@@ -40,12 +40,12 @@ def cotangent(o, seed: int = 1) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=o.shape), o.dtype)
 
 
-def assert_close(got, want, dtype: str, what: str = "") -> None:
-    """Equal to within the rounding of `dtype` at the scale of the wanted array."""
+def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> None:
+    """Equal to within the rounding of `dtype` at the scale of the wanted array, or of the terms it is a sum of."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     assert np.isfinite(got).all(), what
-    scale = max(1.0, np.abs(want).max(initial=0))
+    scale = max(scale, np.abs(want).max(initial=0))
     worst = np.abs(got - want).max(initial=0)
     assert worst <= TOLERANCE[dtype] * scale, f"{what}: off by {worst:.2e} at scale {scale:.2e}"
 

@@ -61,7 +61,7 @@ def check(shape, dtype, gain, v_grad, scale, seed) -> None:
         return
     for name, got, want, x in zip("qkv", grads, grads_want, (q, k, v), strict=True):
         assert got.dtype == x.dtype
-        assert_close(got, want, dtype, f"d{name}")
+        assert_close(got, want, dtype, f"d{name}", scale=max(1.0, gain))
 
 
 @case
