@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import operator
+import re
 import types
 import typing
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ class MlpConfig:
     dim: int = 0  # inner width; 0 = 8/3 of the model width for gated kinds, 4 times for gelu
     bias: bool = False
     approximate_gelu: bool = False  # tanh form; the default is the exact erf
+    rescale_init: bool = True  # the matrix that writes to the residual stream starts 1 / sqrt(2 L) smaller
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,12 @@ class ModelConfig:
     dim: int
     n_layers: int
     mixer: Any  # the frozen `Config` of seqjax/mixers/NAME.py
+    pattern: tuple[Any, ...] = ()  # several of those, repeated over the layers, instead of `mixer` in every layer
     mlp: MlpConfig = MlpConfig()
     norm: str = "rmsnorm"  # rmsnorm | layernorm
     norm_eps: float = 1e-5
+    init: str = "gpt"  # of embedding and head: gpt | rwkv
+    embed_norm: bool = False  # a norm right after the embedding, as RWKV has it
     learned_positions: bool = False  # a table [T, D] added to the embeddings, as GPT has it
     tie_embeddings: bool = True
     dtype: str = "auto"  # compute: auto (bfloat16 on accelerators, float32 on CPU) | bfloat16 | float32
@@ -163,7 +168,7 @@ def parse(cls: type[T], values: Any, path: str = "config") -> T:
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
-    if path.endswith("model.mixer"):
+    if re.search(r"\.model\.(mixer|pattern\[\d+\])$", path):
         return _mixer(value, path)
     if dataclasses.is_dataclass(hint):
         if not hasattr(value, "items"):
@@ -261,6 +266,7 @@ def _check(config: Config) -> None:
     model, train, data = config.model, config.train, config.data
     _choice(model.mlp.kind, ("geglu", "swiglu", "gelu", "none"), "config.model.mlp.kind")
     _choice(model.norm, ("rmsnorm", "layernorm"), "config.model.norm")
+    _choice(model.init, ("gpt", "rwkv"), "config.model.init")
     _choice(model.dtype, ("auto", "bfloat16", "float32"), "config.model.dtype")
     _choice(model.residual_dtype, ("compute", "float32"), "config.model.residual_dtype")
     _choice(model.remat, ("none", "full", "dots", "attention"), "config.model.remat")
@@ -287,7 +293,12 @@ def _check(config: Config) -> None:
             f"config.data.weights has {len(data.weights)} values for {len(data.train_domains)} "
             "config.data.train_domains; name both, one weight per domain."
         )
+    if model.pattern and model.n_layers % len(model.pattern):
+        raise UserError(
+            f"config.model.pattern has {len(model.pattern)} mixers, which do not divide config.model.n_layers="
+            f"{model.n_layers}; repeat or list them so that they do."
+        )
     # A mixer checks what only it knows, e.g. that its chunk fits the sequence.
-    check = getattr(model.mixer, "check", None)
-    if check is not None:
-        check(dim=model.dim, seq_len=train.seq_len)
+    for mixer in model.pattern or (model.mixer,):
+        if hasattr(mixer, "check"):
+            mixer.check(dim=model.dim, seq_len=train.seq_len)

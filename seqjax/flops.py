@@ -27,6 +27,9 @@ PEAK_TFLOPS = {
     "TPU v6 lite": 918.0,
 }
 
+# Axes of parameters that are looked up or broadcast, not multiplied as a matrix.
+TABLES = {"positions", "state"}
+
 
 def peak_flops(device: Any = None) -> float | None:
     """Peak bf16 FLOP/s of a device (the first one if none is given), None where it is not known."""
@@ -41,24 +44,21 @@ def n_params(model: Model) -> int:
 
 
 def matmul_params(model: Model) -> int:
-    """Parameters that take part in a matrix product for every token; the head counts, tied or not."""
+    """Parameters that multiply every token: matrices and convolutions of the layers, and the head, tied or not."""
     total = model.config.vocab_size * model.config.dim
     axes, _ = jax.tree.flatten(model.axes["blocks"], is_leaf=is_axes)
     for names, x in zip(axes, jax.tree.leaves(model.shapes["blocks"]), strict=True):
-        if len(x.shape) >= 3 and "positions" not in names:
+        if len(x.shape) >= 3 and not TABLES.intersection(names):
             total += math.prod(x.shape)
     return total
 
 
 def flops_per_token(model: Model, seq_len: int, *, train: bool = True) -> float:
     """FLOPs per token, averaged over a causal sequence of `seq_len`: forward, or a whole training step."""
-    mixer = model.block.bind(model.block.shapes).mixer
-    forward = mixer.flops_per_token(seq_len)
-    dense, layers = 2.0 * matmul_params(model), model.config.n_layers
-    if not train:
-        return dense + layers * forward
-    own = getattr(mixer, "train_flops_per_token", None)
-    return 3 * dense + layers * (own(seq_len) if own else 3 * forward)
+    dense, blocks = 2.0 * matmul_params(model), model.abstract_blocks()
+    if train:
+        return 3 * dense + model.repeats * sum(block.train_flops_per_token(seq_len) for block in blocks)
+    return dense + model.repeats * sum(block.flops_per_token(seq_len) for block in blocks)
 
 
 def mfu(tokens_per_s: float, flops: float) -> float | None:

@@ -100,7 +100,7 @@ class Mlp(nnx.Module):
         inner: int,
         *,
         kind: str,
-        n_layers: int,
+        down_init: Init = GPT_INIT,
         bias: bool = False,
         approximate_gelu: bool = False,
         rngs: nnx.Rngs,
@@ -111,8 +111,7 @@ class Mlp(nnx.Module):
         gated = kind in ("geglu", "swiglu")
         self.gate = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs) if gated else None
         self.up = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs)
-        init = residual_init(n_layers)
-        self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=init, rngs=rngs)
+        self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=down_init, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""

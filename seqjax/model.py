@@ -1,9 +1,9 @@
 """The language model: embed -> scan(block) -> norm -> head, over plain dicts of parameters.
 
-    params = {"embed": [O, D], "blocks": layers stacked on axis 0, "norm": ..., "head": [D, O] unless tied}
+    params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
-A block is pre-norm: x += mixer(norm1(x)); x += mlp(norm2(x)) (arXiv 2505.18522, Appendix A). A mixer file may export
-its own `Block` where its architecture differs. `Model` holds structure only; every method takes the parameters.
+With `config.pattern`, layers alternate between several mixers: "blocks" then holds one stack per place in the pattern,
+and the scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
 """
 
 import functools
@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from seqjax import mixers
+from seqjax.block import Block, Carry, Outside
 from seqjax.config import ModelConfig
-from seqjax.layers import GPT_INIT, NORMS, Mlp
 from seqjax.ops.cross_entropy import cross_entropy
-from seqjax.params import Template, param, stacked_axes
+from seqjax.params import Template, stacked_axes
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -29,78 +28,6 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "attention": jax.checkpoint_policies.save_only_these_names(*ATTENTION_NAMES),
 }
-
-
-class Block(nnx.Module):
-    """Pre-norm residual block of a mixer and, unless `mlp.kind` is none, an MLP."""
-
-    def __init__(self, config: ModelConfig, spec: LayerSpec, *, rngs: nnx.Rngs):
-        norm = functools.partial(NORMS[config.norm], config.dim, eps=config.norm_eps, rngs=rngs)
-        self.norm1 = norm()
-        self.mixer = mixers.load(config.mixer.name).Mixer(config.mixer, spec, rngs=rngs)
-        has_mlp = config.mlp.kind != "none"
-        self.norm2 = norm() if has_mlp else None
-        self.mlp = _make_mlp(config, spec, rngs) if has_mlp else None
-
-    def _mlp(self, x: Array, dtype: Any) -> Array:
-        if self.norm2 is None or self.mlp is None:
-            return x
-        return x + self.mlp(self.norm2(x).astype(dtype)).astype(x.dtype)
-
-    def __call__(self, x_BTD: Array, dtype: Any) -> Array:
-        """`dtype` is what the mixer and the MLP compute in; the residual stream keeps its own."""
-        x_BTD = x_BTD + self.mixer(self.norm1(x_BTD).astype(dtype)).astype(x_BTD.dtype)
-        return self._mlp(x_BTD, dtype)
-
-    def prefill(self, x_BTD: Array, cache: Cache, dtype: Any) -> tuple[Array, Cache]:
-        """A prompt into an empty cache: in parallel where the mixer can, else token by token."""
-        h_BTD = self.norm1(x_BTD).astype(dtype)
-        if hasattr(self.mixer, "prefill"):
-            y_BTD, cache = self.mixer.prefill(h_BTD, cache)
-        else:
-
-            def body(cache, h_BD):
-                y_BD, cache = self.mixer.step(h_BD, cache)
-                return cache, y_BD
-
-            cache, y_TBD = jax.lax.scan(body, cache, jnp.moveaxis(h_BTD, 1, 0))
-            y_BTD = jnp.moveaxis(y_TBD, 0, 1)
-        return self._mlp(x_BTD + y_BTD.astype(x_BTD.dtype), dtype), cache
-
-    def step(self, x_BD: Array, cache: Cache, dtype: Any) -> tuple[Array, Cache]:
-        """One token."""
-        y_BD, cache = self.mixer.step(self.norm1(x_BD).astype(dtype), cache)
-        return self._mlp(x_BD + y_BD.astype(x_BD.dtype), dtype), cache
-
-
-def _make_mlp(config: ModelConfig, spec: LayerSpec, rngs: nnx.Rngs) -> Mlp:
-    return Mlp(
-        config.dim,
-        config.mlp.dim or default_mlp_dim(config),
-        kind=config.mlp.kind,
-        n_layers=spec.n_layers,
-        bias=config.mlp.bias,
-        approximate_gelu=config.mlp.approximate_gelu,
-        rngs=rngs,
-    )
-
-
-class Outside(nnx.Module):
-    """What is not a layer: embedding, learned positions, final norm, head."""
-
-    def __init__(self, config: ModelConfig, spec: LayerSpec, *, rngs: nnx.Rngs):
-        shape = (config.vocab_size, config.dim)
-        self.embed = param(rngs, GPT_INIT, shape, ("vocab", "embed"))
-        table = (spec.max_len, config.dim)
-        learned, tied = config.learned_positions, config.tie_embeddings
-        self.positions = param(rngs, GPT_INIT, table, ("positions", "embed")) if learned else None
-        self.head = None if tied else param(rngs, GPT_INIT, shape[::-1], ("embed", "vocab"))
-        self.norm = NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
-
-
-def default_mlp_dim(config: ModelConfig) -> int:
-    """8/3 of the width for gated MLPs, so that they cost what 4 times costs a plain one."""
-    return 4 * config.dim if config.mlp.kind == "gelu" else 8 * config.dim // 3
 
 
 def compute_dtype(config: ModelConfig) -> Any:
@@ -118,38 +45,60 @@ class Model:
         self.max_len = max_len
         self.dtype = compute_dtype(config)
         self.residual_dtype = jnp.float32 if config.residual_dtype == "float32" else self.dtype
-        module = mixers.load(config.mixer.name)
-        block_class = getattr(module, "Block", Block)
+        self.pattern = config.pattern or (config.mixer,)
+        self.repeats = config.n_layers // len(self.pattern)
 
         def spec(layer: Any) -> LayerSpec:
             return LayerSpec(config.dim, config.n_layers, layer, max_len)
 
-        self.block = Template(lambda rngs, layer: block_class(config, spec(layer), rngs=rngs))
+        def block(mixer: Any) -> Template:
+            make = getattr(mixers.load(mixer.name), "Block", Block)
+            return Template(lambda rngs, layer: make(config, mixer, spec(layer), rngs=rngs))
+
+        self.blocks = {str(i): block(mixer) for i, mixer in enumerate(self.pattern)}
         self.outside = Template(lambda rngs, layer: Outside(config, spec(layer), rngs=rngs))
-        stack = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct((config.n_layers, *x.shape), x.dtype))
-        self.shapes: Params = {**self.outside.shapes, "blocks": stack(self.block.shapes)}
-        self.axes: Params = {**self.outside.axes, "blocks": stacked_axes(self.block.axes)}
+        stack = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct((self.repeats, *x.shape), x.dtype))
+        self.shapes: Params = {**self.outside.shapes, "blocks": {i: stack(b.shapes) for i, b in self.blocks.items()}}
+        self.axes: Params = {**self.outside.axes, "blocks": {i: stacked_axes(b.axes) for i, b in self.blocks.items()}}
 
     def init(self, key: PRNGKey) -> Params:
         """Fresh float32 parameters."""
-        outside, blocks = jax.random.split(key)
-        layers = jnp.arange(self.config.n_layers)
-        return {**self.outside.init(outside), "blocks": self.block.init_stacked(blocks, layers)}
+        outside, *keys = jax.random.split(key, 1 + len(self.blocks))
+        layers = jnp.arange(self.config.n_layers).reshape(self.repeats, -1).T
+        blocks = {
+            i: b.init_stacked(k, index) for (i, b), k, index in zip(self.blocks.items(), keys, layers, strict=True)
+        }
+        return {**self.outside.init(outside), "blocks": blocks}
+
+    def abstract_blocks(self) -> list[Any]:
+        """One block per place in the pattern, with shapes for parameters; each stands for `repeats` layers."""
+        return [block.bind(block.shapes) for block in self.blocks.values()]
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Tokens -> the normalised hidden states that the head reads, [B, T, D]."""
 
-        def apply(layer: Params, x_BTD: Array) -> Array:
-            return constrain_batch(self.block.bind(layer)(x_BTD, self.dtype))
+        def apply(block: Template, layer: Params, x_BTD: Array, carry: Carry) -> tuple[Array, Carry]:
+            x_BTD, carry = block.bind(layer)(x_BTD, carry, dtype=self.dtype)
+            return constrain_batch(x_BTD), carry
 
         if self.config.remat != "none":
-            apply = jax.checkpoint(apply, policy=REMAT[self.config.remat], prevent_cse=not self.config.scan_layers)
+            apply = jax.checkpoint(
+                apply, policy=REMAT[self.config.remat], prevent_cse=not self.config.scan_layers, static_argnums=0
+            )
+
+        def group(x_and_carry: tuple[Array, Carry], layers: Params) -> tuple[tuple[Array, Carry], None]:
+            for i, block in self.blocks.items():
+                x_and_carry = apply(block, layers[i], *x_and_carry)
+            return x_and_carry, None
+
         x_BTD = constrain_batch(self._embed(params, tokens_BT))
+        x_and_carry = (x_BTD, self._init_carry(x_BTD))
         if self.config.scan_layers:
-            x_BTD, _ = jax.lax.scan(lambda x, layer: (apply(layer, x), None), x_BTD, params["blocks"])
+            (x_BTD, _), _ = jax.lax.scan(group, x_and_carry, params["blocks"])
         else:
-            for i in range(self.config.n_layers):
-                x_BTD = apply(_layer(params["blocks"], i), x_BTD)
+            for i in range(self.repeats):
+                x_and_carry, _ = group(x_and_carry, jax.tree.map(lambda x, i=i: x[i], params["blocks"]))
+            x_BTD = x_and_carry[0]
         return self._norm(params, x_BTD)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_B: Array | None = None) -> tuple[Array, Array]:
@@ -167,38 +116,52 @@ class Model:
         return self._logits(params, self.hidden(params, tokens_BT))
 
     def init_cache(self, batch: int, max_len: int) -> Cache:
-        """Empty caches of all layers, stacked."""
-        cache = self.block.bind(self.block.shapes).mixer.init_cache(batch, max_len, self.dtype)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.config.n_layers, *x.shape)), cache)
+        """Empty caches of all layers, stacked as the parameters are."""
+        caches = {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.repeats, *x.shape)), caches)
 
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """A prompt into an empty cache -> float32 logits after its last token [B, O]."""
-
-        def body(x_BTD, layer):
-            return self.block.bind(layer[0]).prefill(x_BTD, layer[1], self.dtype)
-
-        x_BTD, cache = jax.lax.scan(body, self._embed(params, tokens_BT), (params["blocks"], cache))
+        x_BTD, cache = self._decode("prefill", params, self._embed(params, tokens_BT), cache)
         return self._logits(params, self._norm(params, x_BTD[:, -1])), cache
 
     def step(self, params: Params, token_B: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
         """One token at `position` -> float32 logits of the next [B, O]."""
-
-        def body(x_BD, layer):
-            return self.block.bind(layer[0]).step(x_BD, layer[1], self.dtype)
-
-        x_BD = self._embed(params, token_B[:, None], position)[:, 0]
-        x_BD, cache = jax.lax.scan(body, x_BD, (params["blocks"], cache))
+        x_BD, cache = self._decode("step", params, self._embed(params, token_B[:, None], position)[:, 0], cache)
         return self._logits(params, self._norm(params, x_BD)), cache
+
+    def _decode(self, method: str, params: Params, x: Array, cache: Cache) -> tuple[Array, Cache]:
+        """`prefill` of [B, T, D] or `step` of [B, D] through all layers."""
+
+        def group(x_and_carry, layers_and_caches):
+            (x, carry), (layers, caches) = x_and_carry, layers_and_caches
+            new = {}
+            for i, block in self.blocks.items():
+                x, carry, new[i] = getattr(block.bind(layers[i]), method)(x, carry, caches[i], dtype=self.dtype)
+            return (x, carry), new
+
+        (x, _), cache = jax.lax.scan(group, (x, self._init_carry(x)), (params["blocks"], cache))
+        return x, cache
+
+    def _init_carry(self, x: Array) -> Carry:
+        carry: Carry = {}
+        for block in self.abstract_blocks():
+            carry |= block.init_carry(x)
+        return carry
 
     def _embed(self, params: Params, tokens_BT: Array, start: Array | int = 0) -> Array:
         x_BTD = params["embed"][tokens_BT]
+        if self.config.embed_norm:
+            x_BTD = self._outside(params).embed_norm(x_BTD)
         if self.config.learned_positions:
             x_BTD = x_BTD + jax.lax.dynamic_slice_in_dim(params["positions"], start, tokens_BT.shape[1])
         return x_BTD.astype(self.residual_dtype)
 
+    def _outside(self, params: Params) -> Any:
+        return self.outside.bind({k: v for k, v in params.items() if k != "blocks"})
+
     def _norm(self, params: Params, x: Array) -> Array:
-        outside = {k: v for k, v in params.items() if k != "blocks"}
-        return self.outside.bind(outside).norm(x).astype(self.dtype)
+        return self._outside(params).norm(x).astype(self.dtype)
 
     def _head(self, params: Params) -> Array:
         return params["embed"].T if self.config.tie_embeddings else params["head"]
@@ -206,7 +169,3 @@ class Model:
     def _logits(self, params: Params, h: Array) -> Array:
         w_DO = self._head(params).astype(h.dtype)
         return jnp.einsum("...d,do->...o", h, w_DO, preferred_element_type=jnp.float32)
-
-
-def _layer(stacked: Params, i: int) -> Params:
-    return jax.tree.map(lambda x: x[i], stacked)

@@ -23,6 +23,9 @@ RULES: dict[str | None, str | None] = {
     "mlp": "tensor",
     "vocab": "tensor",
     "positions": None,
+    "state": None,
+    "conv": None,
+    "rank": None,
     "layers": None,
     None: None,
 }

@@ -118,7 +118,7 @@ def test_one_token_is_a_sequence(mixer, variant):
 @pytest.mark.parametrize("seq_len", [1, 4, T])
 def test_state_size_counts_the_cache(mixer, variant, seq_len):
     model = built(mixer, variant)[0]
-    bound = model.block.bind(model.block.shapes).mixer
+    bound = model.abstract_blocks()[0].mixer
     cache = jax.eval_shape(lambda: bound.init_cache(1, seq_len, jnp.float32))
     elements = sum(x.size for x in jax.tree.leaves(cache) if x.ndim)  # a length is not state
     assert bound.state_size(seq_len) == elements
@@ -139,7 +139,7 @@ def test_parameters_are_declared_as_they_are_made(mixer, variant):
 @every_case
 def test_layers_start_different(mixer, variant):
     """Layers are initialised under vmap: one key for all of them would give L copies of one layer."""
-    made = params.names(jax.jit(built(mixer, variant)[0].init)(jax.random.key(0))["blocks"])
+    made = params.names(jax.jit(built(mixer, variant)[0].init)(jax.random.key(0))["blocks"]["0"])
     drawn = {name: np.asarray(x) for name, x in made if np.std(x) > 0}
     assert any(name.startswith("mixer.") for name in drawn)
     for name, x in drawn.items():
@@ -159,13 +159,13 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
     """An unrolled layer before optimisation, so that every product is a dot that XLA counts."""
     length, batch = 128, 2
     model = support.tiny_model(mixer, variant, train__seq_len=length, model__dim=64, model__mlp__dim=192)
-    layer = jax.eval_shape(model.block.init, jax.random.key(0))
+    layer = jax.eval_shape(model.blocks["0"].init, jax.random.key(0))
     x_BTD = jax.ShapeDtypeStruct((batch, length, 64), jnp.float32)
-    lowered = jax.jit(lambda p, x: model.block.bind(p)(x, jnp.float32)).lower(layer, x_BTD)
+    lowered = jax.jit(lambda p, x: model.blocks["0"].bind(p)(x, {}, dtype=jnp.float32)).lower(layer, x_BTD)
     xla = lowered.cost_analysis()["flops"] / (batch * length)
     head = model.config.vocab_size * model.config.dim
     dense = 2 * (flops.matmul_params(model) - head) / model.config.n_layers
-    ours = dense + model.block.bind(model.block.shapes).mixer.flops_per_token(length)
+    ours = dense + model.abstract_blocks()[0].mixer.flops_per_token(length)
     floor = FLOPS_FLOOR.get(f"{mixer}/{variant}", FLOPS_FLOOR.get(mixer, DEFAULT_FLOOR))
     assert floor * xla <= ours <= xla, f"ours {ours:.0f}, XLA's {xla:.0f} per token: {ours / xla:.2f}"
 
@@ -178,7 +178,7 @@ def test_flops_count_the_keys_that_are_read(mixer, variant):
     """One layer of one head: the gradient shows which keys each query read; QK^T and PV take 4 K FLOPs for each."""
     model = support.tiny_model(mixer, variant, model__n_layers=1, model__mixer__heads=1)
     pairs = np.count_nonzero(reach(model, support.random_params(model)))
-    bound = model.block.bind(model.block.shapes).mixer
+    bound = model.abstract_blocks()[0].mixer
     forward = bound.flops_per_token(T)
     if hasattr(bound, "train_flops_per_token"):  # three times the attention, once the selection
         forward = (bound.train_flops_per_token(T) - forward) / 2
@@ -190,7 +190,7 @@ def test_flops_of_the_selection():
     past_chunks = sum(t // 4 for t in range(T))
     for variant, keys in (("exact", 4), ("approx", 1)):
         bound = built("top1_chunk", variant)[0]
-        mixer = bound.block.bind(bound.block.shapes).mixer
+        mixer = bound.abstract_blocks()[0].mixer
         attention = (mixer.train_flops_per_token(T) - mixer.flops_per_token(T)) / 2
         assert mixer.flops_per_token(T) - attention == pytest.approx(2 * 32 * keys * past_chunks / T)
 

@@ -16,6 +16,7 @@ LAYERS = (
     ("seqjax.mixers",),
     ("seqjax.config",),
     ("seqjax.sharding",),
+    ("seqjax.block",),
     ("seqjax.model",),
     # siblings that only what follows may import
     (

@@ -96,7 +96,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize(("kind", "approximate"), ACTIVATIONS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_mlp(kind, approximate, bias):
-    mlp = fill(Mlp(6, 10, kind=kind, n_layers=3, bias=bias, approximate_gelu=approximate, rngs=nnx.Rngs(0)))
+    mlp = fill(Mlp(6, 10, kind=kind, bias=bias, approximate_gelu=approximate, rngs=nnx.Rngs(0)))
     x = rng.standard_normal((4, 6), np.float32)
 
     def linear(layer, x):

@@ -154,7 +154,7 @@ def test_initial_parameters_have_the_stated_spread():
         else:
             assert np.std(x) == pytest.approx(std, rel=0.03), name
             assert abs(np.mean(x)) < 0.05 * std, name
-    assert made["blocks.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
+    assert made["blocks.0.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
 
 
 def test_the_residual_stream_may_stay_float32():
