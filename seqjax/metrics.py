@@ -44,6 +44,12 @@ class Metrics:
         """Bytes written so far."""
         return self._file.tell()
 
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Flush and close both files."""
         self._file.close()

@@ -4,6 +4,7 @@ Metrics are fetched one step late, so the device never waits for the host; the d
 position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals one that was not.
 """
 
+import contextlib
 import math
 import time
 from pathlib import Path
@@ -151,7 +152,13 @@ def train(config: Config, workdir: Path) -> bool:
         eta = (n_steps - step) * tokens_per_step / rate
         progress.update(step, loss=loss, tokens_per_s=rate, mfu=used, eta=eta)
 
-    with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full():
+    with (
+        jax.set_mesh(mesh),
+        stop,
+        jax.transfer_guard("disallow"),
+        checkpoints.named_when_disk_full(),
+        writer or contextlib.nullcontext(),
+    ):
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -197,8 +204,6 @@ def train(config: Config, workdir: Path) -> bool:
     # ---------------------------------------------------------------------------------------------------- finish
     checkpoints.wait()
     checkpoints.close()
-    if writer is not None:
-        writer.close()
     facts = metrics.run_facts(
         backends=kernels_pallas.dispatch.used(),
         manifest=corpus.manifest_hash,
