@@ -1,5 +1,6 @@
 """What a run writes while it goes: `metrics.jsonl`, TensorBoard events, and a progress line on the terminal."""
 
+import io
 import json
 import platform
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 from tensorboardX import SummaryWriter
@@ -73,7 +74,12 @@ class Progress:
     """One line that is rewritten on a terminal, and a plain line every half minute in a log file."""
 
     def __init__(
-        self, total: int, *, quiet: bool = False, stream: TextIO | None = None, seconds_between_lines: float = 30.0
+        self,
+        total: int,
+        *,
+        quiet: bool = False,
+        stream: io.TextIOBase | None = None,
+        seconds_between_lines: float = 30.0,
     ):
         self._total = total
         self._quiet = quiet
