@@ -44,8 +44,8 @@ def _size(
 
 SIZES = {
     "demo": _size(
-        dim=128, layers=4, heads=4, seq_len=512, batch=8, lr=2e-3, warmup=50, steps=600, chunk_size=64,
-        eval_every=400_000, eval_tokens=65_536, save_every=100, builtin=True,
+        dim=128, layers=4, heads=4, seq_len=512, batch=8, lr=2e-3, warmup=30, steps=300, chunk_size=64,
+        eval_every=250_000, eval_tokens=32_768, save_every=100, builtin=True,
     ),
     "debug": _size(
         dim=64, layers=2, heads=2, seq_len=128, batch=4, lr=2e-3, warmup=5, steps=20, chunk_size=16,

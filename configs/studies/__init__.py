@@ -1,0 +1,1 @@
+"""Studies: which runs are compared, for `python -m seqjax.study`."""

@@ -1,0 +1,24 @@
+"""The runs of docs/reproduce.md: Transformer++ and Top-1 Chunk at 110M, read from the metrics that they left.
+
+    python -m seqjax.study --study=configs/studies/first_110m.py --out=docs/results/first_110m
+
+To train them, give each run its "config", e.g. `transformer_pp.get_config("110m,data.path=...,train.steps=1580,...")`.
+"""
+
+RESULTS = "docs/results/first_110m"
+
+
+def get_study():
+    """Title, reference, domains and runs."""
+    return {
+        "title": "110M parameters, 104M tokens (two passes) of CommonCrawl- and C4-like text",
+        "reference": "Transformer++",
+        # measured at the step of the evaluation; the training loss is a mean over the 8M tokens before it
+        "against": ("commoncrawl", "c4"),
+        "domains": ("arxiv", "github", "stackexchange"),
+        "runs": {
+            "Transformer++": {"workdir": f"{RESULTS}/transformer_pp"},
+            "Top-1 Chunk, exact": {"workdir": f"{RESULTS}/top1_chunk_exact"},
+            "Top-1 Chunk, approx": {"workdir": f"{RESULTS}/top1_chunk_approx"},
+        },
+    }

@@ -1,0 +1,50 @@
+"""The study's picture: one panel per domain, its loss against the training loss, one line per run."""
+
+import math
+from pathlib import Path
+
+import matplotlib
+
+from seqjax.study.protocol import Point
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+def against_training_loss(
+    path: Path, runs: dict[str, list[Point]], domains: list[str], *, title: str, x_label: str = "training loss"
+) -> None:
+    """Lower is better; a line below another at the same x generalises better at equal training loss."""
+    columns = min(3, len(domains))
+    rows = math.ceil(len(domains) / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.7 * columns, 3.5 * rows), layout="constrained", sharex=True, squeeze=False
+    )
+    worst = min(min(p.train_loss for p in points) for points in runs.values()) + 1.0
+    for i, domain in enumerate(domains):
+        panel = axes[i // columns][i % columns]
+        for j, (name, points) in enumerate(runs.items()):
+            shown = [p for p in points if p.train_loss <= worst]
+            panel.plot(
+                [p.train_loss for p in shown],
+                [p.domains[domain] for p in shown],
+                marker="o",
+                markersize=3.5,
+                linewidth=1.3,
+                color=plt.get_cmap("tab10")(j),
+                label=name,
+            )
+        panel.set_title(domain, loc="left", fontsize=10)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(color="0.93")
+        if i % columns == 0:
+            panel.set_ylabel("loss (nats per token)")
+        if i // columns == rows - 1:
+            panel.set_xlabel(x_label)
+    for empty in list(axes.flat)[len(domains) :]:
+        empty.set_visible(False)
+    axes[0][0].invert_xaxis()  # shared: training goes from left to right
+    axes[0][0].legend(frameon=False, fontsize=9)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
