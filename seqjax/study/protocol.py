@@ -66,7 +66,7 @@ def common_losses(runs: dict[str, list[Point]], *, count: int = 4) -> list[float
 def gap_rows(
     runs: dict[str, list[Point]], domains: list[str], *, reference: str, count: int = 4
 ) -> list[dict[str, float | str]]:
-    """A row per training loss and run: each domain's loss, and how far it is from the reference's (nats, + is worse)."""
+    """Per training loss and run: each domain's loss, and how far it is from the reference's (nats, + is worse)."""
     rows = []
     for train_loss in common_losses(runs, count=count):
         base = {domain: loss_at(runs[reference], domain, train_loss) for domain in domains}
