@@ -133,9 +133,10 @@ def run_config(blocks_dir: Path, mixer: str = "top1_chunk", **overrides: Any) ->
     return from_config_dict(config)
 
 
-def environment(**extra: str) -> dict[str, str]:
-    """Of a process with one CPU device and no memory of earlier runs."""
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **extra}
+def environment(*flags: str, optimised: bool = False) -> dict[str, str]:
+    """Of a process with one CPU device; compiled fast, as in conftest.py, unless `optimised` as a user has it."""
+    flags = flags if optimised else ("--xla_backend_optimization_level=0", *flags)
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
 
 
 def command(blocks_dir: Path, workdir: Path, mixer: str = "top1_chunk", **overrides: Any) -> list[str]:

@@ -143,9 +143,9 @@ def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp
     """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
     workdir = tmp_path / "eight"
     shutil.copytree(histories["stopped"][0].with_name("stopped-midway"), workdir)
-    eight = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    eight = support.environment("--xla_force_host_platform_device_count=8")
     args = support.command(blocks_dir, workdir, mesh__fsdp=2, mesh__tensor=2)
-    result = support.run(args, env=support.environment(**eight))
+    result = support.run(args, env=eight)
     assert result.returncode == 0, result.stderr
     assert "on 8 x cpu" in result.stderr
     for a, b in zip(support.rows(workdir), support.rows(histories["alone"][0]), strict=True):

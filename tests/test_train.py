@@ -172,7 +172,7 @@ def test_the_default_command_on_the_builtin_corpus(corpus_cache, tmp_path):
     args = support.command(tmp_path, tmp_path)[:3]
     config = f"--config={support.ROOT}/configs/top1_chunk.py:debug"
     extra = [f"--config.data.cache_dir={corpus_cache}", "--config.train.steps=6", "--config.log.sample_tokens=8"]
-    environment = support.environment(PYTHONPATH=str(support.ROOT))
+    environment = support.environment(optimised=True) | {"PYTHONPATH": str(support.ROOT)}
     result = support.run([*args, config, *extra], cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stderr
     (workdir,) = (tmp_path / "runs").iterdir()
