@@ -12,12 +12,13 @@ def get_study():
     """Title, reference, domains and runs."""
     return {
         "title": "110M parameters, 104M tokens (two passes) of CommonCrawl- and C4-like text",
-        "reference": "Transformer++",
+        "reference": "Transformer++, QK norm",
         # measured at the step of the evaluation; the training loss is a mean over the 8M tokens before it
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
         "runs": {
             "Transformer++": {"workdir": f"{RESULTS}/transformer_pp"},
+            "Transformer++, QK norm": {"workdir": f"{RESULTS}/transformer_pp_qk_norm"},
             "Top-1 Chunk, exact": {"workdir": f"{RESULTS}/top1_chunk_exact"},
             "Top-1 Chunk, approx": {"workdir": f"{RESULTS}/top1_chunk_approx"},
         },

@@ -44,7 +44,7 @@ def against_training_loss(
     for empty in list(axes.flat)[len(domains) :]:
         empty.set_visible(False)
     axes[0][0].invert_xaxis()  # shared: training goes from left to right
-    axes[0][0].legend(frameon=False, fontsize=9)
+    axes[0][0].legend(frameon=False, fontsize=8.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)
     plt.close(figure)
