@@ -59,7 +59,7 @@ def test_remat_changes_no_gradient(remat):
         jax.jit(jax.grad(lambda p, m=m: m.loss(p, tokens)[0]))(weights)
         for m in (build(), build(**{"model.remat": remat}))
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), plain, saved)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, saved)
 
 
 def test_step_equals_the_parallel_form():
