@@ -125,9 +125,13 @@ def train(config: Config, workdir: Path) -> bool:
         pending = None
         values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
         loss = values["loss"]
-        if step == start + 1 and kernels_pallas.dispatch.used():
-            used = (f"{op} on {backend}" for op, backend in kernels_pallas.dispatch.used().items())
-            progress.say(f"Kernels: {', '.join(used)}")
+        if step == start + 1:  # the programs are made, so it is known which kernels they call
+            used = kernels_pallas.dispatch.used()
+            if used:
+                progress.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
+            facts = metrics.run_facts(backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model))
+            if lead:
+                workdirs.write_json(workdir / "run.json", facts)
         if not all(map(math.isfinite, values.values())):
             raise UserError(_not_finite(workdir, checkpoints, step, values, batch))
         meta["window"] = [meta["window"][0] + loss, meta["window"][1] + 1]
@@ -204,13 +208,6 @@ def train(config: Config, workdir: Path) -> bool:
     # ---------------------------------------------------------------------------------------------------- finish
     checkpoints.wait()
     checkpoints.close()
-    facts = metrics.run_facts(
-        backends=kernels_pallas.dispatch.used(),
-        manifest=corpus.manifest_hash,
-        parameters=flops.n_params(model),
-    )
-    if lead:
-        workdirs.write_json(workdir / "run.json", facts)
     finished = int(jax.device_get(state.step)) == n_steps
     if not finished:
         progress.say(
@@ -226,6 +223,7 @@ def train(config: Config, workdir: Path) -> bool:
             n_new = config.log.sample_tokens
             with jax.set_mesh(mesh):
                 sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
+        facts = workdirs.read_json(workdir / "run.json")
         progress.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True
 

@@ -22,7 +22,7 @@ def claim(workdir: Path, config: Config) -> None:
     """Make `workdir` this run's: write `config.json`, or check that the one there asks for the same run."""
     path = workdir / "config.json"
     if path.exists():
-        old, new = _read(path), to_dict(config)
+        old, new = read_json(path), to_dict(config)
         changed = [d for d in differences(old, new) if not d.startswith(FREE)]
         if changed:
             raise UserError(
@@ -47,7 +47,7 @@ def load_config(workdir: Path) -> Config:
     path = workdir / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
-    return from_config_dict(_read(path))
+    return from_config_dict(read_json(path))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -57,7 +57,8 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote."""
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
