@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m seqjax.main --config=configs/top1_chunk.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -10,6 +10,7 @@ import matplotlib
 from seqjax import metrics
 from seqjax.config import Config
 from seqjax.data import Corpus
+from seqjax.errors import UserError
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -20,6 +21,8 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
     rows = metrics.read(workdir)
     train = [r for r in rows if "seconds" in r]
     evals = [r for r in rows if any(k.startswith("eval/") for k in r)]
+    if not train or not evals:
+        raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
     bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
     _plot(workdir / "report.png", config, corpus, train, evals, bigram)
 

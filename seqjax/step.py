@@ -57,7 +57,9 @@ def make_train_step(
             loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "lr": schedule(state.step)}
+        # the norm of the new parameters too: a finite loss does not say that its update was finite
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
+        metrics["lr"] = schedule(state.step)
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
 
     return train_step

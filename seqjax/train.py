@@ -146,6 +146,7 @@ def train(config: Config, workdir: Path) -> bool:
             "tokens": step * tokens_per_step,
             "train/loss": loss,
             "train/grad_norm": values["grad_norm"],
+            "train/param_norm": values["param_norm"],
             "train/lr": values["lr"],
             "tokens_per_s": rate,
             "mfu": used,
@@ -192,6 +193,11 @@ def train(config: Config, workdir: Path) -> bool:
                 row = {"tokens": step * tokens_per_step, "train/loss": meta["window"][0] / meta["window"][1]}
                 row |= {f"eval/{name}/loss": value for name, value in losses.items()}
                 meta["window"] = [0.0, 0]
+                if not all(map(math.isfinite, losses.values())):
+                    raise UserError(
+                        f"Step {step}: the evaluation gave {losses}. The parameters are finite, so the model overflows "
+                        "on text it has not seen: lower config.optim.lr, in a new --workdir."
+                    )
                 if writer is not None:
                     writer.write(step, row)
                 text = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
@@ -237,7 +243,7 @@ def _not_finite(workdir: Path, checkpoints: Checkpoints, step: int, values: dict
     kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"
     logging.error("not finite at step %d: %s", step, values)
     return (
-        f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. Batch {step} of the data order was "
-        f"written to {path}. {kept}. Lower config.optim.lr, clip harder (config.optim.clip_norm), or warm up longer, "
-        "in a new --workdir."
+        f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}, parameter norm "
+        f"{values['param_norm']}. Batch {step} of the data order was written to {path}. {kept}. Lower config.optim.lr, "
+        "clip harder (config.optim.clip_norm), or warm up longer, in a new --workdir."
     )
