@@ -25,6 +25,7 @@ from seqjax.model import Model
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32
 
+SMALL_SSM = {"state": 8, "head_dim": 16}
 # What the tests of a contract vary per mixer; the first entry is the one that expensive tests take. A mixer that is not
 # listed is tested as its config file has it.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -39,6 +40,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "approx": {"selection": "approx"},
         "gqa": {"kv_heads": 2},
         "approx_gqa": {"selection": "approx", "kv_heads": 1},
+    },
+    "mamba2": {
+        "full": SMALL_SSM,
+        "one": SMALL_SSM | {"decay": "one"},
+        "bare": SMALL_SSM | {"decay": "none", "conv": False, "norm": False},
     },
     "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}},
 }
