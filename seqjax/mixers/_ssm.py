@@ -38,10 +38,13 @@ class SharedDecay(nnx.Module):
         self.b = param(rngs, dt_bias, (), ())
         self.alpha = param(rngs, constant(0.0), (), ())
 
+    def step_size(self, u_BTU: Array) -> Array:
+        """The softplus, [B, T]."""
+        return jax.nn.softplus(u_BTU.astype(jnp.float32) @ self.w[...] + self.b[...])
+
     def __call__(self, u_BTU: Array) -> Array:
         """Log decay of each token."""
-        x_BT = u_BTU.astype(jnp.float32) @ self.w[...] + self.b[...]
-        return -jnp.exp(self.alpha[...]) * jax.nn.softplus(x_BT)
+        return -jnp.exp(self.alpha[...]) * self.step_size(u_BTU)
 
 
 def check_sizes(config: Any, **least: int) -> None:
