@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, RMSNorm, residual_init, rope, rope_angles
+from seqjax.layers import Linear, RMSNorm, alibi_slopes, residual_init, rope, rope_angles
 from seqjax.types import Array, LayerSpec
 
 
@@ -25,7 +25,8 @@ class AttentionConfig:
     heads: int
     kv_heads: int = 0  # 0 = as many as heads; fewer is grouped-query attention
     head_dim: int = 0  # 0 = model width / heads
-    rope_base: float = 10_000.0  # 0 = no position signal but the causal mask
+    position: str = "rope"  # rope | alibi | none; none leaves the causal mask (and config.model.learned_positions)
+    rope_base: float = 10_000.0  # 0 = none, too
     qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
     bias: bool = False
 
@@ -37,6 +38,8 @@ class AttentionConfig:
                 raise UserError(
                     f"config.model.mixer.{name} must be at least {least} and finite, not {getattr(self, name)}."
                 )
+        if self.position not in ("rope", "alibi", "none"):
+            raise UserError(f"config.model.mixer.position={self.position!r} must be one of rope, alibi, none.")
         if not self.head_dim and dim % self.heads:
             raise UserError(
                 f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}; "
@@ -47,7 +50,7 @@ class AttentionConfig:
                 f"config.model.mixer.kv_heads={self.kv_heads} must divide config.model.mixer.heads={self.heads}."
             )
         head_dim = self.head_dim or dim // self.heads
-        if self.rope_base and head_dim % 2:
+        if self.position == "rope" and self.rope_base and head_dim % 2:
             raise UserError(f"RoPE rotates pairs, so the head width {head_dim} must be even (config.model.mixer).")
 
 
@@ -91,6 +94,11 @@ class AttentionMixer(nnx.Module):
         raise NotImplementedError
 
     @property
+    def slopes(self) -> tuple[float, ...]:
+        """ALiBi's slopes, one per head, or none."""
+        return alibi_slopes(self.config.heads) if self.config.position == "alibi" else ()
+
+    @property
     def window(self) -> int:
         """Keys that a decode cache must hold; 0 = all."""
         return 0
@@ -103,7 +111,7 @@ class AttentionMixer(nnx.Module):
         v = self.v(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.config.rope_base:
+        if self.config.position == "rope" and self.config.rope_base:
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
             q, k = rope(q, *angles), rope(k, *angles)
         return q, k, v

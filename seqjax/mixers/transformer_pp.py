@@ -6,6 +6,7 @@ its sliding-window model.
 """
 
 import dataclasses
+from typing import Any
 
 from seqjax.errors import UserError
 from seqjax.mixers._attention import AttentionConfig, AttentionMixer
@@ -37,11 +38,12 @@ class Mixer(AttentionMixer):
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """See `ops.attention.causal_attention`."""
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.window, implementation=self.config.implementation)
+        options: Any = {"window": self.window, "implementation": self.config.implementation}
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, slopes=self.slopes, **options)
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """One query over the cache."""
-        return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length)
+        return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, slopes=self.slopes)
 
     def flops_per_token(self, seq_len: int) -> float:
         """QK^T and PV over the keys that the mask leaves, averaged over positions."""

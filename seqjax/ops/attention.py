@@ -21,18 +21,27 @@ def causal_attention(
     *,
     window: int = 0,
     scale: float | None = None,
+    slopes: tuple[float, ...] = (),
     implementation: str | None = None,
 ) -> Float[Array, "B T H K"]:
     """Attention of every position to itself and the past; `window=0` sees all of it, G KV heads serve H query heads.
 
     `implementation` is None (choose), "cudnn" or "xla", as in `jax.nn.dot_product_attention`, which raises when the
-    named one cannot serve these inputs.
+    named one cannot serve these inputs. `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled
+    scores, in float32, which XLA alone does here.
     """
-    chosen: Any = implementation or ("cudnn" if _cudnn_serves(q_BTHK) else "xla")
+    if slopes and implementation == "cudnn":
+        raise ValueError("ALiBi needs implementation None or 'xla': cuDNN takes no float32 bias beside 16-bit inputs.")
+    chosen: Any = implementation or ("cudnn" if _cudnn_serves(q_BTHK) and not slopes else "xla")
+    bias = None
+    if slopes:
+        position_T = jnp.arange(q_BTHK.shape[1], dtype=jnp.float32)
+        bias = jnp.asarray(slopes, jnp.float32)[:, None, None] * (position_T - position_T[:, None])
     return jax.nn.dot_product_attention(
         q_BTHK,
         k_BSGK,
         v_BSGK,
+        bias=None if bias is None else bias[None],
         scale=scale,
         is_causal=True,
         local_window_size=(window - 1, 0) if window else None,
@@ -52,13 +61,20 @@ def attention_step(
     length: Int[Array, ""],
     *,
     scale: float | None = None,
+    slopes: tuple[float, ...] = (),
 ) -> Float[Array, "B H K"]:
-    """One query over the first `length` entries of a cache; the order of the entries does not matter."""
+    """One query over the first `length` entries of a cache; their order matters to ALiBi's `slopes` alone.
+
+    For those, the entry of position p is at p modulo the number of slots, and the query is at `length` - 1.
+    """
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
     by = head_dim**-0.5 if scale is None else scale
     q_BGRK = q_BHK.reshape(n_batch, n_kv, n_heads // n_kv, head_dim)
     s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * by
+    if slopes:
+        ago_S = (length - 1 - jnp.arange(k_BSGK.shape[1])) % k_BSGK.shape[1]
+        s_BGRS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1) * ago_S
     s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
     p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
     return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)
