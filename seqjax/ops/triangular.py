@@ -68,7 +68,7 @@ def _forward(m_CC: Array) -> tuple[Array, Array]:
 
 
 def _backward(x_CC: Array, g_CC: Array) -> tuple[Array]:
-    """dM = -X^T G X^T, below the diagonal."""
+    """The gradient in M is -X^T G X^T, below the diagonal."""
     t = jnp.swapaxes(x_CC, -1, -2)
     return (-jnp.tril(_mm(_mm(t, g_CC), t), -1),)
 

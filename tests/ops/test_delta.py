@@ -151,7 +151,7 @@ def test_in_float64(kind):
         assert_close(gradients(kind, 8, "float64"), gradients(kind, 0, "float64"), 1e-12)
 
 
-# --------------------------------------------------------------------------------------------------------- low precision
+# ------------------------------------------------------------------------------------------------------ low precision
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_stays_near_float32(kind):
     rounded = inputs(kind, 96, "bfloat16", key_dim=32, value_dim=32)
@@ -185,7 +185,7 @@ def test_stress_is_finite(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_of_the_backward_pass_is_linear(kind):
     def temp(seq_len):
-        args = [jax.ShapeDtypeStruct(x.shape[:1] + (seq_len, *x.shape[2:]), x.dtype) for x in inputs(kind, 2)]
+        args = [jax.ShapeDtypeStruct((*x.shape[:1], seq_len, *x.shape[2:]), x.dtype) for x in inputs(kind, 2)]
         grad = jax.grad(lambda args: jnp.sum(op(kind)(*args, chunk_size=16)))
         return jax.jit(grad).lower(args).compile().memory_analysis().temp_size_in_bytes
 
