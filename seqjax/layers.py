@@ -6,6 +6,7 @@ are float32 whatever the input is (the "fp32 islands").
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,11 @@ Axes = tuple[str | None, str | None]
 def normal(std: float) -> Init:
     """Initialiser N(0, std^2)."""
     return lambda key, shape, dtype: std * jax.random.normal(key, shape, dtype)
+
+
+def uniform(bound: float) -> Init:
+    """Initialiser U(-bound, bound)."""
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def constant(value: float) -> Init:
@@ -118,6 +124,59 @@ class Mlp(nnx.Module):
         up = self.up(x)
         hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         return self.down(hidden)
+
+
+class ShortConv(nnx.Module):
+    """Depthwise causal convolution: y_t = act(sum_i w_i x_{t - W + 1 + i} + b); the last of W taps is the token itself.
+
+    Taps and bias start U(+-1 / sqrt(W)) unless `init` says otherwise (torch's Conv1d). `silu` is the activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        width: int = 4,
+        bias: bool = False,
+        silu: bool = True,
+        init: Init | None = None,
+        axis: str | None = "mlp",
+        rngs: nnx.Rngs,
+    ):
+        init = init or uniform(width**-0.5)
+        self.silu = silu
+        self.w = param(rngs, init, (dim, width), (axis, "conv"))
+        self.b = param(rngs, init, (dim,), (axis,)) if bias else None
+
+    def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
+        """[B, T, E] -> [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
+        n_past = self.w.shape[1] - 1
+        if last_BWE is None:
+            x_BSE = jnp.pad(x_BTE, ((0, 0), (n_past, 0), (0, 0)))
+        else:
+            x_BSE = jnp.concatenate([last_BWE.astype(x_BTE.dtype), x_BTE], axis=1)
+        bias = None if self.b is None else self.b[...]
+        return _conv_act(x_BSE, self.w[...], bias, self.silu)
+
+    def init_cache(self, batch: int, dtype: Any) -> Array:
+        """Zeros [B, W - 1, E]: no input yet."""
+        return jnp.zeros((batch, self.w.shape[1] - 1, self.w.shape[0]), dtype)
+
+    def extend(self, x_BTE: Array, last_BWE: Array) -> tuple[Array, Array]:
+        """The convolution after `last_BWE`, and the W - 1 inputs before whatever follows."""
+        seen = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
+        return self(x_BTE, last_BWE), seen[:, x_BTE.shape[1] :]
+
+
+# Rematerialised because autodiff would keep W shifted float32 copies of the input.
+@functools.partial(jax.checkpoint, static_argnums=(3,), prevent_cse=False)
+def _conv_act(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool) -> Array:
+    width = w_EW.shape[1]
+    n_out = x_BSE.shape[1] - width + 1
+    x32 = x_BSE.astype(jnp.float32)
+    y = sum(x32[:, i : i + n_out] * w_EW[:, i] for i in range(width))
+    y = y if b_E is None else y + b_E
+    return (jax.nn.silu(y) if silu else y).astype(x_BSE.dtype)
 
 
 def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seqjax.layers import LayerNorm, Linear, Mlp, RMSNorm, rope, rope_angles
+from seqjax.layers import LayerNorm, Linear, Mlp, RMSNorm, ShortConv, rope, rope_angles
 from seqjax.ops.attention import attention_step, causal_attention
 
 rng = np.random.default_rng(0)
@@ -162,3 +162,23 @@ def test_a_named_implementation_that_cannot_run_is_an_error():
     q = jnp.ones((1, 6, 2, 4), jnp.bfloat16)
     with pytest.raises(RuntimeError, match="cuDNN"):
         causal_attention(q, q, q, implementation="cudnn")
+
+
+# ------------------------------------------------------------------------------------------------------ convolution
+@pytest.mark.parametrize(
+    ("width", "bias", "silu"), [(4, True, True), (3, False, True), (4, False, False), (1, True, False)]
+)
+def test_short_conv_and_its_cache(width, bias, silu):
+    conv = fill(ShortConv(6, width=width, bias=bias, silu=silu, rngs=nnx.Rngs(0)))
+    x = rng.standard_normal((2, 9, 6), np.float32)
+    padded = np.concatenate([np.zeros((2, width - 1, 6)), x], axis=1)
+    want = sum(padded[:, i : i + 9] * value(conv.w)[:, i] for i in range(width)) + (value(conv.b) if bias else 0)
+    want = want / (1 + np.exp(-want)) if silu else want
+    np.testing.assert_allclose(conv(jnp.asarray(x)), want, rtol=1e-5, atol=1e-5)
+    # in pieces, of which some are shorter than the filter
+    cache, parts = conv.init_cache(2, jnp.float32), []
+    for piece in np.split(x, [1, 3, 8], axis=1):
+        part, cache = conv.extend(jnp.asarray(piece), cache)
+        parts.append(part)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), want, rtol=1e-5, atol=1e-5)
+    assert cache.shape == (2, width - 1, 6)
