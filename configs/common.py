@@ -12,6 +12,7 @@ paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning
 
 import ast
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -66,14 +67,21 @@ SIZES = {
 }  # fmt: skip
 
 
-def get_config(arg: str, *, name: str, mixer: dict[str, Any]) -> ConfigDict:
-    """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`.
+def get_config(
+    arg: str,
+    *,
+    name: str,
+    mixer: dict[str, Any],
+    pattern: tuple[dict[str, Any], ...] = (),
+    model: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> ConfigDict:
+    """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`, or around a `pattern` of mixers.
 
-    Of the mixer's settings, `heads`, `rope_base` and `chunk_size` come from the size.
+    Of a mixer's settings, `heads`, `rope_base` and `chunk_size` come from the size where they are 0. `model` gives,
+    from the size, what else differs under `config.model`, by dotted key: `lambda size: {"mlp.kind": "none"}`.
     """
     size_name, regime, overrides = _split(arg)
     size = SIZES[size_name]
-    from_size = {"heads": size["heads"], "rope_base": size["rope_base"], "chunk_size": size["chunk_size"]}
     data = {"corpus": "builtin", "tokenizer": "byte"}
     if not size["builtin"]:
         data = {"corpus": "blocks", "tokenizer": "mixtral", "path": f"data/slimpajama-{size['seq_len']}"}
@@ -86,8 +94,8 @@ def get_config(arg: str, *, name: str, mixer: dict[str, Any]) -> ConfigDict:
                 "vocab_size": 264 if size["builtin"] else 32_000,
                 "dim": size["dim"],
                 "n_layers": size["layers"],
-                "mixer": {key: from_size.get(key, value) for key, value in mixer.items()},
-                "pattern": (),
+                "mixer": _sized(mixer, size),
+                "pattern": tuple(_sized(m, size) for m in pattern),
                 "mlp": {
                     "kind": "geglu", "dim": size["mlp_dim"], "bias": False, "approximate_gelu": False,
                     "rescale_init": True,
@@ -122,9 +130,15 @@ def get_config(arg: str, *, name: str, mixer: dict[str, Any]) -> ConfigDict:
             "log": {"every": 10, "tensorboard": True, "profile_start": 0, "profile_steps": 5, "sample_tokens": 200},
         }
     )  # fmt: skip
+    changes = model(size) if model else {}
+    config.update_from_flattened_dict({f"model.{key}": value for key, value in changes.items()})
     for key, value in overrides:
         _override(config, key, value)
     return config
+
+
+def _sized(mixer: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
+    return {k: size[k] if k in ("heads", "rope_base", "chunk_size") and not v else v for k, v in mixer.items()}
 
 
 def _split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:

@@ -161,7 +161,12 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
     model = support.tiny_model(mixer, variant, train__seq_len=length, model__dim=64, model__mlp__dim=192)
     layer = jax.eval_shape(model.blocks["0"].init, jax.random.key(0))
     x_BTD = jax.ShapeDtypeStruct((batch, length, 64), jnp.float32)
-    lowered = jax.jit(lambda p, x: model.blocks["0"].bind(p)(x, {}, dtype=jnp.float32)).lower(layer, x_BTD)
+
+    def one_layer(p, x_BTD):
+        block = model.blocks["0"].bind(p)
+        return block(x_BTD, block.init_carry(x_BTD), dtype=jnp.float32)
+
+    lowered = jax.jit(one_layer).lower(layer, x_BTD)
     xla = lowered.cost_analysis()["flops"] / (batch * length)
     head = model.config.vocab_size * model.config.dim
     dense = 2 * (flops.matmul_params(model) - head) / model.config.n_layers

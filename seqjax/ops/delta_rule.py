@@ -72,7 +72,7 @@ def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
     k_out = _scaled_rows(k, rest)
     p = -product("...ik,...ij->...kj", k_out, e)
     r = product("...ik,...iv->...kv", k_out, u.astype(dtype))
-    starts, final = state_scan(decay, p, r, s_BHKV, carry_precision(dtype))
+    starts, final = state_scan(decay, p, r, s_BHKV, precision=carry_precision(dtype))
 
     starts = starts.astype(dtype)
     w = (u - product("...ik,...kv->...iv", e, starts)).astype(dtype)

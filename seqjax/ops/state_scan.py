@@ -51,26 +51,32 @@ def carry_precision(dtype: Any) -> jax.lax.Precision:
     return jax.lax.Precision.DEFAULT if jnp.finfo(dtype).bits == 16 else jax.lax.Precision.HIGHEST
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def state_scan(
     decay_cBHk: Float[Array, "c B H k"],
     p_cBHKK: Float[Array, "c B H K K"],
     r_cBHKV: Float[Array, "c B H K V"],
     s_BHKV: Float[Array, "B H K V"],
+    *,
     precision: jax.lax.Precision,
 ) -> tuple[Float[Array, "c B H K V"], Float[Array, "B H K V"]]:
     """The state at the start of every chunk, and after the last; `decay` has K entries per head, or one."""
+    states: Any = _state_scan(decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV, precision)
+    return states
 
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _state_scan(decay, p, r, s, precision):
     def body(s, xs):
         decay, p, r = xs
         return decay[..., None] * s + r + jnp.matmul(p, s, precision=precision), s
 
-    final, starts = jax.lax.scan(body, s_BHKV, (decay_cBHk, p_cBHKK, r_cBHKV))
+    final, starts = jax.lax.scan(body, s, (decay, p, r))
     return starts, final
 
 
 def _forward(decay, p, r, s, precision):
-    starts, final = state_scan(decay, p, r, s, precision)
+    states: Any = _state_scan(decay, p, r, s, precision)
+    starts, final = states
     starts = checkpoint_name(starts, "chunk_states")
     return (starts, final), (decay, p, starts)
 
@@ -92,4 +98,4 @@ def _backward(precision, residuals, cotangents):
     return d_decay, d_p, d_r, d_s
 
 
-state_scan.defvjp(_forward, _backward)
+_state_scan.defvjp(_forward, _backward)

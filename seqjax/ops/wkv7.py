@@ -74,7 +74,7 @@ def _chunked(chunk: int, r, k, v, log_w, a, b, s_BHKV) -> tuple[Array, Array]:
     e = product("...ij,...jk->...ik", x, a_in).astype(dtype)
     p = product("...ik,...ij->...kj", b_out, e)
     add = product("...ik,...iv->...kv", k_out, v) + product("...ik,...iv->...kv", b_out, u.astype(dtype))
-    starts, final = state_scan(grow[..., -1, :], p, add, s_BHKV, carry_precision(dtype))
+    starts, final = state_scan(grow[..., -1, :], p, add, s_BHKV, precision=carry_precision(dtype))
 
     starts = starts.astype(dtype)
     u = (u + product("...ik,...kv->...iv", e, starts)).astype(dtype)
