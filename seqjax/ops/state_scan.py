@@ -1,0 +1,101 @@
+"""Chunks of a linear recurrence, and the one part of it that is sequential: the state at the start of each chunk.
+
+S_{c+1} = diag(d_c) S_c + P_c S_c + R_c with S [K, V] (key index first). Everything within a chunk is written for all
+chunks at once by the caller (the WY form of DeltaNet, arXiv 2406.06484, section 3, and its kin), which leaves one
+small matrix product per chunk to the scan. The backward pass is the same scan from the end,
+L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c; the gradients of d, P and R are products over all chunks at once.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
+
+from seqjax.types import Array
+
+# What a chunked op keeps for its backward pass beside its inputs.
+SAVED = ("chunk_states", "chunk_inverse")
+
+
+def rematerialized(fn: Any) -> Any:
+    """`fn(chunk, ...)` that keeps its inputs, the chunk-start states and the inverses, and computes the rest again."""
+    policy = jax.checkpoint_policies.save_only_these_names(*SAVED)
+    return jax.checkpoint(fn, policy=policy, prevent_cse=False, static_argnums=(0,))
+
+
+def to_chunks(x: Array, chunk: int) -> Array:
+    """[B, T, H, ...] -> [c, B, H, C, ...], padded with zeros at the end."""
+    n_batch, seq_len, n_heads, *rest = x.shape
+    n_chunks = -(-seq_len // chunk)
+    x = jnp.pad(x, [(0, 0), (0, n_chunks * chunk - seq_len)] + [(0, 0)] * (x.ndim - 2))
+    x = x.reshape(n_batch, n_chunks, chunk, n_heads, *rest)
+    return jnp.transpose(x, (1, 0, 3, 2, *range(4, x.ndim)))
+
+
+def from_chunks(x_cBHCV: Array, seq_len: int) -> Array:
+    """[c, B, H, C, V] -> [B, T, H, V], without the padding."""
+    x = jnp.transpose(x_cBHCV, (1, 0, 3, 2, 4))
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :seq_len]
+
+
+def product(spec: str, x: Array, y: Array) -> Array:
+    """An einsum of 16-bit (or whatever they are) operands, accumulated and returned in at least float32."""
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+
+
+def carry_precision(dtype: Any) -> jax.lax.Precision:
+    """Of the products of the carry, whose operands are float32: TF32 where the inputs had 8 bits anyway."""
+    return jax.lax.Precision.DEFAULT if jnp.finfo(dtype).bits == 16 else jax.lax.Precision.HIGHEST
+
+
+def state_scan(
+    decay_cBHk: Float[Array, "c B H k"],
+    p_cBHKK: Float[Array, "c B H K K"],
+    r_cBHKV: Float[Array, "c B H K V"],
+    s_BHKV: Float[Array, "B H K V"],
+    *,
+    precision: jax.lax.Precision,
+) -> tuple[Float[Array, "c B H K V"], Float[Array, "B H K V"]]:
+    """The state at the start of every chunk, and after the last; `decay` has K entries per head, or one."""
+    states: Any = _state_scan(decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV, precision)
+    return states
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _state_scan(decay, p, r, s, precision):
+    def body(s, xs):
+        decay, p, r = xs
+        return decay[..., None] * s + r + jnp.matmul(p, s, precision=precision), s
+
+    final, starts = jax.lax.scan(body, s, (decay, p, r))
+    return starts, final
+
+
+def _forward(decay, p, r, s, precision):
+    states: Any = _state_scan(decay, p, r, s, precision)
+    starts, final = states
+    starts = checkpoint_name(starts, "chunk_states")
+    return (starts, final), (decay, p, starts)
+
+
+def _backward(precision, residuals, cotangents):
+    decay, p, starts = residuals
+    d_starts, d_final = cotangents
+
+    def body(after, xs):
+        decay, p, d_start = xs
+        p_T = jnp.swapaxes(p, -1, -2)
+        return decay[..., None] * after + d_start + jnp.matmul(p_T, after, precision=precision), after
+
+    d_s, d_r = jax.lax.scan(body, d_final, (decay, p, d_starts), reverse=True)
+    d_p = jnp.einsum("...kv,...jv->...kj", d_r, starts, precision=precision)
+    d_decay = jnp.sum(d_r * starts, -1)
+    if decay.shape[-1] == 1:
+        d_decay = jnp.sum(d_decay, -1, keepdims=True)
+    return d_decay, d_p, d_r, d_s
+
+
+_state_scan.defvjp(_forward, _backward)

@@ -1,0 +1,101 @@
+"""The core of RWKV-7: a state with a decay per channel and a rank-one correction.
+
+    S_t = diag(e^{lw_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   y_t = r_t^T S_t,   S [K, V], float32
+
+RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) has a = -kappa and b = kappa * eta. In a
+chunk, with g the sum of lw from its start up to and with a position, ge without it, M over j < i and N over j <= i,
+
+    U = (I - M_ab)^{-1} (M_ak V + (a e^{ge}) S),   Y = (r e^g) S + N_rk V + N_rb U,
+    S <- diag(e^{g_C}) S + (k e^{g_C - g})^T V + (b e^{g_C - g})^T U,
+
+M_ab[i, j] = sum_n a_i b_j e^{ge_i - g_j} and so on. The exponential is split into factors of i and of j, one of which
+grows: a chunk of C positions may not decay by more than e^-80 in all. RWKV-7's lw > -0.6066 allows C <= 128; the
+default is 64. U is affine in S, so all products but one per chunk run over all chunks at once (`state_scan`).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from seqjax.ops.state_scan import carry_precision, from_chunks, product, rematerialized, state_scan, to_chunks
+from seqjax.ops.triangular import unit_lower_inverse
+from seqjax.types import Array
+
+CHUNK = 64
+
+
+def wkv7(
+    r_BTHK: Float[Array, "B T H K"],
+    k_BTHK: Float[Array, "B T H K"],
+    v_BTHV: Float[Array, "B T H V"],
+    log_w_BTHK: Float[Array, "B T H K"],
+    a_BTHK: Float[Array, "B T H K"],
+    b_BTHK: Float[Array, "B T H K"],
+    *,
+    initial_state: Float[Array, "B H K V"] | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+    """Outputs of all positions, and the last state if asked for (key index first; RWKV's own code has it last).
+
+    `log_w` <= 0, and its sum over a chunk above -80. For the backward pass it keeps the inputs and one state and one
+    inverse per chunk.
+    """
+    n_batch, seq_len, n_heads, key_dim = r_BTHK.shape
+    acc = jnp.promote_types(r_BTHK.dtype, jnp.float32)
+    shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
+    s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
+    chunk = min(chunk_size or CHUNK, seq_len)
+    o_BTHV, s_BHKV = _chunked(chunk, r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK, s_BHKV)
+    return (o_BTHV, s_BHKV) if return_state else o_BTHV
+
+
+@rematerialized
+def _chunked(chunk: int, r, k, v, log_w, a, b, s_BHKV) -> tuple[Array, Array]:
+    seq_len, dtype, acc = r.shape[1], r.dtype, s_BHKV.dtype
+    r, k, v, a, b = (to_chunks(x.astype(dtype), chunk) for x in (r, k, v, a, b))
+    log_w = to_chunks(log_w.astype(acc), chunk)
+    g = jnp.cumsum(log_w, -2)
+    grow, shrink, rest = jnp.exp(g), jnp.exp(-g), jnp.exp(g[..., -1:, :] - g)
+    a_in, r_in = (a * jnp.exp(g - log_w)).astype(dtype), (r * grow).astype(dtype)
+    k_in, b_in = (k * shrink).astype(dtype), (b * shrink).astype(dtype)
+    k_out, b_out = (k * rest).astype(dtype), (b * rest).astype(dtype)
+
+    lower = jnp.tril(jnp.ones((chunk, chunk), bool))
+    before = jnp.tril(lower, -1)
+    m_ab = jnp.where(before, product("...ik,...jk->...ij", a_in, b_in), 0)
+    m_ak = jnp.where(before, product("...ik,...jk->...ij", a_in, k_in), 0).astype(dtype)
+    n_rk = jnp.where(lower, product("...ik,...jk->...ij", r_in, k_in), 0).astype(dtype)
+    n_rb = jnp.where(lower, product("...ik,...jk->...ij", r_in, b_in), 0).astype(dtype)
+
+    x = unit_lower_inverse(-m_ab).astype(dtype)
+    # U = u + E S
+    u = product("...ij,...jv->...iv", x, product("...ij,...jv->...iv", m_ak, v).astype(dtype))
+    e = product("...ij,...jk->...ik", x, a_in).astype(dtype)
+    p = product("...ik,...ij->...kj", b_out, e)
+    add = product("...ik,...iv->...kv", k_out, v) + product("...ik,...iv->...kv", b_out, u.astype(dtype))
+    starts, final = state_scan(grow[..., -1, :], p, add, s_BHKV, precision=carry_precision(dtype))
+
+    starts = starts.astype(dtype)
+    u = (u + product("...ik,...kv->...iv", e, starts)).astype(dtype)
+    o = product("...ik,...kv->...iv", r_in, starts) + product("...ij,...jv->...iv", n_rk, v)
+    o = o + product("...ij,...jv->...iv", n_rb, u)
+    return from_chunks(o.astype(dtype), seq_len), final
+
+
+def wkv7_step(
+    r_BHK: Float[Array, "B H K"],
+    k_BHK: Float[Array, "B H K"],
+    v_BHV: Float[Array, "B H V"],
+    log_w_BHK: Float[Array, "B H K"],
+    a_BHK: Float[Array, "B H K"],
+    b_BHK: Float[Array, "B H K"],
+    s_BHKV: Float[Array, "B H K V"],
+) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
+    """One position of the recurrence, in the dtype of the state; the output has the dtype of `r`."""
+    exact, acc = jax.lax.Precision.HIGHEST, s_BHKV.dtype
+    r, k, v, log_w, a, b = (x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK))
+    correction = jnp.einsum("bhk,bhkv->bhv", a, s_BHKV, precision=exact)
+    s_BHKV = jnp.exp(log_w)[..., None] * s_BHKV + b[..., :, None] * correction[..., None, :]
+    s_BHKV = s_BHKV + k[..., :, None] * v[..., None, :]
+    return jnp.einsum("bhk,bhkv->bhv", r, s_BHKV, precision=exact).astype(r_BHK.dtype), s_BHKV

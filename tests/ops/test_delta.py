@@ -1,0 +1,192 @@
+"""The delta rules and RWKV-7's core: chunks equal the recurrence, forward and backward, whatever the length."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
+from seqjax.ops.triangular import unit_lower_inverse
+from seqjax.ops.wkv7 import wkv7, wkv7_step
+
+B, H, K, V = 2, 3, 8, 6
+KINDS = ("delta", "gated", "wkv7")
+
+
+def inputs(kind, seq_len, dtype="float32", seed=0, key_dim=K, value_dim=V):
+    """What a layer would give the op: unit keys, beta and eta in (0, 1), decays of the model's range."""
+    rng = np.random.default_rng(seed)
+    shape = (B, seq_len, H)
+
+    def unit():
+        x = rng.normal(size=(*shape, key_dim))
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    def sigmoid(*rest):
+        return 1 / (1 + np.exp(-2 * rng.normal(size=(*shape, *rest))))
+
+    v = rng.normal(size=(*shape, value_dim))
+    if kind == "wkv7":
+        kappa = unit()
+        log_w = -np.exp(-0.5) * sigmoid(key_dim)
+        arrays = [unit(), unit(), v, log_w, -kappa, kappa * sigmoid(key_dim)]
+    else:
+        arrays = [unit(), unit(), v, sigmoid()]
+        if kind == "gated":
+            # what a layer has; the sum over a chunk stays near -40, so that differences of sums keep their digits
+            arrays.append(-np.exp(rng.normal(size=shape) - 1))
+    return [jnp.asarray(x, dtype) for x in arrays]
+
+
+def state(seed=1, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(B, H, K, V)), dtype)
+
+
+def op(kind):
+    return wkv7 if kind == "wkv7" else gated_delta_rule
+
+
+def recurrent(kind, args, s):
+    """The definition, one position at a time."""
+
+    def body(s, xs):
+        if kind == "wkv7":
+            o, s = wkv7_step(*xs, s)
+        else:
+            o, s = gated_delta_rule_step(*xs[:4], xs[4] if kind == "gated" else None, s)
+        return s, o
+
+    s, o = jax.lax.scan(body, s, tuple(jnp.moveaxis(x, 1, 0) for x in args))
+    return jnp.moveaxis(o, 0, 1), s
+
+
+def assert_close(got, want, tol):
+    """Within `tol` of the scale of the array: sums cancel, so a small entry has the error of the large ones."""
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        scale = max(1e-3, float(np.abs(w).max()))
+        np.testing.assert_allclose(g, w, rtol=0, atol=tol * scale)
+
+
+# -------------------------------------------------------------------------------------------------- triangular inverse
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 16, 23, 64])
+def test_inverse(n):
+    m = np.tril(np.random.default_rng(n).normal(size=(2, 3, n, n)) * 0.3, -1)
+    got = unit_lower_inverse(jnp.asarray(m, jnp.float32))
+    want = np.linalg.inv(np.eye(n) + m)
+    assert_close(got, want, 1e-5)
+
+
+def test_inverse_of_equal_keys_keeps_its_digits():
+    """A token that repeats gives equal keys: M is all ones, and its powers reach 1e18 where the inverse has +-1."""
+    m = jnp.tril(jnp.ones((64, 64)), -1)
+    want = np.eye(64) - np.eye(64, k=-1)
+    np.testing.assert_allclose(unit_lower_inverse(m), want, atol=1e-5)
+
+
+def test_inverse_gradient():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        m, g = (jnp.asarray(np.tril(rng.normal(size=(11, 11)), -1)) for _ in range(2))
+
+        def loss(f):
+            return jax.grad(lambda m: jnp.sum(f(jnp.tril(m, -1)) * g))(m)
+
+        np.testing.assert_allclose(loss(unit_lower_inverse), loss(lambda m: jnp.linalg.inv(jnp.eye(11) + m)), atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------- chunks and the recurrence
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("seq_len", "chunk"), [(1, None), (21, 8), (21, 1), (32, 16), (70, None)])
+def test_chunks_equal_the_recurrence(kind, seq_len, chunk):
+    args, s = inputs(kind, seq_len), state()
+    got = op(kind)(*args, initial_state=s, return_state=True, chunk_size=chunk)
+    assert_close(got, recurrent(kind, args, s), 3e-6)
+    zero = op(kind)(*args, chunk_size=chunk)
+    assert_close(zero, recurrent(kind, args, jnp.zeros_like(s))[0], 3e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_halves_make_a_whole(kind):
+    args = inputs(kind, 21)
+    first, second = [x[:, :9] for x in args], [x[:, 9:] for x in args]
+    o1, s = op(kind)(*first, return_state=True, chunk_size=4)
+    o2, s = op(kind)(*second, initial_state=s, return_state=True, chunk_size=8)
+    whole = op(kind)(*args, return_state=True, chunk_size=16)
+    assert_close((jnp.concatenate([o1, o2], 1), s), whole, 3e-6)
+
+
+@functools.cache
+def gradients(kind, chunk, dtype):
+    """Of every input and of the initial state, through outputs and last state; chunk 0 is the recurrence."""
+    args, s = inputs(kind, 21, dtype), state(dtype=dtype)
+    rng = np.random.default_rng(3)
+    g_o, g_s = (jnp.asarray(rng.normal(size=shape), dtype) for shape in ((B, 21, H, V), (B, H, K, V)))
+
+    def loss(args, s):
+        if chunk:
+            o, s = op(kind)(*args, initial_state=s, return_state=True, chunk_size=chunk)
+        else:
+            o, s = recurrent(kind, args, s)
+        return jnp.sum(o * g_o) + jnp.sum(s * g_s)
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))(args, s)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_gradients_equal_those_of_the_recurrence(kind, chunk):
+    assert_close(gradients(kind, chunk, "float32"), gradients(kind, 0, "float32"), 2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_float64(kind):
+    """The two forms are the same function, not only the same to rounding of float32."""
+    with jax.enable_x64(True):
+        args, s = inputs(kind, 21, "float64"), state(dtype="float64")
+        got = op(kind)(*args, initial_state=s, return_state=True, chunk_size=8)
+        assert got[0].dtype == got[1].dtype == jnp.float64
+        assert_close(got, recurrent(kind, args, s), 1e-13)
+        assert_close(gradients(kind, 8, "float64"), gradients(kind, 0, "float64"), 1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------ low precision
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_stays_near_float32(kind):
+    rounded = inputs(kind, 96, "bfloat16", key_dim=32, value_dim=32)
+    exact = [x.astype(jnp.float32) for x in rounded]
+    got, want = op(kind)(*rounded), op(kind)(*exact)
+    assert got.dtype == jnp.bfloat16
+    error = np.asarray(got.astype(jnp.float32) - want)
+    assert np.sqrt(np.mean(error**2)) < 0.01 * np.std(want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stress_is_finite(kind):
+    """Equal keys, full correction, decays at both ends of their range, in bfloat16, forward and backward."""
+    args = inputs(kind, 130, "bfloat16")
+    ones = jnp.ones_like(args[0]) / np.sqrt(K)
+    if kind == "wkv7":
+        edge = jnp.where(jnp.arange(130)[:, None, None] % 5 > 0, -0.6065, 0.0)
+        args = [args[0], ones, args[2], jnp.broadcast_to(edge, args[3].shape), -ones, ones]
+    else:
+        args[1], args[3] = ones, jnp.ones_like(args[3])
+        if kind == "gated":
+            args[4] = jnp.where(jnp.arange(130)[:, None] % 7 == 3, -300.0, -1e-4) * jnp.ones_like(args[4], jnp.float32)
+
+    o, pull = jax.vjp(lambda *args: op(kind)(*args), *args)
+    grads = pull(jnp.ones_like(o))
+    for x in (o, *grads):
+        assert np.isfinite(np.asarray(x, np.float32)).all()
+    assert np.abs(np.asarray(o, np.float32)).max() < 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_the_backward_pass_is_linear(kind):
+    def temp(seq_len):
+        args = [jax.ShapeDtypeStruct((*x.shape[:1], seq_len, *x.shape[2:]), x.dtype) for x in inputs(kind, 2)]
+        grad = jax.grad(lambda args: jnp.sum(op(kind)(*args, chunk_size=16)))
+        return jax.jit(grad).lower(args).compile().memory_analysis().temp_size_in_bytes
+
+    assert temp(2048) < 2.2 * temp(1024)
