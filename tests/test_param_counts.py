@@ -1,4 +1,4 @@
-"""Parameters of every architecture at the paper's sizes, to the last one, and what the paper prints of them."""
+"""Parameters of every architecture and ablation at the paper's sizes, to the last digit that is printed."""
 
 import importlib
 
@@ -8,8 +8,7 @@ from seqjax import flops
 from seqjax.config import from_config_dict
 from seqjax.model import Model
 
-# (config, argument) -> parameters; derived by hand from the papers' equations in the comments of each line, and printed
-# to four digits in the table of arXiv 2505.18522's reading that docs/mixers.md holds
+# (config, argument) -> parameters, counted in the public implementations of each architecture
 COUNTS = {
     ("transformer", "110m"): 111.2e6,
     ("transformer_pp", "110m"): 109.5e6,
