@@ -63,6 +63,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "rwkv6": {"default": {"head_dim": 8, "shift_rank": 3, "decay_rank": 4}},
     "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}},
 }
+# Variants whose neighbours test nearly the same: run with the slow tests.
+SLOW = {
+    ("based_linear", "odd"),
+    ("mamba1", "one"),
+    ("mamba1", "one_dt"),
+    ("transformer", "window"),
+    ("transformer_pp", "alibi"),
+    ("transformer_pp", "const_k"),
+}
 IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
