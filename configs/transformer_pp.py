@@ -15,6 +15,8 @@ MIXER = {
     "qk_norm": False,
     "bias": False,
     "window": 0,
+    "const": "none",
+    "temperature": 0.0,
     "implementation": None,
 }
 

@@ -46,7 +46,12 @@ def pytest_report_header() -> str:
     return f"jax {jax.__version__} on {jax.device_count()} x {jax.devices()[0].device_kind}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        values = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if (values.get("mixer"), values.get("variant")) in support.SLOW:
+            item.add_marker(pytest.mark.slow)
     has_cuda = any(device.platform in ("gpu", "cuda") for device in jax.devices())
     if has_cuda:
         return

@@ -35,6 +35,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"window": 5},
         "gqa": {"kv_heads": 2},
         "alibi": {"position": "alibi"},
+        "const_k": {"const": "k"},
+        "const_qk": {"const": "qk"},
+        "temperature": {"temperature": 0.5},
         "alibi_window_gqa": {"position": "alibi", "window": 5, "kv_heads": 2},
         "bias_norm": {"bias": True, "qk_norm": True, "rope_base": 0.0},
     },
@@ -59,6 +62,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "rwkv5": {"default": {"head_dim": 8}},
     "rwkv6": {"default": {"head_dim": 8, "shift_rank": 3, "decay_rank": 4}},
     "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}},
+}
+# Variants whose neighbours test nearly the same: run with the slow tests.
+SLOW = {
+    ("based_linear", "odd"),
+    ("mamba1", "one"),
+    ("mamba1", "one_dt"),
+    ("transformer", "window"),
+    ("transformer_pp", "alibi"),
+    ("transformer_pp", "const_k"),
 }
 IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]

@@ -62,6 +62,15 @@ class KVCache(NamedTuple):
     length: Array
 
 
+class Projection(Linear):
+    """A `Linear` that is told the positions, and does not look at them."""
+
+    def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
+        """[B, T, D] -> [B, T, width]."""
+        del positions_T
+        return super().__call__(x_BTD)
+
+
 class AttentionMixer(nnx.Module):
     """Base: x -> q, k, v -> `attend` -> output projection."""
 
@@ -71,8 +80,8 @@ class AttentionMixer(nnx.Module):
         self.kv_heads = config.kv_heads or config.heads
         q_width, kv_width = config.heads * self.head_dim, self.kv_heads * self.head_dim
         axes = ("embed", "heads")
-        self.q = Linear(spec.dim, q_width, axes=axes, bias=config.bias, rngs=rngs)
-        self.k = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
+        self.q = self.make_q(spec, q_width, rngs)
+        self.k = self.make_k(spec, kv_width, rngs)
         self.v = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
         self.out = Linear(
             q_width,
@@ -84,6 +93,20 @@ class AttentionMixer(nnx.Module):
         )
         self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
+
+    def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+        """What gives queries [B, T, width] from the input and the positions."""
+        return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
+
+    def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+        """The same for keys."""
+        return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
+
+    def normalise(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
+        """Queries and keys before their rotation."""
+        if self.q_norm is not None and self.k_norm is not None:
+            return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        return q_BTHK, k_BTGK
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """All queries over all keys -> [B, T, H, K]."""
@@ -106,11 +129,10 @@ class AttentionMixer(nnx.Module):
     def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
         """Q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
         n_batch, seq_len, _ = x_BTD.shape
-        q = self.q(x_BTD).reshape(n_batch, seq_len, self.config.heads, self.head_dim)
-        k = self.k(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        q = self.q(x_BTD, positions_T).reshape(n_batch, seq_len, self.config.heads, self.head_dim)
+        k = self.k(x_BTD, positions_T).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
         v = self.v(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.normalise(q, k)
         if self.config.position == "rope" and self.config.rope_base:
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
             q, k = rope(q, *angles), rope(k, *angles)
