@@ -174,7 +174,7 @@ def _conv_act(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool) -> Array
     width = w_EW.shape[1]
     n_out = x_BSE.shape[1] - width + 1
     x32 = x_BSE.astype(jnp.float32)
-    y = sum(x32[:, i : i + n_out] * w_EW[:, i] for i in range(width))
+    y: Any = sum(x32[:, i : i + n_out] * w_EW[:, i] for i in range(width))
     y = y if b_E is None else y + b_E
     return (jax.nn.silu(y) if silu else y).astype(x_BSE.dtype)
 

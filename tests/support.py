@@ -40,6 +40,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gqa": {"kv_heads": 2},
         "approx_gqa": {"selection": "approx", "kv_heads": 1},
     },
+    "rwkv7_shell": {
+        "top1_exact": {"select_chunk": 4},
+        "top1_approx": {"core": "top1_approx", "select_chunk": 4},
+        "full": {"core": "full"},
+        "window": {"core": "window", "window": 5},
+        "bare": {"core": "full", "shell": {"shift": False, "vres": False, "gate": False, "lnx": False}},
+    },
     "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}},
 }
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]

@@ -97,10 +97,16 @@ class AttentionMixer(nnx.Module):
 
     def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
         """Q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
-        n_batch, seq_len, _ = x_BTD.shape
-        q = self.q(x_BTD).reshape(n_batch, seq_len, self.config.heads, self.head_dim)
-        k = self.k(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
-        v = self.v(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        return self.split_heads(self.q(x_BTD), self.k(x_BTD), self.v(x_BTD), positions_T, max_len)
+
+    def split_heads(
+        self, q_BTE: Array, k_BTE: Array, v_BTE: Array, positions_T: Array, max_len: int
+    ) -> tuple[Array, Array, Array]:
+        """What `project` does after the projections."""
+        n_batch, seq_len, _ = q_BTE.shape
+        q = q_BTE.reshape(n_batch, seq_len, self.config.heads, self.head_dim)
+        k = k_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        v = v_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.config.rope_base:
