@@ -10,6 +10,7 @@ MIXER = {
     "heads": 0,
     "kv_heads": 0,
     "head_dim": 0,
+    "position": "rope",
     "rope_base": 0.0,
     "qk_norm": True,
     "bias": False,

@@ -10,10 +10,13 @@ MIXER = {
     "heads": 0,
     "kv_heads": 0,
     "head_dim": 0,
+    "position": "rope",
     "rope_base": 0.0,
     "qk_norm": False,
     "bias": False,
     "window": 0,
+    "const": "none",
+    "temperature": 0.0,
     "implementation": None,
 }
 

@@ -179,6 +179,13 @@ def _conv_act(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool) -> Array
     return (jax.nn.silu(y) if silu else y).astype(x_BSE.dtype)
 
 
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """The slopes of ALiBi (Press et al., arXiv 2108.12409): 2^(-8 i / n), and between them where n is no power of 2."""
+    n = 2 ** int(math.log2(heads))
+    own = [2 ** (-8 * (i + 1) / n) for i in range(n)]
+    return tuple(own + [2 ** (-8 * (2 * i + 1) / (2 * n)) for i in range(heads - n)])
+
+
 def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int) -> tuple[Array, Array]:
     """Cos and sin of position * base^(-2m / K), float32 [T, K/2], for int positions below `max_len`.
 

@@ -25,13 +25,20 @@ from seqjax.model import Model
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32
 
+SMALL_SSM = {"state": 8, "head_dim": 16}
 # What the tests of a contract vary per mixer; the first entry is the one that expensive tests take. A mixer that is not
 # listed is tested as its config file has it.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "transformer": {"full": {}, "window": {"window": 5}},
     "transformer_pp": {
         "full": {},
         "window": {"window": 5},
         "gqa": {"kv_heads": 2},
+        "alibi": {"position": "alibi"},
+        "const_k": {"const": "k"},
+        "const_qk": {"const": "qk"},
+        "temperature": {"temperature": 0.5},
+        "alibi_window_gqa": {"position": "alibi", "window": 5, "kv_heads": 2},
         "bias_norm": {"bias": True, "qk_norm": True, "rope_base": 0.0},
     },
     "top1_chunk": {
@@ -47,15 +54,37 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"core": "window", "window": 5},
         "bare": {"core": "full", "shell": {"shift": False, "vres": False, "gate": False, "lnx": False}},
     },
+    "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
+    "mamba1": {
+        "full": {},
+        "one": {"decay": "one"},
+        "one_dt": {"decay": "one_dt"},
+        "bare": {"decay": "none", "conv": False},
+    },
+    "mamba2": {
+        "full": SMALL_SSM,
+        "one": SMALL_SSM | {"decay": "one"},
+        "bare": SMALL_SSM | {"decay": "none", "conv": False, "norm": False},
+    },
+    "rwkv5": {"default": {"head_dim": 8}},
+    "rwkv6": {"default": {"head_dim": 8, "shift_rank": 3, "decay_rank": 4}},
     "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}},
 }
+IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
 
 
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:
-    """The shipped config of `mixer` at a size for tests; overrides are dotted keys with `__` for the dot."""
-    config = importlib.import_module(f"configs.{mixer}").get_config("debug")
+    """The shipped config of `mixer` at a size for tests; overrides are dotted keys with `__` for the dot.
+
+    A mixer that only appears in the pattern of some config is tested in every layer of that model.
+    """
+    config = importlib.import_module(f"configs.{IN_PATTERN_OF.get(mixer, mixer)}").get_config("debug")
+    if config.model.pattern:
+        with config.ignore_type():
+            config.model.mixer = next(m for m in config.model.pattern if m["name"] == mixer)
+            config.model.pattern = ()
     settings: dict[str, Any] = {
         "model.dim": 32,
         "model.n_layers": 2,

@@ -17,6 +17,7 @@ from seqjax.model import Model
 from tests.support import ROOT
 
 NAMES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in ("__init__", "common"))
+ABLATIONS = sorted(p.stem for p in (ROOT / "configs" / "ablations").glob("*.py") if p.stem != "__init__")
 
 
 def get(name, arg=""):
@@ -37,6 +38,17 @@ def test_every_config_builds(name, size, regime):
     model = Model(config.model, max_len=config.train.seq_len)
     assert flops.n_params(model) > 0
     assert flops.flops_per_token(model, config.train.seq_len) > 2 * flops.n_params(model)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_ablation_builds_and_has_its_name(name):
+    """Tests of the contract vary the settings; here is that a file says what its name does."""
+    config = load(f"ablations.{name}", "110m,mixed")
+    assert (config.name, config.size, config.data.regime) == (name, "110m", "mixed")
+    base = name.split("_")[0] if name.startswith("mamba") else "transformer_pp"
+    changed = differences(to_dict(load(base, "110m,mixed")), to_dict(config))
+    assert 2 <= len(changed) <= 3, changed
+    assert all(line.startswith(("name:", "model.mixer.", "model.learned_positions:")) for line in changed)
 
 
 def test_the_default_is_the_demo():

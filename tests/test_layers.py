@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seqjax.layers import LayerNorm, Linear, Mlp, RMSNorm, ShortConv, rope, rope_angles
-from seqjax.ops.attention import attention_step, causal_attention
+from seqjax.layers import LayerNorm, Linear, Mlp, RMSNorm, ShortConv, alibi_slopes, rope, rope_angles
+from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
 
 rng = np.random.default_rng(0)
 
@@ -146,6 +146,35 @@ def test_attention_and_its_step(window, n_kv):
     cache = [jnp.asarray(np.concatenate([x[:, keys], garbage], axis=1)) for x in (k, v)]
     step = attention_step(jnp.asarray(q[:, -1]), *cache, jnp.asarray(len(keys)))
     np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("window", "slopes"), [(0, ()), (5, ()), (0, (0.5, 0.25, 2.0, 1.0)), (5, (0.5, 0.25, 2.0, 1.0))]
+)
+def test_alibi_and_the_entropy_of_the_weights(window, slopes):
+    """Against the dense definition in float64; blocks of 4 keys, which the 13 positions are not a multiple of."""
+    q, k, v = (rng.standard_normal((2, 13, n, 8), np.float32) for n in (4, 2, 2))
+    i, j = np.arange(13)[:, None], np.arange(13)[None]
+    k64, v64 = (np.repeat(np.asarray(x, np.float64), 2, axis=2) for x in (k, v))
+    s = 1.5 * np.einsum("bthk,bshk->bhts", q, k64) - np.asarray(slopes or (0.0,) * 4)[:, None, None] * (i - j)
+    p = np.exp(s - s.max(-1, keepdims=True)) * ((j <= i) & (i - j < (window or 13)))
+    p /= p.sum(-1, keepdims=True)
+    args = [jnp.asarray(x) for x in (q, k, v)]
+    got = causal_attention(*args, window=window, scale=1.5, slopes=slopes)
+    want = np.einsum("bhts,bshk->bthk", p, v64)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    if not window:
+        step = attention_step(args[0][:, -1], args[1], args[2], jnp.asarray(13), scale=1.5, slopes=slopes)
+        np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
+    entropy = attention_entropy(*args[:2], window=window, scale=1.5, slopes=slopes, block=4)
+    dense = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
+    np.testing.assert_allclose(entropy, np.moveaxis(dense, 1, 2), atol=1e-5)
+
+
+def test_alibi_slopes():
+    """Those of the public code for 12 heads: the powers of two for 8, then every second one of those for 16."""
+    want = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n + 0.5) for n in range(4)]
+    np.testing.assert_allclose(alibi_slopes(12), want)
 
 
 def test_attention_takes_a_scale():

@@ -97,3 +97,35 @@ def test_errors_name_the_place():
         config.model.pattern = ({"name": "top1_chunk", "heads": 2, "chunk": 4},)
     with pytest.raises(UserError, match=r"config\.model\.pattern\[0\]\.chunk.*chunk_size"):
         from_config_dict(config)
+
+
+# ----------------------------------------------------------------------------------------------------------- Based
+def based() -> Model:
+    config = importlib.import_module("configs.based").get_config("debug")
+    with config.ignore_type():
+        for mixer in config.model.pattern:
+            mixer.update({k: v for k, v in {"heads": 2, "feature_dim": 3, "window": 4}.items() if k in mixer})
+        config.update_from_flattened_dict({"model.dim": 16, "model.vocab_size": 48, "model.mlp.dim": 24})
+    return Model(from_config_dict(config).model, max_len=T)
+
+
+def test_based_has_its_layers_where_it_should():
+    config = from_config_dict(importlib.import_module("configs.based").get_config("110m")).model
+    names = [config.pattern[i % 5].name for i in range(config.n_layers)]
+    assert len(names) == 15
+    assert [i for i, name in enumerate(names) if name == "based_linear"] == [1, 6, 11]
+    assert [i for i, name in enumerate(names) if name == "transformer_pp"] == [2, 7, 12]
+    assert names.count("based_conv") == 9
+    assert (config.pattern[2].window, config.pattern[2].heads, config.pattern[1].heads) == (128, 12, 12)
+
+
+def test_based_steps_as_it_trains():
+    model, tokens = based(), support.random_tokens((B, T))
+    weights = support.random_params(model)
+    want = jax.jit(model.logits)(weights, tokens)
+    logits, cache = jax.jit(model.prefill)(weights, tokens[:, :6], model.init_cache(B, T))
+    step = jax.jit(model.step)
+    for t in range(6, T):
+        np.testing.assert_allclose(logits, want[:, t - 1], rtol=2e-4, atol=2e-4)
+        logits, cache = step(weights, tokens[:, t], np.int32(t), cache)
+    np.testing.assert_allclose(logits, want[:, -1], rtol=2e-4, atol=2e-4)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, RMSNorm, residual_init, rope, rope_angles
+from seqjax.layers import Linear, RMSNorm, alibi_slopes, residual_init, rope, rope_angles
 from seqjax.types import Array, LayerSpec
 
 
@@ -25,7 +25,8 @@ class AttentionConfig:
     heads: int
     kv_heads: int = 0  # 0 = as many as heads; fewer is grouped-query attention
     head_dim: int = 0  # 0 = model width / heads
-    rope_base: float = 10_000.0  # 0 = no position signal but the causal mask
+    position: str = "rope"  # rope | alibi | none; none leaves the causal mask (and config.model.learned_positions)
+    rope_base: float = 10_000.0  # 0 = none, too
     qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
     bias: bool = False
 
@@ -37,6 +38,8 @@ class AttentionConfig:
                 raise UserError(
                     f"config.model.mixer.{name} must be at least {least} and finite, not {getattr(self, name)}."
                 )
+        if self.position not in ("rope", "alibi", "none"):
+            raise UserError(f"config.model.mixer.position={self.position!r} must be one of rope, alibi, none.")
         if not self.head_dim and dim % self.heads:
             raise UserError(
                 f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}; "
@@ -47,7 +50,7 @@ class AttentionConfig:
                 f"config.model.mixer.kv_heads={self.kv_heads} must divide config.model.mixer.heads={self.heads}."
             )
         head_dim = self.head_dim or dim // self.heads
-        if self.rope_base and head_dim % 2:
+        if self.position == "rope" and self.rope_base and head_dim % 2:
             raise UserError(f"RoPE rotates pairs, so the head width {head_dim} must be even (config.model.mixer).")
 
 
@@ -59,6 +62,15 @@ class KVCache(NamedTuple):
     length: Array
 
 
+class Projection(Linear):
+    """A `Linear` that is told the positions, and does not look at them."""
+
+    def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
+        """[B, T, D] -> [B, T, width]."""
+        del positions_T
+        return super().__call__(x_BTD)
+
+
 class AttentionMixer(nnx.Module):
     """Base: x -> q, k, v -> `attend` -> output projection."""
 
@@ -68,8 +80,8 @@ class AttentionMixer(nnx.Module):
         self.kv_heads = config.kv_heads or config.heads
         q_width, kv_width = config.heads * self.head_dim, self.kv_heads * self.head_dim
         axes = ("embed", "heads")
-        self.q = Linear(spec.dim, q_width, axes=axes, bias=config.bias, rngs=rngs)
-        self.k = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
+        self.q = self.make_q(spec, q_width, rngs)
+        self.k = self.make_k(spec, kv_width, rngs)
         self.v = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
         self.out = Linear(
             q_width,
@@ -82,6 +94,20 @@ class AttentionMixer(nnx.Module):
         self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
 
+    def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+        """What gives queries [B, T, width] from the input and the positions."""
+        return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
+
+    def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+        """The same for keys."""
+        return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
+
+    def normalise(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
+        """Queries and keys before their rotation."""
+        if self.q_norm is not None and self.k_norm is not None:
+            return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        return q_BTHK, k_BTGK
+
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """All queries over all keys -> [B, T, H, K]."""
         raise NotImplementedError
@@ -91,13 +117,20 @@ class AttentionMixer(nnx.Module):
         raise NotImplementedError
 
     @property
+    def slopes(self) -> tuple[float, ...]:
+        """ALiBi's slopes, one per head, or none."""
+        return alibi_slopes(self.config.heads) if self.config.position == "alibi" else ()
+
+    @property
     def window(self) -> int:
         """Keys that a decode cache must hold; 0 = all."""
         return 0
 
     def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
         """Q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
-        return self.split_heads(self.q(x_BTD), self.k(x_BTD), self.v(x_BTD), positions_T, max_len)
+        return self.split_heads(
+            self.q(x_BTD, positions_T), self.k(x_BTD, positions_T), self.v(x_BTD), positions_T, max_len
+        )
 
     def split_heads(
         self, q_BTE: Array, k_BTE: Array, v_BTE: Array, positions_T: Array, max_len: int
@@ -107,9 +140,8 @@ class AttentionMixer(nnx.Module):
         q = q_BTE.reshape(n_batch, seq_len, self.config.heads, self.head_dim)
         k = k_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
         v = v_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.config.rope_base:
+        q, k = self.normalise(q, k)
+        if self.config.position == "rope" and self.config.rope_base:
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
             q, k = rope(q, *angles), rope(k, *angles)
         return q, k, v

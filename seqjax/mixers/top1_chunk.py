@@ -29,6 +29,8 @@ class Config(AttentionConfig):
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         super().check(dim=dim, seq_len=seq_len)
+        if self.position == "alibi":
+            raise UserError("config.model.mixer.position='alibi' is for softmax attention; choose rope or none.")
         if self.selection not in ("exact", "approx"):
             raise UserError(f"config.model.mixer.selection={self.selection!r} must be 'exact' or 'approx'.")
         if not 1 <= self.chunk_size <= seq_len:

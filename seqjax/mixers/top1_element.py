@@ -25,6 +25,8 @@ class Config(AttentionConfig):
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         super().check(dim=dim, seq_len=seq_len)
+        if self.position == "alibi":
+            raise UserError("config.model.mixer.position='alibi' is for softmax attention; choose rope or none.")
         if self.v_grad not in ("hard", "soft"):
             raise UserError(f"config.model.mixer.v_grad={self.v_grad!r} must be 'hard' or 'soft'.")
 

@@ -3,14 +3,26 @@
 o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j for 0 <= i - j < W (arXiv 2505.18522, section 2 and Appendix A). With
 RMSNorm and GeGLU around it this is the paper's Transformer++ (109.5M parameters at 768 x 12, tied); `window=256` is
 its sliding-window model.
+
+Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, from a trained table over
+positions), `temperature` (q and k of unit length, scores sqrt(K) / temperature times their cosine; the entropy of the
+weights is `Mixer.entropy`).
 """
 
 import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from seqjax.errors import UserError
+from seqjax.layers import normal
 from seqjax.mixers._attention import AttentionConfig, AttentionMixer
-from seqjax.ops.attention import attention_step, causal_attention
-from seqjax.types import Array
+from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
+from seqjax.params import param
+from seqjax.types import Array, LayerSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +30,8 @@ class Config(AttentionConfig):
     """`window` counts the query's own position; 0 sees the whole past."""
 
     window: int = 0
+    const: str = "none"  # none | k | qk: keys (and queries) are a trained table over positions
+    temperature: float = 0.0  # of unit queries and keys; 0 = ordinary scores
     implementation: str | None = None  # None (choose) | cudnn | xla
 
     def check(self, *, dim: int, seq_len: int) -> None:
@@ -25,10 +39,57 @@ class Config(AttentionConfig):
         super().check(dim=dim, seq_len=seq_len)
         if self.window < 0:
             raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or 0 for all.")
+        if self.const not in ("none", "k", "qk"):
+            raise UserError(f"config.model.mixer.const={self.const!r} must be one of none, k, qk.")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or 0 for none.")
+        if self.temperature and self.qk_norm:
+            raise UserError(
+                "config.model.mixer.temperature already normalises q and k; set config.model.mixer.qk_norm=False."
+            )
+
+
+class Table(nnx.Module):
+    """Queries or keys by position, whatever the input; as spread as those that an input gives at the start."""
+
+    def __init__(self, spec: LayerSpec, width: int, *, rngs: nnx.Rngs):
+        self.table = param(rngs, normal(0.02 * math.sqrt(spec.dim)), (spec.max_len, width), ("positions", "heads"))
+
+    def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
+        """[B, T, D] and positions -> [B, T, width]; raises ValueError for more positions than were trained."""
+        rows = self.table.shape[0]
+        if positions_T.shape[0] > rows:
+            raise ValueError(f"config.model.mixer.const has a table of {rows} positions: sequences end there.")
+        row_TQ = self.table[...][positions_T].astype(x_BTD.dtype)
+        return jnp.broadcast_to(row_TQ, (x_BTD.shape[0], *row_TQ.shape))
 
 
 class Mixer(AttentionMixer):
     """Softmax attention."""
+
+    def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+        """A projection, or a table."""
+        return Table(spec, width, rngs=rngs) if self.config.const == "qk" else super().make_q(spec, width, rngs)
+
+    def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+        """A projection, or a table."""
+        return Table(spec, width, rngs=rngs) if self.config.const != "none" else super().make_k(spec, width, rngs)
+
+    def normalise(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
+        """To unit length where there is a temperature: no gain, which would be a temperature of its own."""
+        if not self.config.temperature:
+            return super().normalise(q_BTHK, k_BTGK)
+        return _unit(q_BTHK), _unit(k_BTGK)
+
+    @property
+    def scale(self) -> float | None:
+        """What multiplies q . k."""
+        return self.head_dim**0.5 / self.config.temperature if self.config.temperature else None
+
+    def entropy(self, x_BTD: Array) -> Array:
+        """Entropy of every query's weights in nats, float32 [B, T, H]."""
+        q, k, _ = self.project(x_BTD, jnp.arange(x_BTD.shape[1]), x_BTD.shape[1])
+        return attention_entropy(q, k, window=self.window, scale=self.scale, slopes=self.slopes)
 
     @property
     def window(self) -> int:
@@ -37,14 +98,20 @@ class Mixer(AttentionMixer):
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """See `ops.attention.causal_attention`."""
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.window, implementation=self.config.implementation)
+        options: Any = {"window": self.window, "scale": self.scale, "implementation": self.config.implementation}
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, slopes=self.slopes, **options)
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """One query over the cache."""
-        return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length)
+        return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, scale=self.scale, slopes=self.slopes)
 
     def flops_per_token(self, seq_len: int) -> float:
         """QK^T and PV over the keys that the mask leaves, averaged over positions."""
         width = min(self.window or seq_len, seq_len)
         keys = width - width * (width - 1) / (2 * seq_len)
         return 4 * self.config.heads * self.head_dim * keys
+
+
+def _unit(x: Array) -> Array:
+    x32 = x.astype(jnp.float32)
+    return (x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)

@@ -1,7 +1,20 @@
 """Array functions that mixers share: arrays in, arrays out, no parameters."""
 
 from seqjax.ops.delta_rule import gated_delta_rule
+from seqjax.ops.linear_attention import wkv6
+from seqjax.ops.selective_scan import selective_scan
+from seqjax.ops.ssd import ssd
 from seqjax.ops.straight_through import straight_through, top1_straight_through
+from seqjax.ops.taylor import taylor_linear_attention
 from seqjax.ops.wkv7 import wkv7
 
-__all__ = ["gated_delta_rule", "straight_through", "top1_straight_through", "wkv7"]
+__all__ = [
+    "gated_delta_rule",
+    "selective_scan",
+    "ssd",
+    "straight_through",
+    "taylor_linear_attention",
+    "top1_straight_through",
+    "wkv6",
+    "wkv7",
+]

@@ -1,0 +1,76 @@
+"""Based's gated short convolution, "BaseConv" (Arora et al., arXiv 2402.18668; HazyResearch/based).
+
+    [u_1, u_2] = x W_in + b_in;  y = (silu(conv3(u_1)) * u_2) W_out + b_out          both halves `expand` times as wide
+
+The convolution has no bias, as in the public code's plain path (its fused path has one).
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from seqjax.layers import Linear, ShortConv, residual_init
+from seqjax.mixers._ssm import check_sizes
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes of the gated convolution."""
+
+    name: str
+    expand: int = 2
+    conv_width: int = 3
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        del dim, seq_len
+        check_sizes(self, expand=1, conv_width=1)
+
+
+class ConvCache(NamedTuple):
+    """The last inputs of the convolution."""
+
+    past_BWE: Array
+
+
+class Mixer(nnx.Module):
+    """See the module's docstring."""
+
+    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.config, self.width = config, config.expand * spec.dim
+        self.enter = Linear(spec.dim, self.width, axes=("embed", "mlp"), bias=True, rngs=rngs)
+        self.gate = Linear(spec.dim, self.width, axes=("embed", "mlp"), bias=True, rngs=rngs)
+        self.conv = ShortConv(self.width, width=config.conv_width, rngs=rngs)
+        init = residual_init(spec.n_layers)
+        self.out = Linear(self.width, spec.dim, axes=("mlp", "embed"), bias=True, init=init, rngs=rngs)
+
+    def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
+        """The parallel form after whatever `cache` has seen."""
+        y_BTE, past = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
+        return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past)
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        return self.out(self.conv(self.enter(x_BTD)) * self.gate(x_BTD))
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> ConvCache:
+        """No token yet."""
+        del max_len
+        return ConvCache(self.conv.init_cache(batch, dtype))
+
+    def step(self, x_BD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
+        """One token."""
+        y_BTD, cache = self.prefill(x_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Nothing beside the products with parameters."""
+        del seq_len
+        return 0.0
+
+    def state_size(self, seq_len: int) -> int:
+        """The inputs that the convolution still needs."""
+        del seq_len
+        return (self.config.conv_width - 1) * self.width

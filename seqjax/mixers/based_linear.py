@@ -1,0 +1,88 @@
+"""Based's Taylor linear attention (Arora et al., arXiv 2402.18668; HazyResearch/based).
+
+Queries and keys of `feature_dim` per head through ops/taylor.py; no biases, no positions. Based alternates it with
+window attention (transformer_pp, window 128) and gated short convolutions (based_conv): configs/based.py.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.errors import UserError
+from seqjax.layers import Linear, residual_init
+from seqjax.mixers._ssm import check_sizes
+from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes of Taylor linear attention."""
+
+    name: str
+    heads: int
+    feature_dim: int = 16  # of q and k, per head
+    chunk_size: int = CHUNK  # tokens per chunk; speed only
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        del seq_len
+        check_sizes(self, heads=1, feature_dim=1, chunk_size=1)
+        if dim % self.heads:
+            raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
+
+
+class TaylorCache(NamedTuple):
+    """Sums of features times values, and of features."""
+
+    state_BHFV: Array
+
+
+class Mixer(nnx.Module):
+    """See the module's docstring."""
+
+    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.config, self.dim = config, spec.dim
+        axes = ("embed", "heads")
+        self.q = Linear(spec.dim, config.heads * config.feature_dim, axes=axes, rngs=rngs)
+        self.k = Linear(spec.dim, config.heads * config.feature_dim, axes=axes, rngs=rngs)
+        self.v = Linear(spec.dim, spec.dim, axes=axes, rngs=rngs)
+        init = residual_init(spec.n_layers)
+        self.out = Linear(spec.dim, spec.dim, axes=("heads", "embed"), init=init, rngs=rngs)
+
+    def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
+        """The parallel form after whatever `cache` has seen."""
+        q, k, v = (p(x_BTD).reshape(*x_BTD.shape[:2], self.config.heads, -1) for p in (self.q, self.k, self.v))
+        y_BTHV, state = taylor_linear_attention(
+            q, k, v, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
+        )
+        return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state)
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> TaylorCache:
+        """No token yet; sums are float32 whatever `dtype` is."""
+        del max_len, dtype
+        shape = (batch, self.config.heads, taylor_features(self.config.feature_dim), self.dim // self.config.heads + 1)
+        return TaylorCache(jnp.zeros(shape, jnp.float32))
+
+    def step(self, x_BD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
+        """One token: a chunk of one."""
+        y_BTD, cache = self.prefill(x_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Scores and their product with v over the causal half of a chunk, and the states' update and reading."""
+        chunk = min(self.config.chunk_size, seq_len)
+        values = self.dim + self.config.heads
+        inside = (self.config.heads * self.config.feature_dim + values) * (chunk + 1)
+        return inside + 4 * taylor_features(self.config.feature_dim) * values
+
+    def state_size(self, seq_len: int) -> int:
+        """The sums."""
+        del seq_len
+        return taylor_features(self.config.feature_dim) * (self.dim + self.config.heads)

@@ -1,0 +1,149 @@
+"""Mamba-1: a selective state space, one decay per channel and state (Gu and Dao, arXiv 2312.00752; state-spaces/mamba).
+
+    [x, z] = u W_in;  x = silu(conv4(x) + b);  [delta, B, C] = x W_x;  dt = softplus(delta W_dt + b_dt)
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,   A = -exp(A_log),   y_t = h_t C_t + D x_t         h [E, N]
+    out = (y * silu(z)) W_out
+
+Step sizes, decays and the state are float32. W_in and W_x are two matrices each here, so that each can be split over
+devices. The block has no MLP and keeps a float32 residual stream.
+
+Ablations (arXiv 2505.18522, section 3): `decay` one or none (mixers/_ssm.py; then the transition is one number and the
+scan is Mamba-2's products), one_dt (the step size too is one number per token), `conv=False` (the SiLU stays).
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.layers import Linear, ShortConv, constant, uniform
+from seqjax.mixers._ssm import SharedDecay, check_choice, check_sizes, dt_bias, out_init
+from seqjax.ops.selective_scan import selective_scan
+from seqjax.ops.ssd import CHUNK as SSD_CHUNK
+from seqjax.ops.ssd import ssd
+from seqjax.params import param
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes and ablations of Mamba-1."""
+
+    name: str
+    expand: int = 2  # inner width / model width
+    state: int = 16
+    dt_rank: int = 0  # 0 = model width / 16, rounded up
+    conv_width: int = 4
+    conv: bool = True  # False leaves the SiLU alone
+    decay: str = "full"  # full | one | one_dt | none
+    chunk_size: int = 0  # tokens per chunk, speed only; 0 = what suits the scan
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        del dim, seq_len
+        check_sizes(self, expand=1, state=1, dt_rank=0, conv_width=1, chunk_size=0)
+        check_choice(self, "decay", ("full", "one", "one_dt", "none"))
+
+
+class Mamba1Cache(NamedTuple):
+    """The last inputs of the convolution and the state."""
+
+    x_BWE: Array
+    state_BEN: Array
+
+
+class Mixer(nnx.Module):
+    """See the module's docstring."""
+
+    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.config = config
+        self.width = width = config.expand * spec.dim
+        rank, own_dt = config.dt_rank or -(-spec.dim // 16), config.decay != "one_dt"
+        inner, axes = uniform(width**-0.5), ("mlp", None)
+        self.x = Linear(spec.dim, width, axes=("embed", "mlp"), init=uniform(spec.dim**-0.5), rngs=rngs)
+        self.z = Linear(spec.dim, width, axes=("embed", "mlp"), init=uniform(spec.dim**-0.5), rngs=rngs)
+        self.conv = ShortConv(width, width=config.conv_width, bias=True, rngs=rngs) if config.conv else None
+        self.delta = Linear(width, rank, axes=axes, init=inner, rngs=rngs) if own_dt else None
+        self.bc = Linear(width, 2 * config.state, axes=axes, init=inner, rngs=rngs)
+        self.dt = Linear(rank, width, axes=(None, "mlp"), init=uniform(rank**-0.5), rngs=rngs) if own_dt else None
+        self.dt_bias = param(rngs, dt_bias, (width,), ("mlp",)) if own_dt else None
+        has_a, shared = config.decay == "full", config.decay in ("one", "one_dt")
+        self.a_log = param(rngs, _a_log, (width, config.state), ("mlp", "state")) if has_a else None
+        self.decay = SharedDecay(width, axis="mlp", rngs=rngs) if shared else None
+        self.skip = param(rngs, constant(1.0), (width,), ("mlp",))
+        self.out = Linear(width, spec.dim, axes=("mlp", "embed"), init=out_init(width, spec.n_layers), rngs=rngs)
+
+    def _step_size(self, x_BTE: Array) -> Array:
+        if self.delta is None or self.dt is None or self.dt_bias is None:
+            assert self.decay is not None
+            return jnp.broadcast_to(self.decay.step_size(x_BTE)[..., None], x_BTE.shape)
+        return jax.nn.softplus(self.dt(self.delta(x_BTE)).astype(jnp.float32) + self.dt_bias[...])
+
+    def _scan(self, x_BTE: Array, state_BEN: Array) -> tuple[Array, Array]:
+        dt_BTE, chunk = self._step_size(x_BTE), self.config.chunk_size or None
+        b_BTN, c_BTN = jnp.split(self.bc(x_BTE), 2, axis=-1)
+        if self.a_log is not None:
+            a_EN = -jnp.exp(self.a_log[...])
+            options: Any = {"initial_state": state_BEN, "return_state": True, "chunk_size": chunk}
+            out: Any = selective_scan(x_BTE, dt_BTE, a_EN, b_BTN, c_BTN, self.skip[...], **options)
+            return out
+        # one transition for all channels: a head as wide as the model
+        log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
+        x32 = x_BTE.astype(jnp.float32)
+        y_BTHV, state = ssd(
+            (x32 * dt_BTE).astype(x_BTE.dtype)[:, :, None],
+            log_a_BT[..., None],
+            b_BTN,
+            c_BTN,
+            initial_state=jnp.moveaxis(state_BEN, 1, 2)[:, None],
+            return_state=True,
+            chunk_size=chunk,
+        )
+        y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32).astype(x_BTE.dtype)
+        return y_BTE, jnp.moveaxis(state[:, 0], 1, 2)
+
+    def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
+        """The parallel form after whatever `cache` has seen."""
+        x_BTE, past = self.x(u_BTD), cache.x_BWE
+        if self.conv is None:
+            x_BTE = jax.nn.silu(x_BTE)
+        else:
+            x_BTE, past = self.conv.extend(x_BTE, past)
+        y_BTE, state = self._scan(x_BTE, cache.state_BEN)
+        return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past, state)
+
+    def __call__(self, u_BTD: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        return self.prefill(u_BTD, self.init_cache(u_BTD.shape[0], u_BTD.shape[1], u_BTD.dtype))[0]
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
+        """No token yet."""
+        del max_len
+        past = self.config.conv_width - 1 if self.config.conv else 0
+        state = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
+        return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state)
+
+    def step(self, u_BD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
+        """One token: a chunk of one."""
+        y_BTD, cache = self.prefill(u_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """The recurrence (no matrix product: 9 operations per channel and state), or Mamba-2's chunks."""
+        n_state = self.config.state
+        if self.config.decay == "full":
+            return 9 * self.width * n_state
+        chunk = min(self.config.chunk_size or SSD_CHUNK, seq_len)
+        return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state
+
+    def state_size(self, seq_len: int) -> int:
+        """The state and the inputs that the convolution still needs."""
+        del seq_len
+        return self.width * (self.config.state + (self.config.conv_width - 1 if self.config.conv else 0))
+
+
+def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    del key
+    return jnp.broadcast_to(jnp.log(jnp.arange(1, shape[1] + 1, dtype=dtype)), shape)

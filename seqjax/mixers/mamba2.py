@@ -1,0 +1,152 @@
+"""Mamba-2: a state space with one data-dependent decay per head (Dao and Gu, arXiv 2405.21060; state-spaces/mamba).
+
+    [z, xBC, dt] = u W_in;  [x, B, C] = silu(conv4(xBC) + b)
+    D_t = softplus(dt + dt_bias),  a_t = exp(-exp(A_log) D_t)                     per head
+    S_t = a_t S_{t-1} + B_t (D_t x_t)^T,   y_t = C_t S_t + D x_t                  S [N, V] per head
+    out = RMSNorm(y * silu(z)) W_out                                              one group, the gate before the norm
+
+Heads share B and C. Step sizes, decays and the state are float32. W_in is four matrices here (z, x, BC, dt) and the
+convolution two, so that each can be split over devices. The block has no MLP and keeps a float32 residual stream.
+
+Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py), `conv=False` (the SiLU stays),
+`norm=False`.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.errors import UserError
+from seqjax.layers import Linear, RMSNorm, ShortConv, constant, uniform
+from seqjax.mixers._ssm import SharedDecay, check_choice, check_sizes, dt_bias, out_init
+from seqjax.ops.ssd import CHUNK, ssd
+from seqjax.params import param
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes and ablations of Mamba-2."""
+
+    name: str
+    expand: int = 2  # inner width / model width
+    head_dim: int = 64
+    state: int = 128
+    conv_width: int = 4
+    conv: bool = True  # False leaves the SiLU alone
+    decay: str = "full"  # full | one | none
+    norm: bool = True
+    chunk_size: int = CHUNK  # tokens per chunk; speed only
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        del seq_len
+        check_sizes(self, expand=1, head_dim=1, state=1, conv_width=1, chunk_size=1)
+        check_choice(self, "decay", ("full", "one", "none"))
+        if self.expand * dim % self.head_dim:
+            raise UserError(
+                f"config.model.mixer.head_dim={self.head_dim} does not divide the inner width {self.expand * dim}."
+            )
+
+
+class Mamba2Cache(NamedTuple):
+    """The last inputs of the convolutions and the state."""
+
+    x_BWE: Array
+    bc_BWN: Array
+    state_BHNV: Array
+
+
+def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+class Mixer(nnx.Module):
+    """See the module's docstring."""
+
+    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.config = config
+        self.width = config.expand * spec.dim
+        self.heads = self.width // config.head_dim
+        init = uniform(spec.dim**-0.5)
+        self.z = Linear(spec.dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
+        self.x = Linear(spec.dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
+        self.bc = Linear(spec.dim, 2 * config.state, axes=("embed", None), init=init, rngs=rngs)
+        self.dt = Linear(spec.dim, self.heads, axes=("embed", "heads"), init=init, rngs=rngs)
+        width = config.conv_width if config.conv else 0
+        self.conv_x = ShortConv(self.width, width=width, bias=True, axis="heads", rngs=rngs) if width else None
+        self.conv_bc = ShortConv(2 * config.state, width=width, bias=True, axis=None, rngs=rngs) if width else None
+        self.dt_bias = param(rngs, dt_bias, (self.heads,), ("heads",))
+        self.a_log = param(rngs, _a_log, (self.heads,), ("heads",)) if config.decay == "full" else None
+        self.decay = SharedDecay(spec.dim, axis="embed", rngs=rngs) if config.decay == "one" else None
+        self.skip = param(rngs, constant(1.0), (self.heads,), ("heads",))
+        self.norm = RMSNorm(self.width, axis="heads", rngs=rngs) if config.norm else None
+        out = out_init(self.width, spec.n_layers)
+        self.out = Linear(self.width, spec.dim, axes=("heads", "embed"), init=out, rngs=rngs)
+
+    def _log_decay(self, u_BTD: Array, dt_BTH: Array) -> Array:
+        if self.a_log is not None:
+            return -jnp.exp(self.a_log[...]) * dt_BTH
+        if self.decay is not None:
+            return jnp.broadcast_to(self.decay(u_BTD)[..., None], dt_BTH.shape)
+        return jnp.zeros_like(dt_BTH)
+
+    def prefill(self, u_BTD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
+        """The parallel form after whatever `cache` has seen."""
+        n_batch, seq_len, _ = u_BTD.shape
+        x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
+        if self.conv_x is not None and self.conv_bc is not None:
+            x_BTE, past_x = self.conv_x.extend(x_BTE, cache.x_BWE)
+            bc_BTN, past_bc = self.conv_bc.extend(bc_BTN, cache.bc_BWN)
+        else:
+            x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
+            past_x, past_bc = cache.x_BWE, cache.bc_BWN
+        b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
+        dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
+        x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.config.head_dim)
+        y_BTHV, state = ssd(
+            (x_BTHV.astype(jnp.float32) * dt_BTH[..., None]).astype(x_BTHV.dtype),
+            self._log_decay(u_BTD, dt_BTH),
+            b_BTN,
+            c_BTN,
+            initial_state=cache.state_BHNV,
+            return_state=True,
+            chunk_size=self.config.chunk_size,
+        )
+        y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
+        y_BTE = y_BTHV.reshape(n_batch, seq_len, -1) * jax.nn.silu(self.z(u_BTD))
+        y_BTE = y_BTE if self.norm is None else self.norm(y_BTE)
+        return self.out(y_BTE), Mamba2Cache(past_x, past_bc, state)
+
+    def __call__(self, u_BTD: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        return self.prefill(u_BTD, self.init_cache(u_BTD.shape[0], u_BTD.shape[1], u_BTD.dtype))[0]
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
+        """No token yet."""
+        del max_len
+        past = self.config.conv_width - 1 if self.config.conv else 0
+        return Mamba2Cache(
+            jnp.zeros((batch, past, self.width), dtype),
+            jnp.zeros((batch, past, 2 * self.config.state), dtype),
+            jnp.zeros((batch, self.heads, self.config.state, self.config.head_dim), jnp.float32),
+        )
+
+    def step(self, u_BD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
+        """One token: a chunk of one."""
+        y_BTD, cache = self.prefill(u_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Scores and their product with x over the causal half of a chunk, and the states' update and reading."""
+        chunk, n_state = min(self.config.chunk_size, seq_len), self.config.state
+        return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state
+
+    def state_size(self, seq_len: int) -> int:
+        """The state and the inputs that the convolutions still need."""
+        del seq_len
+        past = self.config.conv_width - 1 if self.config.conv else 0
+        return self.width * self.config.state + past * (self.width + 2 * self.config.state)

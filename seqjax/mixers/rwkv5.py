@@ -1,0 +1,142 @@
+"""RWKV-5 "Eagle": linear attention with a constant decay per channel (Peng et al., arXiv 2404.05892; RWKV-LM v5.2).
+
+    x_i = lerp(x; mu_i);  r, k, v = x_r W_r, x_k W_k, x_v W_v;  g = silu(x_g W_g)
+    y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),   S_t = diag(w) S_{t-1} + k_t^T v_t,   w = exp(-exp(omega))
+    out = (GroupNorm_H(y) * g) W_o                                                        S [N, N] per head
+
+omega is a parameter. The decay, the state and the norm are float32. The public files store 1 - mu. GroupNorm has eps
+64e-5, which is what the public training code has as y / 8 with eps 1e-5.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.errors import UserError
+from seqjax.layers import Linear, constant
+from seqjax.mixers._rwkv import HeadNorm, RwkvBlock, depth, head_norm_gain, lerp, orthogonal, ramp, shift, values
+from seqjax.ops.linear_attention import CHUNK, wkv6
+from seqjax.params import param
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes of RWKV-5's time mix."""
+
+    name: str
+    head_dim: int = 64
+    chunk_size: int = CHUNK  # tokens per chunk; speed only
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        del seq_len
+        if self.head_dim < 1 or dim % self.head_dim:
+            raise UserError(f"config.model.mixer.head_dim={self.head_dim} must divide config.model.dim={dim}.")
+        if self.chunk_size < 1:
+            raise UserError(f"config.model.mixer.chunk_size must be at least 1, not {self.chunk_size}.")
+
+
+class RwkvCache(NamedTuple):
+    """The token before and the state."""
+
+    last_BD: Array
+    state_BHKV: Array
+
+
+def omega_init(spec: LayerSpec) -> Any:
+    """Decays from slow to fast over the channels, steeper in deep layers."""
+    n = jnp.arange(spec.dim) / (spec.dim - 1)
+    return values(-6 + 5 * n ** (0.7 + 1.3 * depth(spec)[0]))
+
+
+def bonus_init(spec: LayerSpec) -> Any:
+    """The bonus u of the token itself."""
+    n = jnp.arange(spec.dim)
+    return values(depth(spec)[0] * (1 - n / (spec.dim - 1)) + 0.1 * ((n + 1) % 3 - 1))
+
+
+class Mixer(nnx.Module):
+    """Time mix; RWKV-6 changes how its inputs are mixed and where the decay comes from."""
+
+    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.config = config
+        self.dim, self.heads = spec.dim, spec.dim // config.head_dim
+
+        def square(init: Any, axes: tuple[str, str] = ("embed", "heads")) -> Linear:
+            return Linear(spec.dim, spec.dim, axes=axes, init=init, rngs=rngs)
+
+        self.r, self.k, self.v = square(orthogonal()), square(orthogonal(0.1)), square(orthogonal())
+        self.g = square(orthogonal(0.1))
+        self.out = square(constant(0.0), ("heads", "embed"))
+        self.omega = param(rngs, omega_init(spec), (spec.dim,), ("heads",))
+        self.u = param(rngs, bonus_init(spec), (spec.dim,), ("heads",))
+        self.norm = HeadNorm(self.heads, config.head_dim, gain=head_norm_gain(spec), rngs=rngs)
+        self._declare_mix(spec, rngs)
+
+    def _declare_mix(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
+        rho, kappa = depth(spec)
+        slow, fast = ramp(spec.dim, kappa), ramp(spec.dim, kappa / 2)
+        # in the order r, k, v, g
+        mu = jnp.stack([1 - kept for kept in (fast, slow, slow + 0.3 * rho, fast)])
+        self.mu = param(rngs, values(mu), mu.shape, ("state", "embed"))
+
+    def _mix(self, x: Array, delta: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """The inputs of r, k, v, g, and the log decay (here [1, 1, D])."""
+        x_r, x_k, x_v, x_g = (lerp(x, delta, mu) for mu in self.mu[...])
+        return x_r, x_k, x_v, x_g, -jnp.exp(self.omega[...])[None, None]
+
+    def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
+        """The parallel form after whatever `cache` has seen."""
+        delta = shift(x_BTD, cache.last_BD) - x_BTD
+        x_r, x_k, x_v, x_g, log_w = self._mix(x_BTD, delta)
+
+        def heads(x: Array) -> Array:
+            return x.reshape(*x.shape[:2], self.heads, self.config.head_dim)
+
+        y_BTHV, state = wkv6(
+            heads(self.r(x_r)),
+            heads(self.k(x_k)),
+            heads(self.v(x_v)),
+            heads(log_w),
+            self.u[...].reshape(self.heads, -1),
+            initial_state=cache.state_BHKV,
+            return_state=True,
+            chunk_size=self.config.chunk_size,
+        )
+        y_BTD = self.norm(y_BTHV).astype(x_BTD.dtype) * jax.nn.silu(self.g(x_g))
+        return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state)
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:
+        """No token yet."""
+        del max_len
+        state = jnp.zeros((batch, self.heads, self.config.head_dim, self.config.head_dim), jnp.float32)
+        return RwkvCache(jnp.zeros((batch, self.dim), dtype), state)
+
+    def step(self, x_BD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
+        """One token: a chunk of one."""
+        y_BTD, cache = self.prefill(x_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Scores and their product with v over the causal half of a chunk, and the states' update and reading."""
+        chunk = min(self.config.chunk_size, seq_len)
+        return 2 * self.dim * (chunk + 1) + 4 * self.dim * self.config.head_dim
+
+    def state_size(self, seq_len: int) -> int:
+        """The state and the token before."""
+        del seq_len
+        return self.dim * self.config.head_dim + self.dim
+
+
+class Block(RwkvBlock):
+    """With ChannelMix of v5."""
+
+    version = 5

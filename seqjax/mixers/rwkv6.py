@@ -1,0 +1,70 @@
+"""RWKV-6 "Finch": RWKV-5 with data-dependent token shift and decay (Peng et al., arXiv 2404.05892; RWKV-LM v6.0).
+
+    s = lerp(x; mu_x);  m = tanh(s W_1) -> 5 parts, m_i = part_i W_2[i];  x_i = lerp(x; mu_i + m_i)    i = w, k, v, r, g
+    w_t = exp(-exp(omega + tanh(x_w D_1) D_2))                                   per token and channel
+    and the recurrence, norm and gate of RWKV-5.
+
+The decay is float32 from omega on, where the public code has it in the model's dtype.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.errors import UserError
+from seqjax.layers import Linear, constant, uniform
+from seqjax.mixers import rwkv5
+from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp, values
+from seqjax.params import param
+from seqjax.types import Array, LayerSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(rwkv5.Config):
+    """Sizes of RWKV-6's time mix."""
+
+    shift_rank: int = 32
+    decay_rank: int = 64
+
+    def check(self, *, dim: int, seq_len: int) -> None:
+        """Raise `UserError` where these settings do not fit the model."""
+        super().check(dim=dim, seq_len=seq_len)
+        for name in ("shift_rank", "decay_rank"):
+            if getattr(self, name) < 1:
+                raise UserError(f"config.model.mixer.{name} must be at least 1, not {getattr(self, name)}.")
+
+
+class Mixer(rwkv5.Mixer):
+    """Time mix with data-dependent shift and decay."""
+
+    def _declare_mix(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
+        dim, rank, zeros = spec.dim, self.config.shift_rank, constant(0.0)
+        rho, kappa = depth(spec)
+        slow, fast = ramp(dim, kappa), ramp(dim, kappa / 2)
+        # in the order of W_2: w, k, v, r, g
+        mu = jnp.stack([1 - kept for kept in (slow, slow, slow + 0.3 * rho, fast, fast)])
+        self.mu_x = param(rngs, values(1 - slow), (dim,), ("embed",))
+        self.mu = param(rngs, values(mu), (5, dim), ("state", "embed"))
+        self.w1 = Linear(dim, 5 * rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
+        self.w2 = param(rngs, uniform(0.01), (5, rank, dim), (None, "rank", "embed"))
+        decay_rank = self.config.decay_rank
+        self.d1 = Linear(dim, decay_rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
+        self.d2 = Linear(decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
+
+    def _mix(self, x: Array, delta: Array) -> tuple[Array, Array, Array, Array, Array]:
+        m = jnp.tanh(self.w1(lerp(x, delta, self.mu_x)))
+        m = m.reshape(*m.shape[:-1], 5, self.config.shift_rank)
+        m = jnp.einsum("btir,ird->ibtd", m, self.w2[...].astype(x.dtype))
+        x_w, x_k, x_v, x_r, x_g = x + delta * (self.mu[...].astype(x.dtype)[:, None, None] + m)
+        omega = self.omega[...] + self.d2(jnp.tanh(self.d1(x_w))).astype(jnp.float32)
+        return x_r, x_k, x_v, x_g, -jnp.exp(omega)
+
+
+class Block(RwkvBlock):
+    """With ChannelMix of v6."""
+
+    version = 6
+
+
+__all__ = ["Block", "Config", "Mixer"]
