@@ -47,6 +47,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "gqa": {"kv_heads": 2},
         "approx_gqa": {"selection": "approx", "kv_heads": 1},
     },
+    "rwkv7_shell": {
+        "top1_exact": {"select_chunk": 4},
+        "top1_approx": {"core": "top1_approx", "select_chunk": 4},
+        "full": {"core": "full"},
+        "window": {"core": "window", "window": 5},
+        "bare": {"core": "full", "shell": {"shift": False, "vres": False, "gate": False, "lnx": False}},
+    },
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
         "full": {},

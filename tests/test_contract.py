@@ -157,6 +157,7 @@ FLOPS_FLOOR = {
     "transformer_pp/window": 0.65,
     "transformer_pp/alibi_window_gqa": 0.6,
     "top1_chunk": 0.6,
+    "rwkv7_shell": 0.6,
 }
 DEFAULT_FLOOR = 0.75
 

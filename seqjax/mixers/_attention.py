@@ -128,10 +128,18 @@ class AttentionMixer(nnx.Module):
 
     def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
         """Q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
-        n_batch, seq_len, _ = x_BTD.shape
-        q = self.q(x_BTD, positions_T).reshape(n_batch, seq_len, self.config.heads, self.head_dim)
-        k = self.k(x_BTD, positions_T).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
-        v = self.v(x_BTD).reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        return self.split_heads(
+            self.q(x_BTD, positions_T), self.k(x_BTD, positions_T), self.v(x_BTD), positions_T, max_len
+        )
+
+    def split_heads(
+        self, q_BTE: Array, k_BTE: Array, v_BTE: Array, positions_T: Array, max_len: int
+    ) -> tuple[Array, Array, Array]:
+        """What `project` does after the projections."""
+        n_batch, seq_len, _ = q_BTE.shape
+        q = q_BTE.reshape(n_batch, seq_len, self.config.heads, self.head_dim)
+        k = k_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        v = v_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
         q, k = self.normalise(q, k)
         if self.config.position == "rope" and self.config.rope_base:
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)

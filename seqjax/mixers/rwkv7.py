@@ -91,11 +91,20 @@ class Rwkv7Cache(NamedTuple):
     last_BD: Array
 
 
-def shift_shares(spec: LayerSpec, names: str) -> dict[str, Array]:
-    """Initial mu of the token shifts: 1 - (n / D) ** (power * kappa)."""
-    powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
-    kappa = common.depth(spec)[1]
-    return {name: 1 - common.ramp(spec.dim, powers[name] * kappa) for name in names}
+class Shift(nnx.Module):
+    """One token shift per name, mu = 1 - (n / D) ** (power * kappa) at the start."""
+
+    def __init__(self, names: str, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.names = names
+        powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+        for name in names:
+            mu = 1 - common.ramp(spec.dim, powers[name] * common.depth(spec)[1])
+            setattr(self, name, param(rngs, common.values(mu), (spec.dim,), ("embed",)))
+
+    def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
+        """[B, T, D], moved towards the token before, by name; `last_BD` is what came before the first."""
+        delta = common.shift(x_BTD, last_BD) - x_BTD
+        return {name: common.lerp(x_BTD, delta, getattr(self, name)) for name in self.names}
 
 
 def centred(dim: int) -> Array:
@@ -123,8 +132,7 @@ class Mixer(nnx.Module):
         def vector(x: Any) -> nnx.Param:
             return param(rngs, common.values(x), (dim,), ("heads",))
 
-        shares = shift_shares(spec, "rwkvag")
-        self.mu = nnx.Dict({k: param(rngs, common.values(x), (dim,), ("embed",)) for k, x in shares.items()})
+        self.mu = Shift("rwkvag", spec, rngs=rngs)
         self.r, self.k, self.v = linear(1.0), linear(0.1), linear(1.0)
         self.w_lora = Lora(dim, ranks[0], bias=decay, activation=jnp.tanh, rngs=rngs)
         self.a_lora = Lora(dim, ranks[1], bias=-0.19 + 0.3 * zigzag + 0.4 * lin, rngs=rngs)
@@ -135,12 +143,11 @@ class Mixer(nnx.Module):
         self.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
 
     def mix(
-        self, x_BTD: Array, v_first: Array | None, is_first: Array | None, cache: Rwkv7Cache
-    ) -> tuple[Array, Array, Rwkv7Cache]:
+        self, x_BTD: Array, v_first: Array | None, is_first: Array | None, cache: Rwkv7Cache | None
+    ) -> tuple[Array, Array, Rwkv7Cache | None]:
         """Output, this layer's own values and the cache; `is_first` [B, T, 1] says to ignore `v_first`."""
         dtype = x_BTD.dtype
-        delta = common.shift(x_BTD, cache.last_BD) - x_BTD
-        x = {name: common.lerp(x_BTD, delta, mu) for name, mu in self.mu.items()}
+        x = self.mu(x_BTD, None if cache is None else cache.last_BD)
         r, k, v = self.r(x["r"]), self.k(x["k"]), self.v(x["v"])
         own_v = v
         if v_first is not None and is_first is not None:
@@ -163,23 +170,23 @@ class Mixer(nnx.Module):
             log_w,
             -removed,
             (kappa * eta).astype(dtype),
-            initial_state=cache.s_BHKV,
+            initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
             chunk_size=self.config.chunk_size,
         )
         o_BTHV, s_BHKV = result
         bonus = jnp.sum(r.astype(jnp.float32) * k * self._heads(self.r_k[...]), -1, keepdims=True) * v
         y = (self.norm(o_BTHV) + bonus.reshape(x_BTD.shape)) * gate
-        last_BD = x_BTD[:, -1].astype(cache.last_BD.dtype)
-        return self.out(y.astype(dtype)), own_v, Rwkv7Cache(s_BHKV, last_BD)
+        if cache is not None:
+            cache = Rwkv7Cache(s_BHKV, x_BTD[:, -1].astype(cache.last_BD.dtype))
+        return self.out(y.astype(dtype)), own_v, cache
 
     def _heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:-1], self.config.heads, self.head_dim)
 
     def __call__(self, x_BTD: Array) -> Array:
         """A first layer over a whole sequence."""
-        cache = self.init_cache(x_BTD.shape[0], 0, x_BTD.dtype)
-        return self.mix(x_BTD, None, None, cache)[0]
+        return self.mix(x_BTD, None, None, None)[0]
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Rwkv7Cache:
         """Zeros; `max_len` plays no part."""
@@ -187,7 +194,7 @@ class Mixer(nnx.Module):
         shape = (batch, self.config.heads, self.head_dim, self.head_dim)
         return Rwkv7Cache(jnp.zeros(shape, jnp.float32), jnp.zeros((batch, self.dim), dtype))
 
-    def step(self, x_BD: Array, cache: Rwkv7Cache) -> tuple[Array, Rwkv7Cache]:
+    def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
         """One token of a first layer."""
         y_BTD, _, cache = self.mix(x_BD[:, None], None, None, cache)
         return y_BTD[:, 0], cache
@@ -215,8 +222,7 @@ class Block(common.RwkvBlock):
     def mix(self, h_BTD: Array, carry: dict[str, Any], cache: Any) -> tuple[Array, dict[str, Any], Any]:
         """The time mix, the first layer's values, and the layer's cache."""
         is_first = carry["layer"] == 0
-        before = self.mixer.init_cache(h_BTD.shape[0], 0, h_BTD.dtype) if cache is None else cache
-        y_BTD, own_v, after = self.mixer.mix(h_BTD, carry["v_first"], is_first, before)
+        y_BTD, own_v, cache = self.mixer.mix(h_BTD, carry["v_first"], is_first, cache)
         v_first = jnp.where(is_first, own_v.astype(carry["v_first"].dtype), carry["v_first"])
         carry = {**carry, "v_first": v_first, "layer": carry["layer"] + 1}
-        return y_BTD, carry, None if cache is None else after
+        return y_BTD, carry, cache
