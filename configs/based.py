@@ -4,6 +4,8 @@ Linear attention at layers 1, 6, 11 and window attention at 2, 7, 12 of 15, SwiG
 float32 residual stream.
 
 python -m seqjax.main --config=configs/based.py
+
+Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
 """
 
 from configs import common

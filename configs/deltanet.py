@@ -1,6 +1,8 @@
 """DeltaNet (arXiv 2406.06484): linear attention with the delta rule, in flash-linear-attention's shape.
 
 python -m seqjax.main --config=configs/deltanet.py
+
+Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
 """
 
 from configs import common

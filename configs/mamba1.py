@@ -1,6 +1,8 @@
 """Mamba-1: two mixers for each Transformer layer, no MLP, float32 residual stream (arXiv 2312.00752).
 
 python -m seqjax.main --config=configs/mamba1.py
+
+Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
 """
 
 from configs import common

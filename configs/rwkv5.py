@@ -1,6 +1,8 @@
 """RWKV-5: LayerNorm, a norm on the embedding, ChannelMix of 3.5 times the width (arXiv 2404.05892).
 
 python -m seqjax.main --config=configs/rwkv5.py
+
+Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
 """
 
 from configs import common

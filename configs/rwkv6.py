@@ -1,6 +1,8 @@
 """RWKV-6: LayerNorm, a norm on the embedding, ChannelMix of 3.5 times the width (arXiv 2404.05892).
 
 python -m seqjax.main --config=configs/rwkv6.py
+
+Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
 """
 
 from configs import common

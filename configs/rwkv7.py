@@ -1,6 +1,8 @@
 """RWKV-7 (arXiv 2503.14456) in its own block: LayerNorm, token shift, ChannelMix with squared ReLU.
 
 python -m seqjax.main --config=configs/rwkv7.py
+
+Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
 """
 
 from configs import common
