@@ -1,6 +1,6 @@
 """Transformer++: full causal attention, the paper's reference. Sliding window: `:110m,model.mixer.window=256`.
 
-python -m seqjax.main --config=configs/transformer_pp.py:110m    one H200, 412k tokens/s: 1,580 steps in docs/reproduce.md
+python -m seqjax.main --config=configs/transformer_pp.py:110m   one H200, 412k tokens/s: 1,580 steps, docs/reproduce.md
 
 The other sizes have not been run.
 """
