@@ -17,7 +17,7 @@ import statistics
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import matplotlib
@@ -60,9 +60,19 @@ def peak_bytes() -> int | None:
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
-def measure(config: Config, *, repeats: int, steps: int) -> dict[str, Any]:
-    """Compile one step, run it `repeats` times `steps` times."""
-    train, before = config.train, peak_bytes()
+class Prepared(NamedTuple):
+    """A compiled training step with its first arguments; the step gives the state's buffers to its result."""
+
+    model: Model
+    compiled: Any
+    compile_s: float
+    state: Any
+    tokens: jax.Array
+
+
+def prepare(config: Config) -> Prepared:
+    """Fresh parameters, random tokens, and the step compiled for them."""
+    train = config.train
     model = Model(config.model, max_len=train.seq_len)
     optimizer = optim.optimizer(config.optim, train.steps)
     step = make_train_step(model, optimizer, optim.schedule(config.optim, train.steps))
@@ -73,7 +83,13 @@ def measure(config: Config, *, repeats: int, steps: int) -> dict[str, Any]:
 
     start = time.perf_counter()
     compiled = jax.jit(step, donate_argnums=0).lower(state, tokens).compile()
-    compile_s = time.perf_counter() - start
+    return Prepared(model, compiled, time.perf_counter() - start, state, tokens)
+
+
+def measure(config: Config, *, repeats: int, steps: int) -> dict[str, Any]:
+    """Compile one step, run it `repeats` times `steps` times."""
+    train, before = config.train, peak_bytes()
+    model, compiled, compile_s, state, tokens = prepare(config)
     metrics: Any = None
     for _ in range(2):
         state, metrics = compiled(state, tokens)

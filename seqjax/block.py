@@ -38,7 +38,8 @@ class Block(nnx.Module):
     def _mlp(self, x: Array, dtype: Any) -> Array:
         if self.norm2 is None or self.mlp is None:
             return x
-        return x + self.mlp(self.norm2(x).astype(dtype)).astype(x.dtype)
+        with jax.named_scope("mlp"):  # names in profiles (benchmarks.profile_step)
+            return x + self.mlp(self.norm2(x).astype(dtype)).astype(x.dtype)
 
     def init_carry(self, x: Array) -> Carry:
         """What this block expects in `carry`, from the embeddings [B, T, D] or [B, D]; most expect nothing."""
@@ -47,7 +48,8 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTD: Array, carry: Carry, *, dtype: Any) -> tuple[Array, Carry]:
         """`dtype` is what the mixer and the MLP compute in; the residual stream keeps its own."""
-        x_BTD = x_BTD + self.mixer(self.norm1(x_BTD).astype(dtype)).astype(x_BTD.dtype)
+        with jax.named_scope("mixer"):
+            x_BTD = x_BTD + self.mixer(self.norm1(x_BTD).astype(dtype)).astype(x_BTD.dtype)
         return self._mlp(x_BTD, dtype), carry
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:

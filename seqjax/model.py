@@ -108,7 +108,8 @@ class Model:
         if weights_B is not None:
             weights_BT = weights_BT * weights_B[:, None]
         h_BTD = self.hidden(params, inputs_BT)
-        total: Any = cross_entropy(h_BTD, self._head(params), targets_BT, weights_BT, self.config.loss_chunk)
+        with jax.named_scope("loss"):
+            total: Any = cross_entropy(h_BTD, self._head(params), targets_BT, weights_BT, self.config.loss_chunk)
         return total, jnp.sum(weights_BT)
 
     def logits(self, params: Params, tokens_BT: Array) -> Array:

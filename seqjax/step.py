@@ -55,8 +55,9 @@ def make_train_step(
             zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params))
             sums, _ = jax.lax.scan(body, zero, tokens_ABT1)
             loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params: Any = optax.apply_updates(state.params, updates)
         # the norm of the new parameters too: a finite loss does not say that its update was finite
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
         metrics["lr"] = schedule(state.step)
