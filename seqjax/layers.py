@@ -73,9 +73,32 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
-        x32 = x.astype(jnp.float32)
-        scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return (x32 * scale * self.g[...]).astype(x.dtype)
+        y: Any = _rms_norm(x, self.g[...], self.eps)
+        return y
+
+
+# With its own gradient because autodiff keeps float32 copies of x, which cost more than the norm itself.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
+    return _rms_norm_forward(x, g_D, eps)[0]
+
+
+def _rms_norm_forward(x: Array, g_D: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale * g_D).astype(x.dtype), (x, g_D, scale)
+
+
+def _rms_norm_backward(eps: float, saved: tuple[Array, Array, Array], dy: Array) -> tuple[Array, Array]:
+    del eps
+    x, g_D, scale = saved
+    unit, dy32 = x.astype(jnp.float32) * scale, dy.astype(jnp.float32)
+    du = dy32 * g_D
+    dx = scale * (du - unit * jnp.mean(du * unit, axis=-1, keepdims=True))
+    return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=tuple(range(x.ndim - 1)))
+
+
+_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 class LayerNorm(nnx.Module):
@@ -122,8 +145,28 @@ class Mlp(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
         up = self.up(x)
-        hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
+        hidden = self.activation(up) if self.gate is None else _gated(self.gate(x), up, self.activation)
         return self.down(hidden)
+
+
+# With its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _gated(gate: Array, up: Array, activation: Any) -> Array:
+    return (activation(gate.astype(jnp.promote_types(gate.dtype, jnp.float32))) * up).astype(up.dtype)
+
+
+def _gated_forward(gate: Array, up: Array, activation: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _gated(gate, up, activation), (gate, up)
+
+
+def _gated_backward(activation: Any, saved: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
+    gate, up = saved
+    active, pull = jax.vjp(activation, gate.astype(jnp.promote_types(gate.dtype, jnp.float32)))
+    dh = dh.astype(active.dtype)
+    return pull(dh * up)[0].astype(gate.dtype), (dh * active).astype(up.dtype)
+
+
+_gated.defvjp(_gated_forward, _gated_backward)
 
 
 class ShortConv(nnx.Module):

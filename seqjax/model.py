@@ -16,7 +16,7 @@ from seqjax import mixers
 from seqjax.block import Block, Carry, Outside
 from seqjax.config import ModelConfig
 from seqjax.ops.cross_entropy import cross_entropy
-from seqjax.params import Template, stacked_axes
+from seqjax.params import Template, stacked_axes, unstack
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -96,8 +96,8 @@ class Model:
         if self.config.scan_layers:
             (x_BTD, _), _ = jax.lax.scan(group, x_and_carry, params["blocks"])
         else:
-            for i in range(self.repeats):
-                x_and_carry, _ = group(x_and_carry, jax.tree.map(lambda x, i=i: x[i], params["blocks"]))
+            for layers in unstack(params["blocks"], self.repeats):
+                x_and_carry, _ = group(x_and_carry, layers)
             x_BTD = x_and_carry[0]
         return self._norm(params, x_BTD)
 
