@@ -38,8 +38,8 @@ def _size(
     return {
         "dim": dim, "layers": layers, "heads": heads, "seq_len": seq_len, "batch": batch, "lr": lr,
         "warmup": warmup, "steps": steps, "mlp_dim": 0, "chunk_size": 128, "rope_base": 1e4, "tie": True,
-        "accumulate": 1, "remat": "none", "scan": True, "eval_every": 500_000_000, "eval_tokens": 4_194_304, "save_every": 1000,
-        "builtin": False,
+        "accumulate": 1, "remat": "none", "scan": True, "eval_every": 500_000_000,
+        "eval_tokens": 4_194_304, "save_every": 1000, "builtin": False,
     } | rest  # fmt: skip
 
 

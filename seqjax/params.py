@@ -71,7 +71,7 @@ def stacked_axes(axes: Params) -> Params:
 
 
 def unstack(params: Params, n_layers: int) -> list[Params]:
-    """The layers of a stack, one dict each. By `split`, whose gradient is one concatenation instead of a sum of pads."""
+    """The layers of a stack, one dict each; by `split`, whose gradient is one concatenation and not a sum of pads."""
     leaves, tree = jax.tree.flatten(params)
     columns = [[x[0] for x in jax.lax.split(leaf, (1,) * n_layers)] for leaf in leaves]
     return [jax.tree.unflatten(tree, layer) for layer in zip(*columns, strict=True)]
