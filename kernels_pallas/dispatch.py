@@ -117,3 +117,5 @@ for _op, _path in {
     "top1_element_decode": "kernels_pallas.top1_element.xla",
 }.items():
     register(_op, "xla", probe=_anywhere, load=_module(_path))
+
+register("top1_element_attention", "triton", probe=_triton, load=_module("kernels_pallas.top1_element.triton"))

@@ -1,4 +1,4 @@
-"""What every Triton backend demands before it is loaded; imports nothing of Triton itself."""
+"""What every Triton backend demands before it is loaded, and choices they share; imports nothing of Triton itself."""
 
 import jax.numpy as jnp
 
@@ -23,3 +23,13 @@ def probe(problem: Problem) -> str | None:
     if dim > MAX_DIM:
         return f"head dim {dim} is larger than {MAX_DIM}"
     return None
+
+
+def padded(dim: int) -> int:
+    """The power of two, at least 16, that a dim is padded to inside a kernel: what `tl.dot` takes."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def precision(dtype: jnp.dtype) -> str:
+    """`input_precision` of `tl.dot`: fp32 as three TF32 products, on matrix units and nearly exact; else no choice."""
+    return "tf32x3" if jnp.dtype(dtype) == jnp.float32 else "tf32"
