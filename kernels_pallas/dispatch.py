@@ -32,6 +32,7 @@ class Problem(NamedTuple):
     platform: str  # "cpu", "gpu", "tpu"
     operands: tuple[jax.ShapeDtypeStruct, ...]
     options: Mapping[str, Any]
+    is_named: bool = False  # whether the caller asked for this backend by name
 
 
 class Backend(NamedTuple):
@@ -65,7 +66,8 @@ def pick(op: str, implementation: str | None, operands: tuple, options: Mapping[
     refusals = {}
     for name in IMPLEMENTATIONS:
         backend = _backends[op].get(name)
-        reason = f"{op} has no {name} kernel" if backend is None else backend.probe(problem)
+        asked = problem._replace(is_named=implementation == name)
+        reason = f"{op} has no {name} kernel" if backend is None else backend.probe(asked)
         if reason is None and backend is not None and implementation in (None, name):
             _note(op, name)
             return backend.load()
@@ -98,6 +100,11 @@ def _anywhere(problem: Problem) -> str | None:
     del problem
 
 
+def _triton(problem: Problem) -> str | None:
+    """The limits that all Triton kernels share; imported late, because it needs this module."""
+    return importlib.import_module("kernels_pallas.triton_probe").probe(problem)
+
+
 def _module(name: str) -> Callable:
     return lambda: importlib.import_module(name)
 
@@ -110,3 +117,5 @@ for _op, _path in {
     "top1_element_decode": "kernels_pallas.top1_element.xla",
 }.items():
     register(_op, "xla", probe=_anywhere, load=_module(_path))
+
+register("top1_element_attention", "triton", probe=_triton, load=_module("kernels_pallas.top1_element.triton"))
