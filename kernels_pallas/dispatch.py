@@ -119,3 +119,5 @@ for _op, _path in {
     register(_op, "xla", probe=_anywhere, load=_module(_path))
 
 register("top1_element_attention", "triton", probe=_triton, load=_module("kernels_pallas.top1_element.triton"))
+for _op in ("select_chunk", "top1_chunk_attention"):
+    register(_op, "triton", probe=_triton, load=_module("kernels_pallas.top1_chunk.triton"))
