@@ -1,7 +1,7 @@
 """Device functions that the Triton kernels share: tiles of rows in and out of `[..., rows, heads, dim]` arrays.
 
-A tile is [rows, DP] with DP the dim D padded to a power of two of at least 16, which the matrix units demand; the padding
-reads as zero and is not written. Offsets within one batch entry are int32; its base is int64.
+A tile is [rows, DP] with DP the dim D padded to a power of two of at least 16, which the matrix units demand; the
+padding reads as zero and is not written. Offsets within one batch entry are int32; its base is int64.
 """
 
 import triton

@@ -42,7 +42,7 @@ def dq_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [B, T, H, K]; lse (log2) and D are [B, H, T]."""
+    """Writes dq [B, T, H, K]; lse (log2) and D are [B, H, T]."""
     tile, b, h = _place(T, H, BLOCK_M, True)
     g = h // (H // G)
     k_ptr += b * T * G * K + g * K
@@ -138,7 +138,7 @@ def dk_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk [B, T, G, K], summed over the query heads of the group; lse (log2) and D are [B, H, T]."""
+    """Writes dk [B, T, G, K], summed over the query heads of the group; lse (log2) and D are [B, H, T]."""
     _key_grads(
         q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dk_ptr,
         T, H, G, K, V, KP, VP, BLOCK_M, BLOCK_N, SCALE, LOG2_SCALE, False, PRECISION,
@@ -152,7 +152,7 @@ def dkv_kernel(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk as `dk_kernel`, and the "soft" dv [B, T, G, V]."""
+    """Writes dk as `dk_kernel`, and the "soft" dv [B, T, G, V]."""
     _key_grads(
         q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dv_ptr,
         T, H, G, K, V, KP, VP, BLOCK_M, BLOCK_N, SCALE, LOG2_SCALE, True, PRECISION,
@@ -179,10 +179,10 @@ def hard_dv_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv [B, T, G, V] = sum of do over the rows whose best key it is.
+    """Writes dv [B, T, G, V] = sum of do over the rows whose best key it is.
 
-    sorted, order [B, G, T R] int32: the best keys in ascending order, and the row t R + r each belongs to. A program owns
-    BLOCK_N keys, finds their rows by bisection and sums them as products with a 0/1 tile, always in the same order.
+    sorted, order [B, G, T R] int32: the best keys in ascending order, and the row t R + r each belongs to. A program
+    owns BLOCK_N keys, finds their rows by bisection and sums them as products with a 0/1 tile, in one fixed order.
     """
     R: tl.constexpr = H // G
     M: tl.constexpr = T * R

@@ -1,7 +1,7 @@
 """Triton kernels of Top-1 Element: forward, the index of the best key, and the gradients of q and k.
 
 Scores stay unscaled; LOG2_SCALE = scale log2(e) goes into the exponent, p = 2^(s LOG2_SCALE - ...), one multiply-add
-before the special-function unit. Key tiles ahead of the query tile need no mask; only those on the diagonal pay for one.
+before the special-function unit. Key tiles ahead of the query tile need no mask; only those on the diagonal do.
 
 The best key costs no extra instruction per score: the loop keeps, per row, the tile that holds the best score, which is
 a select per row and tile (strictly greater replaces, tiles ascend: first tile on ties). `best_key_kernel` then
@@ -97,7 +97,7 @@ def forward_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """tile [B, T, H] int32 of BLOCK_N keys that holds the best key, lse [B, T, H], soft output [B, T, H, V]."""
+    """Writes the tile [B, T, H] of BLOCK_N keys that holds the best key, lse [B, T, H] and soft [B, T, H, V]."""
     _forward(
         q_ptr, k_ptr, v_ptr, tile_ptr, lse_ptr, soft_ptr,
         T, H, G, K, V, KP, VP, BLOCK_M, BLOCK_N, LOG2_SCALE, True, PRECISION,
@@ -123,7 +123,7 @@ def best_key_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """index [B, T, H]: the first key of the largest score within each row's tile, up to the query. fp32 products.
+    """Writes index [B, T, H], the first key of the largest score within each row's tile, up to the query.
 
     Rows are taken in the order head, batch, time, so that neighbouring programs read the same head's keys.
     """
@@ -155,7 +155,7 @@ def take_values_kernel(
     v_ptr, index_ptr, o_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] = v[index], bit for bit; a program's rows are neighbours in [T, H]."""
+    """Writes o [B, T, H, V] = v[index], bit for bit; a program's rows are neighbours in [T, H]."""
     n_tiles: tl.constexpr = (T * H + ROWS - 1) // ROWS
     pid = tl.program_id(0)
     b = (pid // n_tiles).to(tl.int64)
