@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 def make(sel_BTH: Array, n_chunks: int) -> Plan:
     """The plan of every batch entry and query head, for selections among `n_chunks` chunks (-1 for none)."""
     B, T, H = sel_BTH.shape
-    tile, sub, block = (32, 16, 32) if compat.is_interpreted() else (512, 64, 1024)
+    tile, sub, block = (32, 16, 32) if compat.is_interpreted() else (512, 16, 1024)
     tiles = -(-T // tile)
     rank_BHT, count_BHtc = compat.launch(
         kernels.rank_kernel,

@@ -60,7 +60,22 @@ def element(v_grad: str, *, dim: int, dtype: str) -> None:
     arrays(partial(backend.backward, scale=0.1, v_grad=v_grad), q, kv, kv, index, row, q, q)
 
 
+def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
+    from kernels_pallas.top1_chunk import triton as backend
+
+    T, H, G = 1000, 4, 2
+    q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
+    sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
+    for selection in ("exact", "approx"):
+        arrays(partial(backend.select, selection=selection, **options), q, kv)
+    attend = backend.attend()
+    arrays(partial(attend.forward, **options), q, kv, kv, sel)
+    arrays(partial(attend.backward, **options), q, kv, kv, q, row, sel, q)
+
+
 CASES = [
+    Case("chunk", chunk),
+    Case("chunk-256", partial(chunk, chunk_size=256)),
     Case("element", partial(element, "hard")),
     Case("element-soft", partial(element, "soft")),
 ]
