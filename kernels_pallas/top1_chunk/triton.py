@@ -16,7 +16,7 @@ from jax import Array
 from kernels_pallas import checks, compat
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.top1_chunk import triton_attend_kernels, triton_grad_kernels, triton_plan, triton_select_kernels
-from kernels_pallas.top1_chunk.triton_tiles import Tiles, tiles
+from kernels_pallas.top1_chunk.triton_tiles import Tiles, grad_keys, tiles
 from kernels_pallas.triton_probe import padded, precision
 
 LOG2_E = 1 / math.log(2)
@@ -189,7 +189,9 @@ def _backward(
     (B, T, H, K), V = q_BTHK.shape, v_BTGV.shape[-1]
     n_chunks = -(-T // C)
     dim, NC = max(K, V), n_chunks - 1
-    sizes = _sizes(q_BTHK, v_BTGV, C, scale) | {"SCALE": scale, "CP": padded(C), "NC": NC}
+    keys = grad_keys(dim, C, q_BTHK.dtype)
+    pieces = -(-C // keys)
+    sizes = _sizes(q_BTHK, v_BTGV, C, scale) | {"SCALE": scale, "NC": NC, "BLOCK_N": keys, "PIECES": pieces}
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     D_BTH = jnp.einsum("bthv,bthv->bth", do_BTHV.astype(jnp.float32), o_BTHV.astype(jnp.float32))
     operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, LOG2_E * lse_BTH, D_BTH)
@@ -202,8 +204,8 @@ def _backward(
         far = compat.launch(
             triton_grad_kernels.remote_grad_kernel,
             *(*operands, *plan, ends_BHc),
-            out_shape=[fp32(q_BTHK.shape), fp32((B, H, segments, C, K)), fp32((B, H, segments, C, V))],
-            grid=(segments * B * H,),
+            out_shape=[fp32((pieces, B, T, H, K)), fp32((B, H, segments, C, K)), fp32((B, H, segments, C, V))],
+            grid=(segments * pieces * B * H,),
             num_warps=tile.warps,
             num_stages=tile.stages,
             name="top1_chunk_remote_grad",
@@ -214,11 +216,15 @@ def _backward(
             BLOCK_M=tile.m,
         )
     tile = tiles("local_grad", dim, C, q_BTHK.dtype)
-    dq_BTHK, dk_BTGK, dv_BTGV = compat.launch(
+    dq_dtype = q_BTHK.dtype if pieces == 1 else jnp.float32
+    dq_pBTHK, dk_BTGK, dv_BTGV = compat.launch(
         triton_grad_kernels.local_grad_kernel,
         *(*operands, ends_BHc, *far),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q_BTHK, k_BTGK, v_BTGV)],
-        grid=(n_chunks * B * k_BTGK.shape[2],),
+        out_shape=[
+            jax.ShapeDtypeStruct((pieces, B, T, H, K), dq_dtype),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BTGK, v_BTGV)),
+        ],
+        grid=(n_chunks * pieces * B * k_BTGK.shape[2],),
         num_warps=tile.warps,
         num_stages=tile.stages,
         name="top1_chunk_local_grad",
@@ -226,4 +232,5 @@ def _backward(
         SEGMENTS=segments,
         BLOCK_M=tile.m,
     )
+    dq_BTHK = dq_pBTHK[0] if pieces == 1 else dq_pBTHK.sum(0).astype(q_BTHK.dtype)
     return dq_BTHK, dk_BTGK, dv_BTGV

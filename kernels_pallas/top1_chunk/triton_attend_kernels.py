@@ -61,7 +61,7 @@ def remote_kernel(
     VP: tl.constexpr, C: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] fp32 and lse [B, T, H] (base 2) of the rows that selected a chunk; others are not written."""
+    """O [B, T, H, V] fp32 and lse [B, T, H] (base 2) of the rows that selected a chunk; others are not written."""
     pid = tl.program_id(0)
     bh = pid // BLOCKS
     b, h = (bh // H).to(tl.int64), bh % H
@@ -93,7 +93,7 @@ def local_kernel(
     VP: tl.constexpr, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] and lse [B, T, H] (natural) of the own chunk and what the remote pass found."""
+    """O [B, T, H, V] and lse [B, T, H] (natural) of the own chunk and what the remote pass found."""
     tiles_each: tl.constexpr = (C + BLOCK_M - 1) // BLOCK_M
     n_tiles: tl.constexpr = (T + C - 1) // C * tiles_each
     pid = tl.program_id(0)
@@ -107,9 +107,9 @@ def local_kernel(
     k_ptr += b * T * G * K + g * K
     v_ptr += b * T * G * V + g * V
     if chunk > 0:
-        m_M = tl.load(far_lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+        m_M = tl.load(far_lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0).to(tl.float32)
         l_M = tl.full([BLOCK_M], 1.0, tl.float32)
-        o_MV = load_rows(far_o_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
+        o_MV = load_rows(far_o_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True).to(tl.float32)
     else:
         m_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
         l_M = tl.zeros([BLOCK_M], tl.float32)

@@ -6,6 +6,9 @@
              chunk has many segments, so no program runs long.
     local    a program per chunk: dq, dk and dv of the causal part, the rows' remote dq and the chunk's parts added
 
+A chunk too large for one program is cut into PIECES of N keys, each with programs of its own in both passes; dq is then
+one array per piece.
+
 No atomics: parts are added in order of their rows, so two runs give the same bits.
 """
 
@@ -36,28 +39,30 @@ def _row_grads(
 def remote_grad_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr,
-    SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr,
+    NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
     LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [B, T, H, K] fp32 of rows with a selection; dk, dv [B, H, SEGMENTS, C, .] fp32 of segments that exist.
+    """Dq [PIECES, B, T, H, K] fp32 of rows with a selection; dk, dv [B, H, SEGMENTS, C, .] fp32 of segments that exist.
 
     lse [B, T, H] to base 2, D [B, T, H] fp32.
     """
-    pid = tl.program_id(0)
+    pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
     bh, segment = pid // SEGMENTS, pid % SEGMENTS
+    # every piece has its own dq; batch entries and heads of all pieces fill the grid
+    dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * T * K
     b, h = (bh // H).to(tl.int64), bh % H
     g = h // (H // G)
     chunk, nth = block_of(ends_ptr + bh * NC, segment, NC, NCP)
     if chunk < NC:
         begin = tl.load(first_ptr + bh * (NC + 1) + chunk) + nth * SEGMENT
         end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bh * (NC + 1) + chunk + 1))
-        n = tl.arange(0, CP)
+        n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
         key_N = chunk * C + n
-        k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, chunk * C + C, K, KP, C != CP)
-        v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, chunk * C + C, V, VP, C != CP)
-        dk_NK = tl.zeros([CP, KP], tl.float32)
-        dv_NV = tl.zeros([CP, VP], tl.float32)
+        k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, chunk * C + C, K, KP, C != PIECES * BLOCK_N)
+        v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, chunk * C + C, V, VP, C != PIECES * BLOCK_N)
+        dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
+        dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
         for start in tl.range(begin, end, BLOCK_M):
             place_M = start + tl.arange(0, BLOCK_M)
             row_M = tl.load(order_ptr + bh.to(tl.int64) * T + place_M, mask=place_M < end, other=T)
@@ -79,21 +84,25 @@ def remote_grad_kernel(
 def local_grad_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, ends_ptr, far_dq_ptr, far_dk_ptr, far_dv_ptr, dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr,
+    SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, dv in their final layout and dtype; a program per batch entry, key-value head and chunk."""
+    """Dq [PIECES, B, T, H, K], dk and dv in their final layout; a program per batch entry, kv head, chunk and piece."""
     n_chunks: tl.constexpr = (T + C - 1) // C
     R: tl.constexpr = H // G
-    pid = tl.program_id(0)
+    pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
+    n_entries = tl.num_programs(0) // (n_chunks * G * PIECES)
+    dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
+    far_dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
     b, g, chunk = (pid // n_chunks // G).to(tl.int64), pid // n_chunks % G, pid % n_chunks
     stop = tl.minimum(chunk * C + C, T)
-    n = tl.arange(0, CP)
+    n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
     key_N = tl.where(n < C, chunk * C + n, T)
     k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, T, K, KP, True)
     v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, T, V, VP, True)
-    dk_NK = tl.zeros([CP, KP], tl.float32)
-    dv_NV = tl.zeros([CP, VP], tl.float32)
+    dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
+    dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
     for r in range(R):
         h = g * R + r
         bh = b * H + h
@@ -103,8 +112,8 @@ def local_grad_kernel(
                 begin = tl.load(ends_ptr + bh * NC + chunk - 1)
             for segment in tl.range(begin, tl.load(ends_ptr + bh * NC + chunk)):
                 part = (bh * SEGMENTS + segment) * C
-                dk_NK += load_rows(far_dk_ptr + part * K, n, K, C, K, KP, True)
-                dv_NV += load_rows(far_dv_ptr + part * V, n, V, C, V, VP, True)
+                dk_NK += load_rows(far_dk_ptr + part * K, n, K, C, K, KP, True).to(tl.float32)
+                dv_NV += load_rows(far_dv_ptr + part * V, n, V, C, V, VP, True).to(tl.float32)
         for start in tl.range(chunk * C, stop, BLOCK_M):
             row_M = start + tl.arange(0, BLOCK_M)
             row_M = tl.where(row_M < stop, row_M, T)
@@ -117,7 +126,7 @@ def local_grad_kernel(
                 q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_MN, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
             if chunk > 0:
-                dq_MK += load_rows(far_dq_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+                dq_MK += load_rows(far_dq_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True).to(tl.float32)
             store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
     store_rows(dk_ptr + b * T * G * K + g * K, key_N, G * K, T, dk_NK, K, KP)
     store_rows(dv_ptr + b * T * G * V + g * V, key_N, G * V, T, dv_NV, V, VP)

@@ -16,7 +16,7 @@ def rank_kernel(
     sel_ptr, rank_ptr, count_ptr,
     T: tl.constexpr, H: tl.constexpr, NC: tl.constexpr, TILE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """rank [B, H, T], count [B, H, tiles, NC] int32 (zero before) from sel [B, T, H]; rows with sel = -1 count nowhere."""
+    """Rank [B, H, T], count [B, H, tiles, NC] int32 (zero before) from sel [B, T, H]; rows with sel = -1 count nowhere."""
     n_tiles: tl.constexpr = (T + TILE - 1) // TILE
     pid = tl.program_id(0)
     tile, bh = pid % n_tiles, pid // n_tiles
@@ -45,7 +45,7 @@ def place_kernel(
     sel_ptr, rank_ptr, base_ptr, order_ptr,
     T: tl.constexpr, H: tl.constexpr, NC: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """order [B, H, T]: the rows by chunk, from base [B, H, tiles, NC], a chunk's first place for rows of each tile."""
+    """Order [B, H, T]: the rows by chunk, from base [B, H, tiles, NC], a chunk's first place for rows of each tile."""
     n_tiles: tl.constexpr = (T + TILE - 1) // TILE
     n_blocks: tl.constexpr = (T + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)

@@ -138,7 +138,7 @@ def exact_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, POLY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sel [B, T, H] int32. Programs of one head run together (its keys stay in the L2 cache), the longest first."""
+    """Sel [B, T, H] int32. Programs of one head run together (its keys stay in the L2 cache), the longest first."""
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     tile = n_tiles - 1 - pid % n_tiles
@@ -177,7 +177,7 @@ def approx_kernel(
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     N_FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """sel [B, T, H] int32 from means [B, T // C, G, K] fp32: argmax of q . mean in nearly fp32 (three TF32 products)."""
+    """Sel [B, T, H] int32 from means [B, T // C, G, K] fp32: argmax of q . mean in nearly fp32 (three TF32 products)."""
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     tile = n_tiles - 1 - pid % n_tiles

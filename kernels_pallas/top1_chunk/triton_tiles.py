@@ -42,10 +42,20 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
         return Tiles(32, min(chunk, 32), 4, 1) if not half else Tiles(64, min(chunk, 64 if wide else 128), 4, 1)
     if kernel == "local":
         return Tiles(32, 32, 4, 1) if not half else Tiles(min(max(chunk, 16), 64), min(chunk, 64), 4, 2)
-    # dk and dv of the whole chunk stay in registers
-    rows = 32 if wide or chunk > 128 else 64
-    warps = 4 if chunk <= 64 else 8
+    # dk and dv of the chunk, or of a piece of it, stay in registers
+    keys = grad_keys(dim, chunk_size, dtype)
+    rows, warps = (32, 4) if not half or padded(dim) > 64 else (64, 8 if keys > 64 else 4)
     if kernel == "remote_grad":
-        return Tiles(rows, 512 // rows, warps, 1 if wide or chunk > 128 else 2)
+        return Tiles(rows, 512 // rows, warps, 1 if rows == 32 else 2)
     assert kernel == "local_grad", kernel
     return Tiles(min(rows, chunk), 1, warps, 1)
+
+
+def grad_keys(dim: int, chunk_size: int, dtype: jnp.dtype) -> int:
+    """How many keys of a chunk a program of the backward pass holds, with their gradients: 64 registers a thread."""
+    most = 32 if compat.is_interpreted() else 128
+    if jnp.dtype(dtype).itemsize > 2:
+        most //= 4
+    elif padded(dim) > 64:
+        most //= 2
+    return min(padded(chunk_size), max(16, most))
