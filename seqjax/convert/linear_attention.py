@@ -3,11 +3,13 @@
 RWKV-7 as BlinkDL publishes it has other names (and is pickled); fla's copies of it are this one.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from seqjax.config import Config
 from seqjax.convert.rules import (
+    MISSING,
     PLAIN,
     Family,
     Rule,
@@ -23,6 +25,7 @@ from seqjax.convert.rules import (
     sizes,
     told,
 )
+from seqjax.errors import UserError
 from seqjax.mixers.rwkv7 import lora_ranks
 
 Fix = Callable[[Any, dict[str, Any]], str]
@@ -58,11 +61,27 @@ def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
     return multiple * -(-width // multiple)
 
 
+def _head_eps(found: dict[str, Any]) -> Any:
+    """Nothing to object where the head norm's eps, head_dim * norm_eps there, is 64e-5 as it always is here."""
+    eps, width = found.get("norm_eps", 1e-5), found.get("head_dim") or found["hidden_size"] // found["num_heads"]
+    return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
+
+
+def _rwkv7_label(config: Config) -> tuple[str, str]:
+    eps = 64e-5 / _head_dim(config)
+    if not math.isclose(config.model.norm_eps, eps):
+        raise UserError(
+            f"fla's RWKV-7 ties the eps of its norms: with heads of {_head_dim(config)} it is {eps:.3g}, not "
+            f"config.model.norm_eps={config.model.norm_eps}."
+        )
+    return "rwkv7", "RWKV7ForCausalLM"
+
+
 RWKV7 = Family(
     name="RWKV-7",
     prefix="model.",
     types=("rwkv7",),
-    label=named("rwkv7", "RWKV7ForCausalLM"),
+    label=_rwkv7_label,
     embed="model.embeddings.weight",
     rules=(
         *outside("model.embeddings", "model.norm"),
@@ -89,6 +108,7 @@ RWKV7 = Family(
             _head_dim,
             lambda found: found.get("head_dim") or found["hidden_size"] // found["num_heads"],
             lambda value, found: f"model.mixer.heads={found['hidden_size'] // value}",
+            derived=True,
         ),
         mlp_dim("intermediate_size", lambda found: _rounded(found, 1, 32))._replace(
             get=lambda config: config.model.mlp.dim or 4 * config.model.dim
@@ -98,10 +118,7 @@ RWKV7 = Family(
         _rank("v_low_rank_dim", "model.mixer.value_rank", 2),
         _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3),
         key("norm_eps", "model.norm_eps", default=1e-5),
-        # the head norm's eps is head_dim * norm_eps there and always 64e-5 here
-        Setting(
-            "norm_eps", lambda c: 64e-5 / _head_dim(c), lambda found: found.get("norm_eps", 1e-5), lambda v, found: ""
-        ),
+        Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, lambda value, found: ""),
         told("fuse_norm", lambda config: False),  # fused, its unit vectors have another eps than RWKV's own
         only("hidden_act", "sqrelu", default="sqrelu"),
         only("norm_first", True, default=True),
@@ -136,7 +153,7 @@ def _width(which: int) -> Callable[[Config], int]:
 def _share(
     public: str, usual: float, get: Callable[[Config], Any], fix: Callable[[Any, dict[str, Any]], str]
 ) -> Setting:
-    return Setting(public, get, lambda found: found.get(public, usual), fix)
+    return Setting(public, get, lambda found: found.get(public, usual), fix, derived=True)
 
 
 KEYS, VALUES = _width(0), _width(1)

@@ -26,7 +26,6 @@ def check_needs(family: Family, config: Config) -> None:
             wrong.append(f"config.{key} must be {' or '.join(map(repr, allowed))}, not {value!r}")
     if wrong:
         raise UserError(f"{family.name} is another architecture than this config: {'; '.join(wrong)}.")
-    family.label(config)
 
 
 def check(family: Family, config: Config, path: Path) -> None:
@@ -39,20 +38,22 @@ def check(family: Family, config: Config, path: Path) -> None:
             f"{path} is of a {found['model_type']!r}, but config.model.mixer.name={config.model.mixer.name!r} takes "
             f"{' or '.join(family.types)}. Give the --config of the right architecture."
         )
-    wrong, fixes = [], []
+    wrong, fixes, mendable = [], [], True
     for setting in family.settings:
         try:
             value, ours = setting.read(found), setting.get(config)
         except KeyError as error:
             raise UserError(f"{path} has no {error.args[0]!r}, which {setting.public} needs.") from error
-        if value is MISSING or same(value, ours):
+        if value is MISSING:
             continue
-        fix = setting.fix(value, found)
-        said = f"{setting.public} is {value!r}, this config has {ours!r}"
-        wrong.append(f"{said} ({fix})" if fix else f"{said} and can have no other")
-        fixes += [fix] if fix else []
+        fix, agree = setting.fix(value, found), same(value, ours)
+        fixes += [fix] * bool(fix and (setting.derived or not agree))
+        if not agree:
+            said = f"{setting.public} is {value!r}, this config has {ours!r}"
+            mendable &= bool(fix)
+            wrong.append(f"{said} ({fix})" if fix else f"{said} and can have no other")
     if wrong:
-        hint = f" Add to --config: {','.join(fixes)}" if fixes else ""
+        hint = f"\nAdd to --config: {','.join(fixes)}" if mendable else ""
         raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
 
 

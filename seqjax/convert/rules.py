@@ -1,7 +1,7 @@
 """The words in which a public architecture is written down: a table of tensors and one of settings, for both ways.
 
-attention.py, mamba.py and linear_attention.py hold the tables; weights.py reads those of tensors, public_config.py those
-of settings.
+attention.py, mamba.py and linear_attention.py hold the tables; weights.py reads those of tensors and public_config.py
+those of settings.
 """
 
 import operator
@@ -37,13 +37,15 @@ class Setting(NamedTuple):
     """A key of the public config.json; None means that the key may as well be absent.
 
     `get` gives its value for a config of ours, `read` what a config.json says (MISSING: nothing), and `fix` the
-    override of ours that would give the value which was read, "" where there is none.
+    override of ours that would give the value which was read, "" where there is none. `derived`: in ours other keys
+    have a say in it too, so a list of overrides must have this one even where the values happen to agree before.
     """
 
     public: str
     get: Callable[[Config], Any]
     read: Callable[[dict[str, Any]], Any]
     fix: Callable[[Any, dict[str, Any]], str]
+    derived: bool = False
 
 
 class Family(NamedTuple):
@@ -52,7 +54,7 @@ class Family(NamedTuple):
     name: str
     prefix: str  # of every tensor but the head; files of a bare base model lack it
     types: tuple[str, ...]  # model_type in config.json
-    label: Callable[[Config], tuple[str, str]]  # model_type and architecture of an export
+    label: Callable[[Config], tuple[str, str]]  # model_type and architecture of an export, or `UserError`
     embed: str  # the tensor that a tied lm_head.weight repeats
     rules: tuple[Rule, ...]
     settings: tuple[Setting, ...]
@@ -68,6 +70,7 @@ def key(public: str, ours: str, get: Callable[[Config], Any] | None = None, *, d
         get or operator.attrgetter(ours),
         lambda found: default if found.get(public) is None else found[public],
         lambda value, found: f"{ours}={value}",
+        derived=get is not None,
     )
 
 
@@ -103,6 +106,7 @@ def mlp_dim(public: str, usual: Callable[[dict[str, Any]], Any]) -> Setting:
         lambda config: config.model.mlp.dim or default_mlp_dim(config.model),
         lambda found: found.get(public) or usual(found),
         lambda value, found: f"model.mlp.dim={value}",
+        derived=True,
     )
 
 

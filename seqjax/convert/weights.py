@@ -82,6 +82,7 @@ def import_weights(path: Path, config: Config) -> Params:
     family = family_of(config)
     with files.Weights(path) as weights:
         public_config.check(family, config, weights.directory / "config.json")
+        family.label(config)  # has its own objections
         wanted = {entry.name: entry for entry in entries(family, config)}
         stored = _stored(family, weights.names, wanted)
         _check_tensors(family, config, weights, stored, wanted)
