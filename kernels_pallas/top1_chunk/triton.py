@@ -35,10 +35,13 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float, tile: 
     """By probability mass; `tile` is for tuning."""
     B, T, H, K = q_BTHK.shape
     tile = tile or tiles("exact", K, chunk_size, q_BTHK.dtype)
+    ptx = "" if compat.is_interpreted() else triton_select_kernels.exponentials(tile.poly, scale * LOG2_E)
+    bounded_BH = _largest_score(q_BTHK, k_BTGK) * abs(scale) * LOG2_E <= triton_select_kernels.BOUND
     (sel_BTH,) = compat.launch(
         triton_select_kernels.exact_kernel,
         q_BTHK,
         k_BTGK,
+        bounded_BH.astype(jnp.int32),
         out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
@@ -53,22 +56,29 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float, tile: 
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         LOG2_SCALE=scale * LOG2_E,
-        POLY=tile.poly,
+        PTX=ptx,
         PRECISION=precision(q_BTHK.dtype),
     )
     return sel_BTH
 
 
-def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int) -> Array:
+def _largest_score(q_BTHK: Array, k_BTGK: Array) -> Array:
+    """[B, H] fp32: no |q . k| of the head is larger."""
+    square = [jnp.max(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1), axis=1) for x in (q_BTHK, k_BTGK)]
+    return jnp.sqrt(square[0] * jnp.repeat(square[1], q_BTHK.shape[2] // k_BTGK.shape[2], axis=1))
+
+
+def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, tile: Tiles | None = None) -> Array:
     """By q . mean key. The scale, if positive, does not move an argmax."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
     n_full = T // chunk_size
     k_BcCGK = k_BTGK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, G, K)
-    tile = tiles("approx", K, chunk_size, q_BTHK.dtype)
+    mean_BpcGK = _parts(jnp.mean(k_BcCGK.astype(jnp.float32), axis=2), q_BTHK.dtype)
+    tile = tile or tiles("approx", K, chunk_size, q_BTHK.dtype)
     (sel_BTH,) = compat.launch(
         triton_select_kernels.approx_kernel,
         q_BTHK,
-        jnp.mean(k_BcCGK.astype(jnp.float32), axis=2),
+        mean_BpcGK,
         out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
@@ -81,10 +91,21 @@ def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int) -> Array:
         KP=padded(K),
         C=chunk_size,
         N_FULL=n_full,
+        PARTS=mean_BpcGK.shape[1],
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
+        PRECISION=precision(q_BTHK.dtype),
     )
     return sel_BTH
+
+
+def _parts(mean_BcGK: Array, dtype: jnp.dtype) -> Array:
+    """[B, parts, c, G, K] in q's dtype: 16-bit parts that add up to the fp32 means, so that the products are exact."""
+    parts = []
+    for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[jnp.dtype(dtype).name]):
+        parts.append(mean_BcGK.astype(dtype))
+        mean_BcGK = mean_BcGK - parts[-1].astype(jnp.float32)
+    return jnp.stack(parts, axis=1)
 
 
 class Attend(NamedTuple):

@@ -21,17 +21,20 @@ from kernels_pallas.triton_rows import load_rows, store_rows
 
 @triton.jit
 def _row_grads(
-    q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_MN, dk_NK, dv_NV,
+    q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV,
     SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(dq [M, K], dk, dv) with this tile's part added to the latter two."""
-    x_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION) * LOG2_SCALE
-    p_MN = tl.where(is_seen_MN, tl.exp2(x_MN - lse_M[:, None]), 0.0)
-    dp_MN = tl.dot(do_MV, tl.trans(v_NV), input_precision=PRECISION)
-    ds_MN = (SCALE * p_MN * (dp_MN - D_M[:, None])).to(q_MK.dtype)
-    dv_NV = tl.dot(tl.trans(p_MN.to(do_MV.dtype)), do_MV, dv_NV, input_precision=PRECISION)
-    dk_NK = tl.dot(tl.trans(ds_MN), q_MK, dk_NK, input_precision=PRECISION)
-    dq_MK = tl.dot(ds_MN, k_NK, input_precision=PRECISION)
+    """(dq [M, K], dk, dv) with this tile's part added to the latter two.
+
+    Scores are [keys, rows]: as left operands of dk and dv they then stay in registers, and only dq's takes a turn.
+    """
+    x_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION) * LOG2_SCALE
+    p_NM = tl.where(is_seen_NM, tl.exp2(x_NM - lse_M[None, :]), 0.0)
+    dv_NV = tl.dot(p_NM.to(do_MV.dtype), do_MV, dv_NV, input_precision=PRECISION)
+    dp_NM = tl.dot(v_NV, tl.trans(do_MV), input_precision=PRECISION)
+    ds_NM = (SCALE * p_NM * (dp_NM - D_M[None, :])).to(q_MK.dtype)
+    dk_NK = tl.dot(ds_NM, q_MK, dk_NK, input_precision=PRECISION)
+    dq_MK = tl.dot(tl.trans(ds_NM), k_NK, input_precision=PRECISION)
     return dq_MK, dk_NK, dv_NV
 
 
@@ -70,9 +73,9 @@ def remote_grad_kernel(
             do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
             lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
             D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
-            is_seen_MN = (row_M < T)[:, None] & (n < C)[None, :]
+            is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
             dq_MK, dk_NK, dv_NV = _row_grads(
-                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_MN, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
+                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
             store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
         part = (bh.to(tl.int64) * SEGMENTS + segment) * C
@@ -121,9 +124,9 @@ def local_grad_kernel(
             do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
             lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
             D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
-            is_seen_MN = (key_N[None, :] <= row_M[:, None]) & (row_M < T)[:, None] & (n < C)[None, :]
+            is_seen_NM = (key_N[:, None] <= row_M[None, :]) & (row_M < T)[None, :] & (n < C)[:, None]
             dq_MK, dk_NK, dv_NV = _row_grads(
-                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_MN, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
+                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
             if chunk > 0:
                 dq_MK += load_rows(far_dq_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True).to(tl.float32)

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 def make(sel_BTH: Array, n_chunks: int) -> Plan:
     """The plan of every batch entry and query head, for selections among `n_chunks` chunks (-1 for none)."""
     B, T, H = sel_BTH.shape
-    tile, sub, block = (32, 16, 32) if compat.is_interpreted() else (512, 16, 1024)
+    tile, sub, block = (32, 16, 32) if compat.is_interpreted() else (128, 32, 1024)
     tiles = -(-T // tile)
     rank_BHT, count_BHtc = compat.launch(
         kernels.rank_kernel,
@@ -38,7 +38,7 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
             jax.ShapeDtypeStruct((B, H, tiles, n_chunks), jnp.int32),
         ],
         grid=(tiles * B * H,),
-        num_warps=8,
+        num_warps=4,
         zeroed=(1,),
         name="top1_chunk_rank",
         T=T,

@@ -11,14 +11,14 @@ from kernels_pallas.triton_probe import padded
 class Tiles(NamedTuple):
     """Rows of queries `m` and keys `n` per step (`remote_grad`: blocks of m rows per segment), warps, stages.
 
-    `poly` of every 4 exponentials are made on the multiply-add units; -1 leaves them all to Triton.
+    `poly` of every 4 exponentials of bounded scores are made on the multiply-add units.
     """
 
     m: int
     n: int
     warps: int
     stages: int
-    poly: int = -1
+    poly: int = 0
 
 
 def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
