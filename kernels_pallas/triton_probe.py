@@ -40,9 +40,9 @@ def splits(programs: int, units: int, *, least: int) -> int:
     """Into how many shares a decoding step cuts `units` of work that `programs` (batch x heads) each have.
 
     About 8,192 programs, many more than any GPU runs at a time, so that the last ones to finish are few; at most 64
-    shares, and at least `least` units each.
+    shares, and at least `least` units each (two in the interpreter, where contexts are short).
     """
-    return max(1, min(8192 // programs, 64, units // least))
+    return max(1, min(8192 // programs, 64, units // (2 if compat.is_interpreted() else least)))
 
 
 def chunk_decode(problem: Problem) -> str | None:
