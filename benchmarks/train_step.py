@@ -189,7 +189,7 @@ def main(argv: list[str]) -> None:
         if name.partition(":")[0] not in names():
             raise UserError(f"--mixers={name}: configs/ has no such file.{nearest(name, names())}")
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
-    repeats, steps = (3, 2) if quick else (5, 4)
+    repeats, steps = (3, 2) if quick else (given.repeats, given.steps)
     remat = given.remat
     settings = {
         "size": size, "batch": batch, "seq_len": seq_len, "remat": remat, "repeats": repeats, "steps": steps,
@@ -220,6 +220,8 @@ if __name__ == "__main__":
     flags.DEFINE_bool("quick", False, "The debug size, as on a CPU.")
     flags.DEFINE_list("mixers", [], "Only these files of configs/; all by default.")
     flags.DEFINE_string("size", "110m", "Size of the configs.")
+    flags.DEFINE_integer("repeats", 5, "Timed runs; their median counts.")
+    flags.DEFINE_integer("steps", 4, "Steps per timed run.")
     flags.DEFINE_integer("batch", 16, "Sequences per step.")
     flags.DEFINE_integer("seq_len", 2048, "Tokens per sequence.")
     flags.DEFINE_enum("remat", "none", ["none", "full", "dots", "attention"], "What the backward pass keeps.")
