@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from seqjax.params import Init, param
 from seqjax.types import Array
@@ -144,8 +145,11 @@ class Mlp(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
         up = self.up(x)
-        hidden = self.activation(up) if self.gate is None else _gated(self.gate(x), up, self.activation)
-        return self.down(hidden)
+        if self.gate is None:
+            hidden = self.activation(up)
+        else:
+            hidden = _gated(checkpoint_name(self.gate(x), "mlp_gate"), up, self.activation)
+        return self.down(checkpoint_name(hidden, "mlp_hidden"))
 
 
 # With its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
