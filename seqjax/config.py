@@ -102,6 +102,7 @@ class EvalConfig:
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
     tokens: int = 262_144  # at most so many per domain, always the same ones
     batch_size: int = 0  # sequences; 0 = the training micro-batch
+    entropy_tokens: int = 0  # per domain at most, to measure the entropy of attention at the end; 0 = not measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,6 +249,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "eval.every": (0, math.inf),
     "eval.tokens": (1, math.inf),
     "eval.batch_size": (0, math.inf),
+    "eval.entropy_tokens": (0, math.inf),
     "checkpoint.every": (0, math.inf),
     "checkpoint.keep": (1, math.inf),
     "log.every": (1, math.inf),

@@ -7,6 +7,7 @@ and the scan goes over whole patterns. `Model` holds structure only; every metho
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from seqjax import mixers
 from seqjax.block import Block, Carry, Outside
 from seqjax.config import ModelConfig
+from seqjax.errors import UserError
 from seqjax.ops.cross_entropy import cross_entropy
 from seqjax.params import Template, stacked_axes
 from seqjax.sharding import constrain_batch
@@ -76,6 +78,45 @@ class Model:
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Tokens -> the normalised hidden states that the head reads, [B, T, D]."""
+        return self._norm(params, self._layers(params, tokens_BT)[0])
+
+    def entropy(self, params: Params, tokens_BT: Array) -> tuple[Array, Array]:
+        """Entropy of the attention weights, each float32 [L, B]: in nats, and as a share of its maximum ln(i + 1).
+
+        Means over the heads and the positions i >= 1 (at 0 there is nothing to choose) of every layer that has one: in
+        a hybrid, those with softmax attention (arXiv 2505.18522, section 3). Raises `UserError` where no layer does.
+        """
+        seq_len = tokens_BT.shape[1]
+        if seq_len < 2:
+            raise UserError("Entropy needs positions with something to choose: config.train.seq_len of at least 2.")
+        largest_T = jnp.log(jnp.arange(2, seq_len + 1, dtype=jnp.float32))
+
+        def measure(block: Any, x_BTD: Array) -> tuple[Array, Array] | None:
+            own = getattr(block, "entropy", None)
+            e_BTH = own(x_BTD, dtype=self.dtype) if own else None
+            if e_BTH is None:
+                return None
+            e_BT = jnp.mean(e_BTH, axis=-1)[:, 1:]
+            return jnp.mean(e_BT, axis=1), jnp.mean(e_BT / largest_T, axis=1)
+
+        seen = [pair for pair in self._layers(params, tokens_BT, measure)[1].values() if pair is not None]
+        if not seen:
+            names = ", ".join(sorted({mixer.name for mixer in self.pattern}))
+            raise UserError(
+                f"{names}: no layer has softmax weights over the past, so there is no entropy to measure. Leave "
+                "--entropy out and config.eval.entropy_tokens at 0."
+            )
+        nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*seen, strict=True))
+        return nats_LB, relative_LB
+
+    def require_entropy(self) -> None:
+        """Raise the `UserError` of `entropy` before anything has run."""
+        jax.eval_shape(self.entropy, self.shapes, jax.ShapeDtypeStruct((1, self.max_len), jnp.int32))
+
+    def _layers(
+        self, params: Params, tokens_BT: Array, measure: Callable[[Any, Array], Any] = lambda block, x_BTD: None
+    ) -> tuple[Array, dict[str, Any]]:
+        """The residual stream after all layers, and per place in the pattern what `measure(block, x_BTD)` saw."""
 
         def apply(block: Template, layer: Params, x_BTD: Array, carry: Carry) -> tuple[Array, Carry]:
             x_BTD, carry = block.bind(layer)(x_BTD, carry, dtype=self.dtype)
@@ -86,20 +127,23 @@ class Model:
                 apply, policy=REMAT[self.config.remat], prevent_cse=not self.config.scan_layers, static_argnums=0
             )
 
-        def group(x_and_carry: tuple[Array, Carry], layers: Params) -> tuple[tuple[Array, Carry], None]:
+        def group(x_and_carry: tuple[Array, Carry], layers: Params) -> tuple[tuple[Array, Carry], dict[str, Any]]:
+            seen = {}
             for i, block in self.blocks.items():
+                seen[i] = measure(block.bind(layers[i]), x_and_carry[0])
                 x_and_carry = apply(block, layers[i], *x_and_carry)
-            return x_and_carry, None
+            return x_and_carry, seen
 
         x_BTD = constrain_batch(self._embed(params, tokens_BT))
         x_and_carry = (x_BTD, self._init_carry(x_BTD))
         if self.config.scan_layers:
-            (x_BTD, _), _ = jax.lax.scan(group, x_and_carry, params["blocks"])
-        else:
-            for i in range(self.repeats):
-                x_and_carry, _ = group(x_and_carry, jax.tree.map(lambda x, i=i: x[i], params["blocks"]))
-            x_BTD = x_and_carry[0]
-        return self._norm(params, x_BTD)
+            (x_BTD, _), seen = jax.lax.scan(group, x_and_carry, params["blocks"])
+            return x_BTD, seen
+        each = []
+        for i in range(self.repeats):
+            x_and_carry, seen = group(x_and_carry, jax.tree.map(lambda x, i=i: x[i], params["blocks"]))
+            each.append(seen)
+        return x_and_carry[0], jax.tree.map(lambda *xs: jnp.stack(xs), *each)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_B: Array | None = None) -> tuple[Array, Array]:
         """Summed next-token loss (nats) and the number of predicted tokens, of blocks of T + 1 tokens."""

@@ -48,7 +48,10 @@ def test_every_ablation_builds_and_has_its_name(name):
     base = name.split("_")[0] if name.startswith("mamba") else "transformer_pp"
     changed = differences(to_dict(load(base, "110m,mixed")), to_dict(config))
     assert 2 <= len(changed) <= 3, changed
-    assert all(line.startswith(("name:", "model.mixer.", "model.learned_positions:")) for line in changed)
+    assert all(
+        line.startswith(("name:", "model.mixer.", "model.learned_positions:", "eval.entropy_tokens:"))
+        for line in changed
+    )
 
 
 def test_the_default_is_the_demo():

@@ -89,7 +89,11 @@ class Mixer(AttentionMixer):
     def entropy(self, x_BTD: Array) -> Array:
         """Entropy of every query's weights in nats, float32 [B, T, H]."""
         q, k, _ = self.project(x_BTD, jnp.arange(x_BTD.shape[1]), x_BTD.shape[1])
-        return attention_entropy(q, k, window=self.window, scale=self.scale, slopes=self.slopes)
+        return self.entropy_of(q, k)
+
+    def entropy_of(self, q_BTHK: Array, k_BTGK: Array) -> Array:
+        """The same from queries and keys that are projected, normalised and rotated."""
+        return attention_entropy(q_BTHK, k_BTGK, window=self.window, scale=self.scale, slopes=self.slopes)
 
     @property
     def window(self) -> int:
