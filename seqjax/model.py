@@ -72,6 +72,19 @@ class Model:
         }
         return {**self.outside.init(outside), "blocks": blocks}
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a sequence may have at most, where there are tables over positions; 0 = any number."""
+        ends = [getattr(getattr(block, "mixer", None), "longest", 0) for block in self.abstract_blocks()]
+        return min((n for n in (*ends, self.max_len * self.config.learned_positions) if n), default=0)
+
+    def _check_length(self, n_tokens: int) -> None:
+        if self.longest and n_tokens > self.longest:
+            raise UserError(
+                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, as many as it "
+                "was trained with (config.train.seq_len). Ask for fewer tokens, or train with longer sequences."
+            )
+
     def abstract_blocks(self) -> list[Any]:
         """One block per place in the pattern, with shapes for parameters; each stands for `repeats` layers."""
         return [block.bind(block.shapes) for block in self.blocks.values()]
@@ -134,6 +147,7 @@ class Model:
                 x_and_carry = apply(block, layers[i], *x_and_carry)
             return x_and_carry, seen
 
+        self._check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self._embed(params, tokens_BT))
         x_and_carry = (x_BTD, self._init_carry(x_BTD))
         if self.config.scan_layers:
@@ -161,7 +175,11 @@ class Model:
         return self._logits(params, self.hidden(params, tokens_BT))
 
     def init_cache(self, batch: int, max_len: int) -> Cache:
-        """Empty caches of all layers, stacked as the parameters are."""
+        """Empty caches of all layers for `max_len` tokens, stacked as the parameters are.
+
+        Raises `UserError` where the model has a table over fewer positions.
+        """
+        self._check_length(max_len)
         caches = {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.repeats, *x.shape)), caches)
 

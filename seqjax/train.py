@@ -226,10 +226,11 @@ def train(config: Config, workdir: Path) -> bool:
         return False
     if lead:
         sample = None
-        if config.log.sample_tokens and jax.process_count() == 1:
+        prompt, n_new = "The ", config.log.sample_tokens
+        if model.longest:  # tables over positions end; the prompt takes a BOS and at most its bytes
+            n_new = min(n_new, model.longest - 1 - len(prompt))
+        if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
-            prompt = "The "
-            n_new = config.log.sample_tokens
             with jax.set_mesh(mesh):
                 sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
         facts = workdirs.read_json(workdir / "run.json")
