@@ -3,11 +3,13 @@
 Generation goes through a mixer's cache, so it is compared with the parallel form, token by token.
 """
 
+import importlib
 import json
 
 import pytest
 
 from seqjax import evaluate, generate, metrics
+from seqjax.config import from_config_dict
 from seqjax.train import train
 from tests import support
 from tests.greedy import greedy
@@ -44,7 +46,10 @@ def check_commands(workdir, config, prompt, capsys):
 def test_a_checkpoint_of_every_config_is_evaluated_and_generated_from(name, blocks_dir, tmp_path, capsys):
     # tables over positions end at 32 = BOS + 7 + 20 and a bit, so absolute positions and constant keys are used up
     overrides = {"train__steps": 2, "eval__every": 0, "checkpoint__every": 0, "log__sample_tokens": 200}
-    config = support.run_config(blocks_dir, name, **overrides)
+    values = importlib.import_module(f"configs.{name}").get_config("debug")
+    settings = support.run_settings(blocks_dir, **overrides)
+    values.update_from_flattened_dict({k: v for k, v in settings.items() if not k.startswith("model.")})
+    config = from_config_dict(values)
     assert train(config, tmp_path / "run") is True
     assert "A sample" in (tmp_path / "run" / "report.md").read_text()
     check_commands(tmp_path / "run", config, "qwerty ", capsys)
