@@ -127,6 +127,12 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"
 
 
+def device_peak_gib() -> float | None:
+    """Most memory that the first device of this process held since it began; None where it does not count."""
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return None if peak is None else peak / 2**30
+
+
 def run_facts(**extra: Any) -> dict[str, Any]:
     """What identifies a run: versions, device, commit."""
     packages = (

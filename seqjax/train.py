@@ -153,6 +153,7 @@ def train(config: Config, workdir: Path) -> bool:
             "tokens_per_s": rate,
             "mfu": used,
             "seconds": meta["seconds"],
+            "device_peak_gib": metrics.device_peak_gib(),
         }
         if writer is not None:
             writer.write(step, row)
