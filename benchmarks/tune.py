@@ -2,7 +2,8 @@
 
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
 
-Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Nothing is written: the winner goes into kernels_pallas/top1_element/triton.py by hand, with its reason.
+Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order.
+Nothing is written: the winner goes into kernels_pallas/top1_element/triton.py by hand, with its reason.
 """
 
 import statistics

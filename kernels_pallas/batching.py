@@ -65,7 +65,7 @@ def partitioned(f: Callable, rule: str, *, g: int, r: int) -> Callable:
     if r == 1 or g == 1:  # a factor of size 1 has no place in brackets
         rule = rule.replace("(g r)", "g" if r == 1 else "r")
     sides = [[re.findall(r"\(.*?\)|\w+", dims) for dims in side.split(",")] for side in rule.split("->")]
-    wrapped = custom_partitioning(f)
+    wrapped = custom_partitioning(lambda *arrays: f(*arrays))  # it cannot look into a partial
 
     def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> tuple:
         # the propagated shardings are proposals: take the batch's and the heads' and split nothing else

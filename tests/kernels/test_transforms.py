@@ -150,7 +150,8 @@ def test_partitioned_calls_work_on_their_share(R) -> None:
         pytest.skip("needs four devices")
     shares = []
 
-    def f(q_BTHK, k_BTGK):
+    def f(q_BTHK, k_BTGK, *, factor):
+        assert factor == 1
         shares.append((q_BTHK.shape, k_BTGK.shape))
         k_BTHK = jnp.repeat(jnp.sort(k_BTGK, axis=1), q_BTHK.shape[2] // k_BTGK.shape[2], axis=2)
         return q_BTHK * jnp.cumsum(k_BTHK, axis=1), k_BTGK.sum(3)
@@ -158,6 +159,7 @@ def test_partitioned_calls_work_on_their_share(R) -> None:
     rule = "b t (g r) k, b t g k -> b t (g r) k, b t g"
 
     q, k, _ = qkv(Shape(B=2, T=20, R=R, G=2))
+    f = partial(f, factor=1)
     want = f(q, k)
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     spec = P("data", None, "tensor", None)
