@@ -36,7 +36,8 @@ bench: $(VENV)/.installed-dev
 # Names and versions of what is installed now, for the constraints file of this Python.
 constraints: $(VENV)/.installed-dev
 	@{ echo '# What CI installs on Python $(VERSION); made by `make constraints`.'; \
-	   $(BIN)/python -m pip freeze --exclude-editable | grep -viE '^(torch|triton)==|@ file'; } > constraints/py$(VERSION).txt
+	   $(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+cpu$$//' | \
+	     grep -vE '^(pip|wheel)=='; } > constraints/py$(VERSION).txt
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -48,7 +49,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) -e '.[dev,mixtral]'
+	$(PIP) -e '.[dev,mixtral,interpret]'
 	@touch $@ $(VENV)/.installed
 
 clean:

@@ -1,26 +1,38 @@
-"""`jax.vmap` of kernels: the mapped axis joins the batch axis, one launch for all.
+"""Kernels under `jax.vmap`, `jax.shard_map` and automatic sharding: a custom call has rules for none of them.
 
-A custom call has no batching rule of its own, and running it once per mapped element would give up the device. Every
-operand and result of the kernels has the batch first, so `[N, B, ...]` becomes `[N B, ...]` and back.
+vmap       Every operand and result has the batch first: `[N, B, ...]` becomes `[N B, ...]` and back, one launch for
+           all. Running the call once per mapped element would give up the device.
+shardings  Batch entries and key-value heads are independent: under jit over a mesh each device runs the kernel on its
+           own. Without a rule XLA would gather every operand on every device.
+shard_map  The results vary over the mesh axes that the operands vary over.
 """
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import compat
 
 
-def fold_vmap(f: Callable) -> Callable:
-    """`f(*arrays)`, arrays and results (one or a tuple) all `[B, ...]`, batched under vmap by folding into B.
+def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1) -> Callable:
+    """`f(*arrays)` with arrays and results (one or a tuple) all `[B, ...]`, for every transformation but derivatives.
 
-    Static arguments belong into a closure or a `partial`.
+    Static arguments belong into a closure or a `partial`. `rule`, `g` and `r` as in `partitioned`.
     """
-    folded = jax.custom_batching.custom_vmap(f)
+    # the interpreter's callback does not outlive the partitioner, so there the operands are gathered
+    inner = f if rule is None or compat.is_interpreted() else partitioned(f, rule, g=g, r=r)
+    folded = jax.custom_batching.custom_vmap(inner)
 
     @folded.def_vmap
-    def rule(axis_size: int, in_batched: list[bool], *arrays: Array) -> tuple[Any, Any]:
+    def batched(axis_size: int, in_batched: list[bool], *arrays: Array) -> tuple[Any, Any]:
         full = [
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arrays, in_batched, strict=True)
@@ -29,4 +41,59 @@ def fold_vmap(f: Callable) -> Callable:
         out = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)
 
-    return folded
+    def call(*arrays: Array) -> Any:
+        axes = frozenset().union(*(compat.varying_axes(x) for x in arrays))
+        # operands that are the same on every device of an axis count as varying too: one set for all
+        arrays = tuple(_varying(x, axes) for x in arrays)
+        return jax.tree.map(lambda x: _varying(x, axes), folded(*arrays))
+
+    return call
+
+
+def heads(per_head: Array, per_kv_head: Array) -> dict[str, int]:
+    """{"g": G, "r": H / G} of arrays [B, T, H, ...] and [B, T, G, ...], for a rule."""
+    H, G = per_head.shape[2], per_kv_head.shape[2]
+    return {"g": G, "r": H // G}
+
+
+def partitioned(f: Callable, rule: str, *, g: int, r: int) -> Callable:
+    """`f` with a sharding rule: dims named `b` and `g` (batch and key-value heads) may be sharded, all others not.
+
+    `rule` names every dim as in einops, "b t (g r) k, b t g k -> b t (g r)"; `g` and `r` are the sizes of its heads.
+    `f` must work on any share of the batch and of the heads.
+    """
+    if r == 1 or g == 1:  # a factor of size 1 has no place in brackets
+        rule = rule.replace("(g r)", "g" if r == 1 else "r")
+    sides = [[re.findall(r"\(.*?\)|\w+", dims) for dims in side.split(",")] for side in rule.split("->")]
+    wrapped = custom_partitioning(lambda *arrays: f(*arrays))  # it cannot look into a partial
+
+    def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> tuple:
+        # the propagated shardings are proposals: take the batch's and the heads' and split nothing else
+        given, results = tuple(arg_shapes), jax.tree.leaves(result_shape)
+        b_axes = _proposed(mesh, given, sides[0], "b", given[0].shape[0])
+        g_axes = _proposed(mesh, given, sides[0], "g", g)
+        by_dim = {"b": b_axes, "g": g_axes, "(g r)": g_axes}
+        specs = [[NamedSharding(mesh, P(*(by_dim.get(dim) for dim in dims))) for dims in side] for side in sides]
+        assert (len(specs[0]), len(specs[1])) == (len(given), len(results)), rule
+        return mesh, f, jax.tree.unflatten(jax.tree.structure(result_shape), specs[1]), tuple(specs[0])
+
+    whole = tuple(name for name in dict.fromkeys(re.findall(r"\w+", rule)) if name not in ("b", "g"))
+    sizes: dict[str, Any] = {"r": r} if "(g r)" in rule else {}
+    wrapped.def_partition(partition, sharding_rule=rule, need_replication_factors=whole, **sizes)
+    return wrapped
+
+
+def _proposed(mesh: Any, given: tuple, operands: list[list[str]], factor: str, size: int) -> Any:
+    """The mesh axes that some operand's dim named `factor` is sharded over, if they divide `size`."""
+    for shape, dims in zip(given, operands, strict=True):
+        spec = getattr(shape.sharding, "spec", ())
+        for axes, dim in zip(spec, dims, strict=False):
+            names = axes if isinstance(axes, tuple) else (axes,)
+            if axes is not None and dim == factor and size % math.prod(mesh.shape[name] for name in names) == 0:
+                return axes
+    return None
+
+
+def _varying(x: Array, axes: frozenset) -> Array:
+    missing = tuple(sorted(axes - compat.varying_axes(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x

@@ -75,6 +75,13 @@ def compute_capability() -> int | None:
         return None
 
 
+def varying_axes(x: jax.Array) -> frozenset:
+    """The mesh axes over which x may differ under `jax.shard_map`; none outside."""
+    aval: Any = jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)  # jax 0.10.2 and later; `vma` in some of them
+    return frozenset(getattr(aval, "vma", ()) if manual is None else manual.varying)
+
+
 def launch(
     kernel: Any,
     *arrays: jax.Array,
@@ -86,7 +93,7 @@ def launch(
     name: str = "",
     **constants: Any,
 ) -> tuple[jax.Array, ...]:
-    """Runs a Triton kernel once over `grid` and returns its outputs; not differentiable, not batched by `jax.vmap`.
+    """Runs a Triton kernel once over `grid` and returns its outputs; not differentiable, batched by batching.py.
 
     Args:
       kernel: a `@triton.jit` function whose parameters are the inputs, the outputs and then constexpr ones.
@@ -101,8 +108,6 @@ def launch(
     """
     out_shape = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape)
     name = name or kernel.fn.__name__
-    # under shard_map an output varies over the mesh axes that any input varies over; neither call says so itself
-    axes = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in arrays))
     if is_interpreted():
         outs = jax.pure_callback(_interpret(kernel, out_shape, grid, zeroed, constants), out_shape, *arrays)
     else:
@@ -124,8 +129,6 @@ def launch(
                 **{shape_argument: out_shape},
                 **constants,
             )
-    if axes:
-        outs = [jax.lax.pcast(x, tuple(axes), to="varying") for x in outs]
     return tuple(outs)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import compat
-from kernels_pallas.batching import fold_vmap
+from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_chunk import triton_decode_kernels as kernels
 from kernels_pallas.triton_probe import padded, precision, splits
 
@@ -33,8 +33,9 @@ def decode(
 ) -> Array:
     """o_BHV; with a table of means the selection is approximate, without one exact."""
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
-    f = fold_vmap(partial(_decode, chunk_size=chunk_size, scale=scale))
     tables = () if chunk_mean_BcGK is None else (chunk_mean_BcGK,)
+    rule = f"b (g r) k, b s g k, b s g v, b{', b c g k' if tables else ''} -> b (g r) v"
+    f = fold_vmap(partial(_decode, chunk_size=chunk_size, scale=scale), rule, **heads(q_BHK[:, None], k_BSGK))
     return f(q_BHK, k_BSGK, v_BSGV, length_B, *tables)
 
 

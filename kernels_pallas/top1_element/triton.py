@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import compat
-from kernels_pallas.batching import fold_vmap
+from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_element import triton_grad_kernels as grads
 from kernels_pallas.top1_element import triton_kernels as kernels
 from kernels_pallas.triton_probe import padded, precision
@@ -80,17 +80,20 @@ def tiles(kernel: str, dim: int, dtype: jnp.dtype, capability: int | None) -> Ti
 
 def evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> Array:
     """o_BTHV alone, without the softmax and its product with v."""
-    return fold_vmap(partial(_evaluate, scale=scale))(q_BTHK, k_BTGK, v_BTGV)
+    rule = "b t (g r) k, b t g k, b t g v -> b t (g r) v"
+    return fold_vmap(partial(_evaluate, scale=scale), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV)
 
 
 def forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> tuple[Array, Array, Array]:
     """(index_BTH int32, lse_BTH fp32, soft_BTHV): the best key, and the softmax output for the backward pass."""
-    return fold_vmap(partial(_forward, scale=scale))(q_BTHK, k_BTGK, v_BTGV)
+    rule = "b t (g r) k, b t g k, b t g v -> b t (g r), b t (g r), b t (g r) v"
+    return fold_vmap(partial(_forward, scale=scale), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV)
 
 
 def take_values(v_BTGV: Array, index_BTH: Array) -> Array:
     """o_BTHV = v[index], exactly."""
-    return fold_vmap(_take_values)(v_BTGV, index_BTH)
+    rule = "b t g v, b t (g r) -> b t (g r) v"
+    return fold_vmap(_take_values, rule, **heads(index_BTH, v_BTGV))(v_BTGV, index_BTH)
 
 
 def backward(
@@ -106,7 +109,9 @@ def backward(
     v_grad: str,
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv), each in the layout and dtype of its primal."""
-    f = fold_vmap(partial(_backward, scale=scale, v_grad=v_grad))
+    rows = "b t (g r) k, b t g k, b t g v, b t (g r), b t (g r), b t (g r) v, b t (g r) v"
+    rule = f"{rows} -> b t (g r) k, b t g k, b t g v"
+    f = fold_vmap(partial(_backward, scale=scale, v_grad=v_grad), rule, **heads(q_BTHK, k_BTGK))
     return f(q_BTHK, k_BTGK, v_BTGV, index_BTH, lse_BTH, soft_BTHV, do_BTHV)
 
 

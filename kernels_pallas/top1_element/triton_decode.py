@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import compat
-from kernels_pallas.batching import fold_vmap
+from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_element import triton_decode_kernels as kernels
 from kernels_pallas.triton_probe import padded, precision, splits
 
@@ -18,7 +18,8 @@ IN_FLIGHT = 48 * 1024  # bytes of keys on their way into shared memory, per prog
 def decode(q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length: Array) -> Array:
     """o_BHV, bit for bit a row of v. The scale does not move an argmax."""
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
-    return fold_vmap(_decode)(q_BHK, k_BSGK, v_BSGV, length_B)
+    rule = "b (g r) k, b s g k, b s g v, b -> b (g r) v"
+    return fold_vmap(_decode, rule, **heads(q_BHK[:, None], k_BSGK))(q_BHK, k_BSGK, v_BSGV, length_B)
 
 
 def _decode(q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length_B: Array) -> Array:

@@ -39,8 +39,15 @@ def decode_all(
     return jnp.moveaxis(o, 0, 1)
 
 
-@pytest.mark.parametrize("max_len", [45, 48, 53])  # 53: the own chunk's slice would leave the cache
-@pytest.mark.parametrize(("selection", "with_table"), [("exact", False), ("approx", True), ("approx", False)])
+KINDS = [("exact", False), ("approx", True), ("approx", False)]  # and whether there is a table of means
+LENGTHS = [53, 48, 45]  # 53: the own chunk's slice would leave the cache
+
+
+@pytest.mark.parametrize(
+    ("selection", "with_table", "max_len", "implementation"),
+    [(*kind, max_len, "xla") for kind in KINDS for max_len in LENGTHS]
+    + [(*kind, max_len, "triton") for kind, max_len in zip(KINDS, LENGTHS, strict=True)],
+)
 def test_equals_the_parallel_form(selection, with_table, max_len, implementation) -> None:
     q, k, v = qkv(Shape(T=45))
     options = {"selection": selection, "chunk_size": 8, "implementation": implementation}

@@ -11,7 +11,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kernels_pallas as kp
-from kernels_pallas import tiles
+from kernels_pallas import compat, tiles
+from kernels_pallas.batching import partitioned
 from kernels_pallas.top1_chunk import reference
 from tests.kernels.common import Shape, count_primitive, fast_jit, qkv, temporary_bytes
 
@@ -23,12 +24,19 @@ OPS = {
     "element": kp.top1_element_attention,
     "element-soft": partial(kp.top1_element_attention, v_grad="soft"),
 }
+# in the interpreter, or on a GPU (conftest.py)
+KERNELS = {"element-triton": partial(kp.top1_element_attention, implementation="triton")}
 NAMES = ("top1_selection", "attention_out", "attention_lse")
 
 
-@pytest.fixture(params=["exact-masked", "approx-sorted", "element"])  # both selections, both schedules
+@pytest.fixture(params=["exact-masked", "approx-sorted", "element", *KERNELS])  # both selections, both schedules
 def op(request: pytest.FixtureRequest):
-    return OPS[request.param]
+    return (OPS | KERNELS)[request.param]
+
+
+def is_interpreted(op) -> bool:
+    """The interpreter runs on one device and is handed everything there."""
+    return compat.is_interpreted() and op in KERNELS.values()
 
 
 def loss_of(op):
@@ -62,6 +70,19 @@ def test_saved_selection_is_not_redone_and_gradients_are_the_same_bits(small_til
     want = fast_jit(with_grads(layers["plain"]))(q, k, v)
     got = fast_jit(with_grads(layers["saved"]))(q, k, v)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_rematerialised_give_the_same_bits(name) -> None:
+    """Saving the residuals by name leaves the backward kernels alone; without, the forward ones run twice."""
+    op, (q, k, v) = KERNELS[name], qkv(Shape(T=40, B=1))
+    policy = jax.checkpoint_policies.save_only_these_names(*NAMES)
+    layers = (op, jax.checkpoint(op, policy=policy), jax.checkpoint(op))
+    calls = [count_primitive(jax.make_jaxpr(with_grads(layer))(q, k, v).jaxpr, "custom_vmap_call") for layer in layers]
+    assert calls[0] == calls[1] < calls[2]
+    want, *others = (fast_jit(with_grads(layer))(q, k, v) for layer in layers)
+    for got in others:
+        jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_saving_all_names_leaves_only_the_backward_pass(small_tiles) -> None:
@@ -117,7 +138,39 @@ def test_sharded_over_batch_and_heads(op, how) -> None:
     if how == "shard_map":
         op = jax.shard_map(op, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
     got = fast_jit(with_grads(op))(q, k, v)
-    assert got[1][0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+    if how == "shard_map" or not is_interpreted(op):
+        assert got[1][0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+    assert_trees_close(got, want)
+
+
+@pytest.mark.parametrize("R", [1, 2])
+def test_partitioned_calls_work_on_their_share(R) -> None:
+    """What kernels are wrapped in, here around something that XLA could not split by itself."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    shares = []
+
+    def f(q_BTHK, k_BTGK, *, factor):
+        assert factor == 1
+        shares.append((q_BTHK.shape, k_BTGK.shape))
+        k_BTHK = jnp.repeat(jnp.sort(k_BTGK, axis=1), q_BTHK.shape[2] // k_BTGK.shape[2], axis=2)
+        return q_BTHK * jnp.cumsum(k_BTHK, axis=1), k_BTGK.sum(3)
+
+    rule = "b t (g r) k, b t g k -> b t (g r) k, b t g"
+
+    q, k, _ = qkv(Shape(B=2, T=20, R=R, G=2))
+    f = partial(f, factor=1)
+    want = f(q, k)
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    spec = P("data", None, "tensor", None)
+    q, k = (jax.device_put(x, NamedSharding(mesh, spec)) for x in (q, k))
+    got = fast_jit(partitioned(f, rule, g=2, r=R))(q, k)
+    assert shares[-1] == ((1, 20, R, 8), (1, 20, 1, 8))
+    assert got[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+    assert_trees_close(got, want)
+    q = jax.device_put(q, NamedSharding(mesh, P("data", "tensor")))  # time is never split
+    got = fast_jit(partitioned(f, rule, g=2, r=R))(q, k)
+    assert shares[-1][0][1] == 20
     assert_trees_close(got, want)
 
 

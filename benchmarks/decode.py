@@ -1,0 +1,195 @@
+"""One decoding step against a long cache: `python -m benchmarks.decode [--quick] [--context=51200] [--batch=64]`.
+
+12 heads of 64, chunks of 128, bf16, 64 sequences: attention over the whole cache (`seqjax.ops.attention.attention_step`
+and jax.nn's, by XLA), Top-1 Element, Top-1 Chunk exact and approx (with its table of chunk means), each by
+implementation. A time is that of one layer; caches are drawn once per layer, as many of 12 layers as fit into half of
+the device's memory, and a call steps through them one after the other, so that none is found in a cache by luck and
+dispatch is paid once. Beside it: bytes that must be read, the bandwidth that makes, and the ratio to attention.
+
+Writes benchmarks/results/decode.json and decode.png.
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+from absl import app, flags
+
+import kernels_pallas as kp
+from benchmarks import limits
+from benchmarks.kernels import time_ms
+from benchmarks.train_step import machine
+from seqjax.ops.attention import attention_step
+
+LAYERS = 12
+COLUMNS = (
+    f"{'':<28}{'ms/layer':>10}{'12 layers':>11}{'GB':>8}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'/attention':>12}"
+)
+
+
+class Sizes(NamedTuple):
+    """A cache of S slots, all but the last `spare` filled."""
+
+    B: int
+    S: int
+    H: int
+    K: int
+    C: int
+    spare: int = 57
+    dtype: str = "bfloat16"
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache: the own chunk is neither empty nor full."""
+        return self.S - self.spare
+
+
+def layer_operands(n: Sizes, key: jax.Array) -> tuple[jax.Array, ...]:
+    """Random q [B, H, K], caches [B, S, H, K], chunk means [B, S // C, H, K]."""
+    keys = jax.random.split(key, 3)
+    q = jax.random.normal(keys[0], (n.B, n.H, n.K), n.dtype)
+    k, v = (jax.random.normal(key, (n.B, n.S, n.H, n.K), n.dtype) for key in keys[1:])
+    return q, k, v, kp.chunk_means(k, chunk_size=n.C)
+
+
+def dense(q, k, v, mean, length):
+    """jax.nn's attention with a mask by length."""
+    del mean
+    lengths = jnp.broadcast_to(length, q.shape[:1])
+    return jax.nn.dot_product_attention(q[:, None], k, v, key_value_seq_lengths=lengths)[:, 0]
+
+
+def function(case: str, implementation: str, n: Sizes) -> Callable:
+    """f(q, k, v, mean, length) -> o [B, H, K]."""
+    if case == "attention":
+        return dense if implementation == "jax.nn" else lambda q, k, v, mean, length: attention_step(q, k, v, length)
+    if case == "element":
+        step = partial(kp.top1_element_decode, implementation=implementation)
+        return lambda q, k, v, mean, length: step(q, k, v, length)
+    selection = case.removeprefix("chunk-")
+    step = partial(kp.top1_chunk_decode, chunk_size=n.C, selection=selection, implementation=implementation)
+    return lambda q, k, v, mean, length: step(q, k, v, length, chunk_mean_BcGK=mean if selection == "approx" else None)
+
+
+def bytes_read(case: str, n: Sizes) -> float:
+    """Per layer: keys, values and means that the result depends on."""
+    row = n.B * n.H * n.K * jnp.dtype(n.dtype).itemsize
+    local = (n.length - 1) % n.C + 1
+    return {
+        "attention": 2 * n.length * row,
+        "element": n.length * row + row,
+        "chunk-exact": n.length * row + (n.C + local) * row,
+        "chunk-approx": n.length // n.C * n.B * n.H * n.K * 4 + 2 * (n.C + local) * row,
+    }[case]
+
+
+def measure(f: Callable, layers: list[tuple], length: jax.Array, *, repeats: int, seconds: float) -> dict[str, Any]:
+    """Milliseconds per layer."""
+
+    @jax.jit
+    def step(layers, length):
+        return [f(*operands, length) for operands in layers]
+
+    runs = time_ms(lambda: step(layers, length), repeats=repeats, seconds=seconds)
+    runs = [ms / len(layers) for ms in runs]
+    return {"ms": statistics.median(runs), "runs": runs}
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    head = f"{row['case'] + ' ' + row['implementation']:<28}"
+    if "error" in row:
+        return f"{head}  {row['error'].splitlines()[0][:90]}"
+    limit = f"{row['limit_ms']:>10.3f}{row['times_limit']:>9.2f}" if "limit_ms" in row else f"{'-':>10}{'-':>9}"
+    share = f"{row['of_attention']:>12.3f}" if "of_attention" in row else f"{'-':>12}"
+    numbers = f"{row['ms']:>10.4f}{LAYERS * row['ms']:>11.3f}{row['bytes'] / 1e9:>8.3f}{row['gbytes_per_s']:>8.0f}"
+    return head + numbers + limit + share
+
+
+def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """One row per case and implementation; attention first, the others relative to its faster form."""
+    on_gpu, device = jax.default_backend() == "gpu", limits.device()
+    draw = jax.jit(partial(layer_operands, n))
+    layers = [draw(key) for key in jax.random.split(jax.random.key(0), n_layers)]
+    length = jnp.asarray(n.length, jnp.int32)
+    names = ("triton", "xla") if on_gpu else ("xla",)
+    todo = [("attention", "step"), ("attention", "jax.nn")]
+    todo += [(case, name) for case in ("element", "chunk-exact", "chunk-approx") for name in names]
+    rows, attention_ms = [], float("inf")
+    for case, name in todo:
+        row: dict[str, Any] = {"case": case, "implementation": name, "bytes": bytes_read(case, n)}
+        try:
+            row |= measure(function(case, name, n), layers, length, repeats=repeats, seconds=seconds)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            row["error"] = f"{type(error).__name__}: {error}"
+        else:
+            row["gbytes_per_s"] = row["bytes"] / row["ms"] / 1e6
+            if device is not None:
+                row["limit_ms"] = 1e3 * row["bytes"] / device.bytes
+                row["times_limit"] = row["ms"] / row["limit_ms"]
+            if case == "attention":
+                attention_ms = min(attention_ms, row["ms"])
+            row["of_attention"] = row["ms"] / attention_ms
+        rows.append(row)
+        print(line(row), flush=True)
+    return rows
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Milliseconds per layer."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in report["results"] if "error" not in row][::-1]
+    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.35 * len(rows)), layout="constrained")
+    names = [f"{row['case']}, {row['implementation']}" for row in rows]
+    bars = axes.barh(names, [row["ms"] for row in rows], color="#4c72b0")
+    axes.bar_label(bars, [f"{row['ms']:.3g}" for row in rows], padding=3, fontsize=8)
+    axes.set_xlabel("ms per layer and token")
+    axes.margins(x=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
+    n = report["settings"]
+    title = f"One decoding step, batch {n['B']}, context {n['S']:,}, {n['H']} heads of {n['K']}, {n['dtype']}"
+    axes.set_title(f"{title}, {report['machine']['device']}", fontsize=9, loc="left")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def layers_that_fit(n: Sizes) -> int:
+    """Of 12; what half of the device's memory holds, at least one."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    one = 2 * n.B * n.S * n.H * n.K * jnp.dtype(n.dtype).itemsize
+    return max(1, min(LAYERS, int(stats.get("bytes_limit", 0) / 2 / one)))
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, write."""
+    del argv
+    given: Any = flags.FLAGS
+    if given.quick or jax.default_backend() == "cpu":
+        n, repeats, seconds = Sizes(2, 1024, 2, 16, 64, spare=17, dtype="float32"), 3, 0.02
+    else:
+        n, repeats, seconds = Sizes(given.batch, given.context, 12, 64, 128), 5, 0.2
+    n_layers = layers_that_fit(n)
+    print(f"{n}, {n_layers} distinct caches\n{COLUMNS}")
+    report: dict[str, Any] = {"machine": machine(), "settings": n._asdict() | {"layers": n_layers}}
+    report["results"] = run(n, n_layers, repeats=repeats, seconds=seconds)
+    path = Path(given.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    plot(report, path.with_suffix(".png"))
+    print(f"Wrote {path}.")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_bool("quick", False, "A short cache, as on a CPU.")
+    flags.DEFINE_integer("context", 51200, "Slots of the cache.")
+    flags.DEFINE_integer("batch", 64, "Sequences.")
+    flags.DEFINE_string("json", "benchmarks/results/decode.json", "Where the report goes.")
+    app.run(main)

@@ -1,0 +1,53 @@
+"""Every Triton kernel compiles for an A100 and an H100 and fits their shared memory, on a machine without either."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.compile_triton import SHARED_BYTES
+
+pytest.importorskip("triton", reason="needs triton: pip install 'seqjax[interpret]'")
+
+
+def reports(*arguments: str) -> list[dict]:
+    """In a process of its own: this one has the interpreter's kernels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compile_triton", *arguments]
+    done = subprocess.run(
+        command,
+        env=environment | {"JAX_PLATFORMS": "cpu"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(results: list[dict]) -> None:
+    assert {r["kernel"] for r in results} >= {
+        "forward_kernel",
+        "dq_kernel",
+        "dk_kernel",
+        "exact_kernel",
+        "approx_kernel",
+    }
+    for r in results:
+        assert r["shared"] <= SHARED_BYTES[r["capability"]], r
+        assert r["dtype"] == "float32" or r["spilled"] <= 64, r  # bytes per thread; fp32 is for tests
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_of_the_common_case(capability) -> None:
+    check(reports(str(capability)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_of_every_dim_and_dtype(capability) -> None:
+    check(reports(str(capability), "--all"))
