@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import checks, compat
-from kernels_pallas.batching import fold_vmap
+from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_chunk import (
     triton_attend_kernels,
     triton_fused_kernels,
@@ -39,7 +39,8 @@ def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, sca
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk behind it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     f = partial(exact, scale=scale) if selection == "exact" else approx
-    return fold_vmap(partial(f, chunk_size=chunk_size))(q_BTHK, k_BTGK)
+    rule = "b t (g r) k, b t g k -> b t (g r)"
+    return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
 
 
 def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float, tile: Tiles | None = None) -> Array:
@@ -136,13 +137,16 @@ class Attend(NamedTuple):
         if (self.schedule or ("fused" if q_BTHK.shape[1] <= FUSED_UP_TO else "sorted")) != "fused":
             return None
         f = partial(_fused, C=chunk_size, selection=selection, scale=scale)
-        return fold_vmap(f)(q_BTHK, k_BTGK, v_BTGV)
+        rule = "b t (g r) k, b t g k, b t g v -> b t (g r), b t (g r) v, b t (g r)"
+        return fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV)
 
     def forward(
         self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
     ) -> tuple[Array, Array]:
         """(o_BTHV in v's dtype, lse_BTH fp32)."""
-        return fold_vmap(partial(_forward, C=chunk_size, scale=scale))(q_BTHK, k_BTGK, v_BTGV, sel_BTH)
+        f = partial(_forward, C=chunk_size, scale=scale)
+        rule = "b t (g r) k, b t g k, b t g v, b t (g r) -> b t (g r) v, b t (g r)"
+        return fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV, sel_BTH)
 
     def backward(
         self,
@@ -158,7 +162,9 @@ class Attend(NamedTuple):
         scale: float,
     ) -> tuple[Array, Array, Array]:
         """(dq, dk, dv), each in the layout and dtype of its primal."""
-        f = fold_vmap(partial(_backward, C=chunk_size, scale=scale))
+        rows = "b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), b t (g r), b t (g r) v"
+        rule = f"{rows} -> b t (g r) k, b t g k, b t g v"
+        f = fold_vmap(partial(_backward, C=chunk_size, scale=scale), rule, **heads(q_BTHK, k_BTGK))
         return f(q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
 
 

@@ -1,6 +1,9 @@
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from kernels_pallas import compat, dispatch, tiles
@@ -44,6 +47,12 @@ def schedule(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(params=["masked", "sorted", "triton-sorted", "triton-fused"])
+def how(request: pytest.FixtureRequest) -> str:
+    """Each way that test_top1_chunk.py knows to the same result."""
+    return request.param
+
+
 @pytest.fixture(params=["exact", "approx"])
 def selection(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -53,3 +62,10 @@ def selection(request: pytest.FixtureRequest) -> str:
 def implementation(request: pytest.FixtureRequest) -> str:
     """Each implementation of an op that has both."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    """On a GPU XLA multiplies float32 in TF32 unless asked: the xla backend and the oracles are asked here."""
+    with jax.default_matmul_precision("highest") if ON_GPU else contextlib.nullcontext():
+        yield

@@ -1,5 +1,6 @@
 """Top-1 Chunk against its dense definition: values, gradients, selections, ties, causality, length edges."""
 
+import importlib
 from functools import partial
 
 import hypothesis
@@ -10,8 +11,23 @@ import numpy as np
 import pytest
 
 import kernels_pallas as kp
-from kernels_pallas.top1_chunk import reference, xla
+from kernels_pallas.top1_chunk import reference
 from tests.kernels.common import Shape, assert_close, cotangent, fast_jit, qkv, value_and_grads
+
+# every way to the same result, as arguments of the public functions
+HOW = {
+    "masked": {"schedule": "masked", "implementation": "xla"},
+    "sorted": {"schedule": "sorted", "implementation": "xla"},
+    "triton-sorted": {"schedule": "sorted", "implementation": "triton"},
+    "triton-fused": {"schedule": "fused", "implementation": "triton"},
+}
+TRITON = ("triton-sorted", "triton-fused")
+
+
+def selector(how: str) -> str:
+    """The implementation of `select_chunk` that belongs to a way."""
+    return HOW[how]["implementation"]
+
 
 shapes = st.builds(
     Shape,
@@ -46,7 +62,6 @@ case = hypothesis.given(
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     gain=st.sampled_from([0.1, 1.0, 6.0]),
     selection=st.sampled_from(["exact", "approx"]),
-    schedule=st.sampled_from(["masked", "sorted", None]),
     scale=st.sampled_from([None, 0.5]),
     seed=st.integers(0, 3),
 )
@@ -57,13 +72,13 @@ settings = hypothesis.settings(
 )
 
 
-def check(shape, dtype, gain, selection, schedule, scale, seed) -> None:
+def check(how, shape, dtype, gain, selection, scale, seed) -> None:
     q, k, v = qkv(shape, seed=seed, dtype=dtype, gain=gain)
     options = {"chunk_size": shape.C, "selection": selection, "scale": scale}
 
     def ours(q, k, v, do):
-        o, pull = jax.vjp(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
-        return o, pull(do), kp.select_chunk(q, k, **options)
+        o, pull = jax.vjp(lambda *a: kp.top1_chunk_attention(*a, **HOW[how], **options), q, k, v)
+        return o, pull(do), kp.select_chunk(q, k, implementation=selector(how), **options)
 
     def theirs(q, k, v, do, sel):  # in fp32, with our selection: what rounding flips is judged by itself
         attend = partial(reference.attend, chunk_size=shape.C, scale=scale)
@@ -82,17 +97,26 @@ def check(shape, dtype, gain, selection, schedule, scale, seed) -> None:
         assert_close(got, want, dtype, f"d{name}", scale=max(1.0, gain))
 
 
+@pytest.mark.parametrize("how", ["masked", "sorted"])
 @case
-@hypothesis.settings(settings, max_examples=10)
-def test_equals_reference(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
-    check(shape, dtype, gain, selection, schedule, scale, seed)
+@hypothesis.settings(settings, max_examples=6)
+def test_equals_reference(small_tiles, how, shape, dtype, gain, selection, scale, seed) -> None:
+    check(how, shape, dtype, gain, selection, scale, seed)
+
+
+@pytest.mark.parametrize("how", TRITON)
+@case
+@hypothesis.settings(settings, max_examples=6)
+def test_kernels_equal_reference(how, shape, dtype, gain, selection, scale, seed) -> None:
+    check(how, shape, dtype, gain, selection, scale, seed)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", HOW)
 @case
-@hypothesis.settings(settings, max_examples=150)
-def test_equals_reference_widely(small_tiles, shape, dtype, gain, selection, schedule, scale, seed) -> None:
-    check(shape, dtype, gain, selection, schedule, scale, seed)
+@hypothesis.settings(settings, max_examples=80)
+def test_equals_reference_widely(small_tiles, how, shape, dtype, gain, selection, scale, seed) -> None:
+    check(how, shape, dtype, gain, selection, scale, seed)
 
 
 @pytest.mark.parametrize(("selection", "schedule"), [("exact", "masked"), ("exact", "sorted"), ("approx", "sorted")])
@@ -101,16 +125,17 @@ def test_equals_reference_in_double(small_tiles, selection, schedule) -> None:
     with jax.enable_x64(True):
         q, k, v = qkv(shape, dtype="float64")
         options = {"chunk_size": shape.C, "selection": selection}
-        got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
+        f = partial(kp.top1_chunk_attention, schedule=schedule, implementation="xla", **options)
+        got = value_and_grads(f, q, k, v)
         want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 33])
-def test_lengths_around_the_chunk(small_tiles, schedule, length) -> None:
+def test_lengths_around_the_chunk(small_tiles, how, length) -> None:
     shape = Shape(T=length, B=1)
     q, k, v = qkv(shape)
-    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, chunk_size=16, schedule=schedule), q, k, v)
+    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, chunk_size=16, **HOW[how]), q, k, v)
     want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, chunk_size=16), q, k, v)
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
@@ -132,12 +157,14 @@ def chosen_at_random(own):
 
 
 @pytest.mark.parametrize("choose", [chosen_by_all, odd_ones_by_none, chosen_latest, chosen_at_random])
-def test_adversarial_selections(small_tiles, schedule, choose) -> None:
+@pytest.mark.parametrize("how", ["masked", "sorted", "triton-sorted"])
+def test_adversarial_selections(small_tiles, how, choose) -> None:
     shape = Shape(T=75, C=8, R=3)
     q, k, v = qkv(shape)
     own = np.broadcast_to(np.arange(shape.T)[None, :, None] // shape.C, (shape.B, shape.T, shape.heads))
     sel = jnp.asarray(np.where(own == 0, -1, choose(own)), jnp.int32)
-    attend, static = xla.attend(schedule), {"chunk_size": shape.C, "scale": 0.7}
+    backend = importlib.import_module(f"kernels_pallas.top1_chunk.{selector(how)}")
+    attend, static = backend.attend(HOW[how]["schedule"]), {"chunk_size": shape.C, "scale": 0.7}
 
     @fast_jit
     def ours(q, k, v, do):
@@ -149,24 +176,27 @@ def test_adversarial_selections(small_tiles, schedule, choose) -> None:
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
 
-@pytest.mark.parametrize(("selection", "schedule"), [("exact", "masked"), ("approx", "sorted")])
-def test_one_chunk_attracts_every_query(small_tiles, selection, schedule) -> None:
+@pytest.mark.parametrize(
+    ("selection", "how"),
+    [("exact", "masked"), ("approx", "sorted"), *((s, how) for s in ("exact", "approx") for how in TRITON)],
+)
+def test_one_chunk_attracts_every_query(small_tiles, selection, how) -> None:
     shape = Shape(T=96, C=8, B=1)
     q, k, v = qkv(shape)
     q = jnp.abs(q)
     k = k.at[:, :8].set(3.0)
     options = {"chunk_size": 8, "selection": selection}
-    assert (np.asarray(kp.select_chunk(q, k, **options))[:, 8:] == 0).all()
-    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, schedule=schedule, **options), q, k, v)
+    assert (np.asarray(kp.select_chunk(q, k, implementation=selector(how), **options))[:, 8:] == 0).all()
+    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, **HOW[how], **options), q, k, v)
     want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
 
-def test_ties_go_to_the_smallest_chunk(small_tiles, selection) -> None:
+def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -> None:
     shape = Shape(T=64, C=8, B=1)
     q, k, _ = qkv(shape)
     options = {"chunk_size": 8, "selection": selection}
-    select = jax.jit(partial(kp.select_chunk, scale=1.0, **options))
+    select = jax.jit(partial(kp.select_chunk, scale=1.0, implementation=implementation, **options))
     sel = select(jnp.zeros_like(q), k)
     assert (np.asarray(sel)[:, 8:] == 0).all()
     # chunks 0 and 1 differ, the rest repeat them in turn; small integers, so that equal scores are equal bits
@@ -179,23 +209,29 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection) -> None:
     np.testing.assert_array_equal(sel, reference.select_chunk(q, k, scale=1.0, **options))
 
 
-def test_first_chunk_is_local_only(selection, schedule) -> None:
+def test_first_chunk_is_local_only(selection, how) -> None:
     q, k, v = qkv(Shape(T=40, C=16))
-    run = partial(kp.top1_chunk_attention, selection=selection, schedule=schedule)
+    run = partial(kp.top1_chunk_attention, selection=selection, **HOW[how])
     o = jax.jit(partial(run, chunk_size=16))(q, k, v)
     alone = jax.jit(partial(run, chunk_size=64))(q[:, :16], k[:, :16], v[:, :16])
     np.testing.assert_allclose(o[:, :16], alone, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("selection", "schedule", "dtype"),
-    [("exact", "masked", "float32"), ("exact", "sorted", "bfloat16"), ("approx", "sorted", "float32")],
+    ("selection", "how", "dtype"),
+    [
+        ("exact", "masked", "float32"),
+        ("exact", "sorted", "bfloat16"),
+        ("approx", "sorted", "float32"),
+        ("exact", "triton-sorted", "bfloat16"),
+        ("approx", "triton-fused", "float32"),
+    ],
 )
-def test_causal_to_the_last_bit(small_tiles, selection, schedule, dtype) -> None:
+def test_causal_to_the_last_bit(small_tiles, selection, how, dtype) -> None:
     """Changing token t leaves every earlier output as it was: not nearly, exactly."""
     shape = Shape(T=61, C=8, B=1)
     q, k, v = qkv(shape, dtype=dtype, gain=2)
-    run = jax.jit(partial(kp.top1_chunk_attention, chunk_size=8, selection=selection, schedule=schedule))
+    run = jax.jit(partial(kp.top1_chunk_attention, chunk_size=8, selection=selection, **HOW[how]))
     before = np.asarray(run(q, k, v).astype(jnp.float32))
     for t in (1, 8, 23, 40, 60):
         changed = (x.at[:, t].multiply(-3) for x in (q, k, v))
@@ -204,7 +240,27 @@ def test_causal_to_the_last_bit(small_tiles, selection, schedule, dtype) -> None
         assert (after[:, t:] != before[:, t:]).any()
 
 
-def test_extreme_scores_stay_finite(small_tiles, schedule) -> None:
+def test_extreme_scores_stay_finite(small_tiles, how) -> None:
     q, k, v = qkv(Shape(T=50, C=8), gain=1e3)
-    f = partial(kp.top1_chunk_attention, chunk_size=8, schedule=schedule)
+    f = partial(kp.top1_chunk_attention, chunk_size=8, **HOW[how])
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(value_and_grads(f, q, k, v)))
+
+
+@pytest.mark.parametrize("gain", [1.0, 30.0, 1e3], ids=["bounded", "by-first-chunk", "by-maximum"])
+@pytest.mark.parametrize("length", [75, 128])
+def test_each_way_to_compare_masses(gain, length, implementation) -> None:
+    """The exact kernel has three: by the sizes of the scores (triton_select_kernels.py)."""
+    shape = Shape(T=length, B=1, C=16, K=16)
+    q, k, _ = qkv(shape, gain=gain)
+    k = k.at[:, 32:48].multiply(gain if gain > 100 else 1.0)  # far beyond chunk 0: its mass overflows
+    options = {"chunk_size": 16, "selection": "exact", "scale": None}
+    sel = np.asarray(kp.select_chunk(q, k, implementation=implementation, **options))
+    assert_selection(sel, np.asarray(reference.chunk_scores(q, k, **options)), 16)
+
+
+def test_two_runs_give_the_same_bits(selection) -> None:
+    for how in TRITON:
+        q, k, v = qkv(Shape(T=70, B=1, R=1))
+        f = partial(kp.top1_chunk_attention, chunk_size=16, selection=selection, **HOW[how])
+        one, two = (value_and_grads(f, q, k, v) for _ in range(2))
+        jax.tree.map(np.testing.assert_array_equal, one, two)

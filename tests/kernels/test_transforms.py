@@ -25,7 +25,11 @@ OPS = {
     "element-soft": partial(kp.top1_element_attention, v_grad="soft"),
 }
 # in the interpreter, or on a GPU (conftest.py)
-KERNELS = {"element-triton": partial(kp.top1_element_attention, implementation="triton")}
+KERNELS = {
+    "element-triton": partial(kp.top1_element_attention, implementation="triton"),
+    "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
+    "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
+}
 NAMES = ("top1_selection", "attention_out", "attention_lse")
 
 
