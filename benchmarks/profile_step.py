@@ -89,20 +89,22 @@ def profile(config: Any, *, steps: int) -> dict[str, Any]:
             jax.block_until_ready(state)
         events, wall = kernels(directory)
     parts: dict[str, float] = collections.defaultdict(float)
-    by_kernel: dict[str, list[float]] = collections.defaultdict(list)
+    # unrolled layers have a kernel each, which differ in a number at the end of their names
+    groups: dict[tuple[str, ...], list[float]] = collections.defaultdict(list)
     for name, ms in events:
-        parts[part(known.get(name, ("", ""))[0])] += ms / steps
-        by_kernel[name].append(ms)
+        op_name, shape = known.get(name, ("", ""))
+        parts[part(op_name)] += ms / steps
+        groups[re.sub(r"[.\d]+$", "", name), shape, part(op_name), tail(op_name)].append(ms)
     rows = [
         {
             "kernel": name,
             "ms": sum(each) / steps,
             "calls": len(each) / steps,
-            "part": part(known.get(name, ("", ""))[0]),
-            "from": tail(known.get(name, ("", ""))[0]),
-            "shape": known.get(name, ("", ""))[1],
+            "part": where,
+            "from": path,
+            "shape": shape,
         }
-        for name, each in by_kernel.items()
+        for (name, shape, where, path), each in groups.items()
     ]
     rows.sort(key=lambda row: -row["ms"])
     busy = sum(parts.values())

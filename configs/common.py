@@ -38,8 +38,8 @@ def _size(
     return {
         "dim": dim, "layers": layers, "heads": heads, "seq_len": seq_len, "batch": batch, "lr": lr,
         "warmup": warmup, "steps": steps, "mlp_dim": 0, "chunk_size": 128, "rope_base": 1e4, "tie": True,
-        "accumulate": 1, "remat": "none", "eval_every": 500_000_000, "eval_tokens": 4_194_304, "save_every": 1000,
-        "entropy_tokens": 1_048_576, "builtin": False,
+        "accumulate": 1, "remat": "none", "scan": True, "eval_every": 500_000_000, "eval_tokens": 4_194_304,
+        "save_every": 1000, "entropy_tokens": 1_048_576, "builtin": False,
     } | rest  # fmt: skip
 
 
@@ -54,7 +54,7 @@ SIZES = {
     ),
     "110m": _size(
         dim=768, layers=12, heads=12, mlp_dim=2048, seq_len=2048, batch=256, lr=2e-4, warmup=2500,
-        steps=PAPER_TOKENS // (256 * 2048), accumulate=16,
+        steps=PAPER_TOKENS // (256 * 2048), accumulate=16, scan=False,
     ),
     "1b3": _size(
         dim=2048, layers=24, heads=16, mlp_dim=5504, seq_len=2048, batch=128, lr=5e-5, warmup=5000,
@@ -62,7 +62,7 @@ SIZES = {
     ),
     "135m_100k": _size(
         dim=768, layers=12, heads=12, mlp_dim=2048, seq_len=102_400, batch=8, lr=2e-4, warmup=2500,
-        steps=PAPER_TOKENS // (8 * 102_400), accumulate=8, remat="attention", rope_base=1e6, tie=False,
+        steps=PAPER_TOKENS // (8 * 102_400), accumulate=8, remat="attention", rope_base=1e6, tie=False, scan=False,
     ),
 }  # fmt: skip
 
@@ -111,7 +111,7 @@ def get_config(
                 "dtype": "auto",
                 "residual_dtype": "compute",
                 "remat": size["remat"],
-                "scan_layers": True,
+                "scan_layers": size["scan"],
                 "loss_chunk": 4096,
             },
             "data": {

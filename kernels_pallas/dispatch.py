@@ -32,6 +32,7 @@ class Problem(NamedTuple):
     platform: str  # "cpu", "gpu", "tpu"
     operands: tuple[jax.ShapeDtypeStruct, ...]
     options: Mapping[str, Any]
+    is_named: bool = False  # whether the caller asked for this backend by name
 
 
 class Backend(NamedTuple):
@@ -65,7 +66,8 @@ def pick(op: str, implementation: str | None, operands: tuple, options: Mapping[
     refusals = {}
     for name in IMPLEMENTATIONS:
         backend = _backends[op].get(name)
-        reason = f"{op} has no {name} kernel" if backend is None else backend.probe(problem)
+        asked = problem._replace(is_named=implementation == name)
+        reason = f"{op} has no {name} kernel" if backend is None else backend.probe(asked)
         if reason is None and backend is not None and implementation in (None, name):
             _note(op, name)
             return backend.load()
@@ -98,6 +100,11 @@ def _anywhere(problem: Problem) -> str | None:
     del problem
 
 
+def _triton(name: str = "probe") -> Callable:
+    """A probe of triton_probe.py; imported late, because it needs this module."""
+    return lambda problem: getattr(importlib.import_module("kernels_pallas.triton_probe"), name)(problem)
+
+
 def _module(name: str) -> Callable:
     return lambda: importlib.import_module(name)
 
@@ -110,3 +117,12 @@ for _op, _path in {
     "top1_element_decode": "kernels_pallas.top1_element.xla",
 }.items():
     register(_op, "xla", probe=_anywhere, load=_module(_path))
+
+for _op, _probe, _path in (
+    ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton"),
+    ("top1_chunk_attention", "probe", "kernels_pallas.top1_chunk.triton"),
+    ("top1_element_attention", "probe", "kernels_pallas.top1_element.triton"),
+    ("top1_element_decode", "probe", "kernels_pallas.top1_element.triton_decode"),
+    ("top1_chunk_decode", "chunk_decode", "kernels_pallas.top1_chunk.triton_decode"),
+):
+    register(_op, "triton", probe=_triton(_probe), load=_module(_path))

@@ -52,6 +52,18 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
+    def save_params(self, step: int, params: Params) -> None:
+        """Save parameters alone, e.g. converted ones: what a run starts from, not what it goes on from."""
+        try:
+            self._manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)), force=True)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    @property
+    def params_only(self) -> bool:
+        """Whether the newest checkpoint came from `save_params`."""
+        return self.latest is not None and not (self.directory / str(self.latest) / "rest").exists()
+
     def restore(self, state: TrainState, iterator: grain.DatasetIterator) -> tuple[TrainState, dict[str, Any]]:
         """State and meta of the newest checkpoint; `state` says shapes and shardings, `iterator` is moved there."""
         args = ocp.args.Composite(

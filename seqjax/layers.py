@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from seqjax.params import Init, param
 from seqjax.types import Array
@@ -73,9 +73,32 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
-        x32 = x.astype(jnp.float32)
-        scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return (x32 * scale * self.g[...]).astype(x.dtype)
+        y: Any = _rms_norm(x, self.g[...], self.eps)
+        return y
+
+
+# With its own gradient because autodiff keeps float32 copies of x, which cost more than the norm itself.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
+    return _rms_norm_forward(x, g_D, eps)[0]
+
+
+def _rms_norm_forward(x: Array, g_D: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale * g_D).astype(x.dtype), (x, g_D, scale)
+
+
+def _rms_norm_backward(eps: float, saved: tuple[Array, Array, Array], dy: Array) -> tuple[Array, Array]:
+    del eps
+    x, g_D, scale = saved
+    unit, dy32 = x.astype(jnp.float32) * scale, dy.astype(jnp.float32)
+    du = dy32 * g_D
+    dx = scale * (du - unit * jnp.mean(du * unit, axis=-1, keepdims=True))
+    return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=tuple(range(x.ndim - 1)))
+
+
+_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 class LayerNorm(nnx.Module):
@@ -122,8 +145,31 @@ class Mlp(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
         up = self.up(x)
-        hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
-        return self.down(hidden)
+        if self.gate is None:
+            hidden = self.activation(up)
+        else:
+            hidden = _gated(checkpoint_name(self.gate(x), "mlp_gate"), up, self.activation)
+        return self.down(checkpoint_name(hidden, "mlp_hidden"))
+
+
+# With its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _gated(gate: Array, up: Array, activation: Any) -> Array:
+    return (activation(gate.astype(jnp.promote_types(gate.dtype, jnp.float32))) * up).astype(up.dtype)
+
+
+def _gated_forward(gate: Array, up: Array, activation: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _gated(gate, up, activation), (gate, up)
+
+
+def _gated_backward(activation: Any, saved: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
+    gate, up = saved
+    active, pull = jax.vjp(activation, gate.astype(jnp.promote_types(gate.dtype, jnp.float32)))
+    dh = dh.astype(active.dtype)
+    return pull(dh * up)[0].astype(gate.dtype), (dh * active).astype(up.dtype)
+
+
+_gated.defvjp(_gated_forward, _gated_backward)
 
 
 class ShortConv(nnx.Module):
@@ -168,43 +214,38 @@ class ShortConv(nnx.Module):
         return self(x_BTE, last_BWE), seen[:, x_BTE.shape[1] :]
 
 
-# Rematerialised because autodiff would keep W shifted float32 copies of the input.
-@functools.partial(jax.checkpoint, static_argnums=(3,), prevent_cse=False)
+# With its own gradient because autodiff would keep W shifted float32 copies of the input, or compute them all again.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _conv_act(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool) -> Array:
+    z = _conv(x_BSE, w_EW, b_E)
+    return (jax.nn.silu(z) if silu else z).astype(x_BSE.dtype)
+
+
+def _conv(x_BSE: Array, w_EW: Array, b_E: Array | None) -> Array:
     width = w_EW.shape[1]
-    n_out = x_BSE.shape[1] - width + 1
-    x32 = x_BSE.astype(jnp.float32)
-    y: Any = sum(x32[:, i : i + n_out] * w_EW[:, i] for i in range(width))
-    y = y if b_E is None else y + b_E
-    return (jax.nn.silu(y) if silu else y).astype(x_BSE.dtype)
+    x32, n_out = x_BSE.astype(jnp.float32), x_BSE.shape[1] - width + 1
+    z: Any = sum(x32[:, i : i + n_out] * w_EW[:, i] for i in range(width))
+    return z if b_E is None else z + b_E
 
 
-def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """The slopes of ALiBi (Press et al., arXiv 2108.12409): 2^(-8 i / n), and between them where n is no power of 2."""
-    n = 2 ** int(math.log2(heads))
-    own = [2 ** (-8 * (i + 1) / n) for i in range(n)]
-    return tuple(own + [2 ** (-8 * (2 * i + 1) / (2 * n)) for i in range(heads - n)])
+def _conv_act_forward(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool):
+    return _conv_act(x_BSE, w_EW, b_E, silu), (x_BSE, w_EW, b_E)
 
 
-def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int) -> tuple[Array, Array]:
-    """Cos and sin of position * base^(-2m / K), float32 [T, K/2], for int positions below `max_len`.
+def _conv_act_backward(silu: bool, saved: tuple[Array, Array, Array | None], dy: Array):
+    x_BSE, w_EW, b_E = saved
+    width, n_out = w_EW.shape[1], dy.shape[1]
+    dz = dy
+    if silu:
+        dz = jax.vjp(jax.nn.silu, _conv(x_BSE, w_EW, b_E))[1](dy.astype(jnp.float32))[0].astype(dy.dtype)
+        # Made once: XLA would make it again for each of the taps below.
+        dz = jax.lax.optimization_barrier(dz)
+    padded = jnp.pad(dz, ((0, 0), (width - 1, width - 1), (0, 0))).astype(jnp.float32)
+    taps = range(width)
+    dx: Any = sum(padded[:, width - 1 - i : width - 1 - i + x_BSE.shape[1]] * w_EW[:, i] for i in taps)
+    dz32, x32 = dz.astype(jnp.float32), x_BSE.astype(jnp.float32)
+    dw = jnp.stack([jnp.sum(dz32 * x32[:, i : i + n_out], axis=(0, 1)) for i in taps], axis=1)
+    return dx.astype(x_BSE.dtype), dw, None if b_E is None else jnp.sum(dz32, axis=(0, 1))
 
-    float32 cannot hold position * frequency at 100k tokens (it is off by up to 0.006 rad), and a float64 table of
-    every position would be a large constant in the program. So the position is split into two digits of base
-    sqrt(max_len), each with a small table made in float64, and the two angles are added by the rotation identity.
-    """
-    digit = max(1, math.isqrt(max_len - 1) + 1)
-    frequency = base ** (-np.arange(0, head_dim, 2) / head_dim)
-    low = np.arange(digit)[:, None] * frequency
-    high = digit * low
-    table = [jnp.asarray(t, jnp.float32) for t in (np.cos(low), np.sin(low), np.cos(high), np.sin(high))]
-    i, j = positions_T % digit, positions_T // digit
-    cos_low, sin_low, cos_high, sin_high = table[0][i], table[1][i], table[2][j], table[3][j]
-    return cos_high * cos_low - sin_high * sin_low, sin_high * cos_low + cos_high * sin_low
 
-
-def rope(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
-    """Rotate the pairs (x_m, x_{m + K/2}) by the angles of `rope_angles` (half-split pairing, as Llama has it)."""
-    a, b = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos_TK[:, None, :], sin_TK[:, None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHK.dtype)
+_conv_act.defvjp(_conv_act_forward, _conv_act_backward)

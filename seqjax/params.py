@@ -70,6 +70,13 @@ def stacked_axes(axes: Params) -> Params:
     return jax.tree.map(lambda a: ("layers", *a), axes, is_leaf=is_axes)
 
 
+def unstack(params: Params, n_layers: int) -> list[Params]:
+    """The layers of a stack, one dict each; by `split`, whose gradient is one concatenation and not a sum of pads."""
+    leaves, tree = jax.tree.flatten(params)
+    columns = [[x[0] for x in jax.lax.split(leaf, (1,) * n_layers)] for leaf in leaves]
+    return [jax.tree.unflatten(tree, layer) for layer in zip(*columns, strict=True)]
+
+
 def count(params: Params) -> int:
     """Number of parameters (works on shapes too)."""
     return sum(x.size for x in jax.tree.leaves(params))

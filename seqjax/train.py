@@ -91,8 +91,8 @@ def train(config: Config, workdir: Path) -> bool:
         "manifest": corpus.manifest_hash,
     }
     start = checkpoints.latest or 0
-    if checkpoints.latest is not None:
-        target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_shardings)
+    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_shardings)
+    if checkpoints.latest is not None and not checkpoints.params_only:
         state, saved = checkpoints.restore(target, iterator)
         if saved["manifest"] != corpus.manifest_hash:
             raise UserError(
@@ -103,6 +103,8 @@ def train(config: Config, workdir: Path) -> bool:
         progress.say(f"Going on from step {start} of {n_steps} in {workdir}")
     else:
         state = jax.jit(init_fn, out_shardings=state_shardings)()
+        if checkpoints.params_only:  # seqjax.convert wrote them
+            state = state._replace(params=checkpoints.restore_params(target.params)[0])
         progress.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
     writer = (
         metrics.Metrics(workdir, position=meta["metrics"], step=start, tensorboard=config.log.tensorboard)

@@ -37,7 +37,7 @@ LAYERS = (
     ("seqjax.study", "seqjax.convert", "seqjax.eval_harness"),
 )
 # Siblings of one layer do not know each other, except these.
-SIBLINGS = {"seqjax.data", "seqjax.ops", "seqjax.mixers", "seqjax.study", "seqjax.eval_harness"}
+SIBLINGS = {"seqjax.data", "seqjax.ops", "seqjax.mixers", "seqjax.study", "seqjax.convert", "seqjax.eval_harness"}
 FILES = sorted([*(ROOT / "seqjax").rglob("*.py"), *(ROOT / "kernels_pallas").rglob("*.py")])
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seqjax.layers import LayerNorm, Linear, Mlp, RMSNorm, ShortConv, alibi_slopes, rope, rope_angles
+from seqjax.layers import LayerNorm, Linear, Mlp, RMSNorm, ShortConv
 from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
+from seqjax.ops.positions import alibi_slopes, rope, rope_angles
 
 rng = np.random.default_rng(0)
 

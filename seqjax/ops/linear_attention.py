@@ -15,6 +15,7 @@ sums are float32; the backward pass keeps the inputs alone.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def _chunked(
     before = g - log_w
     r32, k32 = r.astype(acc), k.astype(acc)
     bonus = jnp.sum(r32 * u_HK.astype(acc)[:, None] * k32, axis=-1)
-    scores = decayed_scores(r32, k32, before, g, dtype=dtype)
+    scores: Any = decayed_scores(r32, k32, before, g, dtype)
     inside = jnp.einsum("bchij,bchjv->bchiv", scores.astype(dtype), v, preferred_element_type=acc)
     inside += bonus[..., None] * v.astype(acc)
     rest = (k32 * jnp.exp(g[..., -1:, :] - g)).astype(dtype)
@@ -77,21 +78,69 @@ def _chunked(
     return join(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
 
 
-def decayed_scores(r: Array, k: Array, before: Array, g: Array, *, dtype) -> Array:
-    """sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0: [..., C, K] -> [..., C, C]."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def decayed_scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
+    """sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0: [..., C, K] -> [..., C, C]; products in `dtype`."""
     size = r.shape[-2]
     if size <= BLOCK or size % 2:
-        i, j = jnp.arange(size)[:, None], jnp.arange(size)[None]
-        exponent = before[..., :, None, :] - g[..., None, :, :]
-        decay = jnp.exp(jnp.where((j < i)[..., None], exponent, -jnp.inf))
-        return jnp.sum(r[..., :, None, :] * k[..., None, :, :] * decay, axis=-1)
-    half = size // 2
-    # the two diagonal quarters as one batch
-    halves = (x.reshape(*x.shape[:-2], 2, half, x.shape[-1]) for x in (r, k, before, g))
-    diagonal = decayed_scores(*halves, dtype=dtype)
-    middle = g[..., half - 1 : half, :]
-    left = (r[..., half:, :] * jnp.exp(before[..., half:, :] - middle)).astype(dtype)
-    right = (k[..., :half, :] * jnp.exp(middle - g[..., :half, :])).astype(dtype)
+        weight = _decay(before, g)
+        # Alone in its kernel: XLA would make each entry inside whatever reads it, one thread per sum.
+        return jax.lax.optimization_barrier(jnp.sum(r[..., :, None, :] * k[..., None, :, :] * weight, axis=-1))
+    diagonal: Any = decayed_scores(*(_halves(x) for x in (r, k, before, g)), dtype)
+    left, right, _, _ = _corner(r, k, before, g, dtype)
     corner = jnp.einsum("...ik,...jk->...ij", left, right, preferred_element_type=r.dtype)
     top = jnp.concatenate([diagonal[..., 0, :, :], jnp.zeros_like(corner)], axis=-1)
     return jnp.concatenate([top, jnp.concatenate([corner, diagonal[..., 1, :, :]], axis=-1)], axis=-2)
+
+
+def _scores_forward(r: Array, k: Array, before: Array, g: Array, dtype: Any):
+    return decayed_scores(r, k, before, g, dtype), (r, k, before, g)
+
+
+def _scores_backward(dtype: Any, saved: tuple[Array, ...], ds: Array) -> tuple[Array, ...]:
+    """The exponents' gradients are r * dr and -k * dk, so two sums are all there is."""
+    r, k, before, g = saved
+    dr, dk = _scores_pull(r, k, before, g, ds, dtype)
+    return dr, dk, r * dr, -k * dk
+
+
+decayed_scores.defvjp(_scores_forward, _scores_backward)
+
+
+def _scores_pull(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: Any) -> tuple[Array, Array]:
+    """dr_i = sum_j ds_ij k_j e^{...} and dk_j = sum_i ds_ij r_i e^{...}, halved like the scores."""
+    size = r.shape[-2]
+    if size <= BLOCK or size % 2:
+        weight = ds[..., None] * _decay(before, g)
+        dr = jnp.sum(weight * k[..., None, :, :], axis=-2)
+        dk = jnp.sum(weight * r[..., :, None, :], axis=-3)
+        return jax.lax.optimization_barrier((dr, dk))
+    half = size // 2
+    quarters = jnp.stack([ds[..., :half, :half], ds[..., half:, half:]], axis=-3)
+    dr, dk = _scores_pull(*(_halves(x) for x in (r, k, before, g)), quarters, dtype)
+    left, right, grow, shrink = _corner(r, k, before, g, dtype)
+    corner = ds[..., half:, :half].astype(dtype)
+    low = jnp.einsum("...ij,...jk->...ik", corner, right, preferred_element_type=r.dtype) * grow
+    high = jnp.einsum("...ij,...ik->...jk", corner, left, preferred_element_type=r.dtype) * shrink
+    dr = jnp.concatenate([dr[..., 0, :, :], dr[..., 1, :, :] + low], axis=-2)
+    return dr, jnp.concatenate([dk[..., 0, :, :] + high, dk[..., 1, :, :]], axis=-2)
+
+
+def _decay(before: Array, g: Array) -> Array:
+    """e^{before_i - g_j} for j < i, else 0, [..., C, C, K]; masked before the exponential."""
+    i, j = jnp.arange(g.shape[-2])[:, None], jnp.arange(g.shape[-2])[None]
+    return jnp.exp(jnp.where((j < i)[..., None], before[..., :, None, :] - g[..., None, :, :], -jnp.inf))
+
+
+def _halves(x: Array) -> Array:
+    """[..., C, K] -> [..., 2, C / 2, K]."""
+    return x.reshape(*x.shape[:-2], 2, x.shape[-2] // 2, x.shape[-1])
+
+
+def _corner(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> tuple[Array, Array, Array, Array]:
+    """The factors of the lower left quarter, and the exponentials in them; the sum up to the middle is their anchor."""
+    half = r.shape[-2] // 2
+    middle = g[..., half - 1 : half, :]
+    grow = jnp.exp(before[..., half:, :] - middle)
+    shrink = jnp.exp(middle - g[..., :half, :])
+    return (r[..., half:, :] * grow).astype(dtype), (k[..., :half, :] * shrink).astype(dtype), grow, shrink

@@ -62,11 +62,14 @@ def _chunked(x: Array, log_a: Array, b: Array, c: Array, initial: Array, chunk: 
     scores = jnp.einsum("bcin,bcjn->bcij", c, b, preferred_element_type=acc)
     mixed = (scores[:, :, None] * decay).astype(dtype)
     inside = jnp.einsum("bchij,bcjhv->bcihv", mixed, x, preferred_element_type=acc)
-    # across them
-    rest = jnp.exp(g_BcHC[..., -1:] - g_BcHC)
-    weighted = x * jnp.moveaxis(rest, 2, 3)[..., None].astype(dtype)
-    update = jnp.einsum("bcjn,bcjhv->bchnv", b, weighted, preferred_element_type=acc)
-    states, last = carry_states(jnp.exp(g_BcHC[..., -1])[..., None, None], update, initial)
-    across = jnp.einsum("bcin,bchnv->bcihv", c, states.astype(dtype), preferred_element_type=acc)
+    # across them; heads and values stay one axis behind time, so that these products need no transposition
+    rest = jnp.moveaxis(jnp.exp(g_BcHC[..., -1:] - g_BcHC), 2, 3)
+    weighted = (x * rest[..., None].astype(dtype)).reshape(*x.shape[:3], -1)
+    update = jnp.einsum("bcjn,bcjw->bcnw", b, weighted, preferred_element_type=acc)
+    update = update.reshape(*update.shape[:3], *x.shape[3:])
+    decay_end = jnp.exp(g_BcHC[..., -1])[:, :, None, :, None]
+    states, last = carry_states(decay_end, update, jnp.moveaxis(initial, 2, 1))
+    states = states.astype(dtype).reshape(*states.shape[:3], -1)
+    across = jnp.einsum("bcin,bcnw->bciw", c, states, preferred_element_type=acc).reshape(inside.shape)
     y = inside + across * jnp.moveaxis(jnp.exp(g_BcHC), 2, 3)[..., None]
-    return join(y, seq_len).astype(dtype), last
+    return join(y, seq_len).astype(dtype), jnp.moveaxis(last, 1, 2)

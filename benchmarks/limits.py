@@ -1,0 +1,98 @@
+"""What a kernel must at least do, and how long a device needs for that.
+
+Counts are of the algorithm, not of any implementation: each input read once, each output written once, causal pairs
+only, nothing recomputed but what the backward pass of flash attention recomputes. The limit of a phase is the largest
+of three times: floating-point operations on the matrix units, bytes over memory bandwidth, exponentials on the
+special-function units (16 per clock and multiprocessor). Limits of phases that run one after the other add up.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+
+class Device(NamedTuple):
+    """Rates that were reached on such a device, not a datasheet's."""
+
+    flops: float  # bf16 matrix product, FLOP/s
+    bytes: float  # device-to-device copy, read plus written, B/s
+    exps: float  # 16 per clock and multiprocessor, 1/s
+
+
+# H200: an 8192^3 product and an 8.6 GB copy; A100: datasheet. Exponentials: multiprocessors x clock x 16.
+DEVICES = {
+    "H200": Device(790e12, 4.3e12, 132 * 1.755e9 * 16),
+    "H100": Device(790e12, 3.0e12, 132 * 1.755e9 * 16),
+    "A100": Device(312e12, 2.0e12, 108 * 1.41e9 * 16),
+}
+
+
+class Work(NamedTuple):
+    """One phase; added up, or turned into a time."""
+
+    flops: float
+    bytes: float
+    exps: float = 0.0
+
+    def limit_s(self, device: Device) -> float:
+        """Seconds that no implementation on the device beats by much."""
+        return max(self.flops / device.flops, self.bytes / device.bytes, self.exps / device.exps)
+
+
+class Sizes(NamedTuple):
+    """A self-attention problem; key-value heads equal query heads."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    C: int = 128  # chunk
+    window: int = 256
+    itemsize: int = 2
+
+
+def device() -> Device | None:
+    """The first device's rates, None where they are not known."""
+    kind = jax.devices()[0].device_kind
+    return next((rates for name, rates in DEVICES.items() if name in kind), None)
+
+
+def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
+    """(phases of the forward pass, phases of the backward pass) of a case of benchmarks.kernels."""
+    tensor = n.B * n.T * n.H * n.K * n.itemsize
+    queries = n.B * n.T * n.H
+    pairs = queries * n.T / 2  # causal
+    select = {
+        "exact": Work(2 * n.K * pairs, 2 * tensor, pairs),
+        "approx": Work(2 * n.K * pairs / n.C, 2 * tensor),
+    }
+    if case == "attention":
+        return [Work(4 * n.K * pairs, 4 * tensor, pairs)], [Work(10 * n.K * pairs, 8 * tensor, pairs)]
+    if case == "window":
+        near = queries * min(n.window, n.T / 2)
+        return [Work(4 * n.K * near, 4 * tensor, near)], [Work(10 * n.K * near, 8 * tensor, near)]
+    if case == "element":  # not differentiated: scores alone. The gradient of v needs no product
+        return [Work(2 * n.K * pairs, 4 * tensor)], [Work(8 * n.K * pairs, 8 * tensor, pairs)]
+    if case.startswith("select-"):
+        return [select[case.removeprefix("select-")]], []
+    if case.startswith("chunk-"):
+        read = queries * (n.C + (n.C + 1) / 2)  # the selected chunk, and half of the own one
+        attend = Work(4 * n.K * read, 4 * tensor, read)
+        return [select[case.removeprefix("chunk-")], attend], [Work(10 * n.K * read, 8 * tensor, read)]
+    raise ValueError(f"no count for case {case!r}")
+
+
+def training_phases(case: str, n: Sizes) -> list[Work]:
+    """Forward and backward: as the sum of both, but element's differentiated forward is attention's with one more
+    output (the soft one).
+    """
+    forward, backward = phases(case, n)
+    if case == "element":
+        attention = phases("attention", n)[0][0]
+        forward = [attention._replace(bytes=attention.bytes * 5 / 4)]
+    return forward + backward
+
+
+def total(works: list[Work]) -> Work:
+    """The sum of phases."""
+    return Work(*(sum(x) for x in zip(*works, strict=True)))

@@ -1,0 +1,85 @@
+"""Public weights to a workdir and back.
+
+    python -m seqjax.convert import --weights=PATH --config=configs/x.py:SIZE[,key=value] --workdir=DIR
+    python -m seqjax.convert export --workdir=DIR --out=FILE.safetensors [--dtype=bfloat16]
+
+`import` takes a .safetensors file, an index of several or the directory that holds them, and writes a workdir that
+seqjax.evaluate, .generate and .main open. `export` writes the newest checkpoint of a run, and config.json beside it.
+"""
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from absl import logging
+
+from seqjax import workdir as workdirs
+from seqjax.checkpoint import Checkpoints
+from seqjax.config import Config, from_config_dict
+from seqjax.convert.weights import export_weights, family_of, import_weights
+from seqjax.errors import UserError, run_command
+from seqjax.evaluate import restore
+from seqjax.params import count
+
+
+def load_config(flag: str) -> Config:
+    """The config of `FILE.py[:ARG]`, as `python -m seqjax.main --config` takes it."""
+    name, _, argument = flag.partition(":")
+    path = Path(name)
+    if not path.is_file() or path.suffix != ".py":
+        raise UserError(f"--config: there is no Python file {path}. Run from the root of the repository.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return from_config_dict(module.get_config(argument))
+
+
+def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
+    """Write a workdir whose only checkpoint, step 0, holds public weights."""
+    if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
+        raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
+    params = import_weights(weights, config)
+    workdirs.claim(workdir, config)
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save_params(0, params)
+    checkpoints.wait()
+    checkpoints.close()
+    sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0.\n")
+
+
+def to_file(workdir: Path, out: Path, dtype: str) -> None:
+    """Write the newest checkpoint of a run under public names."""
+    if out.suffix != ".safetensors":
+        raise UserError(f"--out={out} must end in .safetensors.")
+    family = family_of(workdirs.load_config(workdir))
+    config, _, params, step, _ = restore(workdir)
+    export_weights(params, config, out, dtype=dtype)
+    sys.stdout.write(f"{out}: {family.name}, step {step} of {workdir}, {dtype}; {out.parent / 'config.json'}.\n")
+
+
+def main(argv: list[str]) -> None:
+    """Run one of the two commands."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads, which is the point
+    parser = argparse.ArgumentParser(
+        prog="python -m seqjax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    taking = commands.add_parser("import", help="public weights -> workdir")
+    taking.add_argument("--weights", required=True, type=Path, help=".safetensors, its index, or their directory")
+    taking.add_argument("--config", required=True, help="FILE.py[:SIZE][,key=value], of the same architecture")
+    taking.add_argument("--workdir", required=True, type=Path, help="a directory to write")
+    giving = commands.add_parser("export", help="workdir -> public weights")
+    giving.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    giving.add_argument("--out", required=True, type=Path, help="the .safetensors file to write")
+    giving.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    args = parser.parse_args(argv)
+    if args.command == "import":
+        to_workdir(args.weights, load_config(args.config), args.workdir)
+    else:
+        to_file(args.workdir, args.out, args.dtype)
+
+
+if __name__ == "__main__":
+    run_command(main)

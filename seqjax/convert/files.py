@@ -1,0 +1,119 @@
+"""`.safetensors` files: one, or several with an index, read tensor by tensor; nothing here unpickles."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from seqjax.errors import UserError
+
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 holds each of them
+
+
+def _safetensors() -> Any:
+    """The package, when it is wanted: an extra."""
+    try:
+        import safetensors.numpy
+    except ModuleNotFoundError as error:
+        raise UserError("seqjax.convert needs the safetensors package: pip install 'seqjax[convert]'.") from error
+    return safetensors
+
+
+class Weights:
+    """The tensors behind `path`: a .safetensors file, a .safetensors.index.json, or a directory that holds one.
+
+    A context manager. `names` are those in the files, `directory` is where they lie.
+    """
+
+    def __init__(self, path: Path):
+        self._package = _safetensors()
+        self._close = contextlib.ExitStack()
+        file = find(path)
+        self.path, self.directory = file, file.parent
+        self._where: dict[str, Any] = {}
+        if file.name.endswith(".index.json"):
+            self._open_index(file)
+        else:
+            handle = self._open(file)
+            self._where = dict.fromkeys(handle.keys(), handle)
+        self.names = sorted(self._where)
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._close.close()
+
+    def _open(self, file: Path) -> Any:
+        if not file.is_file():
+            raise UserError(f"There is no file {file}.")
+        try:
+            return self._close.enter_context(self._package.safe_open(file, framework="numpy"))
+        except self._package.SafetensorError as error:
+            raise UserError(f"{file} is not a whole .safetensors file ({error}); fetch it again.") from error
+
+    def _open_index(self, index: Path) -> None:
+        try:
+            where = json.loads(index.read_text())["weight_map"]
+            shards = {shard: self._open(index.parent / Path(shard).name) for shard in sorted(set(where.values()))}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{index} is not the index of sharded weights ({error!r}).") from error
+        self._where = {name: shards[shard] for name, shard in where.items()}
+        held = {name: shard for shard, handle in shards.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
+        if held != where:
+            odd = sorted(set(held.items()) ^ set(where.items()))
+            raise UserError(f"{index} and its shards disagree about {odd[0][0]} ({len(odd)} in all); fetch them again.")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, without reading it."""
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor as float32; `UserError` for a type that float32 does not hold or that is no weight."""
+        dtype = self._where[name].get_slice(name).get_dtype()
+        if dtype not in DTYPES:
+            raise UserError(f"{name} in {self.path} is {dtype}; known: {', '.join(DTYPES)}.")
+        return self._where[name].get_tensor(name).astype(np.float32)
+
+
+def find(path: Path) -> Path:
+    """The file that `path` stands for."""
+    if path.is_dir():
+        for name in ("model.safetensors.index.json", "model.safetensors"):
+            if (path / name).is_file():
+                return path / name
+        one = sorted(path.glob("*.safetensors"))
+        if len(one) == 1:
+            return one[0]
+        raise UserError(f"{path} holds {len(one)} .safetensors files and no model.safetensors(.index.json): name one.")
+    if not path.is_file():
+        raise UserError(f"--weights: there is no file {path}.")
+    if not path.name.endswith((".safetensors", ".safetensors.index.json")):
+        raise UserError(
+            f"--weights={path}: only .safetensors files (or their .index.json) are read. Pickled weights (.bin, .pt, "
+            ".pth) can run code when they are opened; save them once as safetensors where you trust them."
+        )
+    return path
+
+
+def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
+    """Write float32 arrays as float32, bfloat16 or float16, atomically; `UserError` where that cannot hold one."""
+    package, out = _safetensors(), {}
+    for name, x in tensors.items():
+        with np.errstate(over="ignore"):
+            out[name] = x.astype(jnp.dtype(dtype))
+        if np.isinf(out[name].astype(np.float32)).any() and np.isfinite(x).all():
+            raise UserError(f"{name} holds {np.abs(x).max():.3g}, more than {dtype} can; give another --dtype.")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # the entry without which transformers does not open a file
+        package.numpy.save_file(out, temporary, metadata={"format": "pt"})
+        temporary.replace(path)
+    except (OSError, package.SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"Cannot write {path} ({error}); free some disk space or give another --out.") from error

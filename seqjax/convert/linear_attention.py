@@ -1,0 +1,240 @@
+"""RWKV-7, DeltaNet and Gated DeltaNet in the names of flash-linear-attention (fla-core 0.6).
+
+RWKV-7 as BlinkDL publishes it has other names (and is pickled); fla's copies of it are this one.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from seqjax.config import Config
+from seqjax.convert.rules import (
+    MISSING,
+    PLAIN,
+    Family,
+    Rule,
+    Setting,
+    conv,
+    key,
+    linear,
+    mlp_dim,
+    named,
+    norm,
+    only,
+    outside,
+    sizes,
+    told,
+)
+from seqjax.errors import UserError
+from seqjax.mixers.rwkv7 import lora_ranks
+
+Fix = Callable[[Any, dict[str, Any]], str]
+
+
+# -------------------------------------------------------------------------------------------------------------- RWKV-7
+def _lora(name: str, *, first: bool = True) -> tuple[Rule, ...]:
+    public = f"model.layers.{{}}.attn.{name}_lora.lora"
+    rules = (
+        Rule(f"{public}.0.weight", f"mixer.{name}_lora.a", "linear", first),
+        Rule(f"{public}.2.weight", f"mixer.{name}_lora.b", "linear", first),
+    )
+    return rules if name == "g" else (*rules, Rule(f"{public}.2.bias", f"mixer.{name}_lora.bias", "same", first))
+
+
+def _rank(public: str, ours: str, index: int) -> Setting:
+    return key(public, ours, lambda config: lora_ranks(config.model.mixer, config.model.dim)[index])
+
+
+def _head_dim(config: Config) -> int:
+    return config.model.dim // config.model.mixer.heads
+
+
+def _value_dim(found: dict[str, Any]) -> Any:
+    """None where values are as wide as the model in every layer."""
+    said = found.get("value_dim")
+    return None if said in (None, found["hidden_size"], [found["hidden_size"]] * found["num_hidden_layers"]) else said
+
+
+def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
+    """Fla's inner width where `intermediate_size` is null."""
+    width = int(found["hidden_size"] * (found.get("hidden_ratio") or 4) * share)
+    return multiple * -(-width // multiple)
+
+
+def _head_eps(found: dict[str, Any]) -> Any:
+    """Nothing to object where the head norm's eps, head_dim * norm_eps there, is 64e-5 as it always is here."""
+    eps, width = found.get("norm_eps", 1e-5), found.get("head_dim") or found["hidden_size"] // found["num_heads"]
+    return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
+
+
+def _rwkv7_label(config: Config) -> tuple[str, str]:
+    eps = 64e-5 / _head_dim(config)
+    if not math.isclose(config.model.norm_eps, eps):
+        raise UserError(
+            f"fla's RWKV-7 ties the eps of its norms: with heads of {_head_dim(config)} it is {eps:.3g}, not "
+            f"config.model.norm_eps={config.model.norm_eps}."
+        )
+    return "rwkv7", "RWKV7ForCausalLM"
+
+
+RWKV7 = Family(
+    name="RWKV-7",
+    prefix="model.",
+    types=("rwkv7",),
+    label=_rwkv7_label,
+    embed="model.embeddings.weight",
+    rules=(
+        *outside("model.embeddings", "model.norm"),
+        *norm("model.layers.0.pre_norm", "embed_norm"),
+        *norm("model.layers.{}.attn_norm", "norm1"),
+        *(Rule(f"model.layers.{{}}.attn.x_{name}", f"mixer.mu.{name}", "row") for name in "rwkvag"),
+        *(rule for name in "rkv" for rule in linear(f"model.layers.{{}}.attn.{name}_proj", f"mixer.{name}")),
+        *linear("model.layers.{}.attn.o_proj", "mixer.out"),
+        *(rule for name in "wag" for rule in _lora(name)),
+        *_lora("v", first=False),
+        Rule("model.layers.{}.attn.k_k", "mixer.k_k"),
+        Rule("model.layers.{}.attn.k_a", "mixer.k_a"),
+        Rule("model.layers.{}.attn.r_k", "mixer.r_k", "heads"),
+        *norm("model.layers.{}.attn.g_norm", "mixer.norm"),
+        *norm("model.layers.{}.ffn_norm", "norm2"),
+        Rule("model.layers.{}.ffn.x_k", "mlp.mu_k"),
+        *linear("model.layers.{}.ffn.key", "mlp.k"),
+        *linear("model.layers.{}.ffn.value", "mlp.v"),
+    ),
+    settings=(
+        *sizes(tie=False),
+        Setting(
+            "head_dim",
+            _head_dim,
+            lambda found: found.get("head_dim") or found["hidden_size"] // found["num_heads"],
+            lambda value, found: f"model.mixer.heads={found['hidden_size'] // value}",
+            derived=True,
+        ),
+        mlp_dim("intermediate_size", lambda found: _rounded(found, 1, 32))._replace(
+            get=lambda config: config.model.mlp.dim or 4 * config.model.dim
+        ),
+        _rank("decay_low_rank_dim", "model.mixer.decay_rank", 0),
+        _rank("a_low_rank_dim", "model.mixer.eta_rank", 1),
+        _rank("v_low_rank_dim", "model.mixer.value_rank", 2),
+        _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3),
+        key("norm_eps", "model.norm_eps", default=1e-5),
+        Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, lambda value, found: ""),
+        told("fuse_norm", lambda config: False),  # fused, its unit vectors have another eps than RWKV's own
+        only("hidden_act", "sqrelu", default="sqrelu"),
+        only("norm_first", True, default=True),
+        only("norm_bias", True, default=True),
+        only("attn", None, default=None),
+        Setting("value_dim", lambda config: None, _value_dim, lambda value, found: ""),
+    ),
+    needs={**PLAIN, "model.norm": ("layernorm",), "model.embed_norm": (True,)},
+)
+
+
+# -------------------------------------------------------------------------------------------- DeltaNet, Gated DeltaNet
+def _delta(*gates: Rule) -> tuple[Rule, ...]:
+    names = {"q": "q", "k": "k", "v": "v", "b": "beta", "o": "out"}
+    return (
+        *outside("model.embeddings", "model.norm"),
+        *norm("model.layers.{}.attn_norm", "norm1"),
+        *(rule for a, b in names.items() for rule in linear(f"model.layers.{{}}.attn.{a}_proj", f"mixer.{b}")),
+        *(rule for a in "qkv" for rule in conv(f"model.layers.{{}}.attn.{a}_conv1d", f"mixer.{a}_conv")),
+        *gates,
+        *norm("model.layers.{}.attn.o_norm", "mixer.norm"),
+        *norm("model.layers.{}.mlp_norm", "norm2"),
+        *(rule for a in ("gate", "up", "down") for rule in linear(f"model.layers.{{}}.mlp.{a}_proj", f"mlp.{a}")),
+    )
+
+
+def _width(which: int) -> Callable[[Config], int]:
+    """Of all keys (0) or all values (1)."""
+    return lambda config: config.model.mixer.widths(config.model.dim)[which]
+
+
+def _share(
+    public: str, usual: float, get: Callable[[Config], Any], fix: Callable[[Any, dict[str, Any]], str]
+) -> Setting:
+    return Setting(public, get, lambda found: found.get(public, usual), fix, derived=True)
+
+
+KEYS, VALUES = _width(0), _width(1)
+DELTA = (
+    *sizes(tie=False),
+    key("num_heads", "model.mixer.heads"),
+    key("conv_size", "model.mixer.conv_width", default=4),
+    mlp_dim("intermediate_size", lambda found: _rounded(found, 2 / 3, 256)),
+    key("norm_eps", "model.norm_eps", default=1e-6),
+    key("norm_eps", "model.mixer.norm_eps", default=1e-6),
+    only("hidden_act", "swish", "silu", default="swish"),
+    only("use_short_conv", True, default=True),
+    only("allow_neg_eigval", False, default=False),
+    only("attn", None, default=None),
+    only("attnres_block_size", None, default=None),
+)
+DELTA_NEEDS = {**PLAIN, "model.mlp.kind": ("swiglu",), "model.mlp.bias": (False,)}
+
+DELTANET = Family(
+    name="DeltaNet",
+    prefix="model.",
+    types=("delta_net",),
+    label=named("delta_net", "DeltaNetForCausalLM"),
+    embed="model.embeddings.weight",
+    rules=_delta(),
+    settings=(
+        *DELTA,
+        _share(
+            "expand_k",
+            1.0,
+            lambda config: KEYS(config) / config.model.dim,
+            lambda value, found: f"model.mixer.key_dim={round(value * found['hidden_size'])}",
+        ),
+        _share(
+            "expand_v",
+            1.0,
+            lambda config: VALUES(config) / config.model.dim,
+            lambda value, found: f"model.mixer.value_dim={round(value * found['hidden_size'])}",
+        ),
+        only("use_gate", False, default=False),
+        only("use_beta", True, default=True),
+        only("qk_norm", "l2", default="l2"),
+        only("qk_activation", "silu", default="silu"),
+    ),
+    needs=DELTA_NEEDS,
+)
+
+GATED_DELTANET = Family(
+    name="Gated DeltaNet",
+    prefix="model.",
+    types=("gated_deltanet",),
+    label=named("gated_deltanet", "GatedDeltaNetForCausalLM"),
+    embed="model.embeddings.weight",
+    rules=_delta(
+        *linear("model.layers.{}.attn.a_proj", "mixer.decay"),
+        *linear("model.layers.{}.attn.g_proj", "mixer.gate"),
+        Rule("model.layers.{}.attn.A_log", "mixer.log_rate_H"),
+        Rule("model.layers.{}.attn.dt_bias", "mixer.step_bias_H"),
+    ),
+    settings=(
+        *DELTA,
+        _share(
+            "head_dim",
+            256,
+            lambda config: KEYS(config) // config.model.mixer.heads,
+            lambda value, found: f"model.mixer.key_dim={value * found['num_heads']}",
+        ),
+        _share(
+            "expand_v",
+            2.0,
+            lambda config: VALUES(config) / KEYS(config),
+            lambda value, found: f"model.mixer.value_dim={round(value * found['head_dim'] * found['num_heads'])}",
+        ),
+        Setting(
+            "num_v_heads",
+            lambda config: None,
+            lambda found: None if found.get("num_v_heads") == found["num_heads"] else found.get("num_v_heads"),
+            lambda value, found: "",
+        ),
+        only("use_gate", True, default=True),
+        only("output_gate_activation", "swish", "silu", default="swish"),
+    ),
+    needs=DELTA_NEEDS,
+)

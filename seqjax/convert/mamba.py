@@ -1,0 +1,107 @@
+"""Mamba and Mamba-2 in the names of transformers, as its `save_pretrained` writes them.
+
+The files of state-spaces/mamba itself are another naming (and pickled); the `-hf` copies of them are this one.
+"""
+
+import math
+from typing import Any
+
+from seqjax.config import Config
+from seqjax.convert.rules import (
+    PLAIN,
+    Family,
+    Rule,
+    Setting,
+    conv,
+    key,
+    linear,
+    named,
+    norm,
+    only,
+    outside,
+    sizes,
+    told,
+)
+
+
+def _dt_rank(config: Config) -> int:
+    return config.model.mixer.dt_rank or -(-config.model.dim // 16)
+
+
+def _residual(value: Any, found: dict[str, Any]) -> str:
+    return f"model.residual_dtype={'float32' if value else 'compute'}"
+
+
+def _time_step_limit(found: dict[str, Any]) -> Any:
+    """None where step sizes are not clamped; newer files write infinity as {"__float__": "Infinity"}."""
+    low, high = found.get("time_step_limit") or (0.0, math.inf)
+    return None if low == 0 and high in (math.inf, "Infinity", {"__float__": "Infinity"}) else [low, high]
+
+
+SSM = (
+    key("state_size", "model.mixer.state"),
+    key("expand", "model.mixer.expand"),
+    key("conv_kernel", "model.mixer.conv_width"),
+    key("layer_norm_epsilon", "model.norm_eps", default=1e-5),
+    Setting(
+        "residual_in_fp32",
+        lambda config: config.model.residual_dtype == "float32",
+        lambda found: found.get("residual_in_fp32", True),
+        _residual,
+    ),
+    only("hidden_act", "silu", "swish", default="silu"),
+    only("use_bias", False, default=False),
+    only("use_conv_bias", True, default=True),
+)
+SSM_NEEDS = {**PLAIN, "model.mlp.kind": ("none",), "model.mixer.decay": ("full",), "model.mixer.conv": (True,)}
+
+MAMBA = Family(
+    name="Mamba",
+    prefix="backbone.",
+    types=("mamba",),
+    label=named("mamba", "MambaForCausalLM"),
+    embed="backbone.embeddings.weight",
+    rules=(
+        *outside("backbone.embeddings", "backbone.norm_f"),
+        *norm("backbone.layers.{}.norm", "norm1"),
+        *linear("backbone.layers.{}.mixer.in_proj", "mixer.x mixer.z"),
+        *conv("backbone.layers.{}.mixer.conv1d", "mixer.conv"),
+        *linear("backbone.layers.{}.mixer.x_proj", "mixer.delta mixer.bc"),
+        *linear("backbone.layers.{}.mixer.dt_proj", "mixer.dt"),
+        Rule("backbone.layers.{}.mixer.dt_proj.bias", "mixer.dt_bias"),
+        Rule("backbone.layers.{}.mixer.A_log", "mixer.a_log"),
+        Rule("backbone.layers.{}.mixer.D", "mixer.skip"),
+        *linear("backbone.layers.{}.mixer.out_proj", "mixer.out"),
+    ),
+    settings=(*sizes(tie=True), key("time_step_rank", "model.mixer.dt_rank", _dt_rank), *SSM),
+    needs=SSM_NEEDS,
+)
+
+MAMBA2 = Family(
+    name="Mamba-2",
+    prefix="backbone.",
+    types=("mamba2",),
+    label=named("mamba2", "Mamba2ForCausalLM"),
+    embed="backbone.embeddings.weight",
+    rules=(
+        *outside("backbone.embeddings", "backbone.norm_f"),
+        *norm("backbone.layers.{}.norm", "norm1"),
+        *linear("backbone.layers.{}.mixer.in_proj", "mixer.z mixer.x mixer.bc mixer.dt"),
+        *conv("backbone.layers.{}.mixer.conv1d", "mixer.conv_x mixer.conv_bc"),
+        Rule("backbone.layers.{}.mixer.dt_bias", "mixer.dt_bias"),
+        Rule("backbone.layers.{}.mixer.A_log", "mixer.a_log"),
+        Rule("backbone.layers.{}.mixer.D", "mixer.skip"),
+        *norm("backbone.layers.{}.mixer.norm", "mixer.norm"),
+        *linear("backbone.layers.{}.mixer.out_proj", "mixer.out"),
+    ),
+    settings=(
+        *sizes(tie=False),
+        key("head_dim", "model.mixer.head_dim"),
+        told("num_heads", lambda config: config.model.mixer.expand * config.model.dim // config.model.mixer.head_dim),
+        *SSM,
+        only("layer_norm_epsilon", 1e-5),  # it is the inner norm's too, which has no setting here
+        only("n_groups", 1, default=8),
+        Setting("time_step_limit", lambda config: None, _time_step_limit, lambda value, found: ""),
+    ),
+    needs={**SSM_NEEDS, "model.mixer.norm": (True,)},
+)

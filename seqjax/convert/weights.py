@@ -1,0 +1,205 @@
+"""From the tensors of a public file to our parameters and back, by the rules of a family."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from seqjax.config import Config
+from seqjax.convert import files, public_config
+from seqjax.convert.attention import GPT2, LLAMA
+from seqjax.convert.linear_attention import DELTANET, GATED_DELTANET, RWKV7
+from seqjax.convert.mamba import MAMBA, MAMBA2
+from seqjax.convert.rules import Family
+from seqjax.errors import UserError
+from seqjax.model import Model
+from seqjax.params import names
+from seqjax.types import Params
+from seqjax.workdir import write_json
+
+FAMILIES = {
+    "transformer": GPT2,
+    "transformer_pp": LLAMA,
+    "mamba1": MAMBA,
+    "mamba2": MAMBA2,
+    "rwkv7": RWKV7,
+    "deltanet": DELTANET,
+    "gated_deltanet": GATED_DELTANET,
+}
+HEAD = "lm_head.weight"
+SHOWN = 3  # wrong tensors of a kind that an error lists
+
+
+class Entry(NamedTuple):
+    """A tensor of the public file and what it holds under one config. `layer` None: not in a layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    form: str
+    paths: tuple[str, ...]
+    ours: tuple[tuple[int, ...], ...]
+    layer: int | None
+
+    @property
+    def axis(self) -> int:
+        """Along which our arrays lie side by side."""
+        return 0 if self.form == "conv" else -1
+
+    def to_public(self, arrays: list[np.ndarray]) -> np.ndarray:
+        """Our arrays -> the tensor, in memory as it goes into the file."""
+        x = np.concatenate(arrays, axis=self.axis)
+        x = x.T if self.form == "linear" else x
+        # safetensors 0.5 writes a transposed view as if it were not transposed
+        return np.ascontiguousarray(x.reshape(self.shape))
+
+    def to_ours(self, tensor: np.ndarray) -> list[np.ndarray]:
+        """The tensor -> our arrays."""
+        sizes = [shape[self.axis] for shape in self.ours]
+        whole = list(self.ours[0])
+        whole[self.axis] = sum(sizes)
+        x = tensor.T if self.form == "linear" else tensor.reshape(whole)
+        return np.split(x, np.cumsum(sizes)[:-1], axis=self.axis)
+
+
+def family_of(config: Config) -> Family:
+    """The public twin of a config's architecture; `UserError` where it has none."""
+    name = config.model.mixer.name
+    if name not in FAMILIES:
+        raise UserError(f"config.model.mixer.name={name!r} has no public twin. Those that have: {', '.join(FAMILIES)}.")
+    public_config.check_needs(FAMILIES[name], config)
+    return FAMILIES[name]
+
+
+def import_weights(path: Path, config: Config) -> Params:
+    """Public weights as parameters of `config`'s model: float32 arrays on the host, layers stacked.
+
+    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` where a tensor is missing, left over or of
+    another shape, and where a config.json beside the file is of another model (docs/convert.md).
+    """
+    family = family_of(config)
+    with files.Weights(path) as weights:
+        public_config.check(family, config, weights.directory / "config.json")
+        family.label(config)  # has its own objections
+        wanted = {entry.name: entry for entry in entries(family, config)}
+        stored = _stored(family, weights.names, wanted)
+        _check_tensors(family, config, weights, stored, wanted)
+        flat = {path: np.zeros(shape, np.float32) for path, shape in _shapes(config).items()}
+        for entry in wanted.values():
+            for at, x in zip(entry.paths, entry.to_ours(weights.read(stored[entry.name])), strict=True):
+                flat[at][... if entry.layer is None else entry.layer] = x
+    return _nested(flat)
+
+
+def export_weights(params: Params, config: Config, path: Path, *, dtype: str = "float32") -> None:
+    """Parameters of `config`'s model into the .safetensors file `path`, under public names, and config.json beside it.
+
+    `dtype`: float32 (exact), bfloat16 or float16. Raises `UserError` where the architecture has no public twin, and
+    before it writes over a config.json that says something else.
+    """
+    family = family_of(config)
+    beside, made = path.parent / "config.json", public_config.make(family, config, dtype)
+    if beside.exists() and public_config.read(beside) != made:
+        raise UserError(f"{beside} is there and says something else; export into a directory of its own.")
+    flat = {name: np.asarray(x, np.float32) for name, x in names(params)}
+    tensors = {}
+    for entry in entries(family, config):
+        arrays = [flat[at] if entry.layer is None else flat[at][entry.layer] for at in entry.paths]
+        tensors[entry.name] = entry.to_public(arrays)
+    files.write(tensors, path, dtype=dtype)
+    write_json(beside, made)
+
+
+def entries(family: Family, config: Config) -> list[Entry]:
+    """Every tensor that `family` stores of a model of `config`; `UserError` where one of our arrays has no place."""
+    shapes = _shapes(config)
+    out: list[Entry] = []
+    placed = set()
+    for rule in family.rules:
+        in_layer = "{}" in rule.public
+        paths = tuple(f"blocks.0.{p}" if in_layer else p for p in rule.ours.split())
+        if any(p not in shapes for p in paths):
+            continue
+        placed |= set(paths)
+        ours = tuple(shapes[p][1:] if in_layer else shapes[p] for p in paths)
+        shape = _public_shape(rule.form, ours, config)
+        for layer in range(0 if rule.first else 1, config.model.n_layers) if in_layer else [None]:
+            out.append(Entry(rule.public.format(layer), shape, rule.form, paths, ours, layer))
+    if homeless := sorted(set(shapes) - placed):
+        shown = f"{', '.join(homeless[:SHOWN])}{' ...' * (len(homeless) > SHOWN)}"
+        raise UserError(f"{family.name} has no tensor for {shown}; docs/convert.md says which settings have a twin.")
+    return out
+
+
+def _public_shape(form: str, ours: tuple[tuple[int, ...], ...], config: Config) -> tuple[int, ...]:
+    if form == "conv":
+        return (sum(s[0] for s in ours), 1, ours[0][1])
+    shape = (*ours[0][:-1], sum(s[-1] for s in ours))
+    if form == "heads":
+        return (config.model.mixer.heads, shape[0] // config.model.mixer.heads)
+    return {"same": shape, "linear": shape[::-1], "row": (1, 1, *shape)}[form]
+
+
+def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of every array of the model."""
+    return {path: leaf.shape for path, leaf in names(Model(config.model, max_len=config.train.seq_len).shapes)}
+
+
+def _stored(family: Family, found: list[str], wanted: Iterable[str]) -> dict[str, str]:
+    """Public name -> name in the file: those of a base model saved by itself lack the prefix."""
+    full = {name if name == HEAD else family.prefix + name: name for name in found}
+    has_prefix = any(name.startswith(family.prefix) for name in found)
+    return {name: name for name in found} if has_prefix or not full.keys() & set(wanted) else full
+
+
+def _check_tensors(
+    family: Family, config: Config, weights: files.Weights, stored: dict[str, str], wanted: dict[str, Entry]
+) -> None:
+    missing, left = sorted(wanted.keys() - stored.keys()), stored.keys() - wanted.keys()
+    left = sorted(name for name in left if not re.search(family.redundant, name))
+    if HEAD in left and config.model.tie_embeddings and family.embed in stored:
+        head, embed = (weights.read(stored[name]) for name in (HEAD, family.embed))
+        if head.shape != embed.shape or not (head == embed).all():
+            raise UserError(
+                f"{weights.path}: {HEAD} is not {family.embed} again, so the head is not tied: "
+                "set config.model.tie_embeddings=False."
+            )
+        left.remove(HEAD)
+    shapes = {name: weights.shape(stored[name]) for name in wanted.keys() & stored.keys()}
+    wrong = sorted(name for name, shape in shapes.items() if shape != wanted[name].shape)
+    spare, free = left or sorted(stored), missing or sorted(wanted)
+    said = [
+        _listed("missing", missing, lambda n: f"{list(wanted[n].shape)}{_nearest(n, spare, 'in the file')}"),
+        _listed("not expected", left, lambda n: f"{list(weights.shape(stored[n]))}{_nearest(n, free, 'expected')}"),
+        _listed("another shape", wrong, lambda n: f"{list(shapes[n])}, expected {list(wanted[n].shape)}"),
+    ]
+    if any(said):
+        tied = " The head may be tied: config.model.tie_embeddings=True." * (missing == [HEAD])
+        raise UserError(
+            f"{weights.path} does not fit this config as a {family.name}: {'; '.join(filter(None, said))}.{tied}"
+        )
+
+
+def _listed(what: str, which: list[str], describe: Callable[[str], str]) -> str:
+    if not which:
+        return ""
+    more = f" and {len(which) - SHOWN} more" if len(which) > SHOWN else ""
+    return f"{what}: {', '.join(f'{name} {describe(name)}' for name in which[:SHOWN])}{more}"
+
+
+def _nearest(name: str, known: list[str], where: str) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (nearest {where}: {close[0]})" if close else ""
+
+
+def _nested(flat: dict[str, np.ndarray]) -> Params:
+    tree: Params = {}
+    for path, x in flat.items():
+        *groups, last = path.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = x
+    return tree

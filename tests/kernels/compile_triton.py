@@ -1,0 +1,194 @@
+"""Compiles every Triton kernel for a GPU that need not be there:
+
+    python -m tests.kernels.compile_triton [80] [90] [--all]
+
+`CASES` lists calls of the backends. Each is traced with `compat.launch` replaced by a recorder and the compute
+capability pretended, so tile sizes, warps and stages are those of that GPU; what was recorded is compiled down to
+machine code. One line of JSON per kernel: shared memory in bytes, registers and spilled bytes per thread. It runs in
+a process of its own, without TRITON_INTERPRET: `@triton.jit` decides at import what a kernel is. Needs no GPU.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas import compat
+
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # what one program may use
+TRITON_TYPE = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32"}
+
+
+class Case(NamedTuple):
+    """`call(**sizes)` makes abstract operands itself and calls a backend's functions."""
+
+    name: str
+    call: Callable[..., Any]
+
+
+class Recorded(NamedTuple):
+    kernel: Any
+    dtypes: tuple[str, ...]
+    constants: dict[str, Any]
+    warps: int
+    stages: int
+
+
+def arrays(f: Callable, *shapes: tuple) -> Any:
+    """Traces f on abstract arrays: `(shape, dtype)` each."""
+    return jax.eval_shape(f, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes))
+
+
+def element(v_grad: str, *, dim: int, dtype: str) -> None:
+    from kernels_pallas.top1_element import triton as backend
+
+    T, H, G = 1000, 4, 2
+    q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
+    index = ((1, T, H), "int32")
+    arrays(partial(backend.evaluate, scale=0.1), q, kv, kv)
+    arrays(partial(backend.forward, scale=0.1), q, kv, kv)
+    arrays(partial(backend.backward, scale=0.1, v_grad=v_grad), q, kv, kv, index, row, q, q)
+
+
+def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
+    from kernels_pallas.top1_chunk import triton as backend
+
+    T, H, G = 1000, 4, 2
+    q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
+    sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
+    for selection in ("exact", "approx"):
+        arrays(partial(backend.select, selection=selection, **options), q, kv)
+    attend = backend.attend()
+    arrays(partial(attend.forward, **options), q, kv, kv, sel)
+    for selection in ("exact", "approx"):
+        arrays(partial(backend.attend("fused").fused, selection=selection, **options), q, kv, kv)
+    arrays(partial(attend.backward, **options), q, kv, kv, q, row, sel, q)
+
+
+def decode(kind: str, *, dim: int, dtype: str) -> None:
+    from kernels_pallas.top1_chunk import triton_decode as chunk
+    from kernels_pallas.top1_element import triton_decode as element
+
+    B, S, H, G, C = 2, 2000, 4, 2, 128
+    q, kv, length, mean = ((B, H, dim), dtype), ((B, S, G, dim), dtype), ((), "int32"), ((B, S // C, G, dim), "float32")
+    if kind == "element":
+        arrays(element.decode, q, kv, kv, length)
+        return
+    tables = (mean,) if kind == "approx" else ()
+
+    def call(q, k, v, length, *table):
+        return chunk.decode(q, k, v, length, chunk_size=C, scale=0.1, chunk_mean_BcGK=table[0] if table else None)
+
+    arrays(call, q, kv, kv, length, *tables)
+
+
+CASES = [
+    Case("chunk", chunk),
+    Case("chunk-256", partial(chunk, chunk_size=256)),
+    Case("chunk-decode-exact", partial(decode, "exact")),
+    Case("chunk-decode-approx", partial(decode, "approx")),
+    Case("element-decode", partial(decode, "element")),
+    Case("element", partial(element, "hard")),
+    Case("element-soft", partial(element, "soft")),
+]
+
+
+def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
+    """The launches of a case as the given GPU would see them."""
+    seen: list[Recorded] = []
+
+    def recorder(kernel, *operands, out_shape, grid, num_warps=4, num_stages=2, zeroed=(), name="", **constants):
+        del grid, zeroed, name
+        dtypes = tuple(jnp.dtype(x.dtype).name for x in (*operands, *out_shape))
+        seen.append(Recorded(kernel, dtypes, constants, num_warps, num_stages))
+        return tuple(jnp.zeros(x.shape, x.dtype) for x in out_shape)
+
+    jax.clear_caches()  # a trace that is remembered would launch nothing
+    launch, compute_capability = compat.launch, compat.compute_capability
+    compat.launch, compat.compute_capability = recorder, lambda: capability
+    try:
+        case.call(**sizes)
+    finally:
+        compat.launch, compat.compute_capability = launch, compute_capability
+    return seen
+
+
+def resources(ptx: str, arch: int) -> tuple[int, int]:
+    """(registers, spilled bytes) per thread, from the assembler's report."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        suffix = "a" if arch == 90 else ""
+        command = [
+            knobs.nvidia.ptxas.path,
+            "-v",
+            f"--gpu-name=sm_{arch}{suffix}",
+            source,
+            "-o",
+            source.with_suffix(".o"),
+        ]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    spilled = re.search(r"(\d+) bytes spill stores", report)
+    return int(registers[1]) if registers else 0, int(spilled[1]) if spilled else 0
+
+
+def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
+    """Compiles one recorded launch as jax_triton does: pointers aligned to 16 bytes, everything else constexpr."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = launch.kernel.arg_names
+    signature = {name: TRITON_TYPE[dtype] for name, dtype in zip(names, launch.dtypes, strict=False)}
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    assert set(signature) == set(names), f"{launch.kernel.__name__}: {set(signature) ^ set(names)}"
+    attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(launch.dtypes))}
+    source = ASTSource(launch.kernel, signature, constexprs=launch.constants, attrs=attributes)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    registers, spilled = resources(binary.asm["ptx"], capability)
+    return {"shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
+
+
+def every(capabilities: list[int], *, thorough: bool) -> Iterator[dict[str, Any]]:
+    """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64."""
+    kinds = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128)]
+    for capability in capabilities:
+        done = set()
+        for dtype, dim in kinds if thorough else kinds[:1]:
+            for case in CASES:
+                for launch in record(case, capability, dim=dim, dtype=dtype):
+                    key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
+                    if key in done:
+                        continue
+                    done.add(key)
+                    where = {"kernel": launch.kernel.__name__, "case": case.name, "capability": capability}
+                    shape = {"dtype": dtype, "dim": dim, "warps": launch.warps, "stages": launch.stages}
+                    yield where | shape | compiled(launch, capability)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90])
+    parser.add_argument("--all", action="store_true")
+    given = parser.parse_args()
+    assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
+    for report in every(given.capabilities, thorough=given.all):
+        sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()
