@@ -52,8 +52,8 @@ def configured(name: str, size: str, dtype: str) -> Config:
     config = importlib.import_module(f"configs.{name}").get_config(size)
     config.model.n_layers = len(config.model.pattern) or 2
     config.model.dtype = dtype
-    # XLA's CPU compiler (jax 0.10.2 and 0.12.0) loses Mamba-2's bfloat16 gradient under a scan over layers: NaN in one
-    # process, less NaN in the next. Unrolled layers, or rematerialised ones, do not show it.
+    # XLA's CPU compiler (jax 0.10.2 and 0.12.0) loses Mamba-2's bfloat16 gradient under a scan over layers: NaN, and
+    # not the same ones every time. Unrolled layers, or rematerialised ones, do not show it.
     config.model.scan_layers = False
     return from_config_dict(config)
 
