@@ -105,6 +105,11 @@ def _triton(problem: Problem) -> str | None:
     return importlib.import_module("kernels_pallas.triton_probe").probe(problem)
 
 
+def _mosaic(problem: Problem) -> str | None:
+    """The limits of the Mosaic GPU kernel; imported late, because it needs this module."""
+    return importlib.import_module("kernels_pallas.pallas_probe").probe(problem)
+
+
 def _module(name: str) -> Callable:
     return lambda: importlib.import_module(name)
 
@@ -121,3 +126,4 @@ for _op, _path in {
 register("top1_element_attention", "triton", probe=_triton, load=_module("kernels_pallas.top1_element.triton"))
 for _op in ("select_chunk", "top1_chunk_attention"):
     register(_op, "triton", probe=_triton, load=_module("kernels_pallas.top1_chunk.triton"))
+register("select_chunk", "pallas", probe=_mosaic, load=_module("kernels_pallas.top1_chunk.pallas"))
