@@ -1,6 +1,6 @@
-"""The one place that knows the versions of jax, jax_triton and triton: whether Triton kernels run, and how.
+"""The one place that knows the versions of jax, jax_triton and triton: whether kernels run, and how.
 
-A kernel is a plain `@triton.jit` function. `launch` calls it as
+A Triton kernel is a plain `@triton.jit` function. `launch` calls it as
 
     kernel(*input pointers, *output pointers, **constants)          constants are constexpr, scalars included
 
@@ -9,8 +9,8 @@ interpreter, for tests: with TRITON_INTERPRET=1 in the environment before triton
 `jax.pure_callback` and torch CPU tensors. The interpreter is slow (microseconds per array operation) and keeps global
 state, hence the lock.
 
-Shapes are static, so strides are constants. A kernel gets no null pointers and no aliasing: an input that a variant
-does not read is still some array.
+Shapes are static, so strides are constants. A Triton kernel gets no null pointers and no aliasing: an input that
+a variant does not read is still some array.
 """
 
 import importlib
@@ -19,7 +19,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 OLDEST = 80  # compute capability: bf16 matrix units and asynchronous copies begin with the A100
+HOPPER = 90  # has `wgmma`
 
 _interpreter = threading.Lock()
 
@@ -195,3 +196,45 @@ def _patch_interpreter() -> None:
         return create_dot(self, widened(a), widened(b), *rest)
 
     builder.cast_impl, builder.create_dot = cast_to_nearest, create_dot_of_bf16
+
+
+def mosaic_refusal(platform: str) -> str | None:
+    """Why Pallas Mosaic GPU kernels that use `wgmma` cannot run on `platform` here; None when they can."""
+    if platform not in ("cpu", "gpu", "cuda"):
+        return f"Pallas Mosaic GPU kernels need an NVIDIA GPU, this is a {platform}"
+    try:
+        mosaic: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    except ImportError as error:
+        return f"Pallas Mosaic GPU does not import ({str(error).splitlines()[0]})"
+    if platform == "cpu":
+        return None if hasattr(mosaic, "InterpretGPUParams") else "this jax has no interpreter for Pallas Mosaic GPU"
+    capability = compute_capability()
+    if capability is None:
+        return "Pallas Mosaic GPU kernels need an NVIDIA GPU with CUDA, this one names no compute capability"
+    if capability != HOPPER:  # later GPUs have other matrix instructions
+        return f"the GPU has compute capability {capability / 10}, the kernel needs Hopper's, {HOPPER / 10}"
+    return None
+
+
+def mosaic_kernel(body: Callable, *, interpret: bool, semantics: str, **options: Any) -> Callable:
+    """`plgpu.kernel` with exponentials and logarithms of the special-function unit.
+
+    Args:
+      body: the kernel; what `options` has beyond `plgpu.kernel`'s arguments under the key `n` is passed on to it.
+      interpret: whether jax's interpreter for a CPU runs it.
+      semantics: "lane" or "warpgroup": which of Mosaic's two lowerings compiles it.
+      **options: of `plgpu.kernel`.
+    """
+    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # its names vary
+    chosen = plgpu.LoweringSemantics.Lane if semantics == "lane" else plgpu.LoweringSemantics.Warpgroup
+    params = plgpu.CompilerParams(approx_math=True, lowering_semantics=chosen)
+    body = partial(body, n=options.pop("n"))
+    mode: Any = plgpu.InterpretGPUParams() if interpret else False
+    return plgpu.kernel(body, compiler_params=params, interpret=mode, **options)
+
+
+def transposed(ref: Any) -> Any:
+    """A matrix in shared memory, transposed without moving it."""
+    if jax.__version_info__ >= (0, 11):
+        return ref.transpose((1, 0))
+    return importlib.import_module("jax.experimental.pallas.mosaic_gpu").transpose_ref(ref, (1, 0))

@@ -105,6 +105,11 @@ def _triton(name: str = "probe") -> Callable:
     return lambda problem: getattr(importlib.import_module("kernels_pallas.triton_probe"), name)(problem)
 
 
+def _mosaic(problem: Problem) -> str | None:
+    """The limits of the Mosaic GPU kernel; imported late, because it needs this module."""
+    return importlib.import_module("kernels_pallas.pallas_probe").probe(problem)
+
+
 def _module(name: str) -> Callable:
     return lambda: importlib.import_module(name)
 
@@ -126,3 +131,4 @@ for _op, _probe, _path in (
     ("top1_chunk_decode", "chunk_decode", "kernels_pallas.top1_chunk.triton_decode"),
 ):
     register(_op, "triton", probe=_triton(_probe), load=_module(_path))
+register("select_chunk", "pallas", probe=_mosaic, load=_module("kernels_pallas.top1_chunk.pallas"))
