@@ -3,7 +3,7 @@
 A program scores a tile of queries against every full past chunk. One warpgroup copies keys into a ring in shared
 memory; the others take `rows` queries each, wait for the matrix product of a block of keys, and sum 2^x over it, where
 x = scale log2(e) q . k. Nothing makes them march in step, so while one waits for its product another keeps the
-special-function unit busy. `Style` says how one warpgroup overlaps with itself as well:
+special-function unit busy. `style` says how one warpgroup overlaps with itself as well:
 
     plain    one accumulator: product, then exponentials
     pair     two chunks at a time: the second product runs under the first one's exponentials
