@@ -3,11 +3,13 @@
 A program scores a tile of queries against every full past chunk. One warpgroup copies keys into a ring in shared
 memory; the others take `rows` queries each, wait for the matrix product of a block of keys, and sum 2^x over it, where
 x = scale log2(e) q . k. Nothing makes them march in step, so while one waits for its product another keeps the
-special-function unit busy. `Style` says how one warpgroup overlaps with itself as well:
+special-function unit busy. `style` says how one warpgroup overlaps with itself as well:
 
     plain    one accumulator: product, then exponentials
     pair     two chunks at a time: the second product runs under the first one's exponentials
-    halves   two halves of its rows, each with an accumulator: one half's product runs under the other's exponentials
+    halves   two halves of its rows at a time, likewise
+
+No accumulator is in flight from one turn of a loop to the next: the assembler would then serialise every product.
 
 All rows of a warpgroup lie in one chunk (`rows` divides the chunk), so a warpgroup's loop ends where its past does, and
 no score is ever masked.
@@ -213,35 +215,26 @@ def _pair(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *, n: S
 
 def _halves(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *, n: Sizes) -> tuple[Array, ...]:
     height = n.rows // 2
-    upper, lower = (q_smem.at[pl.ds(i * height, height)] for i in range(2))
+    halves = [q_smem.at[pl.ds(i * height, height)] for i in range(2)]
 
-    def run(one: Any, two: Any) -> tuple[Array, Array]:
-        def product(acc: Any, q_half: Any, slot: Any) -> None:
-            acc[...] = plgpu.layout_cast(jnp.zeros((height, n.block), jnp.float32), plgpu.Layout.WGMMA)
-            plgpu.wgmma(acc, q_half, _keys(k_smem, slot))
+    def chunk(c: Array, carry: tuple) -> tuple:
+        slot = lax.rem(c, n.stages)
+        plgpu.barrier_wait(k_there.at[slot])
 
-        pl.when(own > 0)(lambda: plgpu.barrier_wait(k_there.at[0]))
-        plgpu.wgmma(one, upper, _keys(k_smem, 0))  # of what is there, if there is no chunk
-
-        def chunk(c: Array, carry: tuple) -> tuple:
-            a, b = carry
-            slot, is_last = lax.rem(c, n.stages), c + 1 == own
-            after = jnp.where(is_last, slot, lax.rem(c + 1, n.stages))
-            product(two, lower, slot)
-            a = _better(_score(_add(None, plgpu.wgmma_accumulator_load(one, wait_n=1), n=n)), c, *a)
-            pl.when(jnp.logical_not(is_last))(lambda: plgpu.barrier_wait(k_there.at[after]))
-            product(one, upper, after)  # after the last chunk nobody reads it
-            s_MN = plgpu.wgmma_accumulator_load(two, wait_n=1)
+        def products(upper: Any, lower: Any) -> tuple[Array, Array]:
+            for q_half, acc in zip(halves, (upper, lower), strict=True):
+                plgpu.wgmma(acc, q_half, _keys(k_smem, slot))
+            upper_M = _score(_add(None, plgpu.wgmma_accumulator_load(upper, wait_n=1), n=n))
+            s_MN = plgpu.wgmma_accumulator_load(lower, wait_n=0)
             plgpu.barrier_arrive(k_free.at[slot])
-            return a, _better(_score(_add(None, s_MN, n=n)), c, *b)
+            return upper_M, _score(_add(None, s_MN, n=n))
 
-        start = _start(own, height, n=n)
-        a, b = lax.fori_loop(0, own, chunk, (start, start))
-        plgpu.wgmma_wait(0)
-        return a[1], b[1]
+        acc = plgpu.WGMMAAccumulatorRef((height, n.block), jnp.float32)
+        scores = pl.run_scoped(products, acc, acc)
+        return tuple(_better(score_M, c, *best) for score_M, best in zip(scores, carry, strict=True))
 
-    acc = plgpu.WGMMAAccumulatorRef((height, n.block), jnp.float32)
-    return pl.run_scoped(run, acc, acc)
+    start = _start(own, height, n=n)
+    return tuple(sel_M for _, sel_M in lax.fori_loop(0, own, chunk, (start, start)))
 
 
 def _add(total: Any, s_MN: Array, *, n: Sizes) -> Any:
