@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from kernels_pallas import dispatch
-from kernels_pallas.batching import fold_vmap
+from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_chunk import pallas_select_kernels as kernels
 
 BOUND = 60.0  # 2^60 and a chunk of them stay far inside float32, and the polynomial's exponent needs no clamp
@@ -40,7 +40,8 @@ def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, sca
     assert selection == "exact", selection
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk behind it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
-    return fold_vmap(partial(exact, chunk_size=chunk_size, scale=scale))(q_BTHK, k_BTGK)
+    f = partial(exact, chunk_size=chunk_size, scale=scale)
+    return fold_vmap(f, "b t (g r) k, b t g k -> b t (g r)", **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
 
 
 def exact(
