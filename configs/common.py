@@ -38,19 +38,19 @@ def _size(
     return {
         "dim": dim, "layers": layers, "heads": heads, "seq_len": seq_len, "batch": batch, "lr": lr,
         "warmup": warmup, "steps": steps, "mlp_dim": 0, "chunk_size": 128, "rope_base": 1e4, "tie": True,
-        "accumulate": 1, "remat": "none", "scan": True, "eval_every": 500_000_000,
-        "eval_tokens": 4_194_304, "save_every": 1000, "builtin": False,
+        "accumulate": 1, "remat": "none", "scan": True, "eval_every": 500_000_000, "eval_tokens": 4_194_304,
+        "save_every": 1000, "entropy_tokens": 1_048_576, "builtin": False,
     } | rest  # fmt: skip
 
 
 SIZES = {
     "demo": _size(
         dim=128, layers=4, heads=4, seq_len=512, batch=8, lr=2e-3, warmup=30, steps=300, chunk_size=64,
-        eval_every=250_000, eval_tokens=32_768, save_every=100, builtin=True,
+        eval_every=250_000, eval_tokens=32_768, entropy_tokens=32_768, save_every=100, builtin=True,
     ),
     "debug": _size(
         dim=64, layers=2, heads=2, seq_len=128, batch=4, lr=2e-3, warmup=5, steps=20, chunk_size=16,
-        eval_every=5_000, eval_tokens=2_048, save_every=10, builtin=True,
+        eval_every=5_000, eval_tokens=2_048, entropy_tokens=2_048, save_every=10, builtin=True,
     ),
     "110m": _size(
         dim=768, layers=12, heads=12, mlp_dim=2048, seq_len=2048, batch=256, lr=2e-4, warmup=2500,
@@ -74,11 +74,13 @@ def get_config(
     mixer: dict[str, Any],
     pattern: tuple[dict[str, Any], ...] = (),
     model: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    entropy: bool = False,
 ) -> ConfigDict:
     """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`, or around a `pattern` of mixers.
 
     Of a mixer's settings, `heads`, `rope_base` and `chunk_size` come from the size where they are 0. `model` gives,
     from the size, what else differs under `config.model`, by dotted key: `lambda size: {"mlp.kind": "none"}`.
+    `entropy` is for configs that study how attention spreads: measure that at the end, on a million tokens per domain.
     """
     size_name, regime, overrides = _split(arg)
     size = SIZES[size_name]
@@ -124,7 +126,10 @@ def get_config(
                 "lr": size["lr"], "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0,
                 "warmup_steps": size["warmup"], "final_lr": 0.0,
             },
-            "eval": {"every": size["eval_every"], "tokens": size["eval_tokens"], "batch_size": 0},
+            "eval": {
+                "every": size["eval_every"], "tokens": size["eval_tokens"], "batch_size": 0,
+                "entropy_tokens": size["entropy_tokens"] if entropy else 0,
+            },
             "checkpoint": {"every": size["save_every"], "keep": 2},
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
             "log": {"every": 10, "tensorboard": True, "profile_start": 0, "profile_steps": 5, "sample_tokens": 200},

@@ -52,6 +52,11 @@ class Block(nnx.Module):
             x_BTD = x_BTD + self.mixer(self.norm1(x_BTD).astype(dtype)).astype(x_BTD.dtype)
         return self._mlp(x_BTD, dtype), carry
 
+    def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
+        """Entropy of the mixer's weights in nats, float32 [B, T, H]; None where it has none."""
+        own = getattr(self.mixer, "entropy", None)
+        return own(self.norm1(x_BTD).astype(dtype)) if own else None
+
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
         """An empty cache for `prefill` and `step`."""
         return self.mixer.init_cache(batch, max_len, dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 import grain
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -100,6 +101,20 @@ class Checkpoints:
             if error.errno not in DISK_FULL:
                 raise
             raise self._failed(error) from error
+
+    def not_finite(self, step: int, values: dict[str, float], batch: np.ndarray) -> UserError:
+        """Keep the batch that did it; the error says where everything is."""
+        path = self.directory.parent / f"not_finite_step{step}.npz"
+        np.savez_compressed(path, tokens=batch)
+        self.wait()
+        last = self.latest
+        kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"
+        logging.error("not finite at step %d: %s", step, values)
+        return UserError(
+            f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}, parameter norm "
+            f"{values['param_norm']}. Batch {step} of the data order was written to {path}. {kept}. Lower "
+            "config.optim.lr, clip harder (config.optim.clip_norm), or warm up longer, in a new --workdir."
+        )
 
     def close(self) -> None:
         """Release the manager's threads."""

@@ -1,4 +1,8 @@
-"""Loss per domain. `python -m seqjax.evaluate --workdir=DIR` does it for the newest checkpoint of a run."""
+"""Loss per domain. `python -m seqjax.evaluate --workdir=DIR` does it for the newest checkpoint of a run.
+
+With --entropy also how widely attention spreads its weights: E_i = lse_i - sum_j p_ij s_ij in nats, and
+E_i / ln(i + 1), means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+"""
 
 import argparse
 import dataclasses
@@ -18,9 +22,11 @@ from seqjax.config import Config
 from seqjax.data import Corpus, open_corpus
 from seqjax.errors import UserError, run_command
 from seqjax.model import Model
-from seqjax.sharding import batch_sharding, make_mesh, shardings
-from seqjax.step import make_eval_step
+from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
+from seqjax.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
+
+ENTROPY_TOKENS = 1_048_576  # per domain, where neither the config nor --tokens says how many
 
 
 class Domain(NamedTuple):
@@ -47,16 +53,29 @@ def evaluate(
     eval_step: Callable[..., Any], params: Params, domains: Mapping[str, Domain], *, mesh: Mesh
 ) -> dict[str, float]:
     """Mean next-token loss in nats of every domain."""
+    sums = {name: _sums(eval_step, params, domain, mesh) for name, domain in domains.items()}
+    return {name: float(total / count) for name, (total, count) in sums.items()}
+
+
+def measure_entropy(
+    model: Model, params: Params, corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0
+) -> dict[str, dict[str, float]]:
+    """{"entropy": nats per domain, "entropy_relative": share of ln(i + 1)}; `UserError` where no layer has one."""
+    domains = load_domains(corpus, config, mesh=mesh, tokens=tokens or config.eval.entropy_tokens or ENTROPY_TOKENS)
+    step = jax.jit(make_entropy_step(model), out_shardings=replicated(mesh))
+    sums = {name: _sums(step, params, domain, mesh) for name, domain in domains.items()}
+    return {
+        field: {name: float(total[i] / total[2]) for name, total in sums.items()}
+        for i, field in enumerate(("entropy", "entropy_relative"))
+    }
+
+
+def _sums(step: Callable[..., Any], params: Params, domain: Domain, mesh: Mesh) -> np.ndarray:
+    """What `step` returns, added up over the batches of a domain in float64."""
     sharding = batch_sharding(mesh)
-    losses = {}
-    for name, domain in domains.items():
-        sums = [
-            eval_step(params, *jax.device_put((tokens, weights), sharding))
-            for tokens, weights in zip(domain.tokens, domain.weights, strict=True)
-        ]
-        totals = np.asarray(jax.device_get(sums), np.float64).sum(axis=0)
-        losses[name] = float(totals[0] / totals[1])
-    return losses
+    batches = zip(domain.tokens, domain.weights, strict=True)
+    sums = [step(params, *jax.device_put(batch, sharding)) for batch in batches]
+    return np.asarray(jax.device_get(sums), np.float64).sum(axis=0)
 
 
 def restore(workdir: Path) -> tuple[Config, Model, Params, int, Mesh]:
@@ -84,17 +103,25 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m seqjax.evaluate", description=__doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
     parser.add_argument("--tokens", default=0, type=int, help="per domain at most; 0 = as in the run's config")
+    parser.add_argument("--entropy", action="store_true", help="also the entropy of attention, on 1M tokens by default")
     args = parser.parse_args(argv)
     config, model, params, step, mesh = restore(args.workdir)
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    result: dict[str, Any] = {"step": step}
+    if args.entropy:
+        model.require_entropy()
     with jax.set_mesh(mesh):
         domains = load_domains(corpus, config, mesh=mesh, tokens=args.tokens)
-        losses = evaluate(jax.jit(make_eval_step(model)), params, domains, mesh=mesh)
+        result["loss"] = evaluate(jax.jit(make_eval_step(model)), params, domains, mesh=mesh)
+        if args.entropy:
+            result |= measure_entropy(model, params, corpus, config, mesh=mesh, tokens=args.tokens)
     sys.stdout.write(f"{args.workdir}, step {step}, nats per token\n")
-    for name, loss in losses.items():
+    for name, loss in result["loss"].items():
         side = "in domain" if name in corpus.in_domain else "out of domain"
-        sys.stdout.write(f"  {name:16s} {loss:8.4f}  {side}\n")
-    workdirs.write_json(args.workdir / "evaluation.json", {"step": step, "loss": losses})
+        spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
+        spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
+        sys.stdout.write(f"  {name:16s} {loss:8.4f}  {side:13s}{spread}".rstrip() + "\n")
+    workdirs.write_json(args.workdir / "evaluation.json", result)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ and the scan goes over whole patterns. `Model` holds structure only; every metho
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from seqjax import mixers
 from seqjax.block import Block, Carry, Outside
 from seqjax.config import ModelConfig
+from seqjax.errors import UserError
 from seqjax.ops.cross_entropy import cross_entropy
 from seqjax.params import Template, stacked_axes, unstack
 from seqjax.sharding import constrain_batch
@@ -70,12 +72,64 @@ class Model:
         }
         return {**self.outside.init(outside), "blocks": blocks}
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a sequence may have at most, where there are tables over positions; 0 = any number."""
+        ends = [getattr(getattr(block, "mixer", None), "longest", 0) for block in self.abstract_blocks()]
+        return min((n for n in (*ends, self.max_len * self.config.learned_positions) if n), default=0)
+
+    def _check_length(self, n_tokens: int) -> None:
+        if self.longest and n_tokens > self.longest:
+            raise UserError(
+                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, as many as it "
+                "was trained with (config.train.seq_len). Ask for fewer tokens, or train with longer sequences."
+            )
+
     def abstract_blocks(self) -> list[Any]:
         """One block per place in the pattern, with shapes for parameters; each stands for `repeats` layers."""
         return [block.bind(block.shapes) for block in self.blocks.values()]
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Tokens -> the normalised hidden states that the head reads, [B, T, D]."""
+        return self._norm(params, self._layers(params, tokens_BT)[0])
+
+    def entropy(self, params: Params, tokens_BT: Array) -> tuple[Array, Array]:
+        """Entropy of the attention weights, each float32 [L, B]: in nats, and as a share of its maximum ln(i + 1).
+
+        Means over the heads and the positions i >= 1 (at 0 there is nothing to choose) of every layer that has one: in
+        a hybrid, those with softmax attention (arXiv 2505.18522, section 3). Raises `UserError` where no layer does.
+        """
+        seq_len = tokens_BT.shape[1]
+        if seq_len < 2:
+            raise UserError("Entropy needs positions with something to choose: config.train.seq_len of at least 2.")
+        largest_T = jnp.log(jnp.arange(2, seq_len + 1, dtype=jnp.float32))
+
+        def measure(block: Any, x_BTD: Array) -> tuple[Array, Array] | None:
+            own = getattr(block, "entropy", None)
+            e_BTH = own(x_BTD, dtype=self.dtype) if own else None
+            if e_BTH is None:
+                return None
+            e_BT = jnp.mean(e_BTH, axis=-1)[:, 1:]
+            return jnp.mean(e_BT, axis=1), jnp.mean(e_BT / largest_T, axis=1)
+
+        seen = [pair for pair in self._layers(params, tokens_BT, measure)[1].values() if pair is not None]
+        if not seen:
+            names = ", ".join(sorted({mixer.name for mixer in self.pattern}))
+            raise UserError(
+                f"{names}: no layer has softmax weights over the past, so there is no entropy to measure. Leave "
+                "--entropy out and config.eval.entropy_tokens at 0."
+            )
+        nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*seen, strict=True))
+        return nats_LB, relative_LB
+
+    def require_entropy(self) -> None:
+        """Raise the `UserError` of `entropy` before anything has run."""
+        jax.eval_shape(self.entropy, self.shapes, jax.ShapeDtypeStruct((1, self.max_len), jnp.int32))
+
+    def _layers(
+        self, params: Params, tokens_BT: Array, measure: Callable[[Any, Array], Any] = lambda block, x_BTD: None
+    ) -> tuple[Array, dict[str, Any]]:
+        """The residual stream after all layers, and per place in the pattern what `measure(block, x_BTD)` saw."""
 
         def apply(block: Template, layer: Params, x_BTD: Array, carry: Carry) -> tuple[Array, Carry]:
             x_BTD, carry = block.bind(layer)(x_BTD, carry, dtype=self.dtype)
@@ -86,20 +140,24 @@ class Model:
                 apply, policy=REMAT[self.config.remat], prevent_cse=not self.config.scan_layers, static_argnums=0
             )
 
-        def group(x_and_carry: tuple[Array, Carry], layers: Params) -> tuple[tuple[Array, Carry], None]:
+        def group(x_and_carry: tuple[Array, Carry], layers: Params) -> tuple[tuple[Array, Carry], dict[str, Any]]:
+            seen = {}
             for i, block in self.blocks.items():
+                seen[i] = measure(block.bind(layers[i]), x_and_carry[0])
                 x_and_carry = apply(block, layers[i], *x_and_carry)
-            return x_and_carry, None
+            return x_and_carry, seen
 
+        self._check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self._embed(params, tokens_BT))
         x_and_carry = (x_BTD, self._init_carry(x_BTD))
         if self.config.scan_layers:
-            (x_BTD, _), _ = jax.lax.scan(group, x_and_carry, params["blocks"])
-        else:
-            for layers in unstack(params["blocks"], self.repeats):
-                x_and_carry, _ = group(x_and_carry, layers)
-            x_BTD = x_and_carry[0]
-        return self._norm(params, x_BTD)
+            (x_BTD, _), seen = jax.lax.scan(group, x_and_carry, params["blocks"])
+            return x_BTD, seen
+        each = []
+        for layers in unstack(params["blocks"], self.repeats):
+            x_and_carry, seen = group(x_and_carry, layers)
+            each.append(seen)
+        return x_and_carry[0], jax.tree.map(lambda *xs: jnp.stack(xs), *each)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_B: Array | None = None) -> tuple[Array, Array]:
         """Summed next-token loss (nats) and the number of predicted tokens, of blocks of T + 1 tokens."""
@@ -117,7 +175,11 @@ class Model:
         return self._logits(params, self.hidden(params, tokens_BT))
 
     def init_cache(self, batch: int, max_len: int) -> Cache:
-        """Empty caches of all layers, stacked as the parameters are."""
+        """Empty caches of all layers for `max_len` tokens, stacked as the parameters are.
+
+        Raises `UserError` where the model has a table over fewer positions.
+        """
+        self._check_length(max_len)
         caches = {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.repeats, *x.shape)), caches)
 

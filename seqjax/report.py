@@ -27,13 +27,16 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
     _plot(workdir / "report.png", config, corpus, train, evals, bigram)
 
     last = evals[-1]
-    table = [("domain", "loss", "perplexity", "")]
-    table += [_row("training", last["train/loss"], "mean since the evaluation before")]
+    spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
+    table = [("domain", "loss", "perplexity", *((spread, "of ln(i+1)") if spread else ()), "")]
+    table += [_row("training", last["train/loss"], "mean since the evaluation before", spread and ("", ""))]
     for name in corpus.eval_domains:
         side = "in domain" if name in corpus.in_domain else "out of domain"
-        table.append(_row(name, last[f"eval/{name}/loss"], side))
+        entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
+        table.append(_row(name, last[f"eval/{name}/loss"], side, entropy))
     if bigram is not None:
-        table.append(_row("byte bigram", bigram, "in domain; what counting pairs of bytes reaches"))
+        note = "in domain; what counting pairs of bytes reaches"
+        table.append(_row("byte bigram", bigram, note, spread and ("", "")))
     lines = _align(table)
     rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
     mfu = train[-1]["mfu"]
@@ -60,7 +63,8 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
         "Loss in nats per token:",
         "",
     ]
-    markdown += [f"| {' | '.join(row)} |" for row in (table[0], ("---", "---:", "---:", "---"), *table[1:])]
+    rule = ("---", *("---:",) * (len(table[0]) - 2), "---")
+    markdown += [f"| {' | '.join(row)} |" for row in (table[0], rule, *table[1:])]
     markdown += ["", "![losses over tokens](report.png)", ""]
     if sample is not None:
         # text of a model may hold a fence of its own
@@ -82,15 +86,18 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
     return "\n".join(shown)
 
 
-def _row(name: str, loss: float, note: str) -> tuple[str, str, str, str]:
-    return (name, f"{loss:.4f}", f"{math.exp(min(loss, 50.0)):.2f}", note)
+def _row(name: str, loss: float, note: str, entropy: Sequence[str] = ()) -> tuple[str, ...]:
+    return (name, f"{loss:.4f}", f"{math.exp(min(loss, 50.0)):.2f}", *entropy, note)
 
 
 def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in table) for i in range(4)]
-    return [
-        f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip() for row in table
-    ]
+    """Names to the left, numbers to the right, notes as they are."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for name, *numbers, note in table:
+        cells = [f"{x:>{width}}" for x, width in zip(numbers, widths[1:-1], strict=True)]
+        lines.append("  ".join([f"  {name:<{widths[0]}}", *cells, note]).rstrip())
+    return lines
 
 
 def _plot(
@@ -122,7 +129,7 @@ def _plot(
         ends.append((losses[-1], f"{name} {losses[-1]:.2f}", colors(i % 10)))
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
-    shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/")]
+    shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
     shown += [r["train/loss"] for r in train[len(train) // 10 :]] + ([bigram] if bigram is not None else [])
     margin = 0.06 * (max(shown) - min(shown) + 0.1)
     axes.set_ylim(min(shown) - margin, max(shown) + margin)

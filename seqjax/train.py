@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
-from absl import logging
 
 import kernels_pallas.dispatch
 from seqjax import flops, generate, metrics, report
@@ -22,7 +20,7 @@ from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
-from seqjax.evaluate import evaluate, load_domains
+from seqjax.evaluate import evaluate, load_domains, measure_entropy
 from seqjax.model import Model
 from seqjax.optim import optimizer as make_optimizer
 from seqjax.optim import schedule
@@ -60,6 +58,8 @@ def train(config: Config, workdir: Path) -> bool:
 
     # ----------------------------------------------------------------------------------------------------- model
     model = Model(config.model, max_len=seq_len)
+    if config.eval.entropy_tokens:
+        model.require_entropy()
     optimizer = make_optimizer(config.optim, n_steps)
     flops_per_token = flops.flops_per_token(model, seq_len)
 
@@ -135,7 +135,7 @@ def train(config: Config, workdir: Path) -> bool:
             if lead:
                 workdirs.write_json(workdir / "run.json", facts)
         if not all(map(math.isfinite, values.values())):
-            raise UserError(_not_finite(workdir, checkpoints, step, values, batch))
+            raise checkpoints.not_finite(step, values, batch)
         meta["window"] = [meta["window"][0] + loss, meta["window"][1] + 1]
         if step % config.log.every and step != n_steps:
             return
@@ -194,6 +194,9 @@ def train(config: Config, workdir: Path) -> bool:
                 losses = evaluate(eval_step, state.params, domains, mesh=mesh)
                 row = {"tokens": step * tokens_per_step, "train/loss": meta["window"][0] / meta["window"][1]}
                 row |= {f"eval/{name}/loss": value for name, value in losses.items()}
+                if last and config.eval.entropy_tokens:
+                    for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
+                        row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                 meta["window"] = [0.0, 0]
                 if not all(map(math.isfinite, losses.values())):
                     raise UserError(
@@ -225,27 +228,13 @@ def train(config: Config, workdir: Path) -> bool:
         return False
     if lead:
         sample = None
-        if config.log.sample_tokens and jax.process_count() == 1:
+        prompt, n_new = "The ", config.log.sample_tokens
+        if model.longest:  # tables over positions end; the prompt takes a BOS and at most its bytes
+            n_new = min(n_new, model.longest - 1 - len(prompt))
+        if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
-            prompt = "The "
-            n_new = config.log.sample_tokens
             with jax.set_mesh(mesh):
                 sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
         facts = workdirs.read_json(workdir / "run.json")
         progress.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True
-
-
-def _not_finite(workdir: Path, checkpoints: Checkpoints, step: int, values: dict[str, float], batch: np.ndarray) -> str:
-    """Keep the batch that did it, and say where everything is."""
-    path = workdir / f"not_finite_step{step}.npz"
-    np.savez_compressed(path, tokens=batch)
-    checkpoints.wait()
-    last = checkpoints.latest
-    kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"
-    logging.error("not finite at step %d: %s", step, values)
-    return (
-        f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}, parameter norm "
-        f"{values['param_norm']}. Batch {step} of the data order was written to {path}. {kept}. Lower config.optim.lr, "
-        "clip harder (config.optim.clip_norm), or warm up longer, in a new --workdir."
-    )

@@ -10,7 +10,7 @@ from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 
 # Settings that do not change what a run computes; a resumed run may have others.
-FREE = ("log.", "checkpoint.", "mesh.", "data.path", "data.cache_dir", "data.tokenizer_path")
+FREE = ("log.", "checkpoint.", "mesh.", "data.path", "data.cache_dir", "data.tokenizer_path", "eval.entropy_tokens")
 
 
 def fresh(config: Config) -> Path:

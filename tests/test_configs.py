@@ -48,7 +48,30 @@ def test_every_ablation_builds_and_has_its_name(name):
     base = name.split("_")[0] if name.startswith("mamba") else "transformer_pp"
     changed = differences(to_dict(load(base, "110m,mixed")), to_dict(config))
     assert 2 <= len(changed) <= 3, changed
-    assert all(line.startswith(("name:", "model.mixer.", "model.learned_positions:")) for line in changed)
+    assert all(
+        line.startswith(("name:", "model.mixer.", "model.learned_positions:", "eval.entropy_tokens:"))
+        for line in changed
+    )
+
+
+@pytest.mark.parametrize(
+    ("arg", "window", "size"),
+    [
+        ("", 256, "demo"),
+        ("64", 64, "demo"),
+        (" full ,debug", 0, "debug"),
+        ("110m,mixed", 256, "110m"),
+        ("9,110m", 9, "110m"),
+    ],
+)
+def test_the_window_is_an_argument(arg, window, size):
+    config = load("ablations.window", arg)
+    assert (config.model.mixer.window, config.size) == (window, size)
+
+
+def test_a_window_that_is_no_number_is_told_as_any_argument():
+    with pytest.raises(UserError, match="'wide' is no size or regime"):
+        load("ablations.window", "wide,110m")
 
 
 def test_the_default_is_the_demo():

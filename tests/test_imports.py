@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax.errors", "seqjax.types"),
-    ("seqjax.params",),
+    ("seqjax.params", "seqjax.config_checks"),
     ("seqjax.layers",),
     ("seqjax.ops",),
     ("seqjax.mixers",),

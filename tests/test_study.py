@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from seqjax.config import from_config_dict
+from seqjax.data import slimpajama
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study.protocol import common_losses, gap_rows, loss_at, read_points
+from tests import support
 
 
 def write_run(directory, *, offset: float, losses: list[float]):
@@ -59,6 +62,21 @@ def test_runs_that_never_meet(tmp_path):
     }
     with pytest.raises(UserError, match="no training loss in common"):
         common_losses(points)
+
+
+SHIPPED = sorted(path for path in (support.ROOT / "configs" / "studies").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_studies_build(path):
+    found = study.load_study(path)
+    workdirs = [run["workdir"] for run in found["runs"].values()]
+    assert len(set(workdirs)) == len(workdirs) >= 2, "runs in one directory"
+    configs = [from_config_dict(run["config"]) for run in found["runs"].values() if "config" in run]
+    assert len(configs) in (0, len(workdirs))
+    assert len({config.model for config in configs}) == len(configs), "two runs of one model"
+    for config in configs:
+        assert set(found["domains"]) <= set(slimpajama.REGIMES[config.data.regime].eval)
 
 
 def write_study(path, runs, **more):

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seqjax.data import blocks, shard_jobs, shards, slimpajama
+from seqjax.data import blocks, documents, shard_jobs, shards, slimpajama
 
 Planned = tuple[str, str, shard_jobs.FileJob]  # split, domain, job
 
@@ -88,7 +88,7 @@ def make_manifest(
         "skipped": {
             "count": reasons.total(),
             "by_reason": dict(sorted(reasons.items())),
-            "first": first[: 10 * shard_jobs.MAX_NAMED],
+            "first": first[: 10 * documents.MAX_NAMED],
         },
     }
 

@@ -160,17 +160,17 @@ def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, 
     """Run all jobs, in this process or in `workers` spawned ones, and show how far they are."""
     if not jobs:
         return
-    counters = shard_jobs.Progress()
+    counters = progress.Progress()
     with progress.Display(counters, title=title, total=total, jobs=len(jobs)) as display:
         if workers == 1:
-            shard_jobs.use_progress(counters)
+            progress.use_progress(counters)
             for job in jobs:
                 function(job)
                 display.finished += 1
             return
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(jobs)), context, shard_jobs.start_worker, (counters,)
+            min(workers, len(jobs)), context, progress.start_worker, (counters,)
         )
         try:
             for future in concurrent.futures.as_completed([pool.submit(function, job) for job in jobs]):

@@ -1,14 +1,61 @@
-"""The progress line of `seqjax.data.prepare`: redrawn on a terminal, a line now and then in a log."""
+"""How far `seqjax.data.prepare` is: counters that its processes share, and the line that shows them.
 
+The line is redrawn on a terminal, and comes now and then in a log.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import os
 import sys
 import threading
 import time
 from types import TracebackType
 
-from seqjax.data.shard_jobs import Progress
-
 TERMINAL_SECONDS = 0.5
 LOG_SECONDS = 30.0
+
+
+class Progress:
+    """Tokens, bytes of text and bytes of source done so far, over all processes."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.tokens, self.text, self.source = (context.Value("q", 0) for _ in range(3))
+
+    def add(self, *, tokens: int = 0, text: int = 0, source: int = 0) -> None:
+        """Count work that was done."""
+        for counter, value in ((self.tokens, tokens), (self.text, text), (self.source, source)):
+            if value:
+                with counter.get_lock():
+                    counter.value += value
+
+
+_progress: Progress | None = None
+
+
+def start_worker(progress: Progress) -> None:
+    """Initialise a worker process: share the counters, and end with the parent even if that was killed."""
+    use_progress(progress)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def watch() -> None:
+            multiprocessing.connection.wait([parent.sentinel])
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def use_progress(progress: Progress) -> None:
+    """Count the work of this process in `progress`."""
+    global _progress
+    _progress = progress
+
+
+def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
+    """Add to the counters of this process, if it has any."""
+    if _progress is not None:
+        _progress.add(tokens=tokens, text=text, source=source)
 
 
 class Display:

@@ -9,11 +9,7 @@ processes there are or when they are killed.
 import dataclasses
 import errno
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from seqjax.data import blocks, shards, slimpajama
+from seqjax.data.documents import Skipped, documents
+from seqjax.data.progress import count
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError
 
 BATCH_CHARS = 1 << 19  # of text given to the tokenizer at a time
-MAX_NAMED = 100  # skipped lines that a shard names; all are counted
 HISTOGRAM = 24  # documents by log2 of their tokens
 READ_TOKENS = 1 << 22
 
@@ -52,49 +49,6 @@ class FileJob:
     done: Path
     segments: tuple[tuple[Path, int, int], ...]
     block: int
-
-
-class Progress:
-    """Tokens, bytes of text and bytes of source done so far, over all processes."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.tokens, self.text, self.source = (context.Value("q", 0) for _ in range(3))
-
-    def add(self, *, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-        """Count work that was done."""
-        for counter, value in ((self.tokens, tokens), (self.text, text), (self.source, source)):
-            if value:
-                with counter.get_lock():
-                    counter.value += value
-
-
-_progress: Progress | None = None
-
-
-def start_worker(progress: Progress) -> None:
-    """Initialise a worker process: share the counters, and end with the parent even if that was killed."""
-    use_progress(progress)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def watch() -> None:
-            multiprocessing.connection.wait([parent.sentinel])
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
-
-
-def use_progress(progress: Progress) -> None:
-    """Count the work of this process in `progress`."""
-    global _progress
-    _progress = progress
-
-
-def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-    """Add to the counters of this process, if it has any."""
-    if _progress is not None:
-        _progress.add(tokens=tokens, text=text, source=source)
 
 
 class _DomainTokens:
@@ -171,54 +125,6 @@ def tokenize_shard(job: ShardJob) -> None:
         blocks.write_json(job.part.with_suffix(".json"), report)
     except OSError as error:
         raise _cannot_write(job.part, error) from error
-
-
-def documents(shard: shards.Shard, domains: tuple[str, ...], skipped: "Skipped") -> Iterator[tuple[str, str]]:
-    """(domain, text) of the good lines of the wanted domains; the others go to `skipped`."""
-    wanted = frozenset(domains)
-    all_wanted = wanted == frozenset(slimpajama.NAMES)
-    number = 0
-    try:
-        for number, line in enumerate(shards.read_lines(shard, on_read=lambda n: count(source=n)), start=1):
-            if not all_wanted and (named := shards.set_name(line)) is not None and named not in wanted:
-                continue
-            try:
-                domain, text = shards.parse(line, default=shard.domain)
-            except shards.BadLineError as error:
-                skipped.add(number, str(error))
-                continue
-            if domain in wanted:
-                yield domain, text
-    except shards.TornShardError as error:
-        skipped.add(number + 1, "torn shard", detail=f"{error}; the lines before it were kept")
-
-
-class Skipped:
-    """Lines that were left out: counted by reason, the first ones named."""
-
-    def __init__(self, name: str, *, strict: bool = False):
-        self.name, self.strict = name, strict
-        self.reasons: Counter[str] = Counter()
-        self.first: list[dict[str, Any]] = []
-
-    def add(self, line: int, reason: str, *, detail: str = "") -> None:
-        """Note a line; raises `UserError` if strict."""
-        why = f"{reason}: {detail}" if detail else reason
-        if self.strict:
-            raise UserError(
-                f"{self.name}:{line}: {why}. Mend the file, or run without --strict to skip and count such lines."
-            )
-        self.reasons[reason] += 1
-        if len(self.first) < MAX_NAMED:
-            self.first.append({"file": self.name, "line": line, "reason": why})
-
-    def report(self) -> dict[str, Any]:
-        """Counts and the first lines, for a manifest."""
-        return {
-            "count": self.reasons.total(),
-            "by_reason": dict(sorted(self.reasons.items())),
-            "first": self.first,
-        }
 
 
 def write_file(job: FileJob) -> None:

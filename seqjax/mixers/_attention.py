@@ -137,10 +137,7 @@ class AttentionMixer(nnx.Module):
         self, q_BTE: Array, k_BTE: Array, v_BTE: Array, positions_T: Array, max_len: int
     ) -> tuple[Array, Array, Array]:
         """What `project` does after the projections."""
-        n_batch, seq_len, _ = q_BTE.shape
-        q = q_BTE.reshape(n_batch, seq_len, self.config.heads, self.head_dim)
-        k = k_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
-        v = v_BTE.reshape(n_batch, seq_len, self.kv_heads, self.head_dim)
+        q, k, v = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in (q_BTE, k_BTE, v_BTE))
         q, k = self.normalise(q, k)
         if self.config.position == "rope" and self.config.rope_base:
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)

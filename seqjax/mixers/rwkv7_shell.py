@@ -166,9 +166,22 @@ class Mixer(nnx.Module):
         """The core's and the token before; ChannelMix keeps another."""
         return self.core.state_size(seq_len) + self.dim
 
+    def entropy(self, x_BTD: Array) -> Array | None:
+        """Entropy of the core's weights in nats, float32 [B, T, H]; None for the Top-1 cores."""
+        if not hasattr(self.core, "entropy_of"):
+            return None
+        x = dict.fromkeys("rk", x_BTD) if self.mu is None else self.mu(x_BTD, None)
+        seq_len, k = x_BTD.shape[1], self.core.k(x["k"])
+        q, k, _ = self.core.split_heads(self.core.q(x["r"]), k, k, jnp.arange(seq_len), seq_len)
+        return self.core.entropy_of(q, k)
+
 
 class Block(rwkv7.Block):
     """RWKV-7's, around another time mix."""
+
+    def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
+        """As `seqjax.block.Block.entropy`."""
+        return self.mixer.entropy(self.norm1(x_BTD).astype(dtype))
 
     def train_flops_per_token(self, seq_len: int) -> float:
         """Forward and backward, beside the products with parameters."""

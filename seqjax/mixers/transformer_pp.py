@@ -5,8 +5,8 @@ RMSNorm and GeGLU around it this is the paper's Transformer++ (109.5M parameters
 its sliding-window model.
 
 Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, from a trained table over
-positions), `temperature` (q and k of unit length, scores sqrt(K) / temperature times their cosine; the entropy of the
-weights is `Mixer.entropy`).
+positions, where sequences end), `temperature` (q and k of unit length, scores sqrt(K) / temperature times their cosine;
+the entropy of the weights is `Mixer.entropy`).
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from seqjax.errors import UserError
 from seqjax.layers import normal
 from seqjax.mixers._attention import AttentionConfig, AttentionMixer
 from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
+from seqjax.ops.shared_attention import shared_attention
 from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
@@ -41,6 +42,11 @@ class Config(AttentionConfig):
             raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or 0 for all.")
         if self.const not in ("none", "k", "qk"):
             raise UserError(f"config.model.mixer.const={self.const!r} must be one of none, k, qk.")
+        if self.const == "qk" and self.implementation == "cudnn":
+            raise UserError(
+                "config.model.mixer.implementation='cudnn' computes a softmax per sequence; const='qk' needs one for "
+                "all of them: None or 'xla'."
+            )
         if not 0 <= self.temperature < math.inf:
             raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or 0 for none.")
         if self.temperature and self.qk_norm:
@@ -56,12 +62,8 @@ class Table(nnx.Module):
         self.table = param(rngs, normal(0.02 * math.sqrt(spec.dim)), (spec.max_len, width), ("positions", "heads"))
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
-        """[B, T, D] and positions -> [B, T, width]; raises ValueError for more positions than were trained."""
-        rows = self.table.shape[0]
-        if positions_T.shape[0] > rows:
-            raise ValueError(f"config.model.mixer.const has a table of {rows} positions: sequences end there.")
-        row_TQ = self.table[...][positions_T].astype(x_BTD.dtype)
-        return jnp.broadcast_to(row_TQ, (x_BTD.shape[0], *row_TQ.shape))
+        """The rows at some positions, [1, T, width] in the dtype of `x_BTD`: one for all sequences of the batch."""
+        return self.table[...][positions_T].astype(x_BTD.dtype)[None]
 
 
 class Mixer(AttentionMixer):
@@ -89,27 +91,45 @@ class Mixer(AttentionMixer):
     def entropy(self, x_BTD: Array) -> Array:
         """Entropy of every query's weights in nats, float32 [B, T, H]."""
         q, k, _ = self.project(x_BTD, jnp.arange(x_BTD.shape[1]), x_BTD.shape[1])
-        return attention_entropy(q, k, window=self.window, scale=self.scale, slopes=self.slopes)
+        e_BTH = self.entropy_of(q, jnp.broadcast_to(k, (q.shape[0], *k.shape[1:])))
+        return jnp.broadcast_to(e_BTH, (x_BTD.shape[0], *e_BTH.shape[1:]))
+
+    def entropy_of(self, q_BTHK: Array, k_BTGK: Array) -> Array:
+        """The same from queries and keys that are projected, normalised and rotated."""
+        return attention_entropy(q_BTHK, k_BTGK, window=self.window, scale=self.scale, slopes=self.slopes)
 
     @property
     def window(self) -> int:
         """Keys a query sees; 0 = all."""
         return self.config.window
 
+    @property
+    def longest(self) -> int:
+        """Positions that the tables have; 0 = no table, no end."""
+        return self.k.table.shape[0] if self.config.const != "none" else 0
+
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """See `ops.attention.causal_attention`."""
-        options: Any = {"window": self.window, "scale": self.scale, "implementation": self.config.implementation}
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, slopes=self.slopes, **options)
+        """See `ops.attention.causal_attention`; keys, and queries with them, may be one row for the whole batch."""
+        options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
+        if self.config.const == "qk":
+            return shared_attention(q_BTHK[0], k_BTGK[0], v_BTGK, **options)
+        k_BTGK = jnp.broadcast_to(k_BTGK, v_BTGK.shape)
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, implementation=self.config.implementation, **options)
+
+    def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
+        """The cache with T more keys and values."""
+        return super().extend(cache, jnp.broadcast_to(k_BTGK, v_BTGK.shape), v_BTGK)
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """One query over the cache."""
+        q_BHK = jnp.broadcast_to(q_BHK, (cache.k_BSGK.shape[0], *q_BHK.shape[1:]))
         return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, scale=self.scale, slopes=self.slopes)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """QK^T and PV over the keys that the mask leaves, averaged over positions."""
+        """QK^T (unless one serves the batch) and PV over the keys that the mask leaves, averaged over positions."""
         width = min(self.window or seq_len, seq_len)
         keys = width - width * (width - 1) / (2 * seq_len)
-        return 4 * self.config.heads * self.head_dim * keys
+        return (2 if self.config.const == "qk" else 4) * self.config.heads * self.head_dim * keys
 
 
 def _unit(x: Array) -> Array:

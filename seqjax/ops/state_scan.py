@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
+from seqjax.ops._chunks import cut, join
 from seqjax.types import Array
 
 # What a chunked op keeps for its backward pass beside its inputs.
@@ -28,17 +29,13 @@ def rematerialized(fn: Any) -> Any:
 
 def to_chunks(x: Array, chunk: int) -> Array:
     """[B, T, H, ...] -> [c, B, H, C, ...], padded with zeros at the end."""
-    n_batch, seq_len, n_heads, *rest = x.shape
-    n_chunks = -(-seq_len // chunk)
-    x = jnp.pad(x, [(0, 0), (0, n_chunks * chunk - seq_len)] + [(0, 0)] * (x.ndim - 2))
-    x = x.reshape(n_batch, n_chunks, chunk, n_heads, *rest)
+    x = cut(x, chunk)
     return jnp.transpose(x, (1, 0, 3, 2, *range(4, x.ndim)))
 
 
 def from_chunks(x_cBHCV: Array, seq_len: int) -> Array:
     """[c, B, H, C, V] -> [B, T, H, V], without the padding."""
-    x = jnp.transpose(x_cBHCV, (1, 0, 3, 2, 4))
-    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :seq_len]
+    return join(jnp.transpose(x_cBHCV, (1, 0, 3, 2, 4)), seq_len)
 
 
 def product(spec: str, x: Array, y: Array) -> Array:

@@ -4,6 +4,7 @@ A lower loss out of domain may only mean that a model has learned its training s
 2505.18522) therefore compares models at the same training loss, whatever number of tokens each needed to get there.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,7 @@ def read_points(workdir: Path, *, against: Sequence[str] = ()) -> list[Point]:
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []
     for row in metrics.read(workdir):
-        domains = {key.split("/")[1]: value for key, value in row.items() if key.startswith("eval/")}
+        domains = {key.split("/")[1]: value for key, value in row.items() if re.fullmatch("eval/[^/]+/loss", key)}
         if domains:
             at = float(np.mean([domains[name] for name in against])) if against else row["train/loss"]
             points.append(Point(row["step"], row["tokens"], at, domains))

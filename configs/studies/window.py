@@ -1,0 +1,23 @@
+"""How far a window must see: Transformer++ at 110M with windows of 32 to 1,024 tokens and the whole 2,048.
+
+    python -m seqjax.study --study=configs/studies/window.py --out=runs/window
+
+arXiv 2505.18522, section 3, with the paper's 100B tokens per run unless ARGUMENT says less. Not run.
+"""
+
+from configs.ablations import window
+
+ARGUMENT = "110m,limited"
+
+
+def get_study():
+    """Title, reference, domains and runs."""
+    return {
+        "title": "Transformer++ at 110M over windows",
+        "reference": "full",
+        "domains": ("arxiv", "github", "stackexchange"),
+        "runs": {
+            width: {"workdir": f"runs/window/{width}", "config": window.get_config(f"{width},{ARGUMENT}")}
+            for width in window.SWEEP
+        },
+    }

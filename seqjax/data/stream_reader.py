@@ -1,0 +1,175 @@
+"""One domain of `*.jsonl.zst` shards as endless blocks of tokens, from any place in it.
+
+A block begins at a token of a document, so the place of a reader is (epoch, shard, window, document, token):
+five numbers that survive JSON, with nothing buffered that could be lost. Resuming reads the shard up to the
+window again.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+from seqjax.data import shards
+from seqjax.data.tokenizer import Tokenizer
+from seqjax.errors import UserError
+
+WINDOW = 1024  # lines shuffled together, fewer where they are long
+WINDOW_BYTES = 32 << 20
+ENCODE = 32  # documents tokenised together
+START = {"epoch": 0, "shard": 0, "window": 0, "document": 0, "token": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What one domain's iterator reads; `part` of `parts` is its share of the documents."""
+
+    files: tuple[shards.Shard, ...]
+    domain: str
+    tokenizer: Tokenizer
+    block: int
+    seed: int
+    part: int = 0
+    parts: int = 1
+
+    def order(self, epoch: int) -> list[shards.Shard]:
+        """The shards of this part in the order of an epoch."""
+        mine = self.files[self.part :: self.parts] if self._by_shard else self.files
+        return [mine[i] for i in self._rng(epoch, "shards").permutation(len(mine))]
+
+    def window(self, shard: shards.Shard, epoch: int, index: int, lines: list[bytes]) -> list[str]:
+        """The texts of this part in one window of a shard, shuffled."""
+        texts = []
+        for line in lines:
+            if (named := shards.set_name(line)) is not None and named != self.domain:
+                continue
+            try:
+                domain, text = shards.parse(line, default=shard.domain)
+            except shards.BadLineError:
+                continue  # prepare counts and names them; here a bad line must not end a run
+            if domain == self.domain:
+                texts.append(text)
+        order = self._rng(epoch, shard.name, index).permutation(len(texts))
+        if not self._by_shard:
+            order = order[self.part :: self.parts]
+        return [texts[i] for i in order]
+
+    @property
+    def _by_shard(self) -> bool:
+        return len(self.files) >= self.parts
+
+    def _rng(self, *what: Any) -> np.random.Generator:
+        key = hashlib.sha256(repr((self.seed, self.domain, *what)).encode()).digest()
+        return np.random.default_rng(int.from_bytes(key[:8], "little"))
+
+
+class DomainBlocks(grain.IterDataset):
+    """Endless blocks, uint16 [T+1], of one domain."""
+
+    def __init__(self, reader: Reader):
+        super().__init__()
+        self._reader = reader
+
+    def __iter__(self) -> "DomainIterator":
+        return DomainIterator(self._reader)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Grain's way to give worker `sl.start` of `sl.step` its share."""
+        del sequential_slice
+        self._reader = dataclasses.replace(
+            self._reader,
+            part=self._reader.part + self._reader.parts * sl.start,
+            parts=self._reader.parts * sl.step,
+        )
+
+
+class DomainIterator(grain.DatasetIterator):
+    """Blocks of one domain from any place in it."""
+
+    def __init__(self, reader: Reader):
+        super().__init__()
+        self._reader = reader
+        self.set_state(START)
+
+    def __next__(self) -> np.ndarray:
+        need = self._reader.block
+        pieces = []
+        while need:
+            if self._ids is None:
+                self._place, self._ids = next(self._documents)
+            token = self._place["token"]
+            piece = self._ids[token : token + need]
+            pieces.append(piece)
+            need -= len(piece)
+            self._place["token"] = token + len(piece)
+            if self._place["token"] == len(self._ids):
+                # The next place is the document after this one; whether it is in another window, its reader
+                # knows.
+                self._place = {**self._place, "document": self._place["document"] + 1, "token": 0}
+                self._ids = None
+        return np.concatenate(pieces)
+
+    def get_state(self) -> dict[str, Any]:
+        """The place of the next token."""
+        return dict(self._place)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to a place; it is read when the next block is asked for."""
+        self._place = {key: int(state[key]) for key in START}
+        self._ids: np.ndarray | None = None
+        self._documents = _documents(self._reader, dict(self._place))
+
+
+def _documents(reader: Reader, place: dict[str, int]) -> Iterator[tuple[dict[str, int], np.ndarray]]:
+    """(place, ids with BOS and EOS) of every document from `place` on, for ever."""
+    tokenizer = reader.tokenizer
+    epoch, first_shard, first_window = place["epoch"], place["shard"], place["window"]
+    first_document, token = place["document"], place["token"]
+    while True:
+        found = False
+        for number, shard in enumerate(reader.order(epoch)):
+            if number < first_shard:
+                found = True
+                continue
+            for window, lines in enumerate(_windows(shard)):
+                if window < first_window:
+                    found = True
+                    continue
+                texts = reader.window(shard, epoch, window, lines)
+                for start in range(first_document, len(texts), ENCODE):
+                    encoded = tokenizer.encode_batch(texts[start : start + ENCODE])
+                    for document, ids in enumerate(encoded, start):
+                        whole = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint16)
+                        here = {"epoch": epoch, "shard": number, "window": window, "document": document}
+                        yield {**here, "token": token}, whole
+                        token = 0
+                        found = True
+                first_document = 0
+            first_window = 0
+        first_shard = 0
+        if not found:
+            raise UserError(
+                f"No document of {reader.domain!r} in the {len(reader.files)} training shards (part "
+                f"{reader.part} of {reader.parts}); give a source that has it, fewer config.data.workers, "
+                "or other config.data.train_domains."
+            )
+        epoch += 1
+
+
+def _windows(shard: shards.Shard) -> Iterator[list[bytes]]:
+    lines: list[bytes] = []
+    size = 0
+    try:
+        for line in shards.read_lines(shard):
+            lines.append(line)
+            size += len(line)
+            if len(lines) == WINDOW or size >= WINDOW_BYTES:
+                yield lines
+                lines, size = [], 0
+    except shards.TornShardError:
+        pass  # what came before is good, and stays the same at every reading
+    if lines:
+        yield lines

@@ -1,0 +1,29 @@
+"""What greedy generation must give: argmax of the parallel form over prefixes that grow."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seqjax import evaluate
+from seqjax.data.tokenizer import ByteTokenizer
+
+
+def greedy(workdir: Path, prompt: str, n_new: int) -> tuple[str, list[float]]:
+    """What a run's newest checkpoint goes on with, and by how much each token won: argmax of the parallel form.
+
+    One forward pass per token over a row that is padded at its end, where a causal model does not look.
+    """
+    config, model, params, _, _ = evaluate.restore(workdir)
+    tokenizer = ByteTokenizer()
+    ids, params = [tokenizer.bos, *prompt.encode()], jax.device_get(params)
+    n_prompt, length = len(ids), max(config.train.seq_len, len(ids) + n_new)
+    logits, margins = jax.jit(model.logits), []
+    for _ in range(n_new):
+        row = np.asarray(logits(params, jnp.asarray([ids + [0] * (length - len(ids))])))[0, len(ids) - 1]
+        below, best = np.sort(row)[-2:]
+        margins.append(float(best - below))
+        ids.append(int(np.argmax(row)))
+    new = ids[n_prompt:]
+    return tokenizer.decode(new[: new.index(tokenizer.eos)] if tokenizer.eos in new else new), margins
