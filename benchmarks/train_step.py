@@ -1,6 +1,7 @@
 """Tokens per second of a training step, per architecture: `python -m benchmarks.train_step [--quick] [--mixers=a,b]`.
 
-Every file of configs/ at size 110m, batch 16 of 2,048 tokens, without accumulation or rematerialisation, on one device
+Every file of configs/ (with settings: --mixers=top1_chunk:model.mixer.selection=approx) at size 110m, batch 16 of 2,048
+tokens, without accumulation, and without rematerialisation unless --remat says which, on one device
 and random tokens: forward, backward and the optimiser, compiled ahead, then the median over repeats of some steps. On
 a CPU, or with --quick, the debug size. Side by side in one run, because another run is another clock and another XLA.
 
@@ -45,13 +46,14 @@ def names() -> list[str]:
     return sorted(p.stem for p in CONFIGS.glob("*.py") if p.stem not in ("__init__", "common"))
 
 
-def configured(name: str, size: str, *, batch: int, seq_len: int) -> Config:
-    """The shipped config at `size`; 0 keeps its batch or length."""
-    config = importlib.import_module(f"configs.{name}").get_config(size)
+def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "none") -> Config:
+    """The shipped config at `size`, with the settings after a colon in `name`; 0 keeps its batch or length."""
+    stem, _, settings = name.partition(":")
+    config = importlib.import_module(f"configs.{stem}").get_config(",".join(filter(None, (size, settings))))
     config.train.accumulate = 1
     config.train.batch_size = batch or config.train.batch_size
     config.train.seq_len = seq_len or config.train.seq_len
-    config.model.remat = "none"
+    config.model.remat = remat
     return from_config_dict(config)
 
 
@@ -132,10 +134,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def label(name: str) -> str:
+    """`top1_chunk:model.mixer.selection=approx` as "top1_chunk approx"."""
+    stem, _, settings = name.partition(":")
+    values = [part.partition("=")[2] for part in settings.split(",") if part]
+    return " ".join([stem, *values])
+
+
 def line(name: str, result: dict[str, Any]) -> str:
     """A row of the table."""
     if "error" in result:
-        return f"{name:<18}{result['error'].splitlines()[0][:100]}"
+        return f"{label(name):<18}{result['error'].splitlines()[0][:100]}"
     mfu, device, target = result["mfu"], result["device_peak_bytes"], TARGETS.get(name)
     cells = (
         f"{result['tokens_per_s'] / 1e3:>9.1f}{min(result['runs']) / 1e3:>9.1f}",
@@ -145,7 +154,7 @@ def line(name: str, result: dict[str, Any]) -> str:
         f"{device / 2**30:>8.2f}" if device else f"{'-':>8}",
         f"{result['compile_s']:>11.1f}",
     )
-    return f"{name:<18}" + "".join(cells)
+    return f"{label(name):<18}" + "".join(cells)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
@@ -157,7 +166,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     rows.sort(key=lambda row: row[1]["tokens_per_s"])
     figure, axes = plt.subplots(figsize=(7, 0.6 + 0.35 * len(rows)), layout="constrained")
     rates = [r["tokens_per_s"] / 1e3 for _, r in rows]
-    bars = axes.barh([name for name, _ in rows], rates, color="#4c72b0")
+    bars = axes.barh([label(name) for name, _ in rows], rates, color="#4c72b0")
     axes.bar_label(bars, [f"{rate:,.0f}" if rate > 10 else f"{rate:.2g}" for rate in rates], padding=3, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.12)
@@ -177,11 +186,14 @@ def main(argv: list[str]) -> None:
     quick = given.quick or jax.default_backend() == "cpu"
     chosen = given.mixers or names()
     for name in chosen:
-        if name not in names():
+        if name.partition(":")[0] not in names():
             raise UserError(f"--mixers={name}: configs/ has no such file.{nearest(name, names())}")
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
-    repeats, steps = (3, 2) if quick else (5, 4)
-    settings = {"size": size, "batch": batch, "seq_len": seq_len, "repeats": repeats, "steps": steps}
+    repeats, steps = (3, 2) if quick else (given.repeats, given.steps)
+    remat = given.remat
+    settings = {
+        "size": size, "batch": batch, "seq_len": seq_len, "remat": remat, "repeats": repeats, "steps": steps,
+    }  # fmt: skip
     report: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
     path = Path(given.json)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +204,8 @@ def main(argv: list[str]) -> None:
             result: dict[str, Any] = {"error": f"not measured: --seconds={given.seconds} are over"}
         else:
             try:
-                result = measure(configured(name, size, batch=batch, seq_len=seq_len), repeats=repeats, steps=steps)
+                config = configured(name, size, batch=batch, seq_len=seq_len, remat=remat)
+                result = measure(config, repeats=repeats, steps=steps)
             except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
                 result = {"error": f"{type(error).__name__}: {error}"}
         report["results"][name] = result
@@ -207,8 +220,11 @@ if __name__ == "__main__":
     flags.DEFINE_bool("quick", False, "The debug size, as on a CPU.")
     flags.DEFINE_list("mixers", [], "Only these files of configs/; all by default.")
     flags.DEFINE_string("size", "110m", "Size of the configs.")
+    flags.DEFINE_integer("repeats", 5, "Timed runs; their median counts.")
+    flags.DEFINE_integer("steps", 4, "Steps per timed run.")
     flags.DEFINE_integer("batch", 16, "Sequences per step.")
     flags.DEFINE_integer("seq_len", 2048, "Tokens per sequence.")
+    flags.DEFINE_enum("remat", "none", ["none", "full", "dots", "attention"], "What the backward pass keeps.")
     flags.DEFINE_float("seconds", 480, "Begin no further architecture after so many seconds.")
     flags.DEFINE_string("json", "benchmarks/results/train_step.json", "Where the report goes.")
     app.run(main)

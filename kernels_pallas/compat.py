@@ -138,7 +138,8 @@ def _interpret(kernel: Any, out_shape: tuple, grid: tuple, zeroed: tuple, consta
         _patch_interpreter()
         inputs = [_to_torch(np.asarray(x)) for x in arrays]
         outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype), i in zeroed)) for i, x in enumerate(out_shape)]
-        with _interpreter, torch.no_grad(), np.errstate(all="ignore"):
+        with _interpreter, torch.no_grad(), np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its loops turn arrays of one element into integers
             kernel[grid](*inputs, *outputs, **constants)
         return tuple(_to_numpy(x, np.dtype(shape.dtype)) for x, shape in zip(outputs, out_shape, strict=True))
 
@@ -169,7 +170,7 @@ def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
 
 @cache
 def _patch_interpreter() -> None:
-    """bf16 as on a GPU: triton 3.6's interpreter keeps it as uint16, multiplies matrices of those, and rounds down."""
+    """bf16 as on a GPU: triton 3.6's interpreter multiplies matrices of its bits, turns 1 into bits 1, rounds down."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -183,8 +184,8 @@ def _patch_interpreter() -> None:
 
     def cast_to_nearest(self: Any, x: Any, dst_type: Any) -> Any:
         x = widened(x)
-        if dst_type.scalar == tl.bfloat16 and x.dtype.scalar == tl.float32:
-            return handle(x.data.astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
+        if dst_type.scalar == tl.bfloat16:
+            return handle(x.data.astype(np.float32).astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
         return cast_impl(self, x, dst_type)
 
     def create_dot_of_bf16(self: Any, a: Any, b: Any, *rest: Any) -> Any:

@@ -100,9 +100,9 @@ def _anywhere(problem: Problem) -> str | None:
     del problem
 
 
-def _triton(problem: Problem) -> str | None:
-    """The limits that all Triton kernels share; imported late, because it needs this module."""
-    return importlib.import_module("kernels_pallas.triton_probe").probe(problem)
+def _triton(name: str = "probe") -> Callable:
+    """A probe of triton_probe.py; imported late, because it needs this module."""
+    return lambda problem: getattr(importlib.import_module("kernels_pallas.triton_probe"), name)(problem)
 
 
 def _module(name: str) -> Callable:
@@ -118,6 +118,11 @@ for _op, _path in {
 }.items():
     register(_op, "xla", probe=_anywhere, load=_module(_path))
 
-register("top1_element_attention", "triton", probe=_triton, load=_module("kernels_pallas.top1_element.triton"))
-for _op in ("select_chunk", "top1_chunk_attention"):
-    register(_op, "triton", probe=_triton, load=_module("kernels_pallas.top1_chunk.triton"))
+for _op, _probe, _path in (
+    ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton"),
+    ("top1_chunk_attention", "probe", "kernels_pallas.top1_chunk.triton"),
+    ("top1_element_attention", "probe", "kernels_pallas.top1_element.triton"),
+    ("top1_element_decode", "probe", "kernels_pallas.top1_element.triton_decode"),
+    ("top1_chunk_decode", "chunk_decode", "kernels_pallas.top1_chunk.triton_decode"),
+):
+    register(_op, "triton", probe=_triton(_probe), load=_module(_path))

@@ -6,6 +6,7 @@ from kernels_pallas import compat
 from kernels_pallas.dispatch import Problem
 
 DTYPES = ("bfloat16", "float16", "float32")
+MAX_CHUNK = 256  # a decoding step holds one chunk of keys in shared memory
 MAX_DIM = 128  # larger heads need smaller tiles than any that the tables of tile sizes hold
 
 
@@ -33,3 +34,19 @@ def padded(dim: int) -> int:
 def precision(dtype: jnp.dtype) -> str:
     """`input_precision` of `tl.dot`: fp32 as three TF32 products, on matrix units and nearly exact; else no choice."""
     return "tf32x3" if jnp.dtype(dtype) == jnp.float32 else "tf32"
+
+
+def splits(programs: int, units: int, *, least: int) -> int:
+    """Into how many shares a decoding step cuts `units` of work that `programs` (batch x heads) each have.
+
+    About 8,192 programs, many more than any GPU runs at a time, so that the last ones to finish are few; at most 64
+    shares, and at least `least` units each (two in the interpreter, where contexts are short).
+    """
+    return max(1, min(8192 // programs, 64, units // (2 if compat.is_interpreted() else least)))
+
+
+def chunk_decode(problem: Problem) -> str | None:
+    """`probe`, and the chunk must fit the tile of one step."""
+    if problem.options["chunk_size"] > MAX_CHUNK:
+        return f"chunk_size {problem.options['chunk_size']} is larger than {MAX_CHUNK}"
+    return probe(problem)

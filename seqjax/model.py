@@ -22,13 +22,18 @@ from seqjax.params import Template, stacked_axes, unstack
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
-# What the backward pass keeps of a block, by name. "attention" keeps what attention would pay quadratic time to compute
-# again (its output, logsumexp and selection); "dots" keeps every matrix product without batch dimensions.
+# What the backward pass keeps of a block. "attention" keeps what attention would pay quadratic time to compute again
+# (its output, logsumexp and selection): our kernels name them, cuDNN's are all that its primitive returns. "dots" keeps
+# every matrix product without batch dimensions.
 ATTENTION_NAMES = ("attention_out", "attention_lse", "top1_selection")
+CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(*ATTENTION_NAMES),
+    "attention": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.save_only_these_names(*ATTENTION_NAMES),
+        lambda prim, *_, **__: prim.name == CUDNN_ATTENTION,
+    ),
 }
 
 

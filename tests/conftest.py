@@ -12,6 +12,7 @@ ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
 # optimisation the tests, which compile hundreds of small programs and hardly run them, take half the time.
 if not ON_GPU:
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: its decorator looks once
 wanted = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
 given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wanted if flag.split("=")[0] not in given)]))

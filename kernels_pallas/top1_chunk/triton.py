@@ -1,8 +1,12 @@
 """The `triton` backend of Top-1 Chunk: launches of the kernels beside it, tile sizes.
 
-Selection, then attention by the schedule `sorted`: rows sorted by selection (triton_plan.py), remote pass, local pass.
-Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are multiplied as three TF32 products, an error
-near fp32's own; bf16 and fp16 products are exact, sums fp32. Two runs give the same bits.
+Two schedules with the same result, by length unless one is named (docs/kernels.md has the measurements):
+
+    sorted   selection; rows sorted by it (triton_plan.py); remote pass, local pass. T C K work beside the selection
+    fused    all of it in one kernel (triton_fused_kernels.py), T^2 K work; its backward pass is the sorted one
+
+Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are multiplied as three TF32 products, with an
+error near fp32's own; bf16 and fp16 products are exact, sums fp32. Two runs give the same bits.
 """
 
 import math
@@ -15,12 +19,19 @@ from jax import Array
 
 from kernels_pallas import checks, compat
 from kernels_pallas.batching import fold_vmap
-from kernels_pallas.top1_chunk import triton_attend_kernels, triton_grad_kernels, triton_plan, triton_select_kernels
+from kernels_pallas.top1_chunk import (
+    triton_attend_kernels,
+    triton_fused_kernels,
+    triton_grad_kernels,
+    triton_plan,
+    triton_select_kernels,
+)
 from kernels_pallas.top1_chunk.triton_tiles import Tiles, grad_keys, tiles
 from kernels_pallas.triton_probe import padded, precision
 
 LOG2_E = 1 / math.log(2)
-SCHEDULES = ("sorted",)
+SCHEDULES = ("sorted", "fused")
+FUSED_UP_TO = 0  # tokens per sequence; measured
 
 
 def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
@@ -71,9 +82,7 @@ def _largest_score(q_BTHK: Array, k_BTGK: Array) -> Array:
 def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, tile: Tiles | None = None) -> Array:
     """By q . mean key. The scale, if positive, does not move an argmax."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
-    n_full = T // chunk_size
-    k_BcCGK = k_BTGK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, G, K)
-    mean_BpcGK = _parts(jnp.mean(k_BcCGK.astype(jnp.float32), axis=2), q_BTHK.dtype)
+    mean_BpcGK = _means(k_BTGK, chunk_size)
     tile = tile or tiles("approx", K, chunk_size, q_BTHK.dtype)
     (sel_BTH,) = compat.launch(
         triton_select_kernels.approx_kernel,
@@ -90,7 +99,7 @@ def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, tile: Tiles | None 
         K=K,
         KP=padded(K),
         C=chunk_size,
-        N_FULL=n_full,
+        N_FULL=T // chunk_size,
         PARTS=mean_BpcGK.shape[1],
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
@@ -99,19 +108,35 @@ def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, tile: Tiles | None 
     return sel_BTH
 
 
-def _parts(mean_BcGK: Array, dtype: jnp.dtype) -> Array:
-    """[B, parts, c, G, K] in q's dtype: 16-bit parts that add up to the fp32 means, so that the products are exact."""
-    parts = []
-    for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[jnp.dtype(dtype).name]):
-        parts.append(mean_BcGK.astype(dtype))
-        mean_BcGK = mean_BcGK - parts[-1].astype(jnp.float32)
-    return jnp.stack(parts, axis=1)
+def _means(k_BTGK: Array, C: int) -> Array:
+    """Mean key of every full chunk in k's dtype, [B, parts, T // C, G, K]: parts that add up to the fp32 means.
+
+    Products of 16-bit parts with 16-bit queries are exact, and faster than fp32 ones.
+    """
+    B, T, G, K = k_BTGK.shape
+    k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K)
+    mean_BcGK = jnp.mean(k_BcCGK.astype(jnp.float32), axis=2)
+    info, parts = jnp.finfo(k_BTGK.dtype), []
+    for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]):
+        # not astype there and back, which XLA takes for a chance to keep the excess precision
+        parts.append(jax.lax.reduce_precision(mean_BcGK, info.nexp, info.nmant))
+        mean_BcGK = mean_BcGK - parts[-1]
+    return jnp.stack(parts, axis=1).astype(k_BTGK.dtype)
 
 
 class Attend(NamedTuple):
     """Attention given a selection, and its gradient. Hashable, so static."""
 
     schedule: str | None
+
+    def fused(
+        self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, chunk_size: int, selection: str, scale: float
+    ) -> tuple[Array, Array, Array] | None:
+        """(sel_BTH, o_BTHV, lse_BTH) in one kernel, or None where selecting first is the schedule."""
+        if (self.schedule or ("fused" if q_BTHK.shape[1] <= FUSED_UP_TO else "sorted")) != "fused":
+            return None
+        f = partial(_fused, C=chunk_size, selection=selection, scale=scale)
+        return fold_vmap(f)(q_BTHK, k_BTGK, v_BTGV)
 
     def forward(
         self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
@@ -139,7 +164,7 @@ class Attend(NamedTuple):
 
 @cache
 def attend(schedule: str | None = None) -> Attend:
-    """The attention of this backend; there is one schedule."""
+    """The attention of this backend with a schedule by name, or by length."""
     if schedule is not None:
         checks.check_choice("schedule of the triton backend", schedule, SCHEDULES)
     return Attend(schedule)
@@ -150,6 +175,33 @@ def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float) -> dict:
     (_, T, H, K), (G, V) = q_BTHK.shape, v_BTGV.shape[2:]
     sizes = {"T": T, "H": H, "G": G, "K": K, "V": V, "KP": padded(K), "VP": padded(V), "C": C}
     return sizes | {"LOG2_SCALE": scale * LOG2_E, "PRECISION": precision(q_BTHK.dtype)}
+
+
+def _fused(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, C: int, selection: str, scale: float
+) -> tuple[Array, Array, Array]:
+    (B, T, H, K), V = q_BTHK.shape, v_BTGV.shape[-1]
+    tile = tiles("fused", max(K, V), C, q_BTHK.dtype)
+    by_mean = selection == "approx" and T >= C
+    means = _means(k_BTGK, C) if by_mean else k_BTGK
+    sel_BTH, o_BTHV, lse_BTH = compat.launch(
+        triton_fused_kernels.fused_kernel,
+        *(q_BTHK, k_BTGK, v_BTGV, means),
+        out_shape=[
+            jax.ShapeDtypeStruct((B, T, H), jnp.int32),
+            jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype),
+            jax.ShapeDtypeStruct((B, T, H), jnp.float32),
+        ],
+        grid=(-(-T // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_fused",
+        **_sizes(q_BTHK, v_BTGV, C, scale),
+        PARTS=means.shape[1] if by_mean else 0,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+    )
+    return sel_BTH, o_BTHV, lse_BTH
 
 
 def _forward(

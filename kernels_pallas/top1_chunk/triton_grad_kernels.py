@@ -2,8 +2,8 @@
 
     dp = do v^T,  ds = scale p (dp - D),  dq = ds k,  dk = ds^T q,  dv = p^T do
 
-    remote   a program per segment of rows that selected one chunk: their dq, and the segment's part of dk and dv. A popular
-             chunk has many segments, so no program runs long.
+    remote   a program per segment of rows that selected one chunk: their dq, and the segment's part of dk and dv. A
+             popular chunk has many segments, so no program runs long.
     local    a program per chunk: dq, dk and dv of the causal part, the rows' remote dq and the chunk's parts added
 
 A chunk too large for one program is cut into PIECES of N keys, each with programs of its own in both passes; dq is then

@@ -16,7 +16,10 @@ def rank_kernel(
     sel_ptr, rank_ptr, count_ptr,
     T: tl.constexpr, H: tl.constexpr, NC: tl.constexpr, TILE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Rank [B, H, T], count [B, H, tiles, NC] int32 (zero before) from sel [B, T, H]; rows with sel = -1 count nowhere."""
+    """Rank [B, H, T] and count [B, H, tiles, NC] int32 (zero before) from sel [B, T, H].
+
+    Rows with sel = -1 count nowhere.
+    """
     n_tiles: tl.constexpr = (T + TILE - 1) // TILE
     pid = tl.program_id(0)
     tile, bh = pid % n_tiles, pid // n_tiles

@@ -1,15 +1,15 @@
 """Triton kernels of chunk selection: the quadratic part of Top-1 Chunk (exact), and its 1 / C approximation.
 
-exact. A program scores a tile of queries against every full past chunk. With x = scale log2(e) q . k the mass of a chunk
-is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maximum per chunk, rescaling or logarithms.
+exact. A program scores a tile of queries against every full past chunk. With x = scale log2(e) q . k the mass of a
+chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maximum per chunk, rescaling or logarithms.
 
     bounded    r = 0, where |x| is at most BOUND by Cauchy and Schwarz (largest norms of q and k, found beforehand)
     otherwise  r_i is the row's largest x in chunk 0. What loses may underflow. A sum that passes 2^100 would lose
-               digits or overflow: then the tile goes through `_by_logsumexp`, right for any scores
+               digits or overflow: then the tile goes through `best_by_logsumexp`, right for any scores
 
 The special-function unit makes 16 exponentials per clock and multiprocessor, 1.7 times slower than the matrix units
-make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units: range
-reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, of a mass less).
+make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units:
+range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, of a mass less).
 
 approx. The same loop over the table of chunk means, without exponentials.
 """
@@ -119,7 +119,7 @@ def _logsumexp(
 
 
 @triton.jit
-def _by_logsumexp(
+def best_by_logsumexp(
     q_MK, k_ptr, n_M, last,
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
     LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
@@ -142,7 +142,7 @@ def exact_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sel [B, T, H] int32; bounded [B, H] int32 says which heads' scores are.
+    """Sel [B, T, H] int32; bounded [B, H] int32 says which heads' scores are.
 
     Programs of one head run together (its keys stay in the L2 cache), the longest first.
     """
@@ -178,33 +178,23 @@ def exact_kernel(
         # not below: NaN counts too. Rows past the end read zeros and have no large score.
         is_large_M = tl.where((best_M < 1.2676506e30) | (n_M == 0), 0, 1)
         if tl.max(is_large_M, 0) > 0:
-            sel_M = _by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
+            sel_M = best_by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
     sel_M = tl.where(n_M == 0, -1, sel_M)
     tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
 
 
 @triton.jit
-def approx_kernel(
-    q_ptr, mean_ptr, sel_ptr,
-    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    N_FULL: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
+def best_by_mean(
+    q_MK, mean_ptr, n_M, last,
+    G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sel [B, T, H] int32: argmax of q . mean, from means [B, PARTS, T // C, G, K] whose parts add up to fp32 ones."""
-    n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
-    pid = tl.program_id(0)
-    tile = n_tiles - 1 - pid % n_tiles
-    b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
-    mean_ptr += b * PARTS * N_FULL * G * K + h // (H // G) * K
-    row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    n_M = row_M // C
-    q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
-    best_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sel_M = tl.zeros([BLOCK_M], tl.int32)
-    last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
+    """The chunk before n_M with the largest q . mean; means [PARTS, N_FULL, G, K] of one head."""
+    best_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
+    sel_M = tl.zeros([q_MK.shape[0]], tl.int32)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
-        s_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        s_MN = tl.zeros([q_MK.shape[0], BLOCK_N], tl.float32)
         for part in tl.static_range(PARTS):  # the small ones first
             at = mean_ptr + (PARTS - 1 - part) * N_FULL * G * K
             mean_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
@@ -214,5 +204,26 @@ def approx_kernel(
         is_better_M = top_M > best_M
         best_M = tl.where(is_better_M, top_M, best_M)
         sel_M = tl.where(is_better_M, start + at_M, sel_M)
+    return sel_M
+
+
+@triton.jit
+def approx_kernel(
+    q_ptr, mean_ptr, sel_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    N_FULL: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sel [B, T, H] int32: argmax of q . mean, from means [B, PARTS, T // C, G, K] whose parts add up to fp32 ones."""
+    n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
+    pid = tl.program_id(0)
+    tile = n_tiles - 1 - pid % n_tiles
+    b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
+    mean_ptr += b * PARTS * N_FULL * G * K + h // (H // G) * K
+    row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    n_M = row_M // C
+    q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+    last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
+    sel_M = best_by_mean(q_MK, mean_ptr, n_M, last, G, K, KP, N_FULL, PARTS, BLOCK_N, PRECISION)
     sel_M = tl.where(n_M == 0, -1, sel_M)
     tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)

@@ -22,7 +22,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
-    """The sizes for `kernel`, of "exact", "approx", "remote", "local", "remote_grad", "local_grad"."""
+    """The sizes for `kernel`, of "exact", "approx", "fused", "remote", "local", "remote_grad", "local_grad"."""
     chunk = padded(chunk_size)
     if compat.is_interpreted():  # small, so that tests see several tiles
         return {"exact": Tiles(32, 16, 4, 1), "remote_grad": Tiles(16, 2, 4, 1)}.get(kernel, Tiles(16, 16, 4, 1))
@@ -38,6 +38,12 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
         return Tiles(128, min(chunk, 64), 8, 2, 1)
     if kernel == "approx":
         return Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
+    if kernel == "fused":
+        return (
+            Tiles(32, min(chunk, 32), 4, 1)
+            if not half
+            else Tiles(64 if wide else 128, min(chunk, 64), 4 if wide else 8, 2)
+        )
     if kernel == "remote":
         return Tiles(32, min(chunk, 32), 4, 1) if not half else Tiles(64, min(chunk, 64 if wide else 128), 4, 1)
     if kernel == "local":
@@ -45,8 +51,8 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
     # dk and dv of the chunk, or of a piece of it, stay in registers
     keys = grad_keys(dim, chunk_size, dtype)
     rows, warps = (32, 4) if not half or padded(dim) > 64 else (64, 8 if keys > 64 else 4)
-    if kernel == "remote_grad":
-        return Tiles(rows, 512 // rows, warps, 1 if rows == 32 else 2)
+    if kernel == "remote_grad":  # rows are gathered, so two small programs per multiprocessor beat a large one
+        return Tiles(32, 16, 4, 2 if half and padded(dim) <= 64 else 1)
     assert kernel == "local_grad", kernel
     return Tiles(min(rows, chunk), 1, warps, 1)
 

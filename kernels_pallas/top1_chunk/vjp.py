@@ -25,7 +25,7 @@ class Call(NamedTuple):
     """The static half of a call: backends and numbers."""
 
     select: Any  # a function (q, k, *, chunk_size, selection, scale) -> sel_BTH
-    attend: Any  # an object with `forward` and `backward` (see xla.Attend)
+    attend: Any  # an object with `fused`, `forward` and `backward` (see xla.Attend)
     chunk_size: int
     selection: str
     scale: float
@@ -104,11 +104,17 @@ def _attention(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array
 
 
 def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[Array, tuple]:
-    sel_BTH = call.select(q_BTHK, k_BTGK, chunk_size=call.chunk_size, selection=call.selection, scale=call.scale)
+    options = {"chunk_size": call.chunk_size, "selection": call.selection, "scale": call.scale}
+    done = call.attend.fused(q_BTHK, k_BTGK, v_BTGV, **options)
+    sel_BTH = call.select(q_BTHK, k_BTGK, **options) if done is None else done[0]
     # named before use, so that a policy which saves only the selection also skips it when the rest is
     # recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")
-    o_BTHV, lse_BTH = call.attend.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=call.chunk_size, scale=call.scale)
+    if done is None:
+        del options["selection"]
+        o_BTHV, lse_BTH = call.attend.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, **options)
+    else:
+        _, o_BTHV, lse_BTH = done
     o_BTHV = checkpoint_name(o_BTHV, "attention_out")
     lse_BTH = checkpoint_name(lse_BTH, "attention_lse")
     return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH)

@@ -10,7 +10,7 @@ The length picks (MASKED_UP_TO, docs/kernels.md); tests reach each by name.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -31,6 +31,10 @@ class Attend(NamedTuple):
     """Attention given a selection, and its gradient; `schedule` None picks by length. Hashable, so static."""
 
     schedule: str | None
+
+    def fused(self, *operands: Array, **options: Any) -> None:
+        """None: there is no schedule here that selects and attends at once."""
+        del operands, options
 
     def forward(
         self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float

@@ -23,7 +23,7 @@ LOG2_E = 1 / math.log(2)
 
 
 class Tiles(NamedTuple):
-    """Rows of queries and of keys per step. The outer one (queries, but keys for dkv) is a multiple of the inner."""
+    """Queries and keys per step. The outer one (queries, but keys for dk and dkv) is a multiple of the inner one."""
 
     m: int
     n: int
@@ -31,12 +31,15 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By kernel, largest padded dim, 16-bit or not, and whether from Hopper on. What decides:
-#   16-bit, sm80   163 KB of shared memory and mma.sync, whose operands pass through registers: 4 warps of 128 rows up
-#                  to dim 64, 8 warps at 128 so that the output tile (128 x 128 fp32) leaves registers for the scores
-#   16-bit, sm90   wgmma reads the right operand from shared memory: 64 rows per warpgroup, three stages hide the loads
-#   fp32           twice the bytes and three products per tile: small tiles, or registers spill
-# `n` of forward and evaluate must agree: both name the best key's tile, and best_key reads one such tile per row.
+# By kernel, largest padded dim, 16-bit or not, and whether from Hopper on. Chosen by registers and shared memory as the
+# compiler reports them (python -m tests.kernels.compile_triton): no spills, then as many warps on a multiprocessor
+# as that leaves, then the largest outer tile, which is how often keys are read again.
+#   16-bit, sm80   mma.sync: operands pass through registers, 4 warps of 128 x 32..64 leave room for two programs; at
+#                  dim 128 the output tile alone is half of the registers of 4 warps, so 8 warps or smaller tiles
+#   16-bit, sm90   wgmma reads the right operand from shared memory: 64 rows per warpgroup, two programs of two each; of
+#                  dk, which holds k, v and two score tiles, 32 queries at a time
+#   fp32           three TF32 products per tile, each with its operands split in registers: small tiles
+# `n` of forward serves evaluate too: it is the unit in which the best key is found first.
 _SMALL = Tiles(32, 16, 4, 1)  # the interpreter's: tests see several tiles at T = 50
 _TILES = {
     # (kernel, dim, 16-bit, sm90)
@@ -44,27 +47,33 @@ _TILES = {
     ("forward", 128, True, False): Tiles(128, 64, 8, 3),
     ("forward", 64, True, True): Tiles(128, 64, 8, 3),
     ("forward", 128, True, True): Tiles(128, 64, 8, 3),
-    ("forward", 64, False, False): Tiles(64, 32, 4, 2),
-    ("forward", 128, False, False): Tiles(64, 32, 8, 2),
-    ("dq", 64, True, False): Tiles(128, 64, 8, 2),
-    ("dq", 128, True, False): Tiles(64, 32, 4, 2),
+    ("forward", 64, False, False): Tiles(64, 16, 4, 2),
+    ("forward", 128, False, False): Tiles(32, 32, 8, 2),
+    ("dq", 64, True, False): Tiles(128, 32, 4, 3),
+    ("dq", 128, True, False): Tiles(64, 64, 4, 2),
     ("dq", 64, True, True): Tiles(128, 64, 8, 3),
-    ("dq", 128, True, True): Tiles(128, 64, 8, 2),
-    ("dq", 64, False, False): Tiles(64, 32, 4, 2),
-    ("dq", 128, False, False): Tiles(32, 32, 4, 2),
-    ("dkv", 64, True, False): Tiles(64, 128, 8, 2),
+    ("dq", 128, True, True): Tiles(128, 32, 8, 2),
+    ("dq", 64, False, False): Tiles(32, 32, 4, 2),
+    ("dq", 128, False, False): Tiles(32, 16, 8, 2),
+    ("dk", 64, True, False): Tiles(32, 128, 4, 3),
+    ("dk", 128, True, False): Tiles(32, 64, 4, 2),
+    ("dk", 64, True, True): Tiles(32, 128, 8, 3),
+    ("dk", 128, True, True): Tiles(64, 64, 4, 2),
+    ("dk", 64, False, False): Tiles(32, 32, 4, 2),
+    ("dk", 128, False, False): Tiles(16, 16, 4, 2),
+    ("dkv", 64, True, False): Tiles(32, 64, 4, 3),
     ("dkv", 128, True, False): Tiles(32, 64, 4, 2),
     ("dkv", 64, True, True): Tiles(32, 128, 8, 3),
-    ("dkv", 128, True, True): Tiles(64, 128, 8, 2),
-    ("dkv", 64, False, False): Tiles(32, 64, 4, 2),
-    ("dkv", 128, False, False): Tiles(32, 32, 4, 2),
+    ("dkv", 128, True, True): Tiles(64, 64, 4, 2),
+    ("dkv", 64, False, False): Tiles(32, 32, 4, 2),
+    ("dkv", 128, False, False): Tiles(16, 16, 4, 2),
 }
 
 
 def tiles(kernel: str, dim: int, dtype: jnp.dtype, capability: int | None) -> Tiles:
     """The table's entry; `capability` None is the interpreter."""
     if capability is None:
-        return Tiles(_SMALL.n, _SMALL.m, 4, 1) if kernel == "dkv" else _SMALL
+        return Tiles(_SMALL.n, _SMALL.m, 4, 1) if kernel in ("dk", "dkv") else _SMALL
     kind = (64 if dim <= 64 else 128, jnp.dtype(dtype).itemsize == 2)
     return _TILES.get((kernel, *kind, capability >= 90)) or _TILES[(kernel, *kind, False)]
 
@@ -246,7 +255,7 @@ def _backward(
         BLOCK_N=tile.n,
         **constants,
     )
-    tile = of("dkv")
+    tile = of("dkv" if v_grad == "soft" else "dk")
     dk_BTGK, *soft_dv = compat.launch(
         grads.dkv_kernel if v_grad == "soft" else grads.dk_kernel,
         *operands,
@@ -269,7 +278,8 @@ def _hard_dv(do_BTHV: Array, index_BTH: Array, like_v: jax.ShapeDtypeStruct) -> 
     index_BGM = index_BTH.reshape(B, T, G, H // G).transpose(0, 2, 1, 3).reshape(B, G, -1)
     row_BGM = jax.lax.broadcasted_iota(jnp.int32, index_BGM.shape, 2)
     sorted_BGM, order_BGM = jax.lax.sort((index_BGM, row_BGM), num_keys=1, is_stable=True)
-    block = 16 if compat.is_interpreted() else 64  # as many rows per block of keys, when every key has its query
+    # keys per program, and rows per step: about as many rows as keys when every key has its query
+    block = 16 if compat.is_interpreted() else 64 if do_BTHV.dtype.itemsize == 2 else 32
     (dv_BTGV,) = compat.launch(
         grads.hard_dv_kernel,
         do_BTHV,

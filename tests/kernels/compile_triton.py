@@ -70,12 +70,34 @@ def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
         arrays(partial(backend.select, selection=selection, **options), q, kv)
     attend = backend.attend()
     arrays(partial(attend.forward, **options), q, kv, kv, sel)
+    for selection in ("exact", "approx"):
+        arrays(partial(backend.attend("fused").fused, selection=selection, **options), q, kv, kv)
     arrays(partial(attend.backward, **options), q, kv, kv, q, row, sel, q)
+
+
+def decode(kind: str, *, dim: int, dtype: str) -> None:
+    from kernels_pallas.top1_chunk import triton_decode as chunk
+    from kernels_pallas.top1_element import triton_decode as element
+
+    B, S, H, G, C = 2, 2000, 4, 2, 128
+    q, kv, length, mean = ((B, H, dim), dtype), ((B, S, G, dim), dtype), ((), "int32"), ((B, S // C, G, dim), "float32")
+    if kind == "element":
+        arrays(element.decode, q, kv, kv, length)
+        return
+    tables = (mean,) if kind == "approx" else ()
+
+    def call(q, k, v, length, *table):
+        return chunk.decode(q, k, v, length, chunk_size=C, scale=0.1, chunk_mean_BcGK=table[0] if table else None)
+
+    arrays(call, q, kv, kv, length, *tables)
 
 
 CASES = [
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256)),
+    Case("chunk-decode-exact", partial(decode, "exact")),
+    Case("chunk-decode-approx", partial(decode, "approx")),
+    Case("element-decode", partial(decode, "element")),
     Case("element", partial(element, "hard")),
     Case("element-soft", partial(element, "soft")),
 ]
@@ -91,6 +113,7 @@ def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
         seen.append(Recorded(kernel, dtypes, constants, num_warps, num_stages))
         return tuple(jnp.zeros(x.shape, x.dtype) for x in out_shape)
 
+    jax.clear_caches()  # a trace that is remembered would launch nothing
     launch, compute_capability = compat.launch, compat.compute_capability
     compat.launch, compat.compute_capability = recorder, lambda: capability
     try:

@@ -1,11 +1,40 @@
+import os
+from pathlib import Path
+
 import pytest
 
-from kernels_pallas import tiles
+from kernels_pallas import compat, dispatch, tiles
+
+HERE = Path(__file__).parent
+ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cases named triton: `gpu` where there is one, else run in Triton's interpreter, or visibly skipped."""
+    for item in items:
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        if HERE not in item.path.parents or not any("triton" in str(value) for value in values):
+            continue
+        if ON_GPU:
+            item.add_marker(pytest.mark.gpu)
+            continue
+        why = compat.triton_refusal("cpu")
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_report_header() -> str:
+    if ON_GPU:
+        return f"Triton kernels: {compat.triton_refusal(dispatch.platform()) or 'on the GPU'}"
+    return f"Triton kernels: {compat.triton_refusal('cpu') or 'in the interpreter'}"
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles so small that the little arrays of a test need many of them."""
+    """Tiles so small that the little arrays of a test need many of them. The interpreter's are small by themselves."""
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", {})
     monkeypatch.setattr(tiles, "TILE_ELEMENTS_DEFAULT", 2**11)
 
@@ -17,4 +46,10 @@ def schedule(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["exact", "approx"])
 def selection(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["xla", "triton"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    """Each implementation of an op that has both."""
     return request.param

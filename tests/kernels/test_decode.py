@@ -9,7 +9,9 @@ import kernels_pallas as kp
 from tests.kernels.common import Shape, assert_close, qkv
 
 
-def decode_all(q, k, v, *, max_len: int, selection: str, chunk_size: int, with_table: bool) -> jax.Array:
+def decode_all(
+    q, k, v, *, max_len: int, selection: str, chunk_size: int, with_table: bool, implementation: str = "xla"
+) -> jax.Array:
     """Feeds the tokens one by one into a cache whose unwritten slots are NaN."""
     B, T, G, K = k.shape
     empty = (jnp.full((B, max_len, G, x.shape[-1]), jnp.nan, x.dtype) for x in (k, v))
@@ -28,6 +30,7 @@ def decode_all(q, k, v, *, max_len: int, selection: str, chunk_size: int, with_t
             chunk_size=chunk_size,
             selection=selection,
             chunk_mean_BcGK=table if with_table else None,
+            implementation=implementation,
         )
         return (k_cache, v_cache, table), o
 
@@ -38,24 +41,28 @@ def decode_all(q, k, v, *, max_len: int, selection: str, chunk_size: int, with_t
 
 @pytest.mark.parametrize("max_len", [45, 48, 53])  # 53: the own chunk's slice would leave the cache
 @pytest.mark.parametrize(("selection", "with_table"), [("exact", False), ("approx", True), ("approx", False)])
-def test_equals_the_parallel_form(selection, with_table, max_len) -> None:
+def test_equals_the_parallel_form(selection, with_table, max_len, implementation) -> None:
     q, k, v = qkv(Shape(T=45))
-    o = decode_all(q, k, v, max_len=max_len, selection=selection, chunk_size=8, with_table=with_table)
+    options = {"selection": selection, "chunk_size": 8, "implementation": implementation}
+    o = decode_all(q, k, v, max_len=max_len, with_table=with_table, **options)
     want = jax.jit(lambda *a: kp.top1_chunk_attention(*a, chunk_size=8, selection=selection))(q, k, v)
     assert_close(o, want, "float32")
 
 
 @pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_cache_shorter_than_a_chunk(selection) -> None:
+def test_cache_shorter_than_a_chunk(selection, implementation) -> None:
     q, k, v = qkv(Shape(T=10))
-    o = decode_all(q, k, v, max_len=10, selection=selection, chunk_size=16, with_table=True)
+    options = {"selection": selection, "chunk_size": 16, "implementation": implementation}
+    o = decode_all(q, k, v, max_len=10, with_table=True, **options)
     assert_close(o, kp.top1_chunk_attention(q, k, v, chunk_size=16, selection=selection), "float32")
 
 
-def test_bfloat16_caches() -> None:
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_bfloat16_caches(selection, implementation) -> None:
     q, k, v = qkv(Shape(T=40), dtype="bfloat16")
-    o = decode_all(q, k, v, max_len=40, selection="approx", chunk_size=8, with_table=True)
-    want = kp.top1_chunk_attention(q, k, v, chunk_size=8, selection="approx")
+    options = {"selection": selection, "chunk_size": 8, "implementation": implementation}
+    o = decode_all(q, k, v, max_len=40, with_table=True, **options)
+    want = kp.top1_chunk_attention(q, k, v, chunk_size=8, selection=selection)
     assert o.dtype == jnp.bfloat16
     assert_close(o.astype(jnp.float32), want.astype(jnp.float32), "bfloat16")
 
@@ -66,6 +73,48 @@ def test_means_after_a_prefill_equal_the_running_ones() -> None:
     for length in range(1, 44):
         table = kp.update_chunk_means(table, k, length, chunk_size=8)
     np.testing.assert_array_equal(table, kp.chunk_means(k, chunk_size=8))
+
+
+def test_ties_go_to_the_smallest_chunk(selection, implementation) -> None:
+    """Small integers, so that equal scores are equal bits; four splits of the context repeat one chunk."""
+    rng = np.random.default_rng(0)
+    k = jnp.asarray(np.tile(rng.integers(-2, 3, size=(1, 8, 2, 8)), (1, 9, 1, 1)), jnp.float32)
+    v = jnp.asarray(rng.normal(size=k.shape), jnp.float32)
+    q = jnp.asarray(rng.integers(-2, 3, size=(1, 4, 8)), jnp.float32)
+    options = {"chunk_size": 8, "selection": selection, "scale": 1.0, "implementation": implementation}
+    o = kp.top1_chunk_decode(q, k, v, 70, **options)
+    nearest = kp.top1_chunk_decode(q, k, v.at[:, 8:64].set(0), 70, **options)
+    np.testing.assert_array_equal(o, nearest)
+    assert (o != kp.top1_chunk_decode(q, k, v.at[:, :8].set(0), 70, **options)).any()
+
+
+def test_vmap_over_caches(selection, implementation) -> None:
+    q, k, v = (jnp.stack(x) for x in zip(*(qkv(Shape(T=40), seed=s) for s in range(2)), strict=True))
+    options = {"chunk_size": 8, "selection": selection, "implementation": implementation}
+    lengths = jnp.asarray([40, 21])
+
+    def step(q, k, v, length):
+        return kp.top1_chunk_decode(q, k, v, length, **options)
+
+    got = jax.jit(jax.vmap(step))(q[:, :, 39], k, v, lengths)
+    want = jnp.stack([step(q[i, :, 39], k[i], v[i], lengths[i]) for i in range(2)])
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+    got = jax.vmap(step, in_axes=(0, None, None, None))(q[:, :, 39], k[0], v[0], 40)
+    np.testing.assert_allclose(got[0], want[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("S", "length", "dim"), [(5000, 4999, 64), (5000, 700, 64), (3001, 3001, 128), (2000, 1, 96)])
+def test_kernels_at_their_real_sizes(S, length, dim, dtype, selection) -> None:
+    q, k, v = qkv(Shape(B=3, T=S, R=2, G=3, K=dim, V=dim), dtype=dtype)
+    outs = {
+        name: kp.top1_chunk_decode(q[:, -1], k, v, length, selection=selection, implementation=name)
+        for name in ("xla", "triton")
+    }
+    assert_close(outs["triton"].astype(jnp.float32), outs["xla"].astype(jnp.float32), dtype)
+    got, want = (kp.top1_element_decode(q[:, -1], k, v, length, implementation=name) for name in ("triton", "xla"))
+    np.testing.assert_array_equal(got, want)
 
 
 def test_a_table_with_too_few_rows_is_named() -> None:

@@ -1,5 +1,7 @@
 """Top-1 Element against its dense definition: the exact value forward, the straight-through gradient backward."""
 
+from functools import partial
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -36,15 +38,18 @@ settings = hypothesis.settings(
     derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
+# the interpreter takes seconds per example: report the first failure as it is
+unshrunk = hypothesis.settings(settings, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
 
 
-def check(shape, dtype, gain, v_grad, scale, seed) -> None:
+def check(shape, dtype, gain, v_grad, scale, seed, implementation="xla") -> None:
     q, k, v = qkv(shape, seed=seed, dtype=dtype, gain=gain)
     options = {"scale": scale, "v_grad": v_grad}
+    attention = partial(kp.top1_element_attention, implementation=implementation)
 
     def ours(q, k, v, do):
-        o, pull = jax.vjp(lambda *a: kp.top1_element_attention(*a, **options), q, k, v)
-        return o, pull(do), kp.top1_element_attention(q, k, v, **options)
+        o, pull = jax.vjp(lambda *a: attention(*a, **options), q, k, v)
+        return o, pull(do), attention(q, k, v, **options)
 
     do = cotangent(jax.ShapeDtypeStruct((shape.B, shape.T, shape.heads, shape.V), dtype))
     o, grads, o_eval = fast_jit(ours)(q, k, v, do)
@@ -77,6 +82,35 @@ def test_equals_reference_widely(small_tiles, shape, dtype, gain, v_grad, scale,
     check(shape, dtype, gain, v_grad, scale, seed)
 
 
+@pytest.mark.parametrize("name", ["triton"])
+@case
+@hypothesis.settings(unshrunk, max_examples=4)
+def test_kernels_equal_reference(name, shape, dtype, gain, v_grad, scale, seed) -> None:
+    check(shape, dtype, gain, v_grad, scale, seed, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["triton"])
+@case
+@hypothesis.settings(unshrunk, max_examples=40)
+def test_kernels_equal_reference_widely(name, shape, dtype, gain, v_grad, scale, seed) -> None:
+    check(shape, dtype, gain, v_grad, scale, seed, name)
+
+
+@pytest.mark.parametrize("name", ["triton"])
+@pytest.mark.parametrize("length", [1, 16, 31, 32, 33, 65])
+def test_kernels_at_lengths_around_a_tile(name, length) -> None:
+    check(Shape(B=1, T=length, R=2, G=1), "float32", 1.0, "hard", None, length, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("v_grad", ["hard", "soft"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("T", "dim"), [(1024, 64), (127, 64), (129, 96), (1000, 96), (513, 128), (640, 128)])
+def test_kernels_at_their_real_sizes(T, dim, dtype, v_grad) -> None:
+    check(Shape(B=2, T=T, R=2, G=2, K=dim, V=dim), dtype, 1.0, v_grad, None, 0, "triton")
+
+
 @pytest.mark.parametrize("v_grad", ["hard", "soft"])
 def test_equals_reference_in_double(small_tiles, v_grad) -> None:
     with jax.enable_x64(True):
@@ -100,32 +134,50 @@ def test_equals_the_dense_straight_through_op() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_output_is_a_row_of_v(small_tiles, dtype) -> None:
+def test_every_output_is_a_row_of_v(small_tiles, dtype, implementation) -> None:
     q, k, v = qkv(Shape(T=130, B=1, R=2, G=1), dtype=dtype)
-    o = np.asarray(jax.jit(kp.top1_element_attention)(q, k, v).astype(jnp.float32))[0]
+    attention = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
+    o = np.asarray(attention(q, k, v).astype(jnp.float32))[0]
     rows = {row.tobytes() for row in np.asarray(v.astype(jnp.float32))[0, :, 0]}
     assert all(row.tobytes() in rows for row in o.reshape(-1, o.shape[-1]))
     np.testing.assert_array_equal(o[0], np.asarray(v.astype(jnp.float32))[0, [0, 0], 0])
 
 
-def test_ties_go_to_the_earliest_key(small_tiles) -> None:
+def test_ties_go_to_the_earliest_key(small_tiles, implementation) -> None:
     q, k, v = qkv(Shape(T=140, R=1))
-    o = jax.jit(kp.top1_element_attention)(jnp.zeros_like(q), k, v)
+    attention = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
+    o = attention(jnp.zeros_like(q), k, v)
     np.testing.assert_array_equal(o, jnp.broadcast_to(v[:, :1], v.shape))
     k = jnp.tile(jnp.sign(k[:, :10]), (1, 14, 1, 1))  # ten keys, repeated: products of signs are exact
-    o, _ = value_and_grads(kp.top1_element_attention, jnp.sign(q), k, v)
+    o, _ = value_and_grads(attention, jnp.sign(q), k, v)
     seen = np.asarray(v)[:, :10]
     assert (np.asarray(o)[:, :, None] == seen[:, None]).all(-1).any(2).all()
 
 
-def test_causal_to_the_last_bit(small_tiles) -> None:
+def test_causal_to_the_last_bit(small_tiles, implementation) -> None:
     q, k, v = qkv(Shape(T=130, B=1))
-    run = jax.jit(kp.top1_element_attention)
+    run = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
     before = np.asarray(run(q, k, v))
-    for t in (1, 64, 100, 129):
+    for t in (1, 64, 100, 129) if implementation == "xla" else (64, 100):
         after = np.asarray(run(*(x.at[:, t].multiply(-3) for x in (q, k, v))))
         np.testing.assert_array_equal(after[:, :t], before[:, :t])
         assert (after[:, t:] != before[:, t:]).any()
+
+
+@pytest.mark.parametrize("v_grad", ["hard", "soft"])
+def test_two_runs_give_the_same_bits(implementation, v_grad) -> None:
+    q, k, v = qkv(Shape(T=70, B=1))
+    attention = partial(kp.top1_element_attention, v_grad=v_grad, implementation=implementation)
+    first, second = (value_and_grads(attention, q, k, v) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_scales_that_turn_the_order_around(implementation, scale) -> None:
+    q, k, v = qkv(Shape(T=40, B=1))
+    got = value_and_grads(partial(kp.top1_element_attention, scale=scale, implementation=implementation), q, k, v)
+    want = value_and_grads(partial(reference.top1_element_attention, scale=scale), q, k, v)
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
 
 def test_evaluation_skips_the_softmax() -> None:
@@ -135,12 +187,12 @@ def test_evaluation_skips_the_softmax() -> None:
     assert count_primitive(jaxpr, "exp") == 0
 
 
-def test_decode_equals_the_parallel_form() -> None:
-    shape = Shape(T=21)
+def test_decode_equals_the_parallel_form(implementation) -> None:
+    shape = Shape(T=70 if implementation == "triton" else 21)
     q, k, v = qkv(shape)
     want = kp.top1_element_attention(q, k, v)
     pad = [(0, 0), (0, 4), (0, 0), (0, 0)]
     k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots hold anything
-    step = jax.jit(lambda q, length: kp.top1_element_decode(q, k_cache, v_cache, length))
-    for t in range(shape.T):
+    step = jax.jit(lambda q, length: kp.top1_element_decode(q, k_cache, v_cache, length, implementation=implementation))
+    for t in range(0, shape.T, shape.T // 10):
         np.testing.assert_array_equal(step(q[:, t], t + 1), want[:, t])
