@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 from kernels_pallas import compat
 
 
-def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1) -> Callable:
-    """`f(*arrays)` with arrays and results (one or a tuple) all `[B, ...]`, for every transformation but derivatives.
+def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, axis: int = 0) -> Callable:
+    """`f(*arrays)`, arrays and results (one or a tuple) with the batch on `axis`: every transformation but derivatives.
 
     Static arguments belong into a closure or a `partial`. `rule`, `g` and `r` as in `partitioned`.
     """
@@ -31,14 +31,21 @@ def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1) -
     inner = f if rule is None or compat.is_interpreted() else partitioned(f, rule, g=g, r=r)
     folded = jax.custom_batching.custom_vmap(inner)
 
+    def fold(x: Array) -> Array:
+        x = jnp.moveaxis(x, 0, axis)
+        return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
     @folded.def_vmap
     def batched(axis_size: int, in_batched: list[bool], *arrays: Array) -> tuple[Any, Any]:
+        def unfold(x: Array) -> Array:
+            x = x.reshape(*x.shape[:axis], axis_size, -1, *x.shape[axis + 1 :])
+            return jnp.moveaxis(x, axis, 0)
+
         full = [
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arrays, in_batched, strict=True)
         ]
-        out = folded(*(x.reshape(-1, *x.shape[2:]) for x in full))  # again the folded one: vmap of vmap
-        out = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), out)
+        out = jax.tree.map(unfold, folded(*(fold(x) for x in full)))  # again the folded one: vmap of vmap
         return out, jax.tree.map(lambda _: True, out)
 
     def call(*arrays: Array) -> Any:

@@ -1,14 +1,17 @@
-"""What the chunked recurrences share: cutting time into chunks, and carrying a state across them.
+"""What the chunked recurrences share: the dtype of their sums, and carrying a state across chunks.
 
 A linear recurrence is split at chunk starts: inside a chunk everything is a matrix product over its tokens, and only
-the states at the starts, S_{c+1} = decay_c * S_c + update_c, are computed one after the other.
+the states at the starts, S_{c+1} = decay_c * S_c + update_c, are computed one after the other. The backward pass is
+the same from the end, L_c = decay_c * L_{c+1} + dS_c, with dupdate_c = L_{c+1} and ddecay_c = L_{c+1} S_c.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import dispatch
 from seqjax.types import Array
 
 
@@ -17,28 +20,37 @@ def accumulator(*arrays: Array) -> Any:
     return jnp.result_type(jnp.float32, *arrays)
 
 
-def cut(x_BT: Array, chunk: int) -> Array:
-    """[B, T, ...] -> [B, c, C, ...], zeros after the end."""
-    n_chunks = -(-x_BT.shape[1] // chunk)
-    padding = [(0, 0), (0, n_chunks * chunk - x_BT.shape[1])] + [(0, 0)] * (x_BT.ndim - 2)
-    return jnp.pad(x_BT, padding).reshape(x_BT.shape[0], n_chunks, chunk, *x_BT.shape[2:])
+def carry_states(
+    decay_Bc: Array, update_Bc: Array, initial_B: Array, *, implementation: str | None = None
+) -> tuple[Array, Array]:
+    """The state before each chunk [B, c, ...] and the one after the last [B, ...], from `update` [B, c, ...].
 
-
-def join(x_BcC: Array, seq_len: int) -> Array:
-    """[B, c, C, ...] -> [B, T, ...], without what `cut` added."""
-    return x_BcC.reshape(x_BcC.shape[0], -1, *x_BcC.shape[3:])[:, :seq_len]
-
-
-def carry_states(decay: Array, update: Array, initial: Array, *, reverse: bool = False) -> tuple[Array, Array]:
-    """The state before each chunk [B, c, ...] and the one after the last, from `decay` and `update` [B, c, ...].
-
-    In reverse it is the state behind each chunk, from the last to the first.
+    `decay_Bc` has the chunks of `update_Bc` and broadcasts against it otherwise. Raises BackendError when the named
+    implementation of "state_scan" cannot run this.
     """
+    arrays = (decay_Bc, update_Bc, initial_B.astype(update_Bc.dtype))
+    backend = dispatch.pick("state_scan", implementation, arrays, {"key_dim": 0})
+    states: Any = _carry(*arrays, backend)
+    return states
 
-    def body(state: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
-        factor, add = xs
-        return factor * state + add, state
 
-    xs = (jnp.moveaxis(decay, 1, 0), jnp.moveaxis(update, 1, 0))
-    last, states = jax.lax.scan(body, initial.astype(update.dtype), xs, reverse=reverse)
-    return jnp.moveaxis(states, 0, 1), last
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _carry(decay: Array, update: Array, initial: Array, backend: Any) -> tuple[Array, Array]:
+    return backend.elementwise(decay, update, initial, reverse=False)
+
+
+def _forward(decay: Array, update: Array, initial: Array, backend: Any):
+    states: Any = _carry(decay, update, initial, backend)
+    return states, (decay, states[0])
+
+
+def _backward(backend: Any, saved: tuple[Array, Array], cotangents: tuple[Array, Array]):
+    decay, states = saved
+    d_states, d_last = cotangents
+    d_update, d_initial = backend.elementwise(decay, d_states, d_last, reverse=True)
+    repeated = [i for i, (have, want) in enumerate(zip(decay.shape, states.shape, strict=True)) if have != want]
+    d_decay = jnp.sum(d_update * states, axis=repeated, keepdims=True)
+    return d_decay.astype(decay.dtype), d_update, d_initial
+
+
+_carry.defvjp(_forward, _backward)

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from seqjax.ops._chunks import accumulator, carry_states, cut, join
+from kernels_pallas.chunks import cut, join
+from seqjax.ops._chunks import accumulator, carry_states
 from seqjax.types import Array
 
 CHUNK = 128

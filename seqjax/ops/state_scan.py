@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
-from seqjax.ops._chunks import cut, join
+from kernels_pallas import dispatch
+from kernels_pallas.chunks import cut, join
 from seqjax.types import Array
 
 # What a chunked op keeps for its backward pass beside its inputs.
@@ -55,39 +56,34 @@ def state_scan(
     s_BHKV: Float[Array, "B H K V"],
     *,
     precision: jax.lax.Precision,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "c B H K V"], Float[Array, "B H K V"]]:
-    """The state at the start of every chunk, and after the last; `decay` has K entries per head, or one."""
-    states: Any = _state_scan(decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV, precision)
+    """The state at the start of every chunk, and after the last; `decay` has K entries per head, or one.
+
+    Raises BackendError when the named implementation of "state_scan" cannot run this.
+    """
+    arrays = (decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV)
+    backend = dispatch.pick("state_scan", implementation, arrays, {"key_dim": s_BHKV.shape[-2]})
+    states: Any = _state_scan(*arrays, precision, backend)
     return states
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _state_scan(decay, p, r, s, precision):
-    def body(s, xs):
-        decay, p, r = xs
-        return decay[..., None] * s + r + jnp.matmul(p, s, precision=precision), s
-
-    final, starts = jax.lax.scan(body, s, (decay, p, r))
-    return starts, final
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _state_scan(decay, p, r, s, precision, backend):
+    return backend.products(decay, p, r, s, precision=precision, reverse=False)
 
 
-def _forward(decay, p, r, s, precision):
-    states: Any = _state_scan(decay, p, r, s, precision)
+def _forward(decay, p, r, s, precision, backend):
+    states: Any = _state_scan(decay, p, r, s, precision, backend)
     starts, final = states
     starts = checkpoint_name(starts, "chunk_states")
     return (starts, final), (decay, p, starts)
 
 
-def _backward(precision, residuals, cotangents):
+def _backward(precision, backend, residuals, cotangents):
     decay, p, starts = residuals
     d_starts, d_final = cotangents
-
-    def body(after, xs):
-        decay, p, d_start = xs
-        p_T = jnp.swapaxes(p, -1, -2)
-        return decay[..., None] * after + d_start + jnp.matmul(p_T, after, precision=precision), after
-
-    d_s, d_r = jax.lax.scan(body, d_final, (decay, p, d_starts), reverse=True)
+    d_r, d_s = backend.products(decay, p, d_starts, d_final, precision=precision, reverse=True)
     d_p = jnp.einsum("...kv,...jv->...kj", d_r, starts, precision=precision)
     d_decay = jnp.sum(d_r * starts, -1)
     if decay.shape[-1] == 1:

@@ -92,7 +92,37 @@ def decode(kind: str, *, dim: int, dtype: str) -> None:
     arrays(call, q, kv, kv, length, *tables)
 
 
+def state_scan(*, dim: int, dtype: str) -> None:
+    from kernels_pallas.state_scan import triton as backend
+
+    c, B, H, V = 32, 2, 6, 2 * dim
+    precision = jax.lax.Precision.DEFAULT if dtype != "float32" else jax.lax.Precision.HIGHEST
+    for entries in (1, dim):
+        shapes = [(c, B, H, entries), (c, B, H, dim, dim), (c, B, H, dim, V), (B, H, dim, V)]
+        for reverse in (False, True):
+            call = partial(backend.products, precision=precision, reverse=reverse)
+            arrays(call, *((shape, "float32") for shape in shapes))
+    shapes = [(B, c, 1, H, 1), (B, c, 128, H, dim), (B, 128, H, dim)]
+    for reverse in (False, True):
+        arrays(partial(backend.elementwise, reverse=reverse), *((shape, "float32") for shape in shapes))
+
+
+def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
+    from kernels_pallas.selective_scan import triton as backend
+
+    del dim  # of heads: there are none
+    T, E, N = 2000, 1536, 16
+    x, dt, bc = ((batch, T, E), dtype), ((batch, T, E), "float32"), ((batch, T, N), dtype)
+    a, d = ((E, N), "float32"), ((E,), "float32")
+    state, starts = ((batch, E, N), "float32"), ((batch, -(-T // backend.chunk_steps(T)), E, N), "float32")
+    arrays(partial(backend.forward, chunk_size=None, keep=True), x, dt, a, bc, bc, d, state)
+    arrays(partial(backend.backward, chunk_size=None), x, dt, a, bc, bc, d, starts, x, state)
+
+
 CASES = [
+    Case("state-scan", state_scan),
+    Case("selective-scan", selective_scan),
+    Case("selective-scan-1", partial(selective_scan, batch=1)),
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256)),
     Case("chunk-decode-exact", partial(decode, "exact")),
@@ -163,13 +193,13 @@ def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
     return {"shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
 
 
-def every(capabilities: list[int], *, thorough: bool) -> Iterator[dict[str, Any]]:
+def every(capabilities: list[int], *, thorough: bool, named: str = "") -> Iterator[dict[str, Any]]:
     """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64."""
     kinds = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128)]
     for capability in capabilities:
         done = set()
         for dtype, dim in kinds if thorough else kinds[:1]:
-            for case in CASES:
+            for case in (case for case in CASES if named in case.name):
                 for launch in record(case, capability, dim=dim, dtype=dtype):
                     key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
                     if key in done:
@@ -184,9 +214,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90])
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     given = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
-    for report in every(given.capabilities, thorough=given.all):
+    for report in every(given.capabilities, thorough=given.all, named=given.case):
         sys.stdout.write(json.dumps(report) + "\n")
 
 

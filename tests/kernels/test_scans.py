@@ -1,0 +1,172 @@
+"""The scans over time, `state_scan` and `selective_scan`: both backends against the recurrences, with gradients."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import dispatch
+from kernels_pallas.dispatch import BackendError
+from kernels_pallas.selective_scan.vjp import selective_scan
+from seqjax import ops
+from seqjax.ops._chunks import carry_states
+from seqjax.ops.state_scan import state_scan
+from tests.kernels.common import assert_close
+from tests.ops import recurrences
+
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[jax.Array]:
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def with_gradients(f: Any, arrays: Any) -> tuple[Any, Any]:
+    """(f(*arrays), the cotangents of arrays) for a fixed random cotangent of every output."""
+    out, pull = jax.vjp(f, *arrays)
+    rng = np.random.default_rng(1)
+    return out, pull(jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), out))
+
+
+def assert_trees_close(got: Any, want: Any, dtype: str = "float32") -> None:
+    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+    for (path, g), (_, w) in zip(leaves, wanted, strict=True):
+        assert g.dtype == w.dtype, path
+        assert_close(g, w, dtype, jax.tree_util.keystr(path), scale=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------------- state_scan
+@pytest.mark.parametrize(("n_chunks", "K", "V", "entries"), [(1, 3, 5, 3), (5, 8, 20, 1), (3, 24, 17, 24)])
+def test_states_equal_a_loop(implementation, n_chunks, K, V, entries) -> None:
+    B, H = 2, 2
+    decay, p, r, s = draw((n_chunks, B, H, entries), (n_chunks, B, H, K, K), (n_chunks, B, H, K, V), (B, H, K, V))
+    arrays = (jax.nn.sigmoid(decay), p / K, r, s)
+
+    def loop(decay, p, r, s):
+        states = [s]
+        for i in range(n_chunks):
+            states.append(decay[i][..., None] * states[-1] + jnp.matmul(p[i], states[-1], precision=HIGHEST) + r[i])
+        return jnp.stack(states[:-1]), states[-1]
+
+    run = partial(state_scan, precision=HIGHEST, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), with_gradients(loop, arrays))
+
+
+SHAPES = {
+    "per head (ssd)": ((2, 5, 1, 3, 1), (2, 5, 4, 3, 7)),
+    "per key (wkv6)": ((2, 5, 3, 4, 1), (2, 5, 3, 4, 7)),
+    "none (taylor)": ((1, 5, 1, 1, 1), (2, 5, 3, 4, 7)),
+    "own": ((2, 1, 3, 4), (2, 1, 3, 4)),
+    "alternating": ((2, 5, 3, 1, 4), (2, 5, 3, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_carried_states_equal_a_loop(implementation, kind) -> None:
+    decay, update = draw(*SHAPES[kind])
+    arrays = (jax.nn.sigmoid(decay), update, update[:, 0] * 2)
+
+    def loop(decay, update, initial):
+        states = [initial]
+        for i in range(update.shape[1]):
+            states.append(decay[:, i] * states[-1] + update[:, i])
+        return jnp.stack(states[:-1], 1), states[-1]
+
+    run = partial(carry_states, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), with_gradients(loop, arrays))
+
+
+def test_states_under_vmap_equal_a_loop(implementation) -> None:
+    n, c, B, H, K, V = 3, 2, 1, 2, 4, 5
+    arrays = draw((n, c, B, H, K), (n, c, B, H, K, K), (n, c, B, H, K, V), (n, B, H, K, V))
+    run = partial(state_scan, precision=HIGHEST, implementation=implementation)
+    each = [run(*(x[i] for x in arrays)) for i in range(n)]
+    assert_trees_close(jax.vmap(run)(*arrays), jax.tree.map(lambda *x: jnp.stack(x), *each))
+
+
+def test_other_problems_are_refused_with_a_reason() -> None:
+    decay, p, r, s = draw((2, 1, 1, 1), (2, 1, 1, 160, 160), (2, 1, 1, 160, 4), (1, 1, 160, 4))
+    # where Triton does not run at all, that is the reason
+    with pytest.raises(BackendError, match=r"key dim 160 is larger than 128|Triton"):
+        state_scan(decay, p, r, s, precision=HIGHEST, implementation="triton")
+    with pytest.raises(BackendError, match="has no pallas kernel"):
+        state_scan(decay, p, r, s, precision=HIGHEST, implementation="pallas")
+
+
+# --------------------------------------------------------------------------------------------------- selective_scan
+def scan_arrays(B, T, E, N, *, dt=0.3, dtype="float32", seed=0) -> list[jax.Array]:
+    x, step, a, b, c, d, state = draw((B, T, E), (B, T, E), (E, N), (B, T, N), (B, T, N), (E,), (B, E, N), seed=seed)
+    x, b, c = (t.astype(dtype) for t in (x, b, c))
+    return [x, dt * jnp.exp(step), -jnp.exp(0.5 * a), b, c, d, state]
+
+
+# one position; fewer than a chunk; many chunks, walked in one go and (one channel block alone) side by side; N = 1
+# and steps so large that a state forgets at once
+CASES = [((1, 1, 5, 4), 0.3), ((2, 5, 6, 3), 0.3), ((2, 37, 9, 4), 0.3), ((1, 37, 3, 4), 30.0), ((1, 20, 4, 1), 0.3)]
+
+
+@pytest.mark.parametrize(("shape", "dt"), CASES, ids=str)
+def test_scan_equals_the_recurrence(implementation, shape, dt) -> None:
+    arrays = scan_arrays(*shape, dt=dt)
+    run = partial(selective_scan, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), with_gradients(jax.jit(recurrences.selective_scan), arrays))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_scan_of_16_bit_inputs_rounds_only_its_outputs(implementation, dtype) -> None:
+    arrays = scan_arrays(2, 21, 8, 16, dtype=dtype)
+    got = with_gradients(partial(selective_scan, implementation=implementation), arrays)
+    wide = [x.astype(jnp.float32) for x in arrays]
+    out, pull = jax.vjp(recurrences.selective_scan, *wide)
+    rng = np.random.default_rng(1)
+    cotangents = [jnp.asarray(rng.normal(size=x.shape), y.dtype).astype(x.dtype) for x, y in zip(out, got[0])]
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves((out, pull(tuple(cotangents)))), strict=True):
+        assert_close(g, w, dtype if g.dtype == dtype else "float32", scale=1e-3)
+
+
+def test_scan_is_causal_and_repeats_its_bits(implementation) -> None:
+    arrays = scan_arrays(1, 29, 6, 4)
+    run = partial(selective_scan, implementation=implementation)
+    first, again = with_gradients(run, arrays), with_gradients(run, arrays)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    changed = [x.at[:, 17:].multiply(2) if i in (0, 1, 3, 4) else x for i, x in enumerate(arrays)]
+    np.testing.assert_array_equal(run(*changed)[0][:, :17], first[0][0][:, :17])
+
+
+def test_scan_under_vmap_equals_a_loop(implementation) -> None:
+    each = [scan_arrays(1, 9, 4, 4, seed=seed) for seed in range(2)]
+    run = partial(selective_scan, implementation=implementation)
+    stacked = [jnp.stack(x) for x in zip(*each, strict=True)]
+    assert_trees_close(jax.vmap(run)(*stacked), jax.tree.map(lambda *x: jnp.stack(x), *(run(*x) for x in each)))
+
+
+# -------------------------------------------------------------------------------------------------------- whole ops
+def op_arrays(name: str) -> list[jax.Array]:
+    B, T, H, K, V = 1, 21, 2, 6, 5
+    k, r, a, v = (B, T, H, K), (B, T, H, K), (B, T, H, K), (B, T, H, V)
+    q, k, a, v, gate, u = draw(r, k, a, v, (B, T, H), (H, K))
+    unit = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+    slow = -0.6 * jax.nn.sigmoid(a)
+    return {
+        "gated_delta_rule": [q, unit, v, jax.nn.sigmoid(gate), -jnp.exp(gate)],
+        "wkv7": [q, k, v, slow, -unit, unit * 0.5],
+        "wkv6": [q, k, v, slow, u],
+        "ssd": [v, -jnp.exp(gate), q[:, :, 0], k[:, :, 0]],
+        "taylor_linear_attention": [q, k, v],
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "wkv7", "wkv6", "ssd", "taylor_linear_attention"])
+@pytest.mark.parametrize("backend", ["triton"])
+def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, backend) -> None:
+    run, arrays, pick = partial(getattr(ops, name), chunk_size=8), op_arrays(name), dispatch.pick
+    want = with_gradients(run, arrays)
+    jax.clear_caches()  # jax.checkpoint remembers the trace, and with it the choice
+    monkeypatch.setattr(dispatch, "pick", lambda op, _, *rest: pick(op, backend, *rest))
+    assert_trees_close(with_gradients(run, arrays), want)
+    assert dispatch.used()["state_scan"] == backend
+    jax.clear_caches()
