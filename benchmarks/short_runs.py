@@ -69,7 +69,7 @@ def table(results: dict[str, Any]) -> str:
 
     def in_domain(item: tuple[str, Any]) -> float:
         losses = item[1]["loss"]
-        return sum(losses[d] for d in losses if d in REGIMES["limited"])
+        return sum(losses[d] for d in losses if d in REGIMES["limited"].train)
 
     for name, r in sorted(done.items(), key=in_domain):
         peak = f"{r['device_peak_gib']:.1f}" if r["device_peak_gib"] else "-"
