@@ -52,8 +52,8 @@ def configured(name: str, size: str, dtype: str) -> Config:
     config = importlib.import_module(f"configs.{name}").get_config(size)
     config.model.n_layers = len(config.model.pattern) or 2
     config.model.dtype = dtype
-    # XLA's CPU compiler (jax 0.10.2 and 0.12.0) loses Mamba-2's bfloat16 gradient under a scan over layers: NaN, and
-    # not the same ones every time. Unrolled layers, or rematerialised ones, do not show it.
+    # Compiled for a CPU under a scan over layers, Mamba-2's bfloat16 gradient has held NaN, and not the same ones every
+    # time (docs/mixers.md); unrolled layers never have.
     config.model.scan_layers = False
     return from_config_dict(config)
 

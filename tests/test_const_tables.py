@@ -7,9 +7,9 @@ import pytest
 
 from seqjax import generate
 from seqjax.errors import UserError
-from seqjax.layers import alibi_slopes
 from seqjax.mixers import transformer_pp
 from seqjax.ops.attention import causal_attention
+from seqjax.ops.positions import alibi_slopes
 from seqjax.ops.shared_attention import shared_attention
 from tests import support
 
