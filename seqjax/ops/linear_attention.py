@@ -118,7 +118,7 @@ def _scores_pull(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: 
         return jax.lax.optimization_barrier((dr, dk))
     half = size // 2
     quarters = jnp.stack([ds[..., :half, :half], ds[..., half:, half:]], axis=-3)
-    dr, dk = _scores_pull(*(_halves(x) for x in (r, k, before, g)), quarters, dtype)
+    dr, dk = _scores_pull(_halves(r), _halves(k), _halves(before), _halves(g), quarters, dtype)
     left, right, grow, shrink = _corner(r, k, before, g, dtype)
     corner = ds[..., half:, :half].astype(dtype)
     low = jnp.einsum("...ij,...jk->...ik", corner, right, preferred_element_type=r.dtype) * grow
