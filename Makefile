@@ -33,12 +33,11 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.data --quick
 
-# Names and versions of what is installed now, for the constraints file of this Python. Not torch's: its wheels for
-# Linux each want one triton, and triton is the one whose interpreter the tests know.
+# Names and versions of what is installed now, for the constraints file of this Python.
 constraints: $(VENV)/.installed-dev
 	@{ echo '# What CI installs on Python $(VERSION); made by `make constraints`.'; \
-	   $(BIN)/python -m pip list --format=freeze --exclude-editable | \
-	     grep -vE '^(pip|wheel|torch)=='; } > constraints/py$(VERSION).txt
+	   $(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+cpu$$//' | \
+	     grep -vE '^(pip|wheel)=='; } > constraints/py$(VERSION).txt
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
