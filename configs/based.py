@@ -5,7 +5,7 @@ float32 residual stream.
 
 python -m seqjax.main --config=configs/based.py
 
-Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
+200 steps at the debug size on a CPU; steps at 110m timed on one H200 (docs/mixers.md). No full run yet.
 """
 
 from configs import common

@@ -2,7 +2,7 @@
 
 python -m seqjax.main --config=configs/gated_deltanet.py
 
-Not trained yet beyond the tests; steps at 110m were timed on one H200 (docs/mixers.md).
+200 steps at the debug size on a CPU; steps at 110m timed on one H200 (docs/mixers.md). No full run yet.
 """
 
 from configs import common
