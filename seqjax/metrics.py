@@ -13,8 +13,8 @@ from typing import Any
 import jax
 from tensorboardX import SummaryWriter
 
-# What depends on the clock, not on the run: left out when two runs are compared.
-TIMING = ("tokens_per_s", "mfu", "seconds")
+# What depends on the clock and the device, not on the run: left out when two runs are compared.
+TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
 
 
 class Metrics:
