@@ -24,8 +24,7 @@ from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
 # What the backward pass keeps of a block. "attention" keeps what attention would pay quadratic time to compute again
 # (its output, logsumexp and selection): our kernels name them, cuDNN's are all that its primitive returns. "dots" keeps
-# every matrix product without batch dimensions; "mlp" keeps everything but the MLP's widest activations, half of the
-# memory for a tenth of the time.
+# every matrix product without batch dimensions; "mlp" keeps everything but the MLP's widest activations.
 ATTENTION_NAMES = ("attention_out", "attention_lse", "top1_selection")
 CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 REMAT = {
