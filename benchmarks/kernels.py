@@ -49,13 +49,14 @@ def operands(n: limits.Sizes, dtype: str) -> tuple[jax.Array, ...]:
 
 
 def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
-    """f(q, k, v) of a case."""
+    """f(q, k, v) of a case; the implementation "default" is what dispatch picks, for selection and attention alone."""
     if case in ("attention", "window"):
         window = n.window if case == "window" else 0
         return partial(causal_attention, window=window, implementation=implementation)
     if case == "element":
         return partial(kp.top1_element_attention, implementation=implementation)
-    options: Any = {"chunk_size": n.C, "selection": case.split("-")[1], "implementation": implementation}
+    name = None if implementation == "default" else implementation
+    options: Any = {"chunk_size": n.C, "selection": case.split("-")[1], "implementation": name}
     if case.startswith("select-"):
         return lambda q, k, v: kp.select_chunk(q, k, **options)
     return partial(kp.top1_chunk_attention, **options)
@@ -63,9 +64,11 @@ def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
 
 def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:
     """What to measure a case with on this machine, the fastest first."""
+    if not on_gpu:
+        return ("xla",)
     if case in ("attention", "window"):
-        return ("cudnn",) if on_gpu else ("xla",)
-    return ("triton", "xla") if on_gpu else ("xla",)
+        return ("cudnn",)
+    return {"select-exact": ("triton", "pallas", "xla"), "chunk-exact": ("default", "xla")}.get(case, ("triton", "xla"))
 
 
 def with_gradient(f: Callable) -> Callable:
@@ -180,7 +183,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     for axes, what in zip(both, PASSES, strict=True):
         for (case, name, of), points in lines.items():
             if of == what:
-                style = "-" if name in ("triton", "cudnn") else "--" if name == "xla" else ":"
+                style = "-" if name in ("triton", "cudnn", "default") else "--" if name == "xla" else ":"
                 axes.plot(*zip(*points, strict=True), style, color=colors[case], marker=".", label=f"{case}, {name}")
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="ms per sequence")
         ticks = sorted({row["T"] for row in report["results"]})

@@ -1,12 +1,14 @@
 """The parts of benchmarks.kernels and benchmarks.decode: their counts, and a run of a few milliseconds."""
 
 import json
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import decode, kernels, limits
+from benchmarks import decode, kernels, limits, power
 
 TINY = limits.Sizes(1, 0, 2, 8, C=16, window=8, itemsize=4)
 
@@ -78,3 +80,14 @@ def test_decoding_cases_agree_with_each_other() -> None:
     operands = decode.layer_operands(n, jax.random.key(0))
     outs = [decode.function("attention", name, n)(*operands, jnp.asarray(n.length)) for name in ("step", "jax.nn")]
     assert abs(outs[0] - outs[1]).max() < 1e-5
+
+
+def test_power_is_the_mean_of_what_the_meter_says(monkeypatch) -> None:
+    lines = "\\n".join(["9, 9, 700"] * 4 + ["600, 1500, 700", "640, 1700, 700"] * 4 + ["9, 9, 700"])
+    monkeypatch.setattr(power, "QUERY", [sys.executable, "-c", f"print('{lines}', flush=True)"])
+    row = power.sampled(lambda: time.sleep(0.01), seconds=0.5)  # long enough for the meter to print
+    assert (row["watts"], row["mhz"], row["limit_watts"]) == (620, 1600, 700)
+    assert row["joules"] == pytest.approx(row["ms"] * 0.62)
+    monkeypatch.setattr(power, "QUERY", [sys.executable, "-c", "print('1, 2, 3')"])
+    with pytest.raises(RuntimeError, match="raise --seconds"):
+        power.sampled(lambda: None, seconds=0.01)

@@ -1,0 +1,96 @@
+"""What bounds a kernel that neither FLOPs, bytes nor exponentials bound? The watts it needs, measured on a GPU:
+
+    python -m benchmarks.power [--length=102400] [--seconds=3]
+
+Exact and approx selection and cuDNN's attention (12 heads of 64, bf16, one sequence of normalised random q and k) and,
+for comparison, one large matrix product, each repeated for some seconds: milliseconds per call as sustained, power and
+clock as nvidia-smi samples them, joules per call, and the joules that as many FLOPs of the matrix product take. A card
+at its power limit gets faster by spending less energy, and by nothing else. Writes benchmarks/results/power.json.
+"""
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from benchmarks import kernels, limits
+from benchmarks.train_step import machine
+
+PRODUCT = 8192  # rows and columns of the matrices that are multiplied
+QUERY = [
+    "nvidia-smi",
+    "--query-gpu=power.draw.instant,clocks.sm,power.limit",
+    "--format=csv,noheader,nounits",
+    "-i",
+    "0",
+]
+
+
+def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
+    """Repeats a call and reads power and clock meanwhile, but for the first third, in which they settle."""
+    jax.block_until_ready(call())
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    calls = max(1, round(seconds / (time.perf_counter() - start)))
+    meter = subprocess.Popen([*QUERY, "-lms", "100"], stdout=subprocess.PIPE, text=True)
+    try:
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = call()
+        jax.block_until_ready(out)
+        seconds = time.perf_counter() - start
+    finally:
+        meter.terminate()
+    rows = [[float(x) for x in line.split(",")] for line in meter.communicate()[0].splitlines() if line.count(",") == 2]
+    if len(rows) < 6:
+        raise RuntimeError(f"nvidia-smi gave {len(rows)} samples in {seconds:.1f} s: raise --seconds")
+    watts, mhz, limit = (statistics.mean(column) for column in zip(*rows[len(rows) // 3 : -1], strict=True))
+    ms = 1e3 * seconds / calls
+    return {"ms": ms, "watts": watts, "limit_watts": limit, "mhz": mhz, "joules": ms * watts / 1e3}
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, write."""
+    del argv
+    n = limits.Sizes(1, flags.FLAGS.length, 12, 64)
+    q, k, v, _ = kernels.operands(n, "bfloat16")
+    a = jax.random.normal(jax.random.key(1), (PRODUCT, PRODUCT), jnp.bfloat16)
+    product = jax.jit(jnp.matmul)
+    cases: dict[str, tuple[Callable[[], Any], float]] = {"product": (partial(product, a, a), 2.0 * PRODUCT**3)}
+    for case, name in (
+        ("select-exact", "triton"),
+        ("select-exact", "pallas"),
+        ("select-approx", "triton"),
+        ("attention", "cudnn"),
+    ):
+        f = jax.jit(kernels.function(case, name, n))
+        cases[f"{case} {name}"] = (partial(f, q, k, v), limits.total(limits.phases(case, n)[0]).flops)
+    rows = {}
+    print(f"{'':<24}{'ms':>9}{'W':>7}{'MHz':>7}{'J':>8}{'J of a product':>16}")
+    for name, (call, flops) in cases.items():
+        row = sampled(call, flags.FLAGS.seconds)
+        per_flop = rows["product"]["joules"] / cases["product"][1] if rows else row["joules"] / flops
+        rows[name] = row | {"product_joules": per_flop * flops}
+        print(
+            f"{name:<24}{row['ms']:>9.3f}{row['watts']:>7.0f}{row['mhz']:>7.0f}{row['joules']:>8.3f}"
+            f"{per_flop * flops:>16.3f}",
+            flush=True,
+        )
+    path = Path(flags.FLAGS.json)
+    path.write_text(json.dumps({"machine": machine(), "length": n.T, "results": rows}, indent=1) + "\n")
+    print(f"Wrote {path}.")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_integer("length", 102400, "Tokens of the one sequence.")
+    flags.DEFINE_float("seconds", 3, "Per case.")
+    flags.DEFINE_string("json", "benchmarks/results/power.json", "Where the report goes.")
+    app.run(main)
