@@ -133,7 +133,7 @@ for _op, _path in {
     register(_op, "xla", probe=_anywhere, load=_module(_path))
 
 for _op, _probe, _path in (
-    ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton"),
+    ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton_select"),
     ("selective_scan", "selective_scan", "kernels_pallas.selective_scan.triton"),
     ("state_scan", "state_scan", "kernels_pallas.state_scan.triton"),
     ("top1_chunk_attention", "probe", "kernels_pallas.top1_chunk.triton"),

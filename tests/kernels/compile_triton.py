@@ -62,12 +62,13 @@ def element(v_grad: str, *, dim: int, dtype: str) -> None:
 
 def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     from kernels_pallas.top1_chunk import triton as backend
+    from kernels_pallas.top1_chunk import triton_select
 
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
     sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
     for selection in ("exact", "approx"):
-        arrays(partial(backend.select, selection=selection, **options), q, kv)
+        arrays(partial(triton_select.select, selection=selection, **options), q, kv)
     attend = backend.attend()
     arrays(partial(attend.forward, **options), q, kv, kv, sel)
     for selection in ("exact", "approx"):
