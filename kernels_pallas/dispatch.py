@@ -124,6 +124,7 @@ def _module(name: str) -> Callable:
 for _op, _path in {
     "select_chunk": "kernels_pallas.top1_chunk.xla",
     "selective_scan": "kernels_pallas.selective_scan.xla",
+    "ssd": "kernels_pallas.ssd.xla",
     "state_scan": "kernels_pallas.state_scan.xla",
     "top1_chunk_attention": "kernels_pallas.top1_chunk.xla",
     "top1_chunk_decode": "kernels_pallas.top1_chunk.xla_decode",
@@ -135,6 +136,7 @@ for _op, _path in {
 for _op, _probe, _path in (
     ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton"),
     ("selective_scan", "selective_scan", "kernels_pallas.selective_scan.triton"),
+    ("ssd", "ssd", "kernels_pallas.ssd.triton"),
     ("state_scan", "state_scan", "kernels_pallas.state_scan.triton"),
     ("top1_chunk_attention", "probe", "kernels_pallas.top1_chunk.triton"),
     ("top1_element_attention", "probe", "kernels_pallas.top1_element.triton"),

@@ -119,7 +119,21 @@ def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
     arrays(partial(backend.backward, chunk_size=None), x, dt, a, bc, bc, d, starts, x, state)
 
 
+def ssd(*, dim: int, dtype: str) -> None:
+    from kernels_pallas.ssd import triton as backend
+
+    B, T, H, N = 2, 1024, 24, 128
+    x, row, bc, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, T, N), dtype), ((B, H, N, dim), "float32")
+
+    def call(x, log_a, b, c, initial, dt, *cotangents):
+        out, pull = jax.vjp(partial(backend.run, chunk_size=128), x, log_a, b, c, initial, dt)
+        return out, pull(cotangents)
+
+    arrays(call, x, row, bc, bc, state, row, x, state)
+
+
 CASES = [
+    Case("ssd", ssd),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan),
     Case("selective-scan-1", partial(selective_scan, batch=1)),
