@@ -124,6 +124,7 @@ def _module(name: str) -> Callable:
 for _op, _path in {
     "select_chunk": "kernels_pallas.top1_chunk.xla",
     "selective_scan": "kernels_pallas.selective_scan.xla",
+    "ssd": "kernels_pallas.ssd.xla",
     "state_scan": "kernels_pallas.state_scan.xla",
     "top1_chunk_attention": "kernels_pallas.top1_chunk.xla",
     "top1_chunk_decode": "kernels_pallas.top1_chunk.xla_decode",
@@ -133,8 +134,9 @@ for _op, _path in {
     register(_op, "xla", probe=_anywhere, load=_module(_path))
 
 for _op, _probe, _path in (
-    ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton"),
+    ("select_chunk", "probe", "kernels_pallas.top1_chunk.triton_select"),
     ("selective_scan", "selective_scan", "kernels_pallas.selective_scan.triton"),
+    ("ssd", "ssd", "kernels_pallas.ssd.triton"),
     ("state_scan", "state_scan", "kernels_pallas.state_scan.triton"),
     ("top1_chunk_attention", "probe", "kernels_pallas.top1_chunk.triton"),
     ("top1_element_attention", "probe", "kernels_pallas.top1_element.triton"),

@@ -11,6 +11,7 @@ from kernels_pallas.dispatch import Problem
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_CHUNK = 256  # a decoding step holds one chunk of keys in shared memory
 MAX_STATES = 64  # of a channel: a tile of channels x states is one program's
+LEAST_CHUNK = 16  # positions; below that (a decoding step has one) matrix units multiply padding
 MAX_DIM = 128  # larger heads need smaller tiles than any that the tables of tile sizes hold
 
 
@@ -91,6 +92,22 @@ def selective_scan(problem: Problem) -> str | None:
         return f"operands are {' and '.join(names)}; x, B, C may be {', '.join(DTYPES)}, the others float32"
     if a.shape[-1] > MAX_STATES:
         return f"{a.shape[-1]} states per channel are more than {MAX_STATES}"
+    return None
+
+
+def ssd(problem: Problem) -> str | None:
+    """The machine; x (operand 0) in any of DTYPES, B and C (2, 3) follow it, the rest float32; the state's two dims."""
+    refusal = machine(problem) or _split(problem)
+    if refusal is not None:
+        return refusal
+    x, log_a, b, _, *rest = problem.operands
+    names = _dtypes((x, log_a, *rest))
+    if set(_dtypes((x,))) - set(DTYPES) or _dtypes((log_a, *rest)) != ["float32"]:
+        return f"operands are {' and '.join(names)}; x may be {', '.join(DTYPES)}, decays and states float32"
+    if max(x.shape[-1], b.shape[-1]) > MAX_DIM:
+        return f"head dim {x.shape[-1]} or state {b.shape[-1]} is larger than {MAX_DIM}"
+    if problem.options["chunk_size"] < LEAST_CHUNK and not problem.is_named:
+        return f"{problem.options['chunk_size']} positions per chunk are less than a tile of {LEAST_CHUNK}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The `triton` backend of Top-1 Chunk: launches of the kernels beside it, tile sizes.
+"""The `triton` backend of Top-1 Chunk attention: launches of the kernels beside it. triton_select.py selects.
 
 Two schedules with the same result, by length unless one is named (docs/kernels.md has the measurements):
 
@@ -9,7 +9,6 @@ Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are mu
 error near fp32's own; bf16 and fp16 products are exact, sums fp32. Two runs give the same bits.
 """
 
-import math
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -24,105 +23,13 @@ from kernels_pallas.top1_chunk import (
     triton_fused_kernels,
     triton_grad_kernels,
     triton_plan,
-    triton_select_kernels,
 )
-from kernels_pallas.top1_chunk.triton_tiles import Tiles, grad_keys, tiles
+from kernels_pallas.top1_chunk.triton_select import LOG2_E, means
+from kernels_pallas.top1_chunk.triton_tiles import grad_keys, tiles
 from kernels_pallas.triton_probe import padded, precision
 
-LOG2_E = 1 / math.log(2)
 SCHEDULES = ("sorted", "fused")
 FUSED_UP_TO = 0  # tokens per sequence; measured
-
-
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
-    """sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
-    if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk behind it
-        return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
-    f = partial(exact, scale=scale) if selection == "exact" else approx
-    rule = "b t (g r) k, b t g k -> b t (g r)"
-    return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
-
-
-def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float, tile: Tiles | None = None) -> Array:
-    """By probability mass; `tile` is for tuning."""
-    B, T, H, K = q_BTHK.shape
-    tile = tile or tiles("exact", K, chunk_size, q_BTHK.dtype)
-    ptx = "" if compat.is_interpreted() else triton_select_kernels.exponentials(tile.poly, scale * LOG2_E)
-    bounded_BH = _largest_score(q_BTHK, k_BTGK) * abs(scale) * LOG2_E <= triton_select_kernels.BOUND
-    (sel_BTH,) = compat.launch(
-        triton_select_kernels.exact_kernel,
-        q_BTHK,
-        k_BTGK,
-        bounded_BH.astype(jnp.int32),
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
-        grid=(-(-T // tile.m) * B * H,),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        name="top1_chunk_exact",
-        T=T,
-        H=H,
-        G=k_BTGK.shape[2],
-        K=K,
-        KP=padded(K),
-        C=chunk_size,
-        BLOCK_M=tile.m,
-        BLOCK_N=tile.n,
-        LOG2_SCALE=scale * LOG2_E,
-        PTX=ptx,
-        PRECISION=precision(q_BTHK.dtype),
-    )
-    return sel_BTH
-
-
-def _largest_score(q_BTHK: Array, k_BTGK: Array) -> Array:
-    """[B, H] fp32: no |q . k| of the head is larger."""
-    square = [jnp.max(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1), axis=1) for x in (q_BTHK, k_BTGK)]
-    return jnp.sqrt(square[0] * jnp.repeat(square[1], q_BTHK.shape[2] // k_BTGK.shape[2], axis=1))
-
-
-def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, tile: Tiles | None = None) -> Array:
-    """By q . mean key. The scale, if positive, does not move an argmax."""
-    (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
-    mean_BpcGK = _means(k_BTGK, chunk_size)
-    tile = tile or tiles("approx", K, chunk_size, q_BTHK.dtype)
-    (sel_BTH,) = compat.launch(
-        triton_select_kernels.approx_kernel,
-        q_BTHK,
-        mean_BpcGK,
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
-        grid=(-(-T // tile.m) * B * H,),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        name="top1_chunk_approx",
-        T=T,
-        H=H,
-        G=G,
-        K=K,
-        KP=padded(K),
-        C=chunk_size,
-        N_FULL=T // chunk_size,
-        PARTS=mean_BpcGK.shape[1],
-        BLOCK_M=tile.m,
-        BLOCK_N=tile.n,
-        PRECISION=precision(q_BTHK.dtype),
-    )
-    return sel_BTH
-
-
-def _means(k_BTGK: Array, C: int) -> Array:
-    """Mean key of every full chunk in k's dtype, [B, parts, T // C, G, K]: parts that add up to the fp32 means.
-
-    Products of 16-bit parts with 16-bit queries are exact, and faster than fp32 ones.
-    """
-    B, T, G, K = k_BTGK.shape
-    k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K)
-    mean_BcGK = jnp.mean(k_BcCGK.astype(jnp.float32), axis=2)
-    info, parts = jnp.finfo(k_BTGK.dtype), []
-    for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]):
-        # not astype there and back, which XLA takes for a chance to keep the excess precision
-        parts.append(jax.lax.reduce_precision(mean_BcGK, info.nexp, info.nmant))
-        mean_BcGK = mean_BcGK - parts[-1]
-    return jnp.stack(parts, axis=1).astype(k_BTGK.dtype)
 
 
 class Attend(NamedTuple):
@@ -189,10 +96,10 @@ def _fused(
     (B, T, H, K), V = q_BTHK.shape, v_BTGV.shape[-1]
     tile = tiles("fused", max(K, V), C, q_BTHK.dtype)
     by_mean = selection == "approx" and T >= C
-    means = _means(k_BTGK, C) if by_mean else k_BTGK
+    mean_BpcGK = means(k_BTGK, C) if by_mean else k_BTGK
     sel_BTH, o_BTHV, lse_BTH = compat.launch(
         triton_fused_kernels.fused_kernel,
-        *(q_BTHK, k_BTGK, v_BTGV, means),
+        *(q_BTHK, k_BTGK, v_BTGV, mean_BpcGK),
         out_shape=[
             jax.ShapeDtypeStruct((B, T, H), jnp.int32),
             jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype),
@@ -203,7 +110,7 @@ def _fused(
         num_stages=tile.stages,
         name="top1_chunk_fused",
         **_sizes(q_BTHK, v_BTGV, C, scale),
-        PARTS=means.shape[1] if by_mean else 0,
+        PARTS=mean_BpcGK.shape[1] if by_mean else 0,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
     )

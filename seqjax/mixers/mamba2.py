@@ -108,10 +108,11 @@ class Mixer(nnx.Module):
         dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
         x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.config.head_dim)
         y_BTHV, state = ssd(
-            (x_BTHV.astype(jnp.float32) * dt_BTH[..., None]).astype(x_BTHV.dtype),
+            x_BTHV,
             self._log_decay(u_BTD, dt_BTH),
             b_BTN,
             c_BTN,
+            dt_BTH=dt_BTH,
             initial_state=cache.state_BHNV,
             return_state=True,
             chunk_size=self.config.chunk_size,

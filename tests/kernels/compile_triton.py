@@ -62,12 +62,13 @@ def element(v_grad: str, *, dim: int, dtype: str) -> None:
 
 def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     from kernels_pallas.top1_chunk import triton as backend
+    from kernels_pallas.top1_chunk import triton_select
 
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
     sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
     for selection in ("exact", "approx"):
-        arrays(partial(backend.select, selection=selection, **options), q, kv)
+        arrays(partial(triton_select.select, selection=selection, **options), q, kv)
     attend = backend.attend()
     arrays(partial(attend.forward, **options), q, kv, kv, sel)
     for selection in ("exact", "approx"):
@@ -119,7 +120,21 @@ def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
     arrays(partial(backend.backward, chunk_size=None), x, dt, a, bc, bc, d, starts, x, state)
 
 
+def ssd(*, dim: int, dtype: str) -> None:
+    from kernels_pallas.ssd import triton as backend
+
+    B, T, H, N = 2, 1024, 24, 128
+    x, row, bc, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, T, N), dtype), ((B, H, N, dim), "float32")
+
+    def call(x, log_a, b, c, initial, dt, *cotangents):
+        out, pull = jax.vjp(partial(backend.run, chunk_size=128), x, log_a, b, c, initial, dt)
+        return out, pull(cotangents)
+
+    arrays(call, x, row, bc, bc, state, row, x, state)
+
+
 CASES = [
+    Case("ssd", ssd),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan),
     Case("selective-scan-1", partial(selective_scan, batch=1)),
