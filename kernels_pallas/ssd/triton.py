@@ -19,7 +19,6 @@ from kernels_pallas.ssd import triton_grad_kernels as grads
 from kernels_pallas.ssd import triton_kernels as kernels
 from kernels_pallas.triton_probe import padded, precision
 
-LOG2_E = 1.4426950408889634
 CHUNK = 128  # positions per chunk at most: a tile holds a whole chunk along one axis
 
 
@@ -81,15 +80,13 @@ _chunked.defvjp(_forward, _backward)
 
 
 def _run_forward(x, g, dt, b, c, initial, *, has_dt: bool) -> tuple[Array, Array, Array]:
-    g = g * LOG2_E
     states, last, _ = _walk(x, g, dt, b, initial, initial, has_dt=has_dt)
     (y,) = _launch("forward", kernels.forward_kernel, x, g, dt, b, c, states, out=[x], x=x, g=g, n=b, has_dt=has_dt)
     return y, last, states
 
 
-def _run_backward(x, g_BcHQ, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
-    (B, T, H, V), N, (_, n_chunks, _, Q) = x.shape, b.shape[-1], g_BcHQ.shape
-    g = g_BcHQ * LOG2_E
+def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
+    (B, T, H, V), N, (_, n_chunks, _, Q) = x.shape, b.shape[-1], g.shape
     behind, d_initial, overlap = _walk(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True)
     launch = partial(_launch, x=x, g=g, n=b, has_dt=has_dt)
     f32 = partial(jax.ShapeDtypeStruct, dtype=g.dtype)

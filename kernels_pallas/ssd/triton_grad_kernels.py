@@ -46,22 +46,23 @@ def inside_grad_kernel(
         dy_IV = load_rows(dy_ptr + b * T * H * V + h * V, row_I, H * V, T, V, VP, BOUNDED)
         behind_NV = load_rows(behind_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
         g_J, g_I = load_row(g_ptr + head * Q, j, Q), load_row(g_ptr + head * Q, i, Q)
-        rest_J = tl.exp2(tl.where(j < Q, tl.load(g_ptr + head * Q + Q - 1) - g_J, 0.0))
-        decay_JI = tl.exp2(tl.where(is_seen_JI, g_I[None, :] - g_J[:, None], float("-inf")))
-        # dx without the factor dt
-        dx_JV = tl.dot(b_JN, behind_NV, input_precision=PRECISION) * rest_J[:, None]
-        dx_JV = tl.dot((scores_JI * decay_JI).to(x_JV.dtype), dy_IV, dx_JV, input_precision=PRECISION)
+        decay_JI = tl.exp(tl.where(is_seen_JI, g_I[None, :] - g_J[:, None], float("-inf")))
         here_JI = tl.dot(x_JV, tl.trans(dy_IV), input_precision=PRECISION) * decay_JI
         if WITH_DT:
             dt_J = load_row(dt_ptr + head * Q, j, Q)
-            tl.store(ddt_ptr + head * Q + j, tl.sum(dx_JV * x_JV.to(tl.float32), 1), mask=j < Q)
-            dx_JV *= dt_J[:, None]
             here_JI *= dt_J[:, None]
-        store_rows(dx_ptr + b * T * H * V + h * V, row_J, H * V, T, dx_JV, V, VP)
         ds_JI += here_JI
         w_JI = tl.where(is_past_JI, here_JI * scores_JI, 0.0)
         tl.store(as_key_ptr + head * Q + j, tl.sum(w_JI, 1), mask=j < Q)
         tl.store(as_query_ptr + ((place * n_blocks + block) * H + h) * Q + i, tl.sum(w_JI, 0), mask=i < Q)
+        rest_J = tl.exp(tl.where(j < Q, tl.load(g_ptr + head * Q + Q - 1) - g_J, 0.0))
+        # dx without the factor dt
+        dx_JV = tl.dot(b_JN, behind_NV, input_precision=PRECISION) * rest_J[:, None]
+        dx_JV = tl.dot((scores_JI * decay_JI).to(x_JV.dtype), dy_IV, dx_JV, input_precision=PRECISION)
+        if WITH_DT:
+            tl.store(ddt_ptr + head * Q + j, tl.sum(dx_JV * x_JV.to(tl.float32), 1), mask=j < Q)
+            dx_JV *= dt_J[:, None]
+        store_rows(dx_ptr + b * T * H * V + h * V, row_J, H * V, T, dx_JV, V, VP)
     at_JI = ((place * n_groups + group) * Q + j[:, None]) * Q + i[None, :]
     tl.store(ds_ptr + at_JI, ds_JI.to(ds_ptr.dtype.element_ty), mask=(j < Q)[:, None] & (i < Q)[None, :])
 
@@ -95,7 +96,7 @@ def across_grad_kernel(
         w_I = load_row(g_ptr + head * Q, i, Q)
         if REST:
             w_I = tl.where(i < Q, tl.load(g_ptr + head * Q + Q - 1) - w_I, 0.0)
-        w_I = tl.exp2(w_I)
+        w_I = tl.exp(w_I)
         if REST and WITH_DT:
             w_I *= load_row(dt_ptr + head * Q, i, Q)
         term_IN = tl.dot(v_IV, tl.trans(s_NV), input_precision=PRECISION) * w_I[:, None]

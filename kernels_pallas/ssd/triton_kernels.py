@@ -2,8 +2,9 @@
 
 A tile holds a whole chunk of Q positions along one axis, padded to QP, so the causal half is a mask and not a loop.
 Heads share B and C: a program of `forward_kernel` makes their scores once and goes through HEADS heads with them.
-Decays are powers of two: g, the running sum of log a inside a chunk, comes multiplied by log2(e). Only differences of g
-are exponentiated, masked before: above the diagonal they would overflow. Sums are float32, products of the inputs' dtype.
+With g the running sum of log a inside a chunk, only differences of g are exponentiated, masked before: above the
+diagonal they would overflow. g keeps its base: a multiple of it, as powers of two would want, is rounded where g is
+large and its differences are small. Sums are float32, products of the inputs' dtype.
 """
 
 import triton
@@ -61,15 +62,15 @@ def walk_kernel(
         end = tl.load(g_ptr + head * Q + Q - 1)
         tl.store(states_ptr + head * (N * V) + at_NV, s_NV.to(states_ptr.dtype.element_ty), mask=is_NV)
         if REVERSE:
-            w_Q = tl.exp2(g_Q)
+            w_Q = tl.exp(g_Q)
             other_NV = tl.load(other_ptr + head * (N * V) + at_NV, mask=is_NV, other=0.0).to(tl.float32)
-            tl.store(overlap_ptr + head * n_blocks + block, tl.exp2(end) * tl.sum(s_NV * other_NV))
+            tl.store(overlap_ptr + head * n_blocks + block, tl.exp(end) * tl.sum(s_NV * other_NV))
         else:
-            w_Q = tl.exp2(tl.where(i < Q, end - g_Q, 0.0))
+            w_Q = tl.exp(tl.where(i < Q, end - g_Q, 0.0))
             if WITH_DT:
                 w_Q *= load_row(dt_ptr + head * Q, i, Q)
         weighted_QV = (v_QV.to(tl.float32) * w_Q[:, None]).to(v_ptr.dtype.element_ty)
-        s_NV = tl.dot(tl.trans(u_QN), weighted_QV, s_NV * tl.exp2(end), input_precision=PRECISION)
+        s_NV = tl.dot(tl.trans(u_QN), weighted_QV, s_NV * tl.exp(end), input_precision=PRECISION)
     tl.store(last_ptr + (b * H + h) * (N * V) + at_NV, s_NV, mask=is_NV)
 
 
@@ -98,9 +99,9 @@ def forward_kernel(
         x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
         s_NV = load_rows(states_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
         g_I, g_J = load_row(g_ptr + head * Q, i, Q), load_row(g_ptr + head * Q, j, Q)
-        mixed_IJ = scores_IJ * tl.exp2(tl.where(is_seen_IJ, g_I[:, None] - g_J[None, :], float("-inf")))
+        mixed_IJ = scores_IJ * tl.exp(tl.where(is_seen_IJ, g_I[:, None] - g_J[None, :], float("-inf")))
         if WITH_DT:
             mixed_IJ *= load_row(dt_ptr + head * Q, j, Q)[None, :]
-        y_IV = tl.dot(c_IN, s_NV, input_precision=PRECISION) * tl.exp2(g_I)[:, None]
+        y_IV = tl.dot(c_IN, s_NV, input_precision=PRECISION) * tl.exp(g_I)[:, None]
         y_IV = tl.dot(mixed_IJ.to(x_JV.dtype), x_JV, y_IV, input_precision=PRECISION)
         store_rows(y_ptr + b * T * H * V + h * V, row_I, H * V, T, y_IV, V, VP)
