@@ -1,7 +1,7 @@
 """Triton kernels of the gradient of Mamba-2's recurrence. Its dX and the states' gradient are triton_kernels.py's.
 
     scores_grad    of C B^T, summed over HEADS heads, and what g and dt get from inside the chunk
-    across_grad    what the states add to dC, or their gradients to dB, summed over HEADS heads, and to those of g and dt
+    across_grad    what the states add to dC, or their gradients to dB, summed over HEADS heads, and what g and dt get
 
 Sums over the remaining groups of heads are XLA's: no atomics, so two runs give the same bits.
 """
@@ -20,8 +20,9 @@ def scores_grad_kernel(
     Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dS = (dY X^T) * G * dt: BLOCK keys j of a chunk, its queries i as columns; ds [B, c, H / HEADS, Q, Q], keys first.
+    """With dS = (dY X^T) * G * dt: BLOCK keys j of a chunk, its queries i as columns.
 
+    ds [B, c, H / HEADS, Q, Q], keys first, is its sum over HEADS heads.
     With W = dS * (C B^T), the derivative of the log decay between i and j < i: as_query [B, c, blocks, H, Q] is the
     block's sum_j W_ij, as_key [B, c, H, Q] is sum_i W_ij, both of the same fp32 values, so that what cancels in their
     difference does so. ddt [B, c, H, Q] is sum_i W_ij / dt_j with the diagonal.

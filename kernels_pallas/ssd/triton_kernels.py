@@ -1,4 +1,4 @@
-"""Triton kernels of Mamba-2's recurrence, states at chunk starts in one walk over time, then all chunks. Both in reverse too.
+"""Triton kernels of Mamba-2's recurrence: states at chunk starts in one walk over time, then all chunks; or in reverse.
 
 A tile holds a whole chunk of Q positions along one axis, padded to QP, so the causal half is a mask and not a loop.
 Heads share B and C: a program of `mix_kernel` makes their scores once and goes through HEADS heads with them.
@@ -34,9 +34,9 @@ def walk_kernel(
 ):  # fmt: skip
     """S <- e^{g_end} S + U^T (w V) over all chunks, for one batch entry, head and BLOCK of the N rows of S.
 
-    Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v is
-    dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states [B, c, H, N, V], each before its chunk is added; start and last
-    [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>, with other [B, c, H, N, V].
+    Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v
+    is dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states and other [B, c, H, N, V], each state before its chunk
+    is added; start and last [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
@@ -83,8 +83,8 @@ def mix_kernel(
 ):  # fmt: skip
     """Y = ((C B^T) * G * dt) X + e^g * (C S): BLOCK rows of a chunk for HEADS heads. Shapes as in `walk_kernel`.
 
-    Forward: v is x, rows C, columns B. In reverse it is dX = dt * (((B C^T) * G^T) dY + e^{g_end - g} * (B L)): v is dy,
-    rows B, columns C, states the gradients L behind the chunks.
+    Forward: v is x, rows C, columns B. In reverse it is dX = dt * (((B C^T) * G^T) dY + e^{g_end - g} * (B L)): v is
+    dy, rows B, columns C, states the gradients L behind the chunks.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK
