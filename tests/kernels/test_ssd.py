@@ -171,6 +171,14 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "operands are float64" in str(triton_probe.ssd(problem(dtype="float64", wide="float64")))
 
 
+def test_arrays_that_may_be_split_are_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "triton_refusal", lambda platform: None)
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert "may be split over 2 devices" in str(triton_probe.ssd(problem()))
+        assert triton_probe.ssd(problem(is_named=True)) is None
+
+
 def test_double_precision_is_xla_s() -> None:
     with jax.enable_x64(True):
         x, log_a, b, c, dt, state = (t.astype(jnp.float64) for t in draw(1, 20, 1, 4, 4))
