@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 
 # By kernel and whether inputs have 16 bits. With 16 bits, N = 128 and any V up to 128 nothing spills, on sm80 or sm90;
-# fp32, whose products are three each and hold their operands in registers, spills in "mix", and at V = 128 elsewhere too.
+# fp32, whose products are three each and hold their operands in registers, spills in "mix", and where V is 128.
 TILES = {
     ("walk", True): Tile(64, 1, 8, 2),
     ("mix", True): Tile(128, 4, 8, 2),
