@@ -19,8 +19,8 @@ from kernels_pallas.ssd import triton_grad_kernels as grads
 from kernels_pallas.ssd import triton_kernels as kernels
 from kernels_pallas.triton_probe import padded, precision
 
-LOG2_E = 1.4426950408889634
-CHUNK = 128  # positions per chunk at most: a tile holds a whole chunk along one axis
+# Positions per chunk at most, by whether inputs have 16 bits: a tile holds a whole chunk along one axis.
+CHUNKS = {True: 128, False: 64}
 
 
 class Tile(NamedTuple):
@@ -32,29 +32,35 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and whether inputs have 16 bits.
+# By kernel and whether inputs have 16 bits. With 16 bits, N = 128 and any V up to 128 nothing spills, on sm80 or sm90;
+# fp32, whose products are three each and hold their operands in registers, spills in "mix", and where V is 128.
 TILES = {
-    ("walk", True): Tile(64, 1, 4, 2),
-    ("forward", True): Tile(128, 4, 8, 2),
-    ("inside", True): Tile(64, 4, 8, 2),
+    ("walk", True): Tile(64, 1, 8, 2),
+    ("mix", True): Tile(128, 4, 8, 2),
+    ("scores", True): Tile(64, 6, 8, 2),
     ("across", True): Tile(64, 12, 8, 2),
-    ("walk", False): Tile(32, 1, 4, 1),
-    ("forward", False): Tile(32, 4, 4, 1),
-    ("inside", False): Tile(32, 4, 4, 1),
-    ("across", False): Tile(32, 12, 4, 1),
+    ("walk", False): Tile(16, 1, 8, 1),
+    ("mix", False): Tile(32, 4, 8, 1),
+    ("scores", False): Tile(32, 6, 8, 1),
+    ("across", False): Tile(32, 12, 8, 1),
 }
 
 
 def tile(kernel: str, x: Array) -> Tile:
     """The table's entry; the interpreter's is so small that tests see several blocks and groups of heads."""
-    return Tile(16, 2, 4, 1) if compat.is_interpreted() else TILES[kernel, jnp.finfo(x.dtype).bits == 16]
+    return Tile(16, 2, 4, 1) if compat.is_interpreted() else TILES[kernel, _is_16_bit(x)]
+
+
+def _is_16_bit(x: Array) -> bool:
+    return jnp.finfo(x.dtype).bits == 16
 
 
 def run(x, log_a, b, c, initial, dt: Array | None, *, chunk_size: int) -> tuple[Array, Array]:
     """(y [B, T, H, V], the last state)."""
-    chunk = min(chunk_size, CHUNK)
-    g, dt = (None if t is None else jnp.moveaxis(cut(t, chunk), 2, 3) for t in (log_a, dt))
-    out: Any = _chunked(x, jnp.cumsum(g, axis=-1), dt, b, c, initial)
+    chunk = min(chunk_size, CHUNKS[_is_16_bit(x)])
+    g_BcHQ = jnp.cumsum(jnp.moveaxis(cut(log_a, chunk), 2, 3), axis=-1)
+    dt_BcHQ = None if dt is None else jnp.moveaxis(cut(dt, chunk), 2, 3)
+    out: Any = _chunked(x, g_BcHQ, dt_BcHQ, b, c, initial)
     return out
 
 
@@ -81,45 +87,38 @@ _chunked.defvjp(_forward, _backward)
 
 
 def _run_forward(x, g, dt, b, c, initial, *, has_dt: bool) -> tuple[Array, Array, Array]:
-    g = g * LOG2_E
     states, last, _ = _walk(x, g, dt, b, initial, initial, has_dt=has_dt)
-    (y,) = _launch("forward", kernels.forward_kernel, x, g, dt, b, c, states, out=[x], x=x, g=g, n=b, has_dt=has_dt)
+    (y,) = _launch(
+        "mix", kernels.mix_kernel, x, g, dt, c, b, states, out=[x], x=x, g=g, n=b, has_dt=has_dt, REVERSE=False
+    )
     return y, last, states
 
 
-def _run_backward(x, g_BcHQ, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
-    (B, T, H, V), N, (_, n_chunks, _, Q) = x.shape, b.shape[-1], g_BcHQ.shape
-    g = g_BcHQ * LOG2_E
-    behind, d_initial, overlap = _walk(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True)
+def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
+    (B, T, H, _), N, (_, n_chunks, _, Q) = x.shape, b.shape[-1], g.shape
     launch = partial(_launch, x=x, g=g, n=b, has_dt=has_dt)
     f32 = partial(jax.ShapeDtypeStruct, dtype=g.dtype)
-    inside = tile("inside", x)
-    # one head's gradient of the scores is rounded as every other product's operand is; a sum of several is not
-    ds_shape = (B, n_chunks, -(-H // inside.heads), Q, Q)
-    ds = jax.ShapeDtypeStruct(ds_shape, x.dtype if inside.heads == 1 else g.dtype)
-    dx, ddt, ds, as_key, as_query = launch(
-        "inside",
-        grads.inside_grad_kernel,
-        x,
-        dy,
-        g,
-        dt,
-        b,
-        c,
-        behind,
-        out=[x, g if has_dt else f32((1,)), ds, g, f32((B, n_chunks, -(-Q // inside.block), H, Q))],
+    behind, d_initial, overlap = _walk(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True)
+    (dx,) = launch("mix", kernels.mix_kernel, dy, g, dt, b, c, behind, out=[x], REVERSE=True)
+    scores, across = tile("scores", x), tile("across", x)
+    ddt = g if has_dt else f32((1,))  # what is not written has the size of one entry
+    ds, as_query, as_key, ddt_inside = launch(
+        "scores",
+        grads.scores_grad_kernel,
+        *(x, dy, g, dt, b, c),
+        out=[f32((B, n_chunks, -(-H // scores.heads), Q, Q)), f32((B, n_chunks, -(-Q // scores.block), H, Q)), g, ddt],
     )
-    parts = f32((B, n_chunks, -(-H // tile("across", x).heads), Q, N))
-    across = partial(launch, "across", grads.across_grad_kernel, out=[parts, g])
-    dc, read = across(dy, g, dt, c, states, REST=False)
-    db, taken = across(x, g, dt, b, behind, REST=True)
+    parts = f32((B, n_chunks, -(-H // across.heads), Q, N))
+    run = partial(launch, "across", grads.across_grad_kernel)
+    dc, read, _ = run(dy, g, dt, c, states, out=[parts, g, f32((1,))], REST=False)
+    db, taken, ddt_across = run(x, g, dt, b, behind, out=[parts, g, ddt], REST=True)
     dg = jnp.sum(as_query, axis=2) + read - as_key - taken
     dg = dg.at[..., -1].add(jnp.sum(taken, axis=-1) + jnp.sum(overlap, axis=-1))
-    ds_BcQQ = jnp.sum(ds, axis=2, dtype=g.dtype).astype(x.dtype)  # keys first
+    ds_BcQQ = jnp.sum(ds, axis=2).astype(x.dtype)  # keys first
     product = partial(jnp.einsum, preferred_element_type=g.dtype, precision=jax.lax.Precision.HIGHEST)
     dc = jnp.sum(dc, axis=2) + product("bcji,bcjn->bcin", ds_BcQQ, cut(b, Q))
     db = jnp.sum(db, axis=2) + product("bcji,bcin->bcjn", ds_BcQQ, cut(c, Q))
-    return dx, dg, ddt, join(db, T).astype(b.dtype), join(dc, T).astype(c.dtype), d_initial
+    return dx, dg, ddt_inside + ddt_across, join(db, T).astype(b.dtype), join(dc, T).astype(c.dtype), d_initial
 
 
 def _walk(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = False) -> tuple[Array, ...]:
@@ -142,11 +141,9 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, *
     block = min(entry.block, padded(N if kind == "walk" else Q))
     if kind == "walk":
         programs = B * H * -(-N // block)
-        name = "ssd_walk_reverse" if constants["REVERSE"] else "ssd_walk"
     else:
         programs = B * n_chunks * -(-Q // block) * -(-H // entry.heads)
         constants["HEADS"] = entry.heads
-        name = f"ssd_{kind}"
     return compat.launch(
         kernel,
         *arrays,
@@ -154,7 +151,7 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, *
         grid=(programs,),
         num_warps=entry.warps,
         num_stages=entry.stages,
-        name=name,
+        name=f"ssd_{kind}" + ("_reverse" if constants.get("REVERSE") or constants.get("REST") else ""),
         T=T,
         H=H,
         N=N,

@@ -1,7 +1,7 @@
-"""Triton kernels of the gradient of Mamba-2's recurrence; the states' gradient is `walk_kernel`'s, in reverse.
+"""Triton kernels of the gradient of Mamba-2's recurrence. Its dX and the states' gradient are triton_kernels.py's.
 
-    inside_grad    dx, ddt, the gradient of g from inside the chunk, and that of the scores, summed over HEADS heads
-    across_grad    what the states add to dC, or their gradients to dB, summed over HEADS heads, and to the gradient of g
+    scores_grad    of C B^T, summed over HEADS heads, and what g and dt get from inside the chunk
+    across_grad    what the states add to dC, or their gradients to dB, summed over HEADS heads, and what g and dt get
 
 Sums over the remaining groups of heads are XLA's: no atomics, so two runs give the same bits.
 """
@@ -14,17 +14,18 @@ from kernels_pallas.triton_rows import load_rows, store_rows
 
 
 @triton.jit
-def inside_grad_kernel(
-    x_ptr, dy_ptr, g_ptr, dt_ptr, b_ptr, c_ptr, behind_ptr, dx_ptr, ddt_ptr, ds_ptr, as_key_ptr, as_query_ptr,
+def scores_grad_kernel(
+    x_ptr, dy_ptr, g_ptr, dt_ptr, b_ptr, c_ptr, ds_ptr, as_query_ptr, as_key_ptr, ddt_ptr,
     T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
     Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK keys j of a chunk, its queries i as columns, HEADS heads.
+    """With dS = (dY X^T) * G * dt: BLOCK keys j of a chunk, its queries i as columns.
 
-    behind [B, c, H, N, V]: the gradient of the state after each chunk. ds [B, c, H / HEADS, Q, Q], keys first. With
-    W_ij the derivative of the log decay between i and j < i, as_key [B, c, H, Q] is sum_i W_ij and as_query [B, c,
-    blocks, H, Q] the block's sum_j W_ij. Both sum the same fp32 values, so what cancels in their difference does so.
+    ds [B, c, H / HEADS, Q, Q], keys first, is its sum over HEADS heads.
+    With W = dS * (C B^T), the derivative of the log decay between i and j < i: as_query [B, c, blocks, H, Q] is the
+    block's sum_j W_ij, as_key [B, c, H, Q] is sum_i W_ij, both of the same fp32 values, so that what cancels in their
+    difference does so. ddt [B, c, H, Q] is sum_i W_ij / dt_j with the diagonal.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK
@@ -44,20 +45,12 @@ def inside_grad_kernel(
         head = place * H + h
         x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
         dy_IV = load_rows(dy_ptr + b * T * H * V + h * V, row_I, H * V, T, V, VP, BOUNDED)
-        behind_NV = load_rows(behind_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
         g_J, g_I = load_row(g_ptr + head * Q, j, Q), load_row(g_ptr + head * Q, i, Q)
-        rest_J = tl.exp2(tl.where(j < Q, tl.load(g_ptr + head * Q + Q - 1) - g_J, 0.0))
-        decay_JI = tl.exp2(tl.where(is_seen_JI, g_I[None, :] - g_J[:, None], float("-inf")))
-        # dx without the factor dt
-        dx_JV = tl.dot(b_JN, behind_NV, input_precision=PRECISION) * rest_J[:, None]
-        dx_JV = tl.dot((scores_JI * decay_JI).to(x_JV.dtype), dy_IV, dx_JV, input_precision=PRECISION)
-        here_JI = tl.dot(x_JV, tl.trans(dy_IV), input_precision=PRECISION) * decay_JI
+        here_JI = tl.dot(x_JV, tl.trans(dy_IV), input_precision=PRECISION)
+        here_JI *= tl.exp(tl.where(is_seen_JI, g_I[None, :] - g_J[:, None], float("-inf")))
         if WITH_DT:
-            dt_J = load_row(dt_ptr + head * Q, j, Q)
-            tl.store(ddt_ptr + head * Q + j, tl.sum(dx_JV * x_JV.to(tl.float32), 1), mask=j < Q)
-            dx_JV *= dt_J[:, None]
-            here_JI *= dt_J[:, None]
-        store_rows(dx_ptr + b * T * H * V + h * V, row_J, H * V, T, dx_JV, V, VP)
+            tl.store(ddt_ptr + head * Q + j, tl.sum(here_JI * scores_JI, 1), mask=j < Q)
+            here_JI *= load_row(dt_ptr + head * Q, j, Q)[:, None]
         ds_JI += here_JI
         w_JI = tl.where(is_past_JI, here_JI * scores_JI, 0.0)
         tl.store(as_key_ptr + head * Q + j, tl.sum(w_JI, 1), mask=j < Q)
@@ -68,7 +61,7 @@ def inside_grad_kernel(
 
 @triton.jit
 def across_grad_kernel(
-    v_ptr, g_ptr, dt_ptr, u_ptr, states_ptr, sum_ptr, dots_ptr,
+    v_ptr, g_ptr, dt_ptr, u_ptr, states_ptr, sum_ptr, dots_ptr, ddt_ptr,
     T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
     Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
     BOUNDED: tl.constexpr, REST: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -76,7 +69,8 @@ def across_grad_kernel(
     """sum_h w_h * (V_h S_h^T) [B, c, H / HEADS, Q, N], BLOCK rows of it, and the dots [B, c, H, Q] of each term with U.
 
     For dC: v is dy, the states those at chunk starts, u is C, w = e^g. For dB (REST): v is x, the states are the
-    gradients behind the chunks, u is B, w = e^{g_end - g} dt. The dots are the derivative of log w.
+    gradients behind the chunks, u is B, w = e^{g_end - g} dt. The dots are the derivative of log w; with REST ddt
+    [B, c, H, Q] is dots / dt.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK
@@ -95,10 +89,14 @@ def across_grad_kernel(
         w_I = load_row(g_ptr + head * Q, i, Q)
         if REST:
             w_I = tl.where(i < Q, tl.load(g_ptr + head * Q + Q - 1) - w_I, 0.0)
-        w_I = tl.exp2(w_I)
+        w_I = tl.exp(w_I)
+        term_IN = tl.dot(v_IV, tl.trans(s_NV), input_precision=PRECISION)
+        dots_I = tl.sum(term_IN * u_IN.to(tl.float32), 1) * w_I
         if REST and WITH_DT:
-            w_I *= load_row(dt_ptr + head * Q, i, Q)
-        term_IN = tl.dot(v_IV, tl.trans(s_NV), input_precision=PRECISION) * w_I[:, None]
-        sum_IN += term_IN
-        tl.store(dots_ptr + head * Q + i, tl.sum(term_IN * u_IN.to(tl.float32), 1), mask=i < Q)
+            dt_I = load_row(dt_ptr + head * Q, i, Q)
+            tl.store(ddt_ptr + head * Q + i, dots_I, mask=i < Q)
+            dots_I *= dt_I
+            w_I *= dt_I
+        tl.store(dots_ptr + head * Q + i, dots_I, mask=i < Q)
+        sum_IN += term_IN * w_I[:, None]
     store_rows(sum_ptr + (place * n_groups + group) * (Q * N), i, N, Q, sum_IN, N, NP)

@@ -1,9 +1,10 @@
-"""Triton kernels of Mamba-2's recurrence, forward: states at chunk starts in one walk over time, then all chunks.
+"""Triton kernels of Mamba-2's recurrence: states at chunk starts in one walk over time, then all chunks; or in reverse.
 
 A tile holds a whole chunk of Q positions along one axis, padded to QP, so the causal half is a mask and not a loop.
-Heads share B and C: a program of `forward_kernel` makes their scores once and goes through HEADS heads with them.
-Decays are powers of two: g, the running sum of log a inside a chunk, comes multiplied by log2(e). Only differences of g
-are exponentiated, masked before: above the diagonal they would overflow. Sums are float32, products of the inputs' dtype.
+Heads share B and C: a program of `mix_kernel` makes their scores once and goes through HEADS heads with them.
+With g the running sum of log a inside a chunk, only differences of g are exponentiated, masked before: above the
+diagonal they would overflow. g keeps its base: a multiple of it, as powers of two would want, is rounded where g is
+large and its differences are small. Sums are float32, products of the inputs' dtype.
 """
 
 import triton
@@ -33,9 +34,9 @@ def walk_kernel(
 ):  # fmt: skip
     """S <- e^{g_end} S + U^T (w V) over all chunks, for one batch entry, head and BLOCK of the N rows of S.
 
-    Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v is
-    dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states [B, c, H, N, V], each before its chunk is added; start and last
-    [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>, with other [B, c, H, N, V].
+    Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v
+    is dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states and other [B, c, H, N, V], each state before its chunk
+    is added; start and last [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
@@ -61,26 +62,30 @@ def walk_kernel(
         end = tl.load(g_ptr + head * Q + Q - 1)
         tl.store(states_ptr + head * (N * V) + at_NV, s_NV.to(states_ptr.dtype.element_ty), mask=is_NV)
         if REVERSE:
-            w_Q = tl.exp2(g_Q)
+            w_Q = tl.exp(g_Q)
             other_NV = tl.load(other_ptr + head * (N * V) + at_NV, mask=is_NV, other=0.0).to(tl.float32)
-            tl.store(overlap_ptr + head * n_blocks + block, tl.exp2(end) * tl.sum(s_NV * other_NV))
+            tl.store(overlap_ptr + head * n_blocks + block, tl.exp(end) * tl.sum(s_NV * other_NV))
         else:
-            w_Q = tl.exp2(tl.where(i < Q, end - g_Q, 0.0))
+            w_Q = tl.exp(tl.where(i < Q, end - g_Q, 0.0))
             if WITH_DT:
                 w_Q *= load_row(dt_ptr + head * Q, i, Q)
         weighted_QV = (v_QV.to(tl.float32) * w_Q[:, None]).to(v_ptr.dtype.element_ty)
-        s_NV = tl.dot(tl.trans(u_QN), weighted_QV, s_NV * tl.exp2(end), input_precision=PRECISION)
+        s_NV = tl.dot(tl.trans(u_QN), weighted_QV, s_NV * tl.exp(end), input_precision=PRECISION)
     tl.store(last_ptr + (b * H + h) * (N * V) + at_NV, s_NV, mask=is_NV)
 
 
 @triton.jit
-def forward_kernel(
-    x_ptr, g_ptr, dt_ptr, b_ptr, c_ptr, states_ptr, y_ptr,
+def mix_kernel(
+    v_ptr, g_ptr, dt_ptr, rows_ptr, columns_ptr, states_ptr, out_ptr,
     T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
     Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
-    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BOUNDED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Y = ((C B^T) * G) X + e^g * (C S): BLOCK rows of a chunk for HEADS heads. Shapes as in `walk_kernel`."""
+    """Y = ((C B^T) * G * dt) X + e^g * (C S): BLOCK rows of a chunk for HEADS heads. Shapes as in `walk_kernel`.
+
+    Forward: v is x, rows C, columns B. In reverse it is dX = dt * (((B C^T) * G^T) dY + e^{g_end - g} * (B L)): v is
+    dy, rows B, columns C, states the gradients L behind the chunks.
+    """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK
     n_groups: tl.constexpr = (H + HEADS - 1) // HEADS
@@ -89,18 +94,29 @@ def forward_kernel(
     b, chunk = place // n_chunks, place % n_chunks
     i, j = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, QP)
     row_I, row_J = rows_of(chunk, i, Q, T), rows_of(chunk, j, Q, T)
-    c_IN = load_rows(c_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
-    b_JN = load_rows(b_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
-    scores_IJ = tl.dot(c_IN, tl.trans(b_JN), input_precision=PRECISION)
-    is_seen_IJ = (j[None, :] <= i[:, None]) & (i < Q)[:, None]
+    rows_IN = load_rows(rows_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
+    columns_JN = load_rows(columns_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
+    scores_IJ = tl.dot(rows_IN, tl.trans(columns_JN), input_precision=PRECISION)
+    if REVERSE:
+        is_seen_IJ = (i[:, None] <= j[None, :]) & (j < Q)[None, :]
+    else:
+        is_seen_IJ = (j[None, :] <= i[:, None]) & (i < Q)[:, None]
     for h in tl.range(group * HEADS, tl.minimum(group * HEADS + HEADS, H), num_stages=STAGES):
         head = place * H + h
-        x_JV = load_rows(x_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
+        v_JV = load_rows(v_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
         s_NV = load_rows(states_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
         g_I, g_J = load_row(g_ptr + head * Q, i, Q), load_row(g_ptr + head * Q, j, Q)
-        mixed_IJ = scores_IJ * tl.exp2(tl.where(is_seen_IJ, g_I[:, None] - g_J[None, :], float("-inf")))
-        if WITH_DT:
+        out_IV = tl.dot(rows_IN, s_NV, input_precision=PRECISION)
+        if REVERSE:
+            log_decay_IJ = g_J[None, :] - g_I[:, None]
+            out_IV *= tl.exp(tl.where(i < Q, tl.load(g_ptr + head * Q + Q - 1) - g_I, 0.0))[:, None]
+        else:
+            log_decay_IJ = g_I[:, None] - g_J[None, :]
+            out_IV *= tl.exp(g_I)[:, None]
+        mixed_IJ = scores_IJ * tl.exp(tl.where(is_seen_IJ, log_decay_IJ, float("-inf")))
+        if WITH_DT and not REVERSE:
             mixed_IJ *= load_row(dt_ptr + head * Q, j, Q)[None, :]
-        y_IV = tl.dot(c_IN, s_NV, input_precision=PRECISION) * tl.exp2(g_I)[:, None]
-        y_IV = tl.dot(mixed_IJ.to(x_JV.dtype), x_JV, y_IV, input_precision=PRECISION)
-        store_rows(y_ptr + b * T * H * V + h * V, row_I, H * V, T, y_IV, V, VP)
+        out_IV = tl.dot(mixed_IJ.to(v_JV.dtype), v_JV, out_IV, input_precision=PRECISION)
+        if WITH_DT and REVERSE:
+            out_IV *= load_row(dt_ptr + head * Q, i, Q)[:, None]
+        store_rows(out_ptr + b * T * H * V + h * V, row_I, H * V, T, out_IV, V, VP)

@@ -42,7 +42,7 @@ def ssd(
       c_BTN: what each state gives out; likewise.
       initial_BHNV: the state before the first position, in the dtype of `log_a_BTH`.
       dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None is 1.
-      chunk_size: positions per chunk, which the result does not depend on; triton takes at most 128.
+      chunk_size: positions per chunk, which the result does not depend on; triton takes at most 128 (fp32: 64).
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
     Raises:

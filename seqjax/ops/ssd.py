@@ -3,8 +3,8 @@
     S_t = a_t S_{t-1} + b_t x_t^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads
 
 Dao and Gu, arXiv 2405.21060 (Mamba-2), section 6. Decays, states and sums are float32; the products take the dtype of
-`x_BTHV`. `kernels_pallas/ssd` has the chunked form, its gradient, and a Triton kernel beside the XLA one. Memory is linear
-in T: the backward pass keeps the inputs, and in Triton the states at chunk starts.
+`x_BTHV`. `kernels_pallas/ssd` has the chunked form, its gradient, and Triton kernels beside the XLA form. Memory is
+linear in T: the backward pass keeps the inputs, and in Triton the states at chunk starts.
 """
 
 import jax.numpy as jnp
@@ -33,8 +33,9 @@ def ssd(
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
     """Outputs, in the dtype of `x_BTHV`, and with `return_state` the float32 state after the last token.
 
-    `x_BTHV` comes multiplied by its step size, or `dt_BTH` does that here. `log_a_BTH` is at most 0; float32 is advised.
-    The result does not depend on `chunk_size` (default 128, at most T). `implementation` is as in `kernels_pallas`.
+    `x_BTHV` comes multiplied by its step size, or `dt_BTH` does that here. `log_a_BTH` is at most 0; float32 is
+    advised. The result does not depend on `chunk_size` (default 128, at most T). `implementation` is as in
+    `kernels_pallas`.
     """
     n_batch, seq_len, n_heads, n_value = x_BTHV.shape
     acc = accumulator(x_BTHV, log_a_BTH)

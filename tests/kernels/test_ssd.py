@@ -1,0 +1,188 @@
+"""Mamba-2's recurrence, `ssd`: both backends against the recurrence in double precision, with gradients."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import compat, dispatch, triton_probe
+from kernels_pallas.dispatch import BackendError
+from kernels_pallas.ssd import vjp
+from seqjax.ops.ssd import ssd
+from tests.kernels.common import assert_close, fast_jit
+from tests.ops import recurrences
+
+
+def draw(B, T, H, V, N, *, decay=0.3, dtype="float32", seed=0) -> list[jax.Array]:
+    """x, log_a, b, c, dt, state."""
+    rng = np.random.default_rng(seed)
+    x, log_a, b, c, dt, state = (
+        rng.normal(size=shape) for shape in ((B, T, H, V), (B, T, H), (B, T, N), (B, T, N), (B, T, H), (B, H, N, V))
+    )
+    wide = (jnp.asarray(t, jnp.float32) for t in (-decay * np.exp(log_a), np.exp(dt), state))
+    log_a, dt, state = wide
+    x, b, c = (jnp.asarray(t, dtype) for t in (x, b, c))
+    return [x, jnp.maximum(log_a, -59), b, c, dt, state]
+
+
+def op(x, log_a, b, c, dt, state, *, chunk=16, implementation=None):
+    options: Any = {"return_state": True, "chunk_size": chunk, "implementation": implementation}
+    return ssd(x, log_a, b, c, dt_BTH=dt, initial_state=state, **options)
+
+
+def oracle(x, log_a, b, c, dt, state):
+    return recurrences.ssd(x * dt[..., None], log_a, b, c, state)
+
+
+def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
+    """(f(*arrays), the cotangents of arrays) for a fixed random cotangent of every output; in float64 if `wide`."""
+    shapes = jax.eval_shape(f, *arrays)
+    rng = np.random.default_rng(1)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    with jax.enable_x64(wide):
+        if wide:
+            arrays, cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), cotangents))
+
+        @fast_jit
+        def run(arrays, cotangents):
+            out, pull = jax.vjp(f, *arrays)
+            return out, pull(cotangents)
+
+        return jax.tree.map(np.asarray, run(tuple(arrays), cotangents))
+
+
+def assert_trees_close(got: Any, want: Any, dtype: str) -> None:
+    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+    for (path, g), (_, w) in zip(leaves, wanted, strict=True):
+        assert_close(g, w, dtype, jax.tree_util.keystr(path), scale=1e-3)
+
+
+# one position; less than a chunk; chunks that do not divide T, of several blocks and of parts of one; three heads in
+# groups of two; decays that forget within a position, and that never do
+CASES = [
+    ((1, 1, 2, 5, 6), 16, 0.3),
+    ((2, 9, 3, 5, 6), 16, 0.3),
+    ((2, 37, 3, 5, 20), 16, 0.3),
+    ((1, 70, 2, 20, 5), 40, 0.3),
+    ((1, 64, 1, 16, 16), 32, 0.3),
+    ((1, 23, 2, 3, 4), 7, 0.3),
+    ((1, 70, 2, 8, 20), 64, 20.0),
+    ((1, 70, 2, 8, 20), 64, 1e-4),
+]
+
+
+@pytest.mark.parametrize(("shape", "chunk", "decay"), CASES, ids=str)
+def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
+    arrays = draw(*shape, decay=decay)
+    got = with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays)
+    assert_trees_close(got, with_gradients(oracle, arrays, wide=True), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_inputs_round_operands_only(implementation, dtype) -> None:
+    arrays = draw(2, 45, 3, 8, 20, decay=0.1, dtype=dtype)
+    f = partial(op, chunk=32, implementation=implementation)
+    assert [t.dtype for t in jax.eval_shape(f, *arrays)] == [dtype, jnp.float32]
+    # the same cotangents: those of the oracle are rounded to what its outputs would be
+    rng = np.random.default_rng(1)
+    dy, d_last = (jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in jax.eval_shape(f, *arrays))
+    out, pull = jax.vjp(f, *arrays)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), (dy, d_last)))
+        want, pull_wide = jax.vjp(oracle, *wide[0])
+        want = jax.tree.map(np.asarray, (want, pull_wide(wide[1])))
+    got = (out, pull((dy, d_last)))
+    assert [t.dtype for t in got[1]] == [t.dtype for t in arrays]
+    assert_trees_close(got, want, dtype)
+
+
+def test_without_dt_and_without_a_state(implementation) -> None:
+    x, log_a, b, c, *_ = draw(2, 37, 3, 5, 6)
+
+    def plain(f, x, log_a, b, c):
+        return f(x, log_a, b, c)
+
+    got = with_gradients(partial(plain, partial(ssd, chunk_size=16, implementation=implementation)), (x, log_a, b, c))
+    state = jnp.zeros((2, 3, 6, 5))
+
+    def wanted(x, log_a, b, c):
+        return oracle(x, log_a, b, c, jnp.ones_like(log_a), state.astype(x.dtype))[0]
+
+    want = with_gradients(wanted, (x, log_a, b, c), wide=True)
+    assert_trees_close(got, want, "float32")
+
+
+def test_is_causal_and_repeats_its_bits(implementation) -> None:
+    arrays = draw(1, 50, 3, 6, 4)
+    run = partial(op, implementation=implementation)
+    first, again = with_gradients(run, arrays), with_gradients(run, arrays)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    changed = [x.at[:, 29:].multiply(2) if i < 5 else x for i, x in enumerate(arrays)]
+    np.testing.assert_array_equal(run(*changed)[0][:, :29], first[0][0][:, :29])
+
+
+def test_chunk_size_changes_nothing(implementation) -> None:
+    arrays = draw(1, 50, 2, 6, 4)
+    want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
+    for chunk in (5, 48, 300):  # triton cuts the last
+        got = with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays)
+        assert_trees_close(got, want, "float32")
+
+
+def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
+    each = [draw(1, 19, 2, 4, 4, seed=seed) for seed in range(2)]
+    run = partial(op, implementation=implementation)
+    stacked = [jnp.stack(x) for x in zip(*each, strict=True)]
+    want = jax.tree.map(lambda *x: np.stack(x), *(with_gradients(run, x)[0] for x in each))
+    assert_trees_close(jax.vmap(run)(*stacked), want, "float32")
+    got = with_gradients(jax.checkpoint(run), each[0])
+    assert_trees_close(got, with_gradients(run, each[0]), "float32")
+    grad = jax.vmap(jax.grad(lambda *a: run(*a)[0].sum(), argnums=1))(*stacked)
+    assert_close(grad[1], jax.grad(lambda *a: run(*a)[0].sum(), argnums=1)(*each[1]), "float32")
+
+
+def test_memory_of_the_backward_pass_is_linear() -> None:
+    kept = []
+    for T in (64, 128):
+        arrays = draw(1, T, 2, 4, 4)
+        pull = jax.eval_shape(lambda *a: jax.vjp(partial(op, chunk=16), *a)[1], *arrays)
+        kept.append(sum(x.size for x in jax.tree.leaves(pull)))
+    assert kept[1] < 2.1 * kept[0]
+
+
+def problem(*, dtype="bfloat16", V=64, N=128, chunk=128, wide="float32", is_named=False) -> dispatch.Problem:
+    sizes = [((1, 8, 2, V), dtype), ((1, 8, 2), wide), ((1, 8, N), dtype), ((1, 8, N), dtype), ((1, 2, N, V), wide)]
+    operands = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in sizes)
+    return dispatch.Problem("gpu", operands, {"chunk_size": chunk}, is_named)
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "triton_refusal", lambda platform: None)
+    assert triton_probe.ssd(problem()) is None
+    assert triton_probe.ssd(problem(dtype="float32", V=5, N=3)) is None
+    assert "head dim 160 or state 128 is larger than 128" in str(triton_probe.ssd(problem(V=160)))
+    assert "head dim 64 or state 256 is larger than 128" in str(triton_probe.ssd(problem(N=256)))
+    assert "1 positions per chunk are less than" in str(triton_probe.ssd(problem(chunk=1)))
+    assert triton_probe.ssd(problem(chunk=1, is_named=True)) is None
+    with jax.enable_x64(True):
+        assert "operands are float64" in str(triton_probe.ssd(problem(dtype="float64", wide="float64")))
+
+
+def test_arrays_that_may_be_split_are_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "triton_refusal", lambda platform: None)
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert "may be split over 2 devices" in str(triton_probe.ssd(problem()))
+        assert triton_probe.ssd(problem(is_named=True)) is None
+
+
+def test_double_precision_is_xla_s() -> None:
+    with jax.enable_x64(True):
+        x, log_a, b, c, dt, state = (t.astype(jnp.float64) for t in draw(1, 20, 1, 4, 4))
+        with pytest.raises(BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+            vjp.ssd(x, log_a, b, c, state, dt, chunk_size=16, implementation="triton")
+        vjp.ssd(x, log_a, b, c, state, dt, chunk_size=16)
+    assert dispatch.used()["ssd"] == "xla"
