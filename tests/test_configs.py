@@ -201,7 +201,7 @@ def test_overrides(text, path, value):
         ("model.mixer.head_dim=-8", ["head_dim"]),
         ("model.mixer.rope_base=-1.0", ["rope_base"]),
         ("optim.lr=1e999", ["config.optim.lr"]),
-        ("model.remat=some", ["config.model.remat", "attention, dots, full, mlp, none"]),
+        ("model.remat=some", ["config.model.remat", "attention, dots, full, none"]),
         ("model.dtype=float16", ["config.model.dtype"]),
         ("model.mlp.kind=relu", ["config.model.mlp.kind"]),
         ("model.mlp.dim=-1", ["config.model.mlp.dim"]),
