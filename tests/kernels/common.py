@@ -68,6 +68,22 @@ def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> N
     assert worst <= TOLERANCE[dtype] * scale, f"{what}: off by {worst:.2e} at scale {scale:.2e}"
 
 
+def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: int, tolerance: float = 1e-4) -> None:
+    """The best chunk wherever it leads by more than rounding; as good as the best elsewhere; -1 in the first chunk."""
+    assert sel_BTH.dtype == np.int32
+    assert (sel_BTH[:, :chunk_size] == -1).all()
+    sel, score = sel_BTH[:, chunk_size:], score_BTHc[:, chunk_size:]
+    if not sel.size:
+        return
+    assert (sel >= 0).all()
+    chosen = np.take_along_axis(score, sel[..., None], -1)[..., 0]
+    assert np.isfinite(chosen).all(), "a chunk that is not past was selected"
+    best, slack = score.max(-1), tolerance * np.maximum(1, np.abs(score.max(-1)))
+    is_clear = (score >= (best - slack)[..., None]).sum(-1) == 1
+    np.testing.assert_array_equal(sel[is_clear], score.argmax(-1)[is_clear])
+    assert (best - chosen <= slack).all()
+
+
 def value_and_grads(f, *args) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """(f(*args), the cotangents of args) under one jit, for a fixed random cotangent."""
     do = cotangent(jax.eval_shape(f, *args))
