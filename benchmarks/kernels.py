@@ -1,11 +1,12 @@
 """The kernels against attention, by implementation and length:
 
-    python -m benchmarks.kernels [--quick] [--lengths=2048,102400] [--cases=element,attention] [--seconds=420]
+    python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element] [--seconds=420]
 
 12 heads of 64, chunks of 128, bf16, 8 sequences at T = 2,048 and one above; q and k are random normal and then
 normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk (exact, approx) and its selection alone, Top-1 Element, each
 by implementation, beside cuDNN's attention, full and over a window of 256, and FlashAttention through torch where a
-torch with CUDA is installed. All in one run on one card: another run is another clock.
+torch with CUDA is installed. All in one run on one card: another run is another clock. `--cpu_table` is smaller: the
+CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8,192.
 
 A time is the median over repeats of some calls that are enqueued together and waited for once. Beside it: what share of
 the device's limit that is (benchmarks/limits.py), and what XLA reserves. `forward` of element is evaluation (no
@@ -35,6 +36,7 @@ from seqjax.errors import UserError, nearest
 from seqjax.ops.attention import causal_attention
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
+CPU_LENGTHS = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 CASES = ("attention", "window", "chunk-exact", "chunk-approx", "select-exact", "select-approx", "element")
 PASSES = ("forward", "training")
 COLUMNS = f"{'':<30}{'T':>8}{'pass':>10}{'ms':>10}{'TFLOP/s':>10}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'GiB':>7}"
@@ -55,16 +57,19 @@ def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
         return partial(causal_attention, window=window, implementation=implementation)
     if case == "element":
         return partial(kp.top1_element_attention, implementation=implementation)
-    options: Any = {"chunk_size": n.C, "selection": case.split("-")[1], "implementation": implementation}
+    name, _, schedule = implementation.partition("-")
+    options: Any = {"chunk_size": n.C, "selection": case.split("-")[1], "implementation": name}
     if case.startswith("select-"):
         return lambda q, k, v: kp.select_chunk(q, k, **options)
-    return partial(kp.top1_chunk_attention, **options)
+    return partial(kp.top1_chunk_attention, schedule=schedule or None, **options)
 
 
 def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:
     """What to measure a case with on this machine, the fastest first."""
     if case in ("attention", "window"):
         return ("cudnn",) if on_gpu else ("xla",)
+    if case == "chunk-approx" and not on_gpu:
+        return ("xla-sorted", "xla-masked")  # two schedules; exact takes one by length
     return ("triton", "xla") if on_gpu else ("xla",)
 
 
@@ -180,7 +185,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     for axes, what in zip(both, PASSES, strict=True):
         for (case, name, of), points in lines.items():
             if of == what:
-                style = "-" if name in ("triton", "cudnn") else "--" if name == "xla" else ":"
+                style = "-" if name in ("triton", "cudnn") else "--" if name.startswith("xla") else ":"
                 axes.plot(*zip(*points, strict=True), style, color=colors[case], marker=".", label=f"{case}, {name}")
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="ms per sequence")
         ticks = sorted({row["T"] for row in report["results"]})
@@ -200,13 +205,15 @@ def main(argv: list[str]) -> None:
     """Measure, print and write as it goes."""
     del argv
     given: Any = flags.FLAGS
-    quick = given.quick or jax.default_backend() == "cpu"
+    quick = given.quick or (jax.default_backend() == "cpu" and not given.cpu_table)
     cases = given.cases or CASES
     for case in cases:
         if case not in CASES:
             raise UserError(f"--cases={case}: no such case.{nearest(case, CASES)}")
     if quick:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 2, 16, C=64), "float32", {256: 2, 512: 1}, 3, 0.02
+    elif given.cpu_table:
+        n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 4, 64, itemsize=4), "float32", CPU_LENGTHS, 5, 0.1
     else:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 12, 64), "bfloat16", LENGTHS, 5, 0.1
     lengths = {int(T): lengths.get(int(T), 1) for T in given.lengths} or lengths
@@ -226,6 +233,7 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_bool("quick", False, "Two short lengths, as on a CPU.")
+    flags.DEFINE_bool("cpu_table", False, "4 heads of 64 in float32, 512 to 8,192 tokens.")
     flags.DEFINE_list("lengths", [], "Sequence lengths; 2048, 8192, 32768 and 102400 by default.")
     flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}; all by default.")
     flags.DEFINE_float("seconds", 420, "Begin no further measurement after so many seconds.")

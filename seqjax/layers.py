@@ -145,9 +145,8 @@ class Mlp(nnx.Module):
         """[..., D] -> [..., D]."""
         up = self.up(x)
         if self.gate is None:
-            hidden = self.activation(up)
-        else:
-            hidden = _gated(self.gate(x), up, self.activation)
+            return self.down(self.activation(up))
+        hidden: Any = _gated(self.gate(x), up, self.activation)
         return self.down(hidden)
 
 
