@@ -36,7 +36,7 @@ from seqjax.errors import UserError, nearest
 from seqjax.ops.attention import causal_attention
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
-CPU_LENGTHS = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
+CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 CASES = ("attention", "window", "chunk-exact", "chunk-approx", "select-exact", "select-approx", "element")
 PASSES = ("forward", "training")
 COLUMNS = f"{'':<30}{'T':>8}{'pass':>10}{'ms':>10}{'TFLOP/s':>10}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'GiB':>7}"
