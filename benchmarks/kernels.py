@@ -1,11 +1,12 @@
 """The kernels against attention, by implementation and length:
 
-    python -m benchmarks.kernels [--quick] [--lengths=2048,102400] [--cases=element,attention] [--seconds=420]
+    python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element] [--seconds=420]
 
 12 heads of 64, chunks of 128, bf16, 8 sequences at T = 2,048 and one above; q and k are random normal and then
 normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk (exact, approx) and its selection alone, Top-1 Element, each
 by implementation, beside cuDNN's attention, full and over a window of 256, and FlashAttention through torch where a
-torch with CUDA is installed. All in one run on one card: another run is another clock.
+torch with CUDA is installed. All in one run on one card: another run is another clock. `--cpu_table` is smaller: the
+CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8,192.
 
 A time is the median over repeats of some calls that are enqueued together and waited for once. Beside it: what share of
 the device's limit that is (benchmarks/limits.py), and what XLA reserves. `forward` of element is evaluation (no
@@ -35,6 +36,7 @@ from seqjax.errors import UserError, nearest
 from seqjax.ops.attention import causal_attention
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
+CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 CASES = ("attention", "window", "chunk-exact", "chunk-approx", "select-exact", "select-approx", "element")
 PASSES = ("forward", "training")
 COLUMNS = f"{'':<30}{'T':>8}{'pass':>10}{'ms':>10}{'TFLOP/s':>10}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'GiB':>7}"
@@ -49,25 +51,26 @@ def operands(n: limits.Sizes, dtype: str) -> tuple[jax.Array, ...]:
 
 
 def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
-    """f(q, k, v) of a case; the implementation "default" is what dispatch picks, for selection and attention alone."""
+    """f(q, k, v) of a case; for the implementation "default", dispatch picks those of selection and of attention."""
     if case in ("attention", "window"):
         window = n.window if case == "window" else 0
         return partial(causal_attention, window=window, implementation=implementation)
     if case == "element":
         return partial(kp.top1_element_attention, implementation=implementation)
-    name = None if implementation == "default" else implementation
+    name, _, schedule = implementation.partition("-")
+    name = None if name == "default" else name
     options: Any = {"chunk_size": n.C, "selection": case.split("-")[1], "implementation": name}
     if case.startswith("select-"):
         return lambda q, k, v: kp.select_chunk(q, k, **options)
-    return partial(kp.top1_chunk_attention, **options)
+    return partial(kp.top1_chunk_attention, schedule=schedule or None, **options)
 
 
 def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:
     """What to measure a case with on this machine, the fastest first."""
-    if not on_gpu:
-        return ("xla",)
     if case in ("attention", "window"):
-        return ("cudnn",)
+        return ("cudnn",) if on_gpu else ("xla",)
+    if not on_gpu:  # approx by schedule; exact takes one by length
+        return ("xla-sorted", "xla-masked") if case == "chunk-approx" else ("xla",)
     return {"select-exact": ("triton", "pallas", "xla"), "chunk-exact": ("default", "xla")}.get(case, ("triton", "xla"))
 
 
@@ -183,7 +186,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
     for axes, what in zip(both, PASSES, strict=True):
         for (case, name, of), points in lines.items():
             if of == what:
-                style = "-" if name in ("triton", "cudnn", "default") else "--" if name == "xla" else ":"
+                solid = name in ("triton", "cudnn", "default")
+                style = "-" if solid else "--" if name.startswith("xla") else ":"
                 axes.plot(*zip(*points, strict=True), style, color=colors[case], marker=".", label=f"{case}, {name}")
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="ms per sequence")
         ticks = sorted({row["T"] for row in report["results"]})
@@ -203,13 +207,15 @@ def main(argv: list[str]) -> None:
     """Measure, print and write as it goes."""
     del argv
     given: Any = flags.FLAGS
-    quick = given.quick or jax.default_backend() == "cpu"
+    quick = given.quick or (jax.default_backend() == "cpu" and not given.cpu_table)
     cases = given.cases or CASES
     for case in cases:
         if case not in CASES:
             raise UserError(f"--cases={case}: no such case.{nearest(case, CASES)}")
     if quick:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 2, 16, C=64), "float32", {256: 2, 512: 1}, 3, 0.02
+    elif given.cpu_table:
+        n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 4, 64, itemsize=4), "float32", CPU_LENGTHS, 5, 0.1
     else:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 12, 64), "bfloat16", LENGTHS, 5, 0.1
     lengths = {int(T): lengths.get(int(T), 1) for T in given.lengths} or lengths
@@ -229,6 +235,7 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_bool("quick", False, "Two short lengths, as on a CPU.")
+    flags.DEFINE_bool("cpu_table", False, "4 heads of 64 in float32, 512 to 8,192 tokens.")
     flags.DEFINE_list("lengths", [], "Sequence lengths; 2048, 8192, 32768 and 102400 by default.")
     flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}; all by default.")
     flags.DEFINE_float("seconds", 420, "Begin no further measurement after so many seconds.")

@@ -224,7 +224,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("steps", 4, "Steps per timed run.")
     flags.DEFINE_integer("batch", 16, "Sequences per step.")
     flags.DEFINE_integer("seq_len", 2048, "Tokens per sequence.")
-    flags.DEFINE_enum("remat", "none", ["none", "full", "dots", "attention", "mlp"], "What the backward pass keeps.")
+    flags.DEFINE_enum("remat", "none", ["none", "full", "dots", "attention"], "What the backward pass keeps.")
     flags.DEFINE_float("seconds", 480, "Begin no further architecture after so many seconds.")
     flags.DEFINE_string("json", "benchmarks/results/train_step.json", "Where the report goes.")
     app.run(main)

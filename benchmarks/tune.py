@@ -3,7 +3,7 @@
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order.
-Nothing is written: the winner goes into kernels_pallas/top1_element/triton.py by hand, with its reason.
+Nothing is written: the winner goes into kernels_pallas/top1_element/triton_tiles.py by hand, with its reason.
 """
 
 import statistics
@@ -19,6 +19,7 @@ from absl import app, flags
 from benchmarks import limits
 from benchmarks.kernels import operands, time_ms
 from kernels_pallas import compat
+from kernels_pallas.top1_element import triton_tiles
 
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; what is not used is not run
 
@@ -56,8 +57,6 @@ def main(argv: list[str]) -> None:
     """Measure and print."""
     del argv
     given: Any = flags.FLAGS
-    from kernels_pallas.top1_element import triton as backend
-
     args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")
     capability = compat.compute_capability()
     assert capability is not None, "needs a GPU"
@@ -65,12 +64,12 @@ def main(argv: list[str]) -> None:
     for kernel in given.kernels:
         entry = "forward" if kernel == "evaluate" else kernel
         key = (entry, 64 if given.dim <= 64 else 128, True, capability >= 90)
-        first, rows = backend.tiles(entry, given.dim, jnp.dtype("bfloat16"), capability), []
+        first, rows = triton_tiles.tiles(entry, given.dim, jnp.dtype("bfloat16")), []
         for tiles in candidates(kernel, first):
             if time.monotonic() - begin > given.seconds:
                 print("the time is over")
                 break
-            backend._TILES[key] = tiles
+            triton_tiles.TILES[key] = tiles
             try:
                 ms = statistics.median(time_ms(call(kernel, args), repeats=3, seconds=0.05))
             except (RuntimeError, ValueError) as error:  # too much shared memory, mostly
@@ -78,7 +77,7 @@ def main(argv: list[str]) -> None:
                 continue
             rows.append((ms, tiles))
             print(f"{kernel} {tiles}: {ms:.3f} ms", flush=True)
-        backend._TILES[key] = first
+        triton_tiles.TILES[key] = first
         print(f"{kernel}, fastest first:", *(f"  {ms:.3f} ms {tiles}" for ms, tiles in sorted(rows)[:5]), sep="\n")
 
 

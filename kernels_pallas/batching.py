@@ -49,12 +49,24 @@ def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, a
         return out, jax.tree.map(lambda _: True, out)
 
     def call(*arrays: Array) -> Any:
-        axes = frozenset().union(*(compat.varying_axes(x) for x in arrays))
-        # operands that are the same on every device of an axis count as varying too: one set for all
-        arrays = tuple(_varying(x, axes) for x in arrays)
-        return jax.tree.map(lambda x: _varying(x, axes), folded(*arrays))
+        return varying_with(arrays, folded(*vary_alike(*arrays)))
 
     return call
+
+
+def vary_alike(*arrays: Array) -> tuple[Array, ...]:
+    """Under `jax.shard_map`: the arrays, those that are the same on every device of an axis counted as varying too.
+
+    One set of axes for all. The gradient of what is the same is the sum over the devices.
+    """
+    axes = frozenset().union(*(compat.varying_axes(x) for x in arrays))
+    return tuple(_varying(x, axes) for x in arrays)
+
+
+def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
+    """The results of a custom call, which varies over every axis that an operand varies over and does not say so."""
+    axes = frozenset().union(*(compat.varying_axes(x) for x in operands))
+    return jax.tree.map(lambda x: _varying(x, axes), results)
 
 
 def heads(per_head: Array, per_kv_head: Array) -> dict[str, int]:

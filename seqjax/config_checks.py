@@ -51,7 +51,7 @@ def check(config: Any) -> None:
     _choice(model.init, ("gpt", "rwkv"), "config.model.init")
     _choice(model.dtype, ("auto", "bfloat16", "float32"), "config.model.dtype")
     _choice(model.residual_dtype, ("compute", "float32"), "config.model.residual_dtype")
-    _choice(model.remat, ("none", "full", "dots", "attention", "mlp"), "config.model.remat")
+    _choice(model.remat, ("none", "full", "dots", "attention"), "config.model.remat")
     _choice(data.corpus, ("builtin", "blocks", "stream"), "config.data.corpus")
     _choice(data.tokenizer, ("byte", "mixtral"), "config.data.tokenizer")
     _choice(data.regime, ("limited", "mixed"), "config.data.regime")

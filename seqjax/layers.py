@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from seqjax.params import Init, param
 from seqjax.types import Array
@@ -146,10 +145,9 @@ class Mlp(nnx.Module):
         """[..., D] -> [..., D]."""
         up = self.up(x)
         if self.gate is None:
-            hidden = self.activation(up)
-        else:
-            hidden = _gated(checkpoint_name(self.gate(x), "mlp_gate"), up, self.activation)
-        return self.down(checkpoint_name(hidden, "mlp_hidden"))
+            return self.down(self.activation(up))
+        hidden: Any = _gated(self.gate(x), up, self.activation)
+        return self.down(hidden)
 
 
 # With its own gradient because autodiff keeps the activation and its derivative beside the two inputs.

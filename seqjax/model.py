@@ -24,17 +24,19 @@ from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
 # What the backward pass keeps of a block. "attention" keeps what attention would pay quadratic time to compute again
 # (its output, logsumexp and selection): our kernels name them, cuDNN's are all that its primitive returns. "dots" keeps
-# every matrix product without batch dimensions; "mlp" keeps everything but the MLP's widest activations.
+# those and every matrix product without batch dimensions, so that around attention only elementwise work is done twice.
 ATTENTION_NAMES = ("attention_out", "attention_lse", "top1_selection")
 CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
+KEEP_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.save_only_these_names(*ATTENTION_NAMES),
+    lambda prim, *_, **__: prim.name == CUDNN_ATTENTION,
+)
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "attention": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.save_only_these_names(*ATTENTION_NAMES),
-        lambda prim, *_, **__: prim.name == CUDNN_ATTENTION,
+    "attention": KEEP_ATTENTION,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        KEEP_ATTENTION, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     ),
-    "mlp": jax.checkpoint_policies.save_anything_except_these_names("mlp_gate", "mlp_hidden"),
 }
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks import train_step
 from seqjax import params as params_lib
 from seqjax.model import ATTENTION_NAMES, Model
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.step import init_state, make_train_step
 from tests import support
+from tests.kernels.common import count_primitive
 
 every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
 B, T = 8, 23
@@ -50,9 +52,10 @@ FORMS = {
     "remat_attention_unrolled": {"model__remat": "attention", "model__scan_layers": False},
     "loss_in_chunks": {"model__loss_chunk": 5},
 }
-# Every mixer where it has a say; the last three are the model's own and one mixer each shows them.
+# Every mixer where it has a say; the last are the model's own and one mixer or two show them.
 FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3]] + [
     ("transformer_pp", "full", "remat_dots"),
+    ("rwkv7_shell", "top1_exact", "remat_dots"),
     ("top1_chunk", "exact", "remat_attention_unrolled"),
     ("transformer_pp", "full", "loss_in_chunks"),
 ]
@@ -74,6 +77,27 @@ def test_remat_attention_keeps_what_is_quadratic(mixer, name):
     jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(model.hidden(p, tokens))))(model.init(jax.random.key(0)))
     assert f"name={name}" in str(jaxpr)
     assert name in ATTENTION_NAMES
+
+
+@pytest.mark.parametrize("mixer", ["top1_chunk", "rwkv7_shell"])
+def test_remat_dots_runs_no_product_and_no_selection_twice(mixer):
+    tokens, calls = support.random_tokens((2, T + 1)), {}
+    for remat in ("none", "dots", "full"):
+        model = support.tiny_model(mixer, model__remat=remat)
+        gradient = jax.make_jaxpr(jax.grad(lambda p, model=model: model.loss(p, tokens)[0]))(model.shapes)
+        calls[remat] = [count_primitive(gradient.jaxpr, name) for name in ("dot_general", "argmax")]
+    assert calls["none"] == calls["dots"]
+    assert all(twice > once for twice, once in zip(calls["full"], calls["dots"], strict=True))
+
+
+def test_remat_dots_leaves_room_at_the_longest_context():
+    """What the backward pass reads of RWKV-7's shell at 102,400 tokens, the widest of all: half of an 80 GB GPU."""
+    name = "rwkv7_shell:model.dtype=bfloat16"
+    config = train_step.configured(name, "135m_100k", batch=1, seq_len=102_400, remat="dots")
+    model = Model(config.model, max_len=config.train.seq_len)
+    tokens = jax.ShapeDtypeStruct((1, config.train.seq_len + 1), jnp.int32)
+    read = jax.eval_shape(lambda p, t: jax.vjp(lambda p: model.loss(p, t)[0], p)[1], model.shapes, tokens)
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(read)) < 40 * 2**30
 
 
 @every_mixer

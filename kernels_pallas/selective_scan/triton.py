@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas import compat
+from kernels_pallas.batching import varying_with
 from kernels_pallas.chunks import cut
 from kernels_pallas.selective_scan import triton_grad_kernels as grads
 from kernels_pallas.selective_scan import triton_kernels as kernels
@@ -52,13 +53,15 @@ def chunk_steps(seq_len: int) -> int:
 def forward(x, dt, a, b, c, d, initial, *, chunk_size: int | None, keep: bool) -> tuple[Array, Array, Array]:
     """(y [B, T, E], the last state, the states at the chunk starts [B, c, E, N], of use only if `keep`)."""
     del chunk_size
-    return jax.custom_batching.sequential_vmap(partial(_forward, keep=keep))(x, dt, a * LOG2_E, b, c, d, initial)
+    arrays = (x, dt, a * LOG2_E, b, c, d, initial)
+    return varying_with(arrays, jax.custom_batching.sequential_vmap(partial(_forward, keep=keep))(*arrays))
 
 
 def backward(x, dt, a, b, c, d, starts, dy, d_last, *, chunk_size: int | None) -> tuple[Array, ...]:
     """The gradients of x, dt, A, B, C, D and the initial state."""
     del chunk_size
-    return jax.custom_batching.sequential_vmap(_backward)(x, dt, a * LOG2_E, b, c, d, starts, dy, d_last)
+    arrays = (x, dt, a * LOG2_E, b, c, d, starts, dy, d_last)
+    return varying_with(arrays, jax.custom_batching.sequential_vmap(_backward)(*arrays))
 
 
 def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, Array, Array]:

@@ -19,6 +19,7 @@ import jax
 from jaxtyping import Array, Float
 
 from kernels_pallas import dispatch
+from kernels_pallas.batching import vary_alike
 
 
 class Call(NamedTuple):
@@ -58,7 +59,7 @@ def selective_scan(
     """
     arrays = (x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN)
     backend = dispatch.pick("selective_scan", implementation, arrays, {})
-    out: Any = _scan(*arrays, Call(backend, chunk_size))
+    out: Any = _scan(*vary_alike(*arrays), Call(backend, chunk_size))
     return out
 
 

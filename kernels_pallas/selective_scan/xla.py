@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kernels_pallas.batching import vary_alike
 from kernels_pallas.chunks import cut, join
 from kernels_pallas.state_scan.xla import elementwise as carry_states
 
@@ -82,7 +83,8 @@ def backward(x, dt, a_EN, b, c, d_E, heads, dy, d_last, *, chunk_size: int | Non
         return (d_start, da_EN), grads
 
     xs = (heads, *_cut(chunk, x, dt, b, c, dy))
-    (d_initial, da_EN), grads = jax.lax.scan(group, (d_last, jnp.zeros_like(a_EN)), xs, reverse=True)
+    start = vary_alike(d_last, jnp.zeros_like(a_EN))
+    (d_initial, da_EN), grads = jax.lax.scan(group, start, xs, reverse=True)
     dx, ddt, db, dc = (_join(t, seq_len) for t in grads)
     dx = (dx + d_E * dy32).astype(x.dtype)
     return dx, ddt, da_EN, db.astype(b.dtype), dc.astype(c.dtype), jnp.sum(dy32 * x32, axis=(0, 1)), d_initial

@@ -13,12 +13,13 @@ from jax import Array, lax
 from kernels_pallas import dispatch
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_chunk import pallas_select_kernels as kernels
+from kernels_pallas.top1_chunk.pallas_select_loops import LOG2_E, Sizes
 
 BOUND = 60.0  # 2^60 and a chunk of them stay far inside float32, and the polynomial's exponent needs no clamp
 
 
 class Tiles(NamedTuple):
-    """Sizes of a program, for tuning; see `pallas_select_kernels.Sizes`."""
+    """Sizes of a program, for tuning; see `pallas_select_loops.Sizes`."""
 
     rows: int = 64
     groups: int = 4
@@ -59,7 +60,7 @@ def exact(
     interpret = dispatch.platform() == "cpu" if interpret is None else interpret
     per_tile = tile.rows * tile.groups
     n_tiles = -(-T // per_tile)
-    bounded = kernels.Sizes(
+    bounded = Sizes(
         H=H,
         R=H // G,
         K=K,
@@ -67,7 +68,7 @@ def exact(
         tiles=n_tiles,
         full=(T - 1) // chunk_size,
         dtype=q_BTHK.dtype,
-        log2_scale=scale * kernels.LOG2_E,
+        log2_scale=scale * LOG2_E,
         bounded=True,
         block=128 if chunk_size % 128 == 0 else 64,
         rows=tile.rows,
@@ -86,7 +87,7 @@ def exact(
     padded_BTHK = jnp.pad(q_BTHK, ((0, 0), (0, n_tiles * per_tile - T), (0, 0), (0, 0)))
     if T % 8:  # copies tile the sequence by 8
         k_BTGK = k_BTGK[:, : bounded.full * chunk_size]
-    is_bounded = _largest_score(q_BTHK, k_BTGK) * abs(scale) * kernels.LOG2_E <= BOUND
+    is_bounded = _largest_score(q_BTHK, k_BTGK) * abs(scale) * LOG2_E <= BOUND
     sel_BHT = lax.cond(is_bounded, run(bounded), run(plain), padded_BTHK, k_BTGK)
     return jnp.swapaxes(sel_BHT[:, :, :T], 1, 2)
 

@@ -1,4 +1,4 @@
-"""The `triton` backend of Top-1 Element: launches of triton_kernels.py and triton_grad_kernels.py, tile sizes.
+"""The `triton` backend of Top-1 Element: launches of triton_kernels.py and triton_grad_kernels.py.
 
 Arrays stay [B, T, H, D]; the kernels read them with strides. Only lse and D = rowsum(do * soft output), 1 / V of the
 size, are turned to [B, H, T] for the backward pass. fp32 inputs are multiplied as three TF32 products (tf32x3, an error
@@ -7,7 +7,7 @@ near fp32's own); bf16 and fp16 products are exact, sums fp32. Two runs give the
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,65 +17,10 @@ from kernels_pallas import compat
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.top1_element import triton_grad_kernels as grads
 from kernels_pallas.top1_element import triton_kernels as kernels
+from kernels_pallas.top1_element.triton_tiles import tiles
 from kernels_pallas.triton_probe import padded, precision
 
 LOG2_E = 1 / math.log(2)
-
-
-class Tiles(NamedTuple):
-    """Queries and keys per step. The outer one (queries, but keys for dk and dkv) is a multiple of the inner one."""
-
-    m: int
-    n: int
-    warps: int
-    stages: int
-
-
-# By kernel, largest padded dim, 16-bit or not, and whether from Hopper on. Chosen by registers and shared memory as the
-# compiler reports them (python -m tests.kernels.compile_triton): no spills, then as many warps on a multiprocessor
-# as that leaves, then the largest outer tile, which is how often keys are read again.
-#   16-bit, sm80   mma.sync: operands pass through registers, 4 warps of 128 x 32..64 leave room for two programs; at
-#                  dim 128 the output tile alone is half of the registers of 4 warps, so 8 warps or smaller tiles
-#   16-bit, sm90   wgmma reads the right operand from shared memory: 64 rows per warpgroup, two programs of two each; of
-#                  dk, which holds k, v and two score tiles, 32 queries at a time
-#   fp32           three TF32 products per tile, each with its operands split in registers: small tiles
-# `n` of forward serves evaluate too: it is the unit in which the best key is found first.
-_SMALL = Tiles(32, 16, 4, 1)  # the interpreter's: tests see several tiles at T = 50
-_TILES = {
-    # (kernel, dim, 16-bit, sm90)
-    ("forward", 64, True, False): Tiles(128, 64, 4, 3),
-    ("forward", 128, True, False): Tiles(128, 64, 8, 3),
-    ("forward", 64, True, True): Tiles(128, 64, 8, 3),
-    ("forward", 128, True, True): Tiles(128, 64, 8, 3),
-    ("forward", 64, False, False): Tiles(64, 16, 4, 2),
-    ("forward", 128, False, False): Tiles(32, 32, 8, 2),
-    ("dq", 64, True, False): Tiles(128, 32, 4, 3),
-    ("dq", 128, True, False): Tiles(64, 64, 4, 2),
-    ("dq", 64, True, True): Tiles(128, 64, 8, 3),
-    ("dq", 128, True, True): Tiles(128, 32, 8, 2),
-    ("dq", 64, False, False): Tiles(32, 32, 4, 2),
-    ("dq", 128, False, False): Tiles(32, 16, 8, 2),
-    ("dk", 64, True, False): Tiles(32, 128, 4, 3),
-    ("dk", 128, True, False): Tiles(32, 64, 4, 2),
-    ("dk", 64, True, True): Tiles(32, 128, 8, 3),
-    ("dk", 128, True, True): Tiles(64, 64, 4, 2),
-    ("dk", 64, False, False): Tiles(32, 32, 4, 2),
-    ("dk", 128, False, False): Tiles(16, 16, 4, 2),
-    ("dkv", 64, True, False): Tiles(32, 64, 4, 3),
-    ("dkv", 128, True, False): Tiles(32, 64, 4, 2),
-    ("dkv", 64, True, True): Tiles(32, 128, 8, 3),
-    ("dkv", 128, True, True): Tiles(64, 64, 4, 2),
-    ("dkv", 64, False, False): Tiles(32, 32, 4, 2),
-    ("dkv", 128, False, False): Tiles(16, 16, 4, 2),
-}
-
-
-def tiles(kernel: str, dim: int, dtype: jnp.dtype, capability: int | None) -> Tiles:
-    """The table's entry; `capability` None is the interpreter."""
-    if capability is None:
-        return Tiles(_SMALL.n, _SMALL.m, 4, 1) if kernel in ("dk", "dkv") else _SMALL
-    kind = (64 if dim <= 64 else 128, jnp.dtype(dtype).itemsize == 2)
-    return _TILES.get((kernel, *kind, capability >= 90)) or _TILES[(kernel, *kind, False)]
 
 
 def evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> Array:
@@ -123,16 +68,20 @@ def _oriented(q_BTHK: Array, scale: float) -> tuple[Array, float, float]:
     return sign * q_BTHK, abs(scale) or 1.0, sign
 
 
-def _sizes(q_BTHK: Array, k_BTGK: Array, dim_v: int) -> dict[str, Any]:
-    _, T, H, K = q_BTHK.shape
-    return {"T": T, "H": H, "G": k_BTGK.shape[2], "K": K, "V": dim_v, "KP": padded(K), "VP": padded(dim_v)}
+def _sizes(per_head_BTH: Array, key_BTGK: Array | None = None, value_BTGV: Any = None) -> dict[str, Any]:
+    """What a kernel that reads keys, values or both is told."""
+    sizes = dict(zip("TH", per_head_BTH.shape[1:3], strict=True))
+    for name, x in (("K", key_BTGK), ("V", value_BTGV)):
+        if x is not None:
+            sizes |= {"G": x.shape[2], name: x.shape[3], f"{name}P": padded(x.shape[3])}
+    return sizes
 
 
 def _evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> Array:
     q_BTHK = _oriented(q_BTHK, scale)[0]
     B, T, H, _ = q_BTHK.shape
-    sizes = _sizes(q_BTHK, k_BTGK, v_BTGV.shape[-1])
-    tile = tiles("forward", max(sizes["KP"], sizes["VP"]), q_BTHK.dtype, compat.compute_capability())
+    sizes = _sizes(q_BTHK, k_BTGK, v_BTGV)
+    tile = tiles("forward", max(sizes["KP"], sizes["VP"]), q_BTHK.dtype)
     (tile_BTH,) = compat.launch(
         kernels.evaluate_kernel,
         q_BTHK,
@@ -145,7 +94,7 @@ def _evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> A
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         PRECISION=precision(q_BTHK.dtype),
-        **{name: sizes[name] for name in ("T", "H", "G", "K", "KP")},
+        **_sizes(q_BTHK, k_BTGK),
     )
     return _take_values(v_BTGV, _best_key(q_BTHK, k_BTGK, tile_BTH, tile.n))
 
@@ -153,8 +102,8 @@ def _evaluate(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> A
 def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, scale: float) -> tuple[Array, Array, Array]:
     q_BTHK, scale, _ = _oriented(q_BTHK, scale)
     B, T, H, _ = q_BTHK.shape
-    sizes = _sizes(q_BTHK, k_BTGK, v_BTGV.shape[-1])
-    tile = tiles("forward", max(sizes["KP"], sizes["VP"]), q_BTHK.dtype, compat.compute_capability())
+    sizes = _sizes(q_BTHK, k_BTGK, v_BTGV)
+    tile = tiles("forward", max(sizes["KP"], sizes["VP"]), q_BTHK.dtype)
     tile_BTH, lse_BTH, soft_BTHV = compat.launch(
         kernels.forward_kernel,
         q_BTHK,
@@ -190,11 +139,7 @@ def _best_key(q_BTHK: Array, k_BTGK: Array, tile_BTH: Array, block_n: int) -> Ar
         out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
         grid=(-(-T // rows) * B * H,),
         name="top1_element_best_key",
-        T=T,
-        H=H,
-        G=k_BTGK.shape[2],
-        K=K,
-        KP=padded(K),
+        **_sizes(q_BTHK, k_BTGK),
         BLOCK_N=block_n,
         ROWS=rows,
     )
@@ -202,7 +147,7 @@ def _best_key(q_BTHK: Array, k_BTGK: Array, tile_BTH: Array, block_n: int) -> Ar
 
 
 def _take_values(v_BTGV: Array, index_BTH: Array) -> Array:
-    (B, T, H), (G, V) = index_BTH.shape, v_BTGV.shape[2:]
+    (B, T, H), V = index_BTH.shape, v_BTGV.shape[3]
     rows = 2**12 // padded(V)
     (o_BTHV,) = compat.launch(
         kernels.take_values_kernel,
@@ -211,11 +156,7 @@ def _take_values(v_BTGV: Array, index_BTH: Array) -> Array:
         out_shape=[jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype)],
         grid=(-(-T * H // rows) * B,),
         name="top1_element_take_values",
-        T=T,
-        H=H,
-        G=G,
-        V=V,
-        VP=padded(V),
+        **_sizes(index_BTH, value_BTGV=v_BTGV),
         ROWS=rows,
     )
     return o_BTHV
@@ -236,8 +177,8 @@ def _backward(
     q_BTHK, scale, sign = _oriented(q_BTHK, scale)
     B, T, H, _ = q_BTHK.shape
     G = k_BTGK.shape[2]
-    sizes = _sizes(q_BTHK, k_BTGK, v_BTGV.shape[-1])
-    of = partial(tiles, dim=max(sizes["KP"], sizes["VP"]), dtype=q_BTHK.dtype, capability=compat.compute_capability())
+    sizes = _sizes(q_BTHK, k_BTGK, v_BTGV)
+    of = partial(tiles, dim=max(sizes["KP"], sizes["VP"]), dtype=q_BTHK.dtype)
     D_BHT = jnp.einsum("bthv,bthv->bht", do_BTHV.astype(jnp.float32), soft_BTHV.astype(jnp.float32))
     operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, LOG2_E * lse_BTH.transpose(0, 2, 1), D_BHT)
     constants: dict[str, Any] = sizes | {
@@ -278,7 +219,7 @@ def _backward(
 
 
 def _hard_dv(do_BTHV: Array, index_BTH: Array, like_v: jax.ShapeDtypeStruct) -> Array:
-    B, T, G, V = like_v.shape
+    B, T, G, _ = like_v.shape
     H = index_BTH.shape[2]
     index_BGM = index_BTH.reshape(B, T, G, H // G).transpose(0, 2, 1, 3).reshape(B, G, -1)
     row_BGM = jax.lax.broadcasted_iota(jnp.int32, index_BGM.shape, 2)
@@ -293,11 +234,7 @@ def _hard_dv(do_BTHV: Array, index_BTH: Array, like_v: jax.ShapeDtypeStruct) -> 
         out_shape=[like_v],
         grid=(-(-T // block) * B * G,),
         name="top1_element_hard_dv",
-        T=T,
-        H=H,
-        G=G,
-        V=V,
-        VP=padded(V),
+        **_sizes(do_BTHV, value_BTGV=like_v),
         BLOCK_N=block,
         BLOCK_R=block,
         STEPS=index_BGM.shape[2].bit_length(),

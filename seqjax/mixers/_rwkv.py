@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from seqjax import mixers
 from seqjax.layers import NORMS, Linear, constant
@@ -115,7 +114,7 @@ class ChannelMix(nnx.Module):
         """[B, T, D] -> [B, T, D]; `last_BD` is the token before the first."""
         delta = shift(x_BTD, last_BD) - x_BTD
         hidden = jnp.square(jax.nn.relu(self.k(lerp(x_BTD, delta, self.mu_k))))
-        y_BTD = self.v(checkpoint_name(hidden, "mlp_hidden"))
+        y_BTD = self.v(hidden)
         if self.r is None or self.mu_r is None:
             return y_BTD
         return jax.nn.sigmoid(self.r(lerp(x_BTD, delta, self.mu_r))) * y_BTD

@@ -1,6 +1,7 @@
 """Small corpora in SlimPajama's layout, made of invented words, and checkpoints through Orbax files."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,19 @@ def assert_resumes(
         for expected in seen[step : step + after]:
             np.testing.assert_array_equal(next(resumed)["tokens"], expected)
         resumed.close()
+
+
+def prepared(source: Path, out: Path, **options: Any) -> dict[str, Any]:
+    """The manifest of blocks of 16 bytes, made in this process."""
+    return prepare.prepare(str(source), out, **{"tokenizer": "byte", "seq_len": 16, "workers": 1} | options)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file below `root`."""
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def command(source: Path, out: Path, *options: str) -> list[str]:
+    """The same as a command."""
+    flags = [f"--source={source}", f"--out={out}", "--tokenizer=byte", "--seq_len=16", *options]
+    return [sys.executable, "-m", "seqjax.data.prepare", *flags]

@@ -7,8 +7,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import kernels_pallas as kp
+
 # what one rounding of the output dtype, and of the products' inputs, may cost relative to the output's scale
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
+
+CHUNK = partial(kp.top1_chunk_attention, chunk_size=8)
+OPS = {
+    "exact-masked": partial(CHUNK, schedule="masked"),
+    "exact-sorted": partial(CHUNK, schedule="sorted"),
+    "approx-sorted": partial(CHUNK, selection="approx", schedule="sorted"),
+    "element": kp.top1_element_attention,
+    "element-soft": partial(kp.top1_element_attention, v_grad="soft"),
+}
+# in the interpreter, or on a GPU (conftest.py)
+KERNELS = {
+    "element-triton": partial(kp.top1_element_attention, implementation="triton"),
+    "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
+    "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
+}
+NAMES = ("top1_selection", "attention_out", "attention_lse")
 
 # Most of a sweep's time is LLVM's; the tests of bits, memory and devices compile as users do.
 fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -50,6 +68,22 @@ def assert_close(got, want, dtype: str, what: str = "", scale: float = 1.0) -> N
     assert worst <= TOLERANCE[dtype] * scale, f"{what}: off by {worst:.2e} at scale {scale:.2e}"
 
 
+def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: int, tolerance: float = 1e-4) -> None:
+    """The best chunk wherever it leads by more than rounding; as good as the best elsewhere; -1 in the first chunk."""
+    assert sel_BTH.dtype == np.int32
+    assert (sel_BTH[:, :chunk_size] == -1).all()
+    sel, score = sel_BTH[:, chunk_size:], score_BTHc[:, chunk_size:]
+    if not sel.size:
+        return
+    assert (sel >= 0).all()
+    chosen = np.take_along_axis(score, sel[..., None], -1)[..., 0]
+    assert np.isfinite(chosen).all(), "a chunk that is not past was selected"
+    best, slack = score.max(-1), tolerance * np.maximum(1, np.abs(score.max(-1)))
+    is_clear = (score >= (best - slack)[..., None]).sum(-1) == 1
+    np.testing.assert_array_equal(sel[is_clear], score.argmax(-1)[is_clear])
+    assert (best - chosen <= slack).all()
+
+
 def value_and_grads(f, *args) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """(f(*args), the cotangents of args) under one jit, for a fixed random cotangent."""
     do = cotangent(jax.eval_shape(f, *args))
@@ -60,6 +94,18 @@ def value_and_grads(f, *args) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         return o, pull(do.astype(o.dtype))
 
     return run(do, *args)
+
+
+def loss_of(op):
+    return lambda q, k, v: (op(q, k, v).astype(jnp.float32) ** 2).sum()
+
+
+def with_grads(op):
+    return jax.value_and_grad(loss_of(op), argnums=(0, 1, 2))
+
+
+def assert_trees_close(got, want, atol: float = 2e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=atol), got, want)
 
 
 def count_primitive(jaxpr, name: str) -> int:

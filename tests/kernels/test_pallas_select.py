@@ -14,11 +14,10 @@ import kernels_pallas as kp
 from kernels_pallas import compat, dispatch
 from kernels_pallas.pallas_probe import probe
 from kernels_pallas.top1_chunk import reference
-from tests.kernels.common import Shape, qkv
-from tests.kernels.test_top1_chunk import assert_selection
+from tests.kernels.common import Shape, assert_selection, qkv
 
 pallas = pytest.importorskip("kernels_pallas.top1_chunk.pallas", reason="this jax has no Pallas Mosaic GPU")
-kernels = pytest.importorskip("kernels_pallas.top1_chunk.pallas_select_kernels")
+loops = pytest.importorskip("kernels_pallas.top1_chunk.pallas_select_loops")
 
 refusal = compat.mosaic_refusal("cpu")
 interpreted = pytest.mark.skipif(
@@ -40,7 +39,7 @@ def check(shape: Shape, q, k, sel) -> None:
 
 @interpreted
 @pytest.mark.parametrize("gain", [1.0, 30.0], ids=["bounded", "unbounded"])
-@pytest.mark.parametrize("style", kernels.STYLES)
+@pytest.mark.parametrize("style", loops.LOOPS)
 def test_equals_reference(style, gain) -> None:
     shape = SMALL._replace(C=128, T=650) if style == "halves" else SMALL
     q, k, _ = qkv(shape, dtype="bfloat16", gain=gain)
@@ -79,7 +78,7 @@ def test_ties_go_to_the_smallest_chunk_also_under_vmap(gain) -> None:
 
 
 @pytest.mark.parametrize("semantics", ["lane", "warpgroup"])
-@pytest.mark.parametrize("style", kernels.STYLES)
+@pytest.mark.parametrize("style", loops.LOOPS)
 def test_lowers_for_cuda(style, semantics) -> None:
     """Mosaic turns both kernels into GPU modules; a kernel it cannot lower raises here."""
     tile = TILES[style]._replace(semantics=semantics)
@@ -91,7 +90,7 @@ def test_lowers_for_cuda(style, semantics) -> None:
 
 def test_the_polynomial_is_2_to_the_x() -> None:
     x = jnp.linspace(-60, 60, 10_001, dtype=jnp.float32)
-    got = np.asarray(kernels.polynomial_exp2(x), np.float64)  # not under jit: XLA would cancel the rounding
+    got = np.asarray(loops.polynomial_exp2(x), np.float64)  # not under jit: XLA would cancel the rounding
     assert np.abs(got / np.exp2(np.asarray(x, np.float64)) - 1).max() < 1e-4
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas.top1_chunk import reference
-from tests.kernels.common import Shape, assert_close, cotangent, fast_jit, qkv, value_and_grads
+from tests.kernels.common import Shape, assert_close, assert_selection, cotangent, fast_jit, qkv, value_and_grads
 
 # every way to the same result, as arguments of the public functions
 HOW = {
@@ -39,22 +39,6 @@ shapes = st.builds(
     V=st.sampled_from([1, 5, 8]),
     C=st.sampled_from([1, 3, 8, 16]),
 )
-
-
-def assert_selection(sel_BTH: np.ndarray, score_BTHc: np.ndarray, chunk_size: int, tolerance: float = 1e-4) -> None:
-    """The best chunk wherever it leads by more than rounding; as good as the best elsewhere; -1 in the first chunk."""
-    assert sel_BTH.dtype == np.int32
-    assert (sel_BTH[:, :chunk_size] == -1).all()
-    sel, score = sel_BTH[:, chunk_size:], score_BTHc[:, chunk_size:]
-    if not sel.size:
-        return
-    assert (sel >= 0).all()
-    chosen = np.take_along_axis(score, sel[..., None], -1)[..., 0]
-    assert np.isfinite(chosen).all(), "a chunk that is not past was selected"
-    best, slack = score.max(-1), tolerance * np.maximum(1, np.abs(score.max(-1)))
-    is_clear = (score >= (best - slack)[..., None]).sum(-1) == 1
-    np.testing.assert_array_equal(sel[is_clear], score.argmax(-1)[is_clear])
-    assert (best - chosen <= slack).all()
 
 
 case = hypothesis.given(

@@ -1,7 +1,9 @@
-"""The kernels under jit, vmap, scan, rematerialisation and sharding, and their memory against length."""
+"""The kernels under jit, vmap, scan and sharding: over four CPU devices, or the GPUs that there are."""
 
+import math
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,93 +13,16 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kernels_pallas as kp
-from kernels_pallas import compat, tiles
+from kernels_pallas import compat
 from kernels_pallas.batching import partitioned
-from kernels_pallas.top1_chunk import reference
-from tests.kernels.common import Shape, count_primitive, fast_jit, qkv, temporary_bytes
-
-CHUNK = partial(kp.top1_chunk_attention, chunk_size=8)
-OPS = {
-    "exact-masked": partial(CHUNK, schedule="masked"),
-    "exact-sorted": partial(CHUNK, schedule="sorted"),
-    "approx-sorted": partial(CHUNK, selection="approx", schedule="sorted"),
-    "element": kp.top1_element_attention,
-    "element-soft": partial(kp.top1_element_attention, v_grad="soft"),
-}
-# in the interpreter, or on a GPU (conftest.py)
-KERNELS = {
-    "element-triton": partial(kp.top1_element_attention, implementation="triton"),
-    "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
-    "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
-}
-NAMES = ("top1_selection", "attention_out", "attention_lse")
+from kernels_pallas.selective_scan.vjp import selective_scan
+from seqjax.ops.state_scan import state_scan
+from tests.kernels.common import KERNELS, NAMES, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
 
 @pytest.fixture(params=["exact-masked", "approx-sorted", "element", *KERNELS])  # both selections, both schedules
 def op(request: pytest.FixtureRequest):
     return (OPS | KERNELS)[request.param]
-
-
-def is_interpreted(op) -> bool:
-    """The interpreter runs on one device and is handed everything there."""
-    return compat.is_interpreted() and op in KERNELS.values()
-
-
-def loss_of(op):
-    return lambda q, k, v: (op(q, k, v).astype(jnp.float32) ** 2).sum()
-
-
-def with_grads(op):
-    return jax.value_and_grad(loss_of(op), argnums=(0, 1, 2))
-
-
-def assert_trees_close(got, want, atol: float = 2e-5) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=atol), got, want)
-
-
-@pytest.mark.parametrize(("name", "saved"), [*((name, NAMES) for name in OPS), ("exact-sorted", NAMES[:1])])
-def test_saved_selection_is_not_redone_and_gradients_are_the_same_bits(small_tiles, name, saved) -> None:
-    op, (q, k, v) = OPS[name], qkv(Shape(T=40))
-    policy = jax.checkpoint_policies.save_only_these_names(*saved)
-    layers = {
-        "plain": op,
-        "full remat": jax.checkpoint(op),
-        "saved": jax.checkpoint(op, policy=policy),
-    }
-    selections = {
-        name: count_primitive(jax.make_jaxpr(with_grads(layer))(q, k, v).jaxpr, "argmax")
-        for name, layer in layers.items()
-    }
-    assert selections["plain"] == 1
-    assert selections["full remat"] == 2
-    assert selections["saved"] == 1
-    want = fast_jit(with_grads(layers["plain"]))(q, k, v)
-    got = fast_jit(with_grads(layers["saved"]))(q, k, v)
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_rematerialised_give_the_same_bits(name) -> None:
-    """Saving the residuals by name leaves the backward kernels alone; without, the forward ones run twice."""
-    op, (q, k, v) = KERNELS[name], qkv(Shape(T=40, B=1))
-    policy = jax.checkpoint_policies.save_only_these_names(*NAMES)
-    layers = (op, jax.checkpoint(op, policy=policy), jax.checkpoint(op))
-    calls = [count_primitive(jax.make_jaxpr(with_grads(layer))(q, k, v).jaxpr, "custom_vmap_call") for layer in layers]
-    assert calls[0] == calls[1] < calls[2]
-    want, *others = (fast_jit(with_grads(layer))(q, k, v) for layer in layers)
-    for got in others:
-        jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-def test_saving_all_names_leaves_only_the_backward_pass(small_tiles) -> None:
-    q, k, v = qkv(Shape(T=40))
-    policy = jax.checkpoint_policies.save_only_these_names(*NAMES)
-    for op in (OPS["exact-masked"], OPS["element"]):
-        plain, saved = (
-            count_primitive(jax.make_jaxpr(with_grads(layer))(q, k, v).jaxpr, "dot_general")
-            for layer in (op, jax.checkpoint(op, policy=policy))
-        )
-        assert saved == plain
 
 
 def test_vmap_equals_a_loop(op) -> None:
@@ -130,28 +55,133 @@ def test_scan_over_layers_with_remat(op) -> None:
     assert_trees_close(scanned(x), want, atol=1e-4 * float(jnp.abs(want).max()))
 
 
-@pytest.mark.parametrize("how", ["shard_map", "automatic"])
-def test_sharded_over_batch_and_heads(op, how) -> None:
-    if jax.device_count() < 4:
-        pytest.skip("needs four devices")
+class Case(NamedTuple):
+    """A call to split: `f(*arrays)`, the sharding of every array and result (dims named B and H), gradients or none."""
+
+    f: Callable
+    arrays: tuple[jax.Array, ...]
+    specs: tuple[str, ...]
+    out_specs: tuple[str, ...]
+    has_grads: bool = True
+    has_rule: bool = True  # whether XLA can split it without shard_map
+
+
+def spec_of(dims: str) -> P:
+    return P(*({"B": "data", "H": "tensor"}.get(dim) for dim in dims.split()))
+
+
+def attention(name: str) -> Case:
+    return Case((OPS | KERNELS)[name], qkv(Shape(B=2, T=20)), ("B T H K",) * 3, ("B T H V",))
+
+
+def select(selection: str, implementation: str) -> Case:
+    is_pallas = implementation == "pallas"  # whose tiles are larger
+    q, k, _ = qkv(Shape(B=2, T=200, K=64), dtype="bfloat16") if is_pallas else qkv(Shape(B=2, T=20))
+    options = {"chunk_size": 64 if is_pallas else 8, "selection": selection, "implementation": implementation}
+    return Case(partial(kp.select_chunk, **options), (q, k), ("B T H K",) * 2, ("B T H",), has_grads=False)
+
+
+def decode(kind: str, implementation: str) -> Case:
     q, k, v = qkv(Shape(B=2, T=20))
-    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
-    spec = P("data", None, "tensor", None)
-    want = fast_jit(with_grads(op))(q, k, v)
-    q, k, v = (jax.device_put(x, NamedSharding(mesh, spec)) for x in (q, k, v))
+    arrays = (q[:, -1], k, v, jnp.int32(19))
+    if kind == "element":
+        f = partial(kp.top1_element_decode, implementation=implementation)
+        return Case(f, arrays, ("B H K", "B T H K", "B T H V", ""), ("B H V",), has_grads=False)
+    options = {"chunk_size": 8, "selection": kind, "implementation": implementation}
+    return Case(
+        lambda q, k, v, length, mean: kp.top1_chunk_decode(q, k, v, length, chunk_mean_BcGK=mean, **options),
+        (*arrays, kp.chunk_means(k, chunk_size=8)),
+        ("B H K", "B T H K", "B T H V", "", "B c H K"),
+        ("B H V",),
+        has_grads=False,
+    )
+
+
+def states(implementation: str) -> Case:
+    rng = np.random.default_rng(0)
+    shapes = [(3, 2, 4, 8), (3, 2, 4, 8, 8), (3, 2, 4, 8, 5), (2, 4, 8, 5)]
+    decay, p, r, s = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    f = partial(state_scan, precision=jax.lax.Precision.HIGHEST, implementation=implementation)
+    specs = ("c B H K", "c B H K K", "c B H K V", "B H K V")
+    return Case(f, (jax.nn.sigmoid(decay), p / 8, r, s), specs, specs[2:], has_rule=False)
+
+
+def channels(implementation: str) -> Case:
+    rng = np.random.default_rng(0)
+    shapes = [(2, 12, 8), (2, 12, 8), (8, 4), (2, 12, 4), (2, 12, 4), (8,), (2, 8, 4)]
+    x, dt, a, b, c, d, h = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    f = partial(selective_scan, implementation=implementation)
+    specs = ("B T H", "B T H", "H N", "B T N", "B T N", "H", "B H N")
+    return Case(f, (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h), specs, ("B T H", "B H N"), has_rule=False)
+
+
+SHARDED = {
+    **{name: partial(attention, name) for name in ("exact-masked", "approx-sorted", "element", *KERNELS)},
+    **{
+        f"{name}-{by}": partial(make, *arguments, by)
+        for by in ("xla", "triton")
+        for name, make, arguments in (
+            ("select-exact", select, ("exact",)),
+            ("select-approx", select, ("approx",)),
+            ("decode-exact", decode, ("exact",)),
+            ("decode-approx", decode, ("approx",)),
+            ("decode-element", decode, ("element",)),
+            ("state-scan", states, ()),
+            ("selective-scan", channels, ()),
+        )
+    },
+    "select-exact-pallas": partial(select, "exact", "pallas"),
+}
+# batch x heads: all that two GPUs can do, or both at once
+MESHES = [(2, 2)] if jax.device_count() >= 4 else [(2, 1), (1, 2)]
+
+
+@pytest.fixture(params=MESHES, ids=lambda sizes: f"{sizes[0]}x{sizes[1]}")
+def mesh(request: pytest.FixtureRequest) -> jax.sharding.Mesh:
+    n_devices = math.prod(request.param)
+    if jax.device_count() < n_devices:
+        pytest.skip("needs two devices")
+    axes, devices = ("data", "tensor"), jax.devices()[:n_devices]
+    return jax.make_mesh(request.param, axes, axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
+@pytest.mark.parametrize("how", ["shard_map", "automatic"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.gpu) if "pallas" in n else n for n in SHARDED])
+def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
+    """Values and gradients are one device's, and stay split."""
+    if "pallas" in name and (refusal := compat.mosaic_refusal("gpu")):
+        pytest.skip(refusal)
+    case = SHARDED[name]()
+
+    def run(f: Callable) -> Callable:
+        def loss(*arrays):
+            out = f(*arrays)
+            return sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(out)), out
+
+        if not case.has_grads:
+            return fast_jit(f)
+        return fast_jit(jax.value_and_grad(loss, argnums=range(len(case.arrays)), has_aux=True))
+
+    want = run(case.f)(*case.arrays)
+    specs, out_specs = ([spec_of(dims) for dims in side] for side in (case.specs, case.out_specs))
+    arrays = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(case.arrays, specs, strict=True)]
+    f = case.f
     if how == "shard_map":
-        op = jax.shard_map(op, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
-    got = fast_jit(with_grads(op))(q, k, v)
-    if how == "shard_map" or not is_interpreted(op):
-        assert got[1][0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+        results = tuple(out_specs) if len(out_specs) > 1 else out_specs[0]
+        f = jax.shard_map(f, mesh=mesh, in_specs=tuple(specs), out_specs=results)
+    with jax.set_mesh(mesh):
+        got = run(f)(*arrays)
+    # the interpreter runs on one device and is handed everything there; so is, on all, what has no rule
+    if how == "shard_map" or (case.has_rule and not (compat.is_interpreted() and "triton" in name)):
+        out, wanted = (got[0][1], got[1]) if case.has_grads else (got, ()), (*out_specs, *specs)
+        for x, spec in zip(jax.tree.leaves(out), wanted, strict=False):
+            assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
     assert_trees_close(got, want)
 
 
 @pytest.mark.parametrize("R", [1, 2])
-def test_partitioned_calls_work_on_their_share(R) -> None:
+def test_partitioned_calls_work_on_their_share(R, mesh) -> None:
     """What kernels are wrapped in, here around something that XLA could not split by itself."""
-    if jax.device_count() < 4:
-        pytest.skip("needs four devices")
     shares = []
 
     def f(q_BTHK, k_BTGK, *, factor):
@@ -165,37 +195,14 @@ def test_partitioned_calls_work_on_their_share(R) -> None:
     q, k, _ = qkv(Shape(B=2, T=20, R=R, G=2))
     f = partial(f, factor=1)
     want = f(q, k)
-    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     spec = P("data", None, "tensor", None)
     q, k = (jax.device_put(x, NamedSharding(mesh, spec)) for x in (q, k))
     got = fast_jit(partitioned(f, rule, g=2, r=R))(q, k)
-    assert shares[-1] == ((1, 20, R, 8), (1, 20, 1, 8))
+    B, G = 2 // mesh.shape["data"], 2 // mesh.shape["tensor"]
+    assert shares[-1] == ((B, 20, G * R, 8), (B, 20, G, 8))
     assert got[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
     assert_trees_close(got, want)
     q = jax.device_put(q, NamedSharding(mesh, P("data", "tensor")))  # time is never split
     got = fast_jit(partitioned(f, rule, g=2, r=R))(q, k)
     assert shares[-1][0][1] == 20
     assert_trees_close(got, want)
-
-
-@pytest.mark.parametrize("name", ["exact-masked", "approx-sorted", "element"])
-def test_memory_grows_linearly_with_length(name, monkeypatch) -> None:
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", {})
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS_DEFAULT", 2**14)  # a tile of scores is small beside q, k, v
-
-    def growth(op) -> list[float]:
-        sizes = [
-            temporary_bytes(with_grads(op), *[jax.ShapeDtypeStruct((1, T, 2, 8), jnp.float32)] * 3)
-            for T in (1024, 2048, 4096)
-        ]
-        return [b / a for a, b in pairwise(sizes)]
-
-    assert max(growth(OPS[name])) < 2.2
-    if name == "exact-masked":  # the measure itself: the dense form is quadratic
-        assert min(growth(partial(reference.top1_chunk_attention, chunk_size=8))) > 3.5
-
-
-def test_second_derivatives_are_refused() -> None:
-    q, k, v = qkv(Shape(T=10))
-    with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(CHUNK, (q, k, v), (q, k, v))

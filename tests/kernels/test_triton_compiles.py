@@ -13,10 +13,10 @@ from tests.kernels.compile_triton import SHARED_BYTES
 pytest.importorskip("triton", reason="needs triton: pip install 'seqjax[interpret]'")
 
 
-def reports(*arguments: str) -> list[dict]:
+def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
     """In a process of its own: this one has the interpreter's kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_triton", *arguments]
+    command = [sys.executable, "-m", f"tests.kernels.{module}", *arguments]
     done = subprocess.run(
         command,
         env=environment | {"JAX_PLATFORMS": "cpu"},

@@ -1,0 +1,135 @@
+"""Preparing blocks: what is wrong with the source, the settings or the disk is said."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqjax.data import assembly
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
+
+from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
+
+BYTE = ByteTokenizer()
+
+
+LIMITED = """
+import resource, signal, sys
+from seqjax.data import prepare
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    prepare.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", seq_len=16, workers=1)
+except prepare.UserError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def bad_source(tmp_path: Path) -> Path:
+    """One shard with a line of every fault between good ones, and a torn shard."""
+    rng = np.random.default_rng(0)
+    good = [row("c4", some_text(rng, 30)) for _ in range(6)]
+    bad = [b"{not json\n", b'{"text": "\xff"}\n', row("c4", " "), row("RedPajamaX", "x"), b'{"meta": {}}\n']
+    mixed = [line for pair in zip(good, bad) for line in pair] + good[5:]
+    write_shard(tmp_path / "source" / "a.jsonl.zst", mixed)
+    torn = write_shard(tmp_path / "source" / "b.jsonl.zst", [row("c4", f"{i} {some_text(rng, 50)}") for i in range(90)])
+    torn.write_bytes(torn.read_bytes()[:-40])
+    return tmp_path / "source"
+
+
+def test_bad_lines_are_counted_and_named(bad_source: Path, tmp_path: Path):
+    manifest = prepared(bad_source, tmp_path / "out")
+    skipped = manifest["skipped"]
+    assert skipped["by_reason"] == {
+        "empty document": 1,
+        "no text": 1,
+        "not JSON": 1,
+        "not UTF-8": 1,
+        "torn shard": 1,
+        "unknown set name": 1,
+    }
+    assert skipped["count"] == 6
+    named = [(line["file"], line["line"], line["reason"]) for line in skipped["first"]]
+    assert named[:2] == [("a.jsonl.zst", 2, "not JSON"), ("a.jsonl.zst", 4, "not UTF-8")]
+    assert named[-1][0] == "b.jsonl.zst"
+    assert "ends in the middle" in named[-1][2]
+    assert manifest["splits"]["train"]["c4"]["documents"] >= 6
+    assert "6 lines skipped" in assembly.summary(manifest)
+    assert "a.jsonl.zst:2: not JSON" in assembly.summary(manifest)
+
+
+def test_strict_stops_at_the_first(bad_source: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst:2: not JSON.*without --strict"):
+        prepared(bad_source, tmp_path / "out", strict=True)
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst:2: not JSON.*without --strict"):
+        prepared(bad_source, tmp_path / "out", strict=True, workers=2)
+
+
+def test_strict_after_a_run_that_skipped(bad_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(assembly, "plan_files", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepared(bad_source, tmp_path / "out")
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst:2: not JSON"):
+        prepared(bad_source, tmp_path / "out", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_len": 8}, "block 17 -> 9"),
+        ({"domains": ["c4"]}, "domains"),
+        ({"min_tokens": 3}, "min_tokens 0 -> 3"),
+        ({"source": "other"}, "1 source files are new, gone or of another size"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str):
+    source = write_corpus(tmp_path / "source", documents=3, shards=1)
+    prepared(source, tmp_path / "out")
+    if change.pop("source", None):
+        write_shard(source / "train" / "new.jsonl.zst", [row("c4", "more")])
+    with pytest.raises(UserError, match=message):
+        prepared(source, tmp_path / "out", **change)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = write_corpus(tmp_path / "source", documents=3, shards=1)
+    prepared(source, tmp_path / "out")
+    monkeypatch.setattr(ByteTokenizer, "hash", "f" * 64)
+    with pytest.raises(UserError, match=r"tokenizer byte .* -> byte \(ffffffffffff\)"):
+        prepared(source, tmp_path / "out")
+
+
+def test_a_foreign_directory_is_left_alone(corpus_dir: Path, tmp_path: Path):
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="not empty"):
+        prepared(corpus_dir, tmp_path)
+    with pytest.raises(UserError, match="Did you mean 'arxiv'"):
+        prepared(corpus_dir, tmp_path / "out", domains=["arxive"])
+
+
+@pytest.mark.parametrize("limit", [20_000, 60_000])
+def test_no_room_on_the_disk(tmp_path: Path, limit: int):
+    """A limit on the size of files, as a stand-in: it stops a part, or a file of blocks."""
+    source = write_corpus(tmp_path / "source", documents=100, shards=2)
+    write_shard(source / "train" / "a_small.jsonl.zst", [row("c4", "small")])
+    arguments = [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "out"), str(limit)]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "Cannot write" in result.stdout, result.stderr
+    assert "run the same command again" in result.stdout
+    assert (tmp_path / "out" / ".parts" / "000000.json").is_file()
+    prepared(source, tmp_path / "out")
+    prepared(source, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_too_little_room_for_the_blocks(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(UserError, match="make room"):
+        prepared(corpus_dir, tmp_path / "out")

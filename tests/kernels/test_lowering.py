@@ -1,0 +1,22 @@
+"""Every Triton call lowers for CUDA through the jax_triton that is installed, on a machine without a GPU."""
+
+import importlib.util
+
+import pytest
+
+from tests.kernels.compile_triton import CASES
+from tests.kernels.test_triton_compiles import reports
+
+# by its spec: jax-triton 0.3 does not import without jaxlib's CUDA plugin, which lower_triton.py replaces
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jax_triton") is None, reason="needs jax_triton: pip install 'seqjax[interpret]'"
+)
+
+
+@pytest.mark.parametrize("capability", [pytest.param("80", marks=pytest.mark.slow), "90"])
+def test_every_launch_becomes_a_custom_call(capability) -> None:
+    results = reports(capability, module="lower_triton")
+    assert {r["case"] for r in results} == {case.name for case in CASES}
+    for r in results:
+        assert r["launches"], r
+        assert r["calls"] == len(r["launches"]), r
