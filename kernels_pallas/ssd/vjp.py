@@ -20,6 +20,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from kernels_pallas import dispatch
+from kernels_pallas.batching import vary_alike
 
 
 def ssd(
@@ -48,16 +49,9 @@ def ssd(
     Raises:
       BackendError: (a ValueError) the named implementation cannot run this.
     """
-    arrays = (x_BTHV, log_a_BTH, b_BTN, c_BTN, initial_BHNV)
+    arrays = (x_BTHV, log_a_BTH, b_BTN.astype(x_BTHV.dtype), c_BTN.astype(x_BTHV.dtype), initial_BHNV)
     operands = arrays if dt_BTH is None else (*arrays, dt_BTH)
     backend: Any = dispatch.pick("ssd", implementation, operands, {"chunk_size": chunk_size})
-    out: Any = backend.run(
-        x_BTHV,
-        log_a_BTH,
-        b_BTN.astype(x_BTHV.dtype),
-        c_BTN.astype(x_BTHV.dtype),
-        initial_BHNV,
-        dt_BTH,
-        chunk_size=chunk_size,
-    )
+    x, log_a, b, c, initial, *dt = vary_alike(*operands)
+    out: Any = backend.run(x, log_a, b, c, initial, dt[0] if dt else None, chunk_size=chunk_size)
     return out

@@ -16,6 +16,7 @@ import kernels_pallas as kp
 from kernels_pallas import compat
 from kernels_pallas.batching import partitioned
 from kernels_pallas.selective_scan.vjp import selective_scan
+from kernels_pallas.ssd.vjp import ssd
 from seqjax.ops.state_scan import state_scan
 from tests.kernels.common import KERNELS, NAMES, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
@@ -115,6 +116,16 @@ def channels(implementation: str) -> Case:
     return Case(f, (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h), specs, ("B T H", "B H N"), has_rule=False)
 
 
+def duality(implementation: str) -> Case:
+    rng = np.random.default_rng(0)
+    shapes = [(2, 36, 4, 8), (2, 36, 4), (2, 36, 5), (2, 36, 5), (2, 4, 5, 8), (2, 36, 4)]
+    x, log_a, b, c, state, dt = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    f = partial(ssd, chunk_size=16, implementation=implementation)
+    specs = ("B T H V", "B T H", "B T N", "B T N", "B H N V", "B T H")
+    arrays = (x / 4, -jax.nn.softplus(log_a), b / 4, c / 4, state, jax.nn.softplus(dt))
+    return Case(f, arrays, specs, ("B T H V", "B H N V"), has_rule=False)
+
+
 SHARDED = {
     **{name: partial(attention, name) for name in ("exact-masked", "approx-sorted", "element", *KERNELS)},
     **{
@@ -128,6 +139,7 @@ SHARDED = {
             ("decode-element", decode, ("element",)),
             ("state-scan", states, ()),
             ("selective-scan", channels, ()),
+            ("ssd", duality, ()),
         )
     },
     "select-exact-pallas": partial(select, "exact", "pallas"),
