@@ -181,7 +181,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         if "error" not in row:
             series = lines.setdefault((row["case"], row["implementation"], row["pass"]), [])
             series.append((row["T"], row["ms"] / row["B"]))
-    figure, both = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
+    figure, both = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     colors = {case: f"C{i}" for i, case in enumerate(CASES)}
     for axes, what in zip(both, PASSES, strict=True):
         for (case, name, of), points in lines.items():
@@ -196,7 +196,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title({"forward": "forward", "training": "forward and backward"}[what], fontsize=10, loc="left")
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     n = report["settings"]
     figure.suptitle(f"{n['H']} heads of {n['K']}, {n['dtype']}, {report['machine']['device']}", fontsize=10)
     figure.savefig(path, dpi=130)

@@ -108,9 +108,10 @@ def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
 def test_one_token_is_a_sequence(mixer, variant):
     _, weights, logits = built(mixer, variant)
     tokens = support.random_tokens((B, T))
-    np.testing.assert_allclose(
-        logits(weights, tokens[:, :1])[:, 0], logits(weights, tokens)[:, 0], rtol=1e-5, atol=1e-5
-    )
+    # RWKV's norm per head divides a single token's small output: half an ulp on its weights moves logits by 2e-5
+    # (Mamba-2's: 2e-6), so two programs that round differently cannot agree better
+    tol = 5e-5 if mixer.startswith("rwkv") else 1e-5
+    np.testing.assert_allclose(logits(weights, tokens[:, :1])[:, 0], logits(weights, tokens)[:, 0], rtol=tol, atol=tol)
 
 
 # ----------------------------------------------------------------------------------------- what a mixer says of itself

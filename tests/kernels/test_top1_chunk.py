@@ -242,9 +242,8 @@ def test_each_way_to_compare_masses(gain, length, implementation) -> None:
     assert_selection(sel, np.asarray(reference.chunk_scores(q, k, **options)), 16)
 
 
-def test_two_runs_give_the_same_bits(selection) -> None:
-    for how in TRITON:
-        q, k, v = qkv(Shape(T=70, B=1, R=1))
-        f = partial(kp.top1_chunk_attention, chunk_size=16, selection=selection, **HOW[how])
-        one, two = (value_and_grads(f, q, k, v) for _ in range(2))
-        jax.tree.map(np.testing.assert_array_equal, one, two)
+def test_two_runs_give_the_same_bits(how, selection) -> None:
+    q, k, v = qkv(Shape(T=70, B=1, R=1))
+    f = partial(kp.top1_chunk_attention, chunk_size=16, selection=selection, **HOW[how])
+    one, two = (value_and_grads(f, q, k, v) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
