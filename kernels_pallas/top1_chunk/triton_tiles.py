@@ -29,25 +29,33 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
     half = jnp.dtype(dtype).itemsize == 2
     capability = compat.compute_capability() or compat.OLDEST
     wide = padded(dim) > 64 or not half  # as many bytes per tile as two of (64, 16-bit)
+    is_ampere = capability < 90  # which has the operands of products in registers, so of wide heads less fits
     if kernel == "exact":
         # the larger the query tile, the less often keys are read from the L2 cache
         if not half:
-            return Tiles(64, min(chunk, 32), 4, 2)
-        if capability >= 90:
+            return (
+                Tiles(32, min(chunk, 32), 4, 1) if is_ampere and padded(dim) > 64 else Tiles(64, min(chunk, 32), 4, 2)
+            )
+        if not is_ampere:
             return Tiles(128, min(chunk, 64 if wide else 128), 8, 3, 1)
         return Tiles(128, min(chunk, 64), 8, 2, 1)
     if kernel == "approx":
         return Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
     if kernel == "fused":  # 128 rows and 8 warps were slower, and spill on an A100
-        rows = 32 if capability < 90 and chunk > 128 else 64  # 64 spill there as triton 3.7 compiles them
-        return Tiles(32, min(chunk, 32), 4, 1) if not half else Tiles(rows, min(chunk, 64), 4, 2)
+        if not half:
+            return Tiles(32, min(chunk, 32), 4, 1)
+        if wide:
+            return Tiles(32, min(chunk, 32), 4, 1) if chunk <= 128 else Tiles(16, 32, 8, 1)
+        return Tiles(32 if is_ampere and chunk > 128 else 64, min(chunk, 64), 4, 2)
     if kernel == "remote":
-        return Tiles(32, min(chunk, 32), 4, 1) if not half else Tiles(64, min(chunk, 64 if wide else 128), 4, 1)
+        if not half:
+            return Tiles(32, min(chunk, 32), 4, 1)
+        return Tiles(32 if is_ampere and wide else 64, min(chunk, 64 if wide else 128), 4, 1)
     if kernel == "local":
         return Tiles(32, 32, 4, 1) if not half else Tiles(min(max(chunk, 16), 64), min(chunk, 64), 4, 2)
     # dk and dv of the chunk, or of a piece of it, stay in registers
     keys = grad_keys(dim, chunk_size, dtype)
-    rows, warps = (32, 4) if not half or padded(dim) > 64 else (64, 8 if keys > 64 else 4)
+    rows, warps = (32, 8 if half else 4) if wide else (64, 8 if keys > 64 else 4)
     if kernel == "remote_grad":  # rows are gathered, so two small programs per multiprocessor beat a large one
         return Tiles(32, 16, 4, 2 if half and padded(dim) <= 64 else 1)
     assert kernel == "local_grad", kernel

@@ -47,9 +47,9 @@ TILES = {
     ("dk", 64, False, False): Tiles(32, 32, 4, 2),
     ("dk", 128, False, False): Tiles(16, 16, 4, 2),
     ("dkv", 64, True, False): Tiles(32, 64, 4, 3),
-    ("dkv", 128, True, False): Tiles(32, 64, 4, 2),
+    ("dkv", 128, True, False): Tiles(32, 64, 8, 2),
     ("dkv", 64, True, True): Tiles(32, 128, 8, 3),
-    ("dkv", 128, True, True): Tiles(64, 64, 4, 2),
+    ("dkv", 128, True, True): Tiles(32, 64, 8, 2),
     ("dkv", 64, False, False): Tiles(32, 32, 4, 2),
     ("dkv", 128, False, False): Tiles(16, 16, 4, 2),
 }
