@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import decode, kernels, limits, power
+from benchmarks import decode, kernels, limits, power, scans
 
 TINY = limits.Sizes(1, 0, 2, 8, C=16, window=8, itemsize=4)
 
@@ -91,3 +91,12 @@ def test_power_is_the_mean_of_what_the_meter_says(monkeypatch) -> None:
     monkeypatch.setattr(power, "QUERY", [sys.executable, "-c", "print('1, 2, 3')"])
     with pytest.raises(RuntimeError, match="raise --seconds"):
         power.sampled(lambda: None, seconds=0.01)
+
+
+@pytest.mark.parametrize("case", scans.CASES)
+def test_recurrences_in_a_tiny_run(case) -> None:
+    rows = scans.run(case, 1, 64, small=True, repeats=1, call_s=0)
+    assert "xla" in rows
+    for row in rows.values():
+        assert row["forward_ms"] > 0
+        assert row["error"] < 1e-2  # TF32 on a GPU; float32 on a CPU is what it is compared with

@@ -1,0 +1,131 @@
+"""The recurrences' kernels by implementation, at the sizes of the 110m configs:
+
+    python -m benchmarks.scans [--quick] [--cases=ssd,selective_scan,state_scan] [--batch=16] [--seq_len=2048]
+
+ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16),
+state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64). One layer each, 16-bit inputs where
+the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
+implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
+largest entry. Writes benchmarks/results/scans.json.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from benchmarks.kernels import measure
+from benchmarks.train_step import machine
+from kernels_pallas.selective_scan.vjp import selective_scan
+from kernels_pallas.ssd.vjp import ssd
+from seqjax.errors import UserError, nearest
+from seqjax.ops.state_scan import state_scan
+
+CASES = ("ssd", "selective_scan", "state_scan")
+
+
+def normal(i: int, *shape: int, dtype: Any = jnp.float32, scale: float = 1.0) -> jax.Array:
+    """The i-th operand."""
+    return (scale * jax.random.normal(jax.random.key(i), shape)).astype(dtype)
+
+
+def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]:
+    """What a layer of the mixer gives the op: sizes of the 110m config, or of a laptop's."""
+    half = partial(normal, dtype=jnp.float32 if small else jnp.bfloat16)
+    if case == "ssd":
+        H, V, N = (2, 8, 16) if small else (24, 64, 128)
+        dt = jax.nn.softplus(normal(0, B, T, H) - 3)
+        return half(1, B, T, H, V), -8 * dt, half(2, B, T, N), half(3, B, T, N), normal(4, B, H, N, V), dt
+    if case == "selective_scan":
+        E, N = (32, 4) if small else (1536, 16)
+        dt, decay = jax.nn.softplus(normal(0, B, T, E) - 3), -jnp.exp(normal(1, E, N))
+        inputs = (half(2, B, T, E), dt, decay, half(3, B, T, N), half(4, B, T, N))
+        return *inputs, normal(5, E), normal(6, B, E, N)
+    H, K = (2, 8) if small else (12, 64)
+    n_chunks = -(-T // 64)
+    decay = jax.nn.sigmoid(normal(0, n_chunks, B, H, K))
+    products = normal(1, n_chunks, B, H, K, K, scale=0.5 / K)
+    return decay, products, normal(2, n_chunks, B, H, K, K), normal(3, B, H, K, K)
+
+
+def function(case: str, implementation: str) -> Callable:
+    """The op as a function of its operands, with two results each."""
+    if case == "ssd":
+        return partial(ssd, chunk_size=128, implementation=implementation)
+    if case == "selective_scan":
+        return partial(selective_scan, implementation=implementation)
+    return partial(state_scan, precision=jax.lax.Precision.DEFAULT, implementation=implementation)
+
+
+def difference(got: Any, want: Any) -> float:
+    """Over all leaves, the largest difference over the largest entry."""
+
+    def of(a: jax.Array, b: jax.Array) -> float:
+        return float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max())
+
+    return max(of(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+
+
+def run(case: str, B: int, T: int, *, small: bool, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
+    """{implementation: times in ms and error}."""
+    given = operands(case, B, T, small=small)
+    wide = [x.astype(jnp.float32) for x in given]
+
+    def both(f: Callable) -> Callable:
+        def call(cotangent, *arrays):
+            out, pull = jax.vjp(f, *arrays)
+            return out, pull(cotangent)
+
+        return jax.jit(call)
+
+    shapes = jax.eval_shape(function(case, "xla"), *given)
+    cotangent = jax.tree.map(lambda t: normal(7, *t.shape, dtype=t.dtype), shapes)
+    with jax.default_matmul_precision("highest"):
+        want = both(function(case, "xla"))(jax.tree.map(lambda t: t.astype(jnp.float32), cotangent), *wide)
+    rows: dict[str, dict[str, Any]] = {}
+    for name in ("triton", "xla") if jax.default_backend() == "gpu" else ("xla",):
+        f = function(case, name)
+        forward = measure(f, given, repeats=repeats, seconds=call_s)
+        training = measure(both(f), (cotangent, *given), repeats=repeats, seconds=call_s)
+        rows[name] = {
+            "forward_ms": forward["ms"],
+            "training_ms": training["ms"],
+            "compiled_bytes": training["compiled_bytes"],
+            "error": difference(both(f)(cotangent, *given), want),
+        }
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print and write as it goes."""
+    del argv
+    flag: Any = flags.FLAGS
+    small = flag.quick or jax.default_backend() == "cpu"
+    B, T = (2, 256) if small else (flag.batch, flag.seq_len)
+    report: dict[str, Any] = {"machine": machine(), "settings": {"batch": B, "seq_len": T}, "results": {}}
+    path = Path(flag.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{'':<26}{'forward ms':>12}{'training ms':>13}{'GiB':>7}{'error':>10}")
+    for case in flag.cases or CASES:
+        if case not in CASES:
+            raise UserError(f"--cases={case}: no such case.{nearest(case, CASES)}")
+        report["results"][case] = run(case, B, T, small=small, repeats=5, call_s=0.02 if small else 0.1)
+        for name, row in report["results"][case].items():
+            times = f"{row['forward_ms']:>12.3f}{row['training_ms']:>13.3f}{row['compiled_bytes'] / 2**30:>7.2f}"
+            print(f"{case + ' ' + name:<26}{times}{row['error']:>10.1e}", flush=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"Wrote {path}.")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_bool("quick", False, "Small sizes, as on a CPU.")
+    flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}; all by default.")
+    flags.DEFINE_integer("batch", 16, "Sequences.")
+    flags.DEFINE_integer("seq_len", 2048, "Tokens per sequence.")
+    flags.DEFINE_string("json", "benchmarks/results/scans.json", "Where the report goes.")
+    app.run(main)
