@@ -1,8 +1,10 @@
 """Inputs and comparisons that the kernel tests share."""
 
+import os
 from functools import partial
 from typing import NamedTuple
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,16 @@ KERNELS = {
     "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
 }
 NAMES = ("top1_selection", "attention_out", "attention_lse")
+
+ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
+
+# Of property tests. The interpreter takes seconds per example: it gets fewer, and reports a failure as it is.
+settings = hypothesis.settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+unshrunk = hypothesis.settings(settings, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
 
 # Most of a sweep's time is LLVM's; the tests of bits, memory and devices compile as users do.
 fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

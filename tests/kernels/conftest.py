@@ -1,5 +1,4 @@
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +6,9 @@ import jax
 import pytest
 
 from kernels_pallas import compat, dispatch, tiles
+from tests.kernels.common import ON_GPU
 
 HERE = Path(__file__).parent
-ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks

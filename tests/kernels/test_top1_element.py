@@ -12,7 +12,18 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas.top1_element import reference
 from seqjax.ops import top1_straight_through
-from tests.kernels.common import Shape, assert_close, cotangent, count_primitive, fast_jit, qkv, value_and_grads
+from tests.kernels.common import (
+    ON_GPU,
+    Shape,
+    assert_close,
+    cotangent,
+    count_primitive,
+    fast_jit,
+    qkv,
+    settings,
+    unshrunk,
+    value_and_grads,
+)
 
 shapes = st.builds(
     Shape,
@@ -33,13 +44,6 @@ case = hypothesis.given(
     scale=st.sampled_from([None, 0.5]),
     seed=st.integers(0, 3),
 )
-settings = hypothesis.settings(
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
-# the interpreter takes seconds per example: report the first failure as it is
-unshrunk = hypothesis.settings(settings, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
 
 
 def check(shape, dtype, gain, v_grad, scale, seed, implementation="xla") -> None:
@@ -92,7 +96,7 @@ def test_kernels_equal_reference(name, shape, dtype, gain, v_grad, scale, seed) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton"])
 @case
-@hypothesis.settings(unshrunk, max_examples=40)
+@hypothesis.settings(unshrunk, max_examples=40 if ON_GPU else 8)
 def test_kernels_equal_reference_widely(name, shape, dtype, gain, v_grad, scale, seed) -> None:
     check(shape, dtype, gain, v_grad, scale, seed, name)
 
