@@ -1,13 +1,10 @@
-"""What the chunked recurrences share: the dtype of their sums, and carrying a state across chunks."""
+"""What the chunked recurrences share: the dtype of their sums."""
 
 from typing import Any
 
 import jax.numpy as jnp
 
-from kernels_pallas.state_scan.carry import carry_states
 from seqjax.types import Array
-
-__all__ = ["accumulator", "carry_states"]
 
 
 def accumulator(*arrays: Array) -> Any:

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from kernels_pallas.chunks import cut, join
-from seqjax.ops._chunks import accumulator, carry_states
+from kernels_pallas.state_scan.carry import carry_states
+from seqjax.ops._chunks import accumulator
 from seqjax.types import Array
 
 CHUNK = 64

@@ -11,8 +11,8 @@ import pytest
 from kernels_pallas import dispatch
 from kernels_pallas.dispatch import BackendError
 from kernels_pallas.selective_scan.vjp import selective_scan
+from kernels_pallas.state_scan.carry import carry_states
 from seqjax import ops
-from seqjax.ops._chunks import carry_states
 from seqjax.ops.state_scan import state_scan
 from tests.kernels.common import assert_close
 from tests.ops import recurrences
