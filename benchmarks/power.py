@@ -41,7 +41,9 @@ def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
     jax.block_until_ready(call())
     calls = max(1, round(seconds / (time.perf_counter() - start)))
     meter = subprocess.Popen([*QUERY, "-lms", "100"], stdout=subprocess.PIPE, text=True)
+    assert meter.stdout is not None
     try:
+        lines = [meter.stdout.readline()]  # the meter takes its time to start
         start = time.perf_counter()
         for _ in range(calls):
             out = call()
@@ -49,7 +51,8 @@ def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
         seconds = time.perf_counter() - start
     finally:
         meter.terminate()
-    rows = [[float(x) for x in line.split(",")] for line in meter.communicate()[0].splitlines() if line.count(",") == 2]
+    lines += meter.communicate()[0].splitlines()
+    rows = [[float(x) for x in line.split(",")] for line in lines if line.count(",") == 2]
     if len(rows) < 6:
         raise RuntimeError(f"nvidia-smi gave {len(rows)} samples in {seconds:.1f} s: raise --seconds")
     watts, mhz, limit = (statistics.mean(column) for column in zip(*rows[len(rows) // 3 : -1], strict=True))
