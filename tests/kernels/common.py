@@ -28,6 +28,14 @@ KERNELS = {
     "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
     "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
 }
+# Every way to Top-1 Chunk's result, as arguments of the public functions
+HOW = {
+    "masked": {"schedule": "masked", "implementation": "xla"},
+    "sorted": {"schedule": "sorted", "implementation": "xla"},
+    "triton-sorted": {"schedule": "sorted", "implementation": "triton"},
+    "triton-fused": {"schedule": "fused", "implementation": "triton"},
+}
+TRITON = ("triton-sorted", "triton-fused")
 NAMES = ("top1_selection", "attention_out", "attention_lse")
 
 ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
@@ -42,6 +50,11 @@ unshrunk = hypothesis.settings(settings, phases=[hypothesis.Phase.explicit, hypo
 
 # Most of a sweep's time is LLVM's; the tests of bits, memory and devices compile as users do.
 fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def selector(how: str) -> str:
+    """The implementation of `select_chunk` that belongs to a way."""
+    return HOW[how]["implementation"]
 
 
 class Shape(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from kernels_pallas import compat, dispatch, tiles
-from tests.kernels.common import ON_GPU
+from tests.kernels.common import HOW, ON_GPU
 
 HERE = Path(__file__).parent
 
@@ -46,9 +46,9 @@ def schedule(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["masked", "sorted", "triton-sorted", "triton-fused"])
+@pytest.fixture(params=list(HOW))
 def how(request: pytest.FixtureRequest) -> str:
-    """Each way that test_top1_chunk.py knows to the same result."""
+    """Each way to Top-1 Chunk's result."""
     return request.param
 
 
