@@ -173,16 +173,22 @@ def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, 
             min(workers, len(jobs)), context, progress.start_worker, (counters,)
         )
         try:
-            for future in concurrent.futures.as_completed([pool.submit(function, job) for job in jobs]):
-                future.result()
+            futures = [pool.submit(function, job) for job in jobs]
+            for future in concurrent.futures.as_completed(futures):
+                if future.exception() is not None:
+                    break
                 display.finished += 1
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            for future in futures:  # of several errors the first in the order of the jobs, whichever came up first
+                if not future.cancelled():
+                    future.result()
         except BrokenProcessPool:
             raise UserError(
                 "A worker process was killed, perhaps for want of memory; run the same command again with "
                 "fewer --workers: finished shards are kept."
             ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _need_space(out: Path, needed: int) -> None:

@@ -3,13 +3,14 @@
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from seqjax.data import assembly
+from seqjax.data import assembly, prepare
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 
@@ -70,6 +71,16 @@ def test_strict_stops_at_the_first(bad_source: Path, tmp_path: Path):
         prepared(bad_source, tmp_path / "out", strict=True)
     with pytest.raises(UserError, match=r"a\.jsonl\.zst:2: not JSON.*without --strict"):
         prepared(bad_source, tmp_path / "out", strict=True, workers=2)
+
+
+def fail_after(seconds: float) -> None:
+    time.sleep(seconds)
+    raise UserError(f"after {seconds} seconds")
+
+
+def test_of_two_errors_the_first_in_order_is_told():
+    with pytest.raises(UserError, match=r"after 1\.0 seconds"):
+        prepare._run(fail_after, [1.0, 0.0], workers=2, title="fail", total=2)
 
 
 def test_strict_after_a_run_that_skipped(bad_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
