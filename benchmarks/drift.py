@@ -47,14 +47,12 @@ def bounds(name: str, layers: int) -> tuple[float, float]:
     return layers * ROUNDINGS * U, 2 * layers * ROUNDINGS * U
 
 
-def configured(name: str, size: str, dtype: str) -> Config:
+def configured(name: str, size: str, dtype: str, seq_len: int | None = None) -> Config:
     """The shipped config with two layers, or one whole pattern, computing in `dtype`."""
     config = importlib.import_module(f"configs.{name}").get_config(size)
     config.model.n_layers = len(config.model.pattern) or 2
     config.model.dtype = dtype
-    # Compiled for a CPU under a scan over layers, Mamba-2's bfloat16 gradient has held NaN, and not the same ones every
-    # time (docs/mixers.md); unrolled layers never have.
-    config.model.scan_layers = False
+    config.train.seq_len = seq_len or config.train.seq_len
     return from_config_dict(config)
 
 
@@ -87,9 +85,9 @@ def outputs(config: Config, params: Params, tokens_BT1: Array) -> tuple[Array, A
         return loss, jax.jit(model.logits)(params, tokens_BT1[:, :-1]), grads
 
 
-def measure(name: str, size: str = "debug") -> dict[str, Any]:
-    """One row: float32 against bfloat16."""
-    configs = [configured(name, size, dtype) for dtype in ("float32", "bfloat16")]
+def measure(name: str, size: str = "debug", seq_len: int | None = None) -> dict[str, Any]:
+    """One row: float32 against bfloat16, at the config's length unless another is given."""
+    configs = [configured(name, size, dtype, seq_len) for dtype in ("float32", "bfloat16")]
     train, vocab = configs[0].train, configs[0].model.vocab_size
     model = Model(configs[0].model, max_len=train.seq_len)
     params = noisy(jax.jit(model.init)(jax.random.key(0)), jax.random.key(1))
