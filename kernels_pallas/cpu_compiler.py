@@ -12,15 +12,32 @@ The flag leaves YNNPACK the products alone, one at a time. The demo trains as fa
 
 import importlib.util
 import os
+import warnings
+
+import jax
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+SAFE = f"{FLAG}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 
 def use_safe_fusions() -> None:
-    """Add the flag to XLA_FLAGS, which XLA reads once, before its first computation; one that is there stays.
+    """Add the flag to XLA_FLAGS unless it is there; warns where XLA has read them already, which it does once.
 
     Not where TPUs are, whose library reads XLA_FLAGS too and may not know it. GPU programs ignore it.
     """
     given = os.environ.get("XLA_FLAGS", "")
-    if FLAG not in given and importlib.util.find_spec("libtpu") is None:
-        os.environ["XLA_FLAGS"] = f"{given} {FLAG}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT".strip()
+    if FLAG in given or importlib.util.find_spec("libtpu") is not None:
+        return
+    os.environ["XLA_FLAGS"] = f"{given} {SAFE}".strip()
+    if _has_started() and jax.default_backend() == "cpu":
+        warnings.warn(
+            "JAX had started before seqjax was imported, so XLA does not know a flag without which it compiles some "
+            f"programs wrong on a CPU. Import seqjax's modules first, or start Python with XLA_FLAGS={SAFE}",
+            stacklevel=2,
+        )
+
+
+def _has_started() -> bool:
+    """Whether JAX has its backends; there is no public way to ask that does not start them."""
+    bridge = importlib.import_module("jax._src.xla_bridge")
+    return getattr(bridge, "backends_are_initialized", lambda: False)()

@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +45,18 @@ def test_bfloat16_gradients_of_one_chunk(mixer) -> None:
 @pytest.mark.parametrize("tpu", [None, "libtpu is installed"])
 def test_a_flag_that_was_given_stays(monkeypatch, given, tpu) -> None:
     monkeypatch.setenv("XLA_FLAGS", given)
+    monkeypatch.setattr(cpu_compiler, "_has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: tpu)
     for _ in range(2):
         cpu_compiler.use_safe_fusions()
     assert os.environ["XLA_FLAGS"].startswith(given)
     assert os.environ["XLA_FLAGS"].count(cpu_compiler.FLAG) == (cpu_compiler.FLAG in given or not tpu)
+
+
+@pytest.mark.parametrize(("before", "warned"), [("import jax", False), ("import jax; jax.devices()", True)])
+def test_an_import_that_comes_too_late_is_told(before, warned) -> None:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    program = f"{before}; import kernels_pallas"
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert ("JAX had started before seqjax" in result.stderr) == warned, result.stderr
+    assert (cpu_compiler.SAFE in result.stderr) == warned
