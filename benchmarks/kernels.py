@@ -187,7 +187,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         for (case, name, of), points in lines.items():
             if of == what:
                 solid = name in ("triton", "cudnn", "default")
-                style = "-" if solid else "--" if name.startswith("xla") else ":"
+                style = "-" if solid else "-." if name == "xla-masked" else "--" if name.startswith("xla") else ":"
                 axes.plot(*zip(*points, strict=True), style, color=colors[case], marker=".", label=f"{case}, {name}")
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="ms per sequence")
         ticks = sorted({row["T"] for row in report["results"]})
@@ -221,7 +221,7 @@ def main(argv: list[str]) -> None:
     lengths = {int(T): lengths.get(int(T), 1) for T in given.lengths} or lengths
     settings = {"H": n.H, "K": n.K, "C": n.C, "window": n.window, "dtype": dtype, "repeats": repeats}
     report: dict[str, Any] = {"machine": machine(), "settings": settings, "results": []}
-    path = Path(given.json)
+    path = Path(given.json or f"benchmarks/results/kernels{'_cpu' if given.cpu_table else ''}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     print(COLUMNS)
     for row in run(cases, lengths, n, dtype=dtype, repeats=repeats, call_s=call_s, budget_s=given.seconds):
@@ -239,5 +239,5 @@ if __name__ == "__main__":
     flags.DEFINE_list("lengths", [], "Sequence lengths; 2048, 8192, 32768 and 102400 by default.")
     flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}; all by default.")
     flags.DEFINE_float("seconds", 420, "Begin no further measurement after so many seconds.")
-    flags.DEFINE_string("json", "benchmarks/results/kernels.json", "Where the report goes.")
+    flags.DEFINE_string("json", "", "Where the report goes; empty: benchmarks/results/kernels.json, kernels_cpu.json.")
     app.run(main)

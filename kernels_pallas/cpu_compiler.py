@@ -7,7 +7,8 @@ From jaxlib 0.10.2 on, XLA hands fusions of products with sums to a library, YNN
   and bfloat16; it hit the gradients of Mamba-2, RWKV-5 and RWKV-6 in bfloat16 where one chunk is the whole sequence;
 * a sum of squares after small products misses the end of long arrays (jax-ml/jax issue 39103; 0.10.2, not 0.12.0).
 
-The flag leaves YNNPACK the products alone, one at a time. The demo trains as fast with it as without, within noise.
+The flag leaves YNNPACK the products alone, one at a time. It costs the forward pass of dense attention by itself a
+factor of up to two; the demo trains as fast with it as without, within 10%.
 """
 
 import importlib.util
