@@ -10,7 +10,7 @@ CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8
 
 A time is the median over repeats of some calls that are enqueued together and waited for once. Beside it: what share of
 the device's limit that is (benchmarks/limits.py), and what XLA reserves. `forward` of element is evaluation (no
-softmax). Writes benchmarks/results/kernels.json as it goes, kernels.png at the end.
+softmax). Writes benchmarks/results/kernels.json (kernels_cpu.json) as it goes, the .png beside it at the end.
 """
 
 import json
