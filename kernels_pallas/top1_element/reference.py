@@ -22,7 +22,7 @@ def top1_element_attention(
     v_grad: str = "hard",
 ) -> Float[Array, "B T H V"]:
     """The same contract as `kernels_pallas.top1_element_attention`, up to rounding of 1 - p + p."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
+    scale = q_BTHK.shape[-1] ** -0.5 if scale is None else scale
     dtype = checks.accumulation_dtype(q_BTHK.dtype)
     T, H = q_BTHK.shape[1:3]
     q_BTHK = q_BTHK.astype(dtype)

@@ -84,7 +84,7 @@ def rotate(x_THK, base):
 
 def slopes(n):
     """ALiBi: 2^(-8 t / n) for a power of two; else those of the next lower one, and every second of the next higher."""
-    low = 2 ** int(math.floor(math.log2(n)))
+    low = 2 ** math.floor(math.log2(n))
     first = [2 ** (-8 * t / low) for t in range(1, low + 1)]
     return np.array(first + [2 ** (-4 * t / low) for t in range(1, 2 * low, 2)][: n - low])
 
@@ -250,7 +250,8 @@ def delta(m, p, x):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
             if gated:
-                s = s * np.exp(-np.exp(p["log_rate_H"][h]) * softplus(linear(p["decay"], x)[t, h] + p["step_bias_H"][h]))
+                step = softplus(linear(p["decay"], x)[t, h] + p["step_bias_H"][h])
+                s = s * np.exp(-np.exp(p["log_rate_H"][h]) * step)
             s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
@@ -277,9 +278,7 @@ def rwkv5_or_6(m, p, x):
         x_r, x_k, x_v, x_g = (lerp(x, mu) for mu in p["mu"])
     else:
         parts = np.split(np.tanh(linear(p["w1"], lerp(x, p["mu_x"]))), 5, axis=-1)
-        x_w, x_k, x_v, x_r, x_g = (
-            lerp(x, mu + part @ w) for mu, part, w in zip(p["mu"], parts, p["w2"], strict=True)
-        )
+        x_w, x_k, x_v, x_r, x_g = (lerp(x, mu + part @ w) for mu, part, w in zip(p["mu"], parts, p["w2"], strict=True))
         omega = omega + linear(p["d2"], np.tanh(linear(p["d1"], x_w)))
     n = x.shape[1] // m.head_dim
     r, k, v = (heads_of(linear(p[name], y), n) for name, y in (("r", x_r), ("k", x_k), ("v", x_v)))
@@ -382,9 +381,11 @@ def layers(config, params):
 
 
 def weights_of(m, p, x):
-    """The softmax weights of a mixer that has some, [T, H, S]."""
-    if m.name != "rwkv7_shell":
+    """The softmax weights over the past of a mixer that has some, [T, H, S]."""
+    if m.name in ("transformer", "transformer_pp"):
         return softmax_weights(m, *queries_and_keys(m, p, x, x))
+    if m.name != "rwkv7_shell" or m.core.startswith("top1"):
+        return None
     x_q, x_k = (lerp(x, p["mu"][name]) if m.shell.shift else x for name in "rk")
     return softmax_weights(Core(m), *queries_and_keys(Core(m), p["core"], x_q, x_k))
 
@@ -428,12 +429,15 @@ def loss(config, params, tokens_BT1):
 
 
 def attention_entropy(config, params, tokens_BT):
-    """Per layer and row, means over heads and positions i >= 1: in nats, and as a share of ln(i + 1). Each [L, B]."""
+    """Means over heads and positions i >= 1 of the layers that have softmax weights, each [L, B].
+
+    In nats, and as a share of ln(i + 1).
+    """
     params, nats, shares = as_float64(params), [], []
     for row in tokens_BT:
         seen: list[Any] = []
         hidden(config, params, row, seen)
-        each = [entropy(weights)[1:] for weights in seen]
+        each = [entropy(weights)[1:] for weights in seen if weights is not None]
         nats.append([e.mean() for e in each])
         shares.append([(e / np.log(np.arange(2, len(row) + 1))[:, None]).mean() for e in each])
     return np.array(nats).T, np.array(shares).T

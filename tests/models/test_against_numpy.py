@@ -153,7 +153,7 @@ def test_entropy_is_that_of_the_equations(name, text):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
-# ----------------------------------------------------------------------------------------------- straight-through values
+# ---------------------------------------------------------------------------------------------- straight-through values
 @pytest.mark.parametrize("v_grad", ["hard", "soft"])
 def test_the_values_of_top1_element_get_the_gradient_that_is_asked_for(v_grad, monkeypatch):
     """In one layer, where scores do not depend on the values, against differences of the loss in float64.

@@ -90,7 +90,10 @@ def softplus(x):
 
 GPT, RESIDUAL = normal(0.02), normal(0.02 / math.sqrt(2 * L))
 STEP = uniform(math.log(1e-3), math.log(0.1), lambda x: np.log(softplus(x)))
-NORMS = {r"(norm|norm1|norm2|embed_norm|q_norm|k_norm)\.g": exactly(1.0), r"(norm|norm1|norm2|embed_norm)\.b": exactly(0.0)}
+NORMS = {
+    r"(norm|norm1|norm2|embed_norm|q_norm|k_norm)\.g": exactly(1.0),
+    r"(norm|norm1|norm2|embed_norm)\.b": exactly(0.0),
+}
 OUTSIDE = {r"embed": GPT, r"positions": GPT, r"head": GPT}
 MLP = {r"mlp\.(gate|up)\.w": GPT, r"mlp\.down\.w": RESIDUAL, r"(mlp|mixer)\.\w+\.b": exactly(0.0)}
 ATTENTION = {r"mixer\.[qkv]\.w": GPT, r"mixer\.[qk]\.table": normal(0.02 * math.sqrt(D)), r"mixer\.out\.w": RESIDUAL}
@@ -199,4 +202,5 @@ def test_a_pattern_counts_its_layers_in_order():
     params = dict(params_lib.names(jax.jit(Model(from_config_dict(config).model, max_len=32).init)(jax.random.key(0))))
     for place, first in (("0", 0), ("1", 1)):
         gain = ((1 + np.array([first, first + 2])) / L) ** 0.7
-        np.testing.assert_allclose(params[f"blocks.{place}.mixer.norm.g"], np.broadcast_to(gain[:, None], (2, D)), rtol=1e-6)
+        got = params[f"blocks.{place}.mixer.norm.g"]
+        np.testing.assert_allclose(got, np.broadcast_to(gain[:, None], (2, D)), rtol=1e-6)

@@ -75,8 +75,10 @@ SSM = {
 }
 RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward")}
 MIXERS = {
-    "transformer": SOFTMAX | {"position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
-                              "bias": (False, "shapes")},
+    "transformer": SOFTMAX | {
+        "position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
+        "bias": (False, "shapes"),
+    },
     "transformer_pp": SOFTMAX,
     "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward")},
     "top1_element": TOP1 | {"v_grad": ("soft", "backward")},

@@ -4,7 +4,10 @@ Two runs on eight devices: one that learns nothing, for the parameters it starts
 each setting has a value of its own. Its trajectory is made again in float64 numpy from gradients of `Model.logits`.
 """
 
+import base64
 import importlib
+import json
+import re
 from pathlib import Path
 
 import jax
@@ -125,3 +128,23 @@ def test_the_parameters_of_a_run_are_those_of_numpy(runs):
         moved = np.abs(params[name] - x).max()
         assert moved > 1e-4, name
         np.testing.assert_allclose(got[name], params[name], rtol=0, atol=5e-3 * moved, err_msg=name)
+
+
+def placed(workdir: Path) -> dict[str, list]:
+    """The mesh axes of every array that was saved, by its path: Orbax writes down where each came from."""
+    specs = {}
+    for path in (workdir / "checkpoints").rglob("_sharding"):
+        for key, text in json.loads(path.read_text()).items():
+            specs[base64.b64decode(key).decode()] = json.loads(text)["partition_spec"]
+    return specs
+
+
+def test_the_moments_are_split_as_their_parameters(runs):
+    """Copies on every device would cost twice the parameters again, where fsdp is there to split them."""
+    specs = placed(runs[1])
+    params = [name for name, _ in names(restored(runs[1])[2])]
+    assert sum(any(specs[name]) for name in params) > 5, "hardly a parameter is split"
+    for name in params:
+        moments = [path for path in specs if re.fullmatch(rf".*\.(mu|nu)\.{re.escape(name)}", path)]
+        assert len(moments) == 2, name
+        assert all(specs[path] == specs[name] for path in moments), name
