@@ -5,6 +5,7 @@ each setting has a value of its own. Its trajectory is made again in float64 num
 """
 
 import base64
+import dataclasses
 import importlib
 import json
 import re
@@ -99,6 +100,8 @@ def test_a_learning_rate_of_zero_moves_nothing_and_the_first_loss_is_that_of_the
 def test_the_parameters_of_a_run_are_those_of_numpy(runs):
     """Global-norm clipping, Adam with bias correction, decoupled decay of matrices, the rate of the step."""
     config, model, _ = restored(runs[1])
+    every = {f"optim.{field.name}" for field in dataclasses.fields(config.optim)}
+    assert every == set(OPTIM), "a setting of the optimiser that this run leaves at its default"
     start = restored(runs[0])[2]
     data, value_and_grad = batches(config), mean_loss(model)
     params = {name: np.asarray(x, np.float64) for name, x in names(start)}
