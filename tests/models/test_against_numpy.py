@@ -192,12 +192,14 @@ def test_the_values_of_top1_element_get_the_gradient_that_is_asked_for(v_grad, m
 
 
 def test_the_loss_is_the_mean_over_predicted_tokens():
-    """T + 1 tokens hold T predictions, in nats; a row of weight zero counts for nothing."""
+    """T + 1 tokens hold T predictions, in nats; evaluation has the same, row by row."""
     name = "transformer_pp"
     model, params, rows = build(name), weights(name), tokens(T + 1)
     total, count = jax.jit(model.loss)(params, rows)
     assert float(count) == B * T
-    assert float(total) == pytest.approx(oracle.loss(model.config, params, rows), rel=1e-5)
+    want = [oracle.loss(model.config, params, rows[i : i + 1]) for i in range(B)]
+    assert float(total) == pytest.approx(sum(want), rel=1e-5)
+    np.testing.assert_allclose(jax.jit(model.sequence_losses)(params, rows), want, rtol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------- residual stream
