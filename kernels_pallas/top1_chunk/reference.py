@@ -10,6 +10,8 @@ Ties go to the smallest chunk. Queries of the first chunk have no candidate: sel
 Source: arXiv 2505.18522, Top-1 Chunk. The argmax routes and has no gradient.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
@@ -26,7 +28,7 @@ def chunk_scores(
     scale: float | None = None,
 ) -> Float[Array, "B T H c"]:
     """What the selection maximises, per query and full chunk; -inf where the chunk is not past."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
+    scale = 1 / math.sqrt(q_BTHK.shape[-1]) if scale is None else scale
     q_BTHK, k_BTHK = _dense(q_BTHK, k_BTGK)
     B, T, H, K = q_BTHK.shape
     n_full = T // chunk_size
@@ -67,7 +69,7 @@ def attend(
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
     """Attention over the selected chunk and the own chunk up to the query; differentiable by JAX."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
+    scale = 1 / math.sqrt(q_BTHK.shape[-1]) if scale is None else scale
     dtype = v_BTGV.dtype
     q_BTHK, k_BTHK, v_BTHV = _dense(q_BTHK, k_BTGK, v_BTGV)
     T = q_BTHK.shape[1]

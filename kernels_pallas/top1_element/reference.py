@@ -6,6 +6,8 @@ v_grad="hard":  o = A v                                    dv_j = sum of do_i ov
 v_grad="soft":  o = p v + stop_gradient(v[m] - p v)        dv_j = sum_i p_ij do_i
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -22,7 +24,7 @@ def top1_element_attention(
     v_grad: str = "hard",
 ) -> Float[Array, "B T H V"]:
     """The same contract as `kernels_pallas.top1_element_attention`, up to rounding of 1 - p + p."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
+    scale = 1 / math.sqrt(q_BTHK.shape[-1]) if scale is None else scale
     dtype = checks.accumulation_dtype(q_BTHK.dtype)
     T, H = q_BTHK.shape[1:3]
     q_BTHK = q_BTHK.astype(dtype)
