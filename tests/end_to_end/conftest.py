@@ -57,13 +57,15 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def run(blocks_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Attention of a low temperature and learned positions, so that what a token sees is not near a mean over all.
+def config(blocks_dir: Path) -> Config:
+    """Attention of a low temperature and learned positions, so that what a token sees is not near a mean over all."""
+    return support.run_config(blocks_dir, "ablations.temperature", **SETTINGS)
 
-    On eight devices as 2 x 2 x 2. JAX's profiler and Orbax are listened to.
-    """
+
+@pytest.fixture(scope="session")
+def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run, on eight devices as 2 x 2 x 2. JAX's profiler and Orbax are listened to."""
     workdir = tmp_path_factory.mktemp("end_to_end") / "run"
-    config = support.run_config(blocks_dir, "ablations.temperature", **SETTINGS)
     run = Run(workdir, config, [], [], {})
     loss, save = Model.loss, ocp.CheckpointManager.save
 
@@ -91,13 +93,13 @@ def run(blocks_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def rough(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def rough(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same model with random parameters, as large as those of a trained one: every input gives other tokens."""
     workdir = tmp_path_factory.mktemp("rough") / "run"
-    workdirs.claim(workdir, run.config)
+    workdirs.claim(workdir, config)
     checkpoints = Checkpoints(workdir)
-    model = Model(run.config.model, max_len=run.config.train.seq_len)
+    model = Model(config.model, max_len=config.train.seq_len)
     checkpoints.save_params(7, support.random_params(model))
     checkpoints.wait()
     checkpoints.close()
-    return Run(workdir, run.config, [], [], {})
+    return Run(workdir, config, [], [], {})

@@ -76,7 +76,7 @@ def test_each_process_reads_its_own_part_of_the_data(stopped):
     for row in logged:
         expected = want[row["step"] - 1]
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-        assert first_alone[row["step"] - 1]["train/loss"] != pytest.approx(expected["train/loss"], rel=1e-3)
+        assert first_alone[row["step"] - 1]["train/grad_norm"] != pytest.approx(expected["train/grad_norm"], rel=1e-2)
 
 
 def test_the_first_process_alone_writes_and_speaks(stopped):
