@@ -162,7 +162,7 @@ def own_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> d
 
 
 def test_bigram_of_a_corpus(blocks_dir: Path):
-    """Counted on the training domains, as strongly smoothed as suits a held-out tenth, tested on text in domain alone."""
+    """Counted on the training domains, smoothed as suits a held-out tenth, tested on text in domain alone."""
     corpus = open_blocks(blocks_dir)
     assert corpus.in_domain == set(corpus.train_domains) < set(corpus.eval_domains)
     max_tokens = 50 * T
