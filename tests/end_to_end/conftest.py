@@ -92,14 +92,18 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.fixture(scope="session")
-def rough(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same model with random parameters, as large as those of a trained one: every input gives other tokens."""
-    workdir = tmp_path_factory.mktemp("rough") / "run"
+def write_checkpoint(workdir: Path, config: Config, step: int) -> Run:
+    """A workdir with random parameters, as large as those of a trained model: every input gives other tokens."""
     workdirs.claim(workdir, config)
     checkpoints = Checkpoints(workdir)
     model = Model(config.model, max_len=config.train.seq_len)
-    checkpoints.save_params(7, support.random_params(model))
+    checkpoints.save_params(step, support.random_params(model))
     checkpoints.wait()
     checkpoints.close()
     return Run(workdir, config, [], [], {})
+
+
+@pytest.fixture(scope="session")
+def rough(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The model of `run` with parameters that no training has smoothed."""
+    return write_checkpoint(tmp_path_factory.mktemp("rough") / "run", config, 7)

@@ -3,14 +3,17 @@
 The model adds a learned vector per position, so a token that is decoded at its neighbour's comes out as another.
 """
 
+import dataclasses
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from seqjax import evaluate, generate
-from seqjax.data.tokenizer import ByteTokenizer
-from tests.end_to_end.conftest import Run
+from seqjax.data.tokenizer import load_tokenizer
+from tests.end_to_end.conftest import Run, write_checkpoint
 
 PROMPT = "qwerty "
 N_NEW = 20  # with BOS and prompt 28 of the 32 positions that the model has
@@ -23,12 +26,13 @@ class Continuation:
         config, model, params, _, _ = evaluate.restore(run.workdir)
         self.params, self.length = jax.device_get(params), config.train.seq_len
         self._logits = jax.jit(model.logits)
+        self._tokenizer = load_tokenizer(config.data.tokenizer)
 
     def __call__(self, *, temperature: float, top_k: int = 0, seed: int = 0, shift: int = 0) -> str:
         """`shift` moves the vectors of the positions after the prompt: what a wrong position would give."""
-        tokenizer = ByteTokenizer()
+        tokenizer = self._tokenizer
         params = dict(self.params)
-        prompt = [tokenizer.bos, *PROMPT.encode()]
+        prompt = [tokenizer.bos, *map(int, tokenizer.encode(PROMPT))]
         if shift:
             positions = np.array(params["positions"])
             positions[len(prompt) :] = np.roll(positions, shift, axis=0)[len(prompt) :]
@@ -85,3 +89,17 @@ def test_sampling_is_as_the_flags_say(rough: Run, continuation: Continuation, ca
 
 def test_the_defaults_are_those_of_the_help(rough: Run, continuation: Continuation, capsys):
     assert command(rough, capsys) == f"{PROMPT}{continuation(temperature=0.8)}\n"
+
+
+absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.skipif(bool(absent), reason=f"needs {absent}: pip install 'seqjax[mixtral]'")
+def test_the_tokenizer_is_that_of_the_run(config, tmp_path, capsys):
+    values = {
+        "model": dataclasses.replace(config.model, vocab_size=32_000),
+        "data": dataclasses.replace(config.data, tokenizer="mixtral"),
+    }
+    run = write_checkpoint(tmp_path / "run", dataclasses.replace(config, **values), 1)
+    want = Continuation(run)(temperature=0.0)
+    assert command(run, capsys, temperature=0) == f"{PROMPT}{want}\n"
