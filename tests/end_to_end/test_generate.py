@@ -28,16 +28,18 @@ class Continuation:
         self._logits = jax.jit(model.logits)
         self._tokenizer = load_tokenizer(config.data.tokenizer)
 
-    def __call__(self, *, temperature: float, top_k: int = 0, seed: int = 0, shift: int = 0) -> str:
+    def __call__(
+        self, *, temperature: float, top_k: int = 0, seed: int = 0, shift: int = 0, prompt: str = PROMPT
+    ) -> str:
         """`shift` moves the vectors of the positions after the prompt: what a wrong position would give."""
         tokenizer = self._tokenizer
         params = dict(self.params)
-        prompt = [tokenizer.bos, *map(int, tokenizer.encode(PROMPT))]
+        ids = [tokenizer.bos, *map(int, tokenizer.encode(prompt))]
+        n_prompt = len(ids)
         if shift:
             positions = np.array(params["positions"])
-            positions[len(prompt) :] = np.roll(positions, shift, axis=0)[len(prompt) :]
+            positions[n_prompt:] = np.roll(positions, shift, axis=0)[n_prompt:]
             params["positions"] = positions
-        ids = list(prompt)
         for key in jax.random.split(jax.random.key(seed), N_NEW):
             row = jnp.asarray([ids + [0] * (self.length - len(ids))])
             scores = np.asarray(self._logits(params, row))[0, len(ids) - 1].astype(np.float64)
@@ -48,7 +50,7 @@ class Continuation:
             below, best = np.sort(scores)[-2:]
             assert best - below > 1e-4, "a tie: either token would be right"
             ids.append(int(np.argmax(scores)))
-        new = ids[len(prompt) :]
+        new = ids[n_prompt:]
         return tokenizer.decode(new[: new.index(tokenizer.eos)] if tokenizer.eos in new else new)
 
 
@@ -88,7 +90,9 @@ def test_sampling_is_as_the_flags_say(rough: Run, continuation: Continuation, ca
 
 
 def test_the_defaults_are_those_of_the_help(rough: Run, continuation: Continuation, capsys):
-    assert command(rough, capsys) == f"{PROMPT}{continuation(temperature=0.8)}\n"
+    want = continuation(temperature=0.8, prompt="The ")
+    assert want != continuation(temperature=1.0, prompt="The ")
+    assert command(rough, capsys, prompt="The ") == f"The {want}\n"
 
 
 absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
