@@ -59,7 +59,7 @@ def test_what_it_holds(cache: str):
 def test_every_document_is_between_its_marks(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
     bos, eos = corpus.tokenizer.bos, corpus.tokenizer.eos
-    for rows in (corpus.train_sample("doctest", count=10**6), corpus.eval_blocks("math_docs", count=10**6)):
+    for rows in (corpus.train_sample("doctest", count=10**6), corpus.eval_blocks("math_docs", count=10**6).tokens):
         assert rows[0, 0] == bos
         pairs = np.stack([rows[:, :-1].ravel(), rows[:, 1:].ravel()])
         begins, ends = pairs[1] == bos, pairs[0] == eos

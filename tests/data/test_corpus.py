@@ -127,25 +127,28 @@ def document_numbers(corpus: Corpus, rows: np.ndarray, split: str) -> list[int]:
     return sorted(int(numbers[0]) for numbers in found if numbers)
 
 
-@pytest.mark.parametrize("count", [10, 20, 150])
-def test_blocks_are_picked_evenly_from_the_whole_domain(numbered: Path, count: int):
-    """Neighbours among the picked ones are never much further apart than on average, nor is an end left out."""
-    corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4",))
-    for split, rows in (("v", corpus.eval_blocks("c4", count=count)), ("t", corpus.train_sample("c4", count=count))):
-        assert len({r.tobytes() for r in rows}) == count
-        picked = document_numbers(corpus, rows, split)
-        assert len(picked) == count
-        gaps = np.diff([0, *picked, 399])
-        assert max(gaps) <= 2.5 * 400 / count
-
-
-def test_evaluation_blocks_out_of_domain_are_spread_too(numbered: Path):
-    """Of a part of the validation split as of all of it; what comes first among the splits is left open here."""
+@pytest.mark.parametrize("count", [20, 150])
+@pytest.mark.parametrize("domain", ["c4", "arxiv"])
+def test_evaluation_blocks_are_from_the_whole_domain(numbered: Path, domain: str, count: int):
+    """In and out of domain: every quarter of the documents has its share, and the middle is in the middle."""
     corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4", "arxiv"))
-    rows = corpus.eval_blocks("arxiv", count=20)
-    picked = document_numbers(corpus, rows, "[vt]")
-    assert len({r.tobytes() for r in rows}) == len(picked) == 20
-    assert max(np.diff([0, *picked, 399])) <= 5 * 400 / 20
+    for seed in (0, 1):
+        rows = corpus.eval_blocks(domain, count=count, seed=seed).tokens
+        picked = document_numbers(corpus, rows, "v" if domain == "c4" else "[vt]")
+        assert len({r.tobytes() for r in rows}) == len(picked) == count
+        per_quarter = np.histogram(picked, bins=4, range=(0, 400))[0]
+        assert min(per_quarter) >= count / 4 / 4
+        assert abs(np.mean(picked) - 199.5) < 4 * 400 / math.sqrt(12 * count)
+
+
+@pytest.mark.parametrize("count", [10, 150])
+def test_the_training_sample_is_evenly_spaced(numbered: Path, count: int):
+    """Neighbours are never much further apart than on average, nor is an end left out."""
+    corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4",))
+    rows = corpus.train_sample("c4", count=count)
+    picked = document_numbers(corpus, rows, "t")
+    assert len({r.tobytes() for r in rows}) == len(picked) == count
+    assert max(np.diff([0, *picked, 399])) <= 2.5 * 400 / count
 
 
 def own_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> dict[float, float]:
@@ -175,7 +178,7 @@ def test_bigram_of_a_corpus(blocks_dir: Path):
     assert corpus.in_domain == set(corpus.train_domains) < set(corpus.eval_domains)
     max_tokens = 50 * T
     train = np.concatenate([corpus.train_sample(d, count=10**6) for d in corpus.train_domains])
-    tests = {d: corpus.eval_blocks(d, count=50) for d in corpus.eval_domains}
+    tests = {d: corpus.eval_blocks(d, count=50).tokens for d in corpus.eval_domains}
     inside = np.concatenate([rows for d, rows in tests.items() if d in corpus.in_domain])
     loss = corpus.bigram_loss(max_tokens=max_tokens)
     assert loss is not None

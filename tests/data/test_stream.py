@@ -177,7 +177,7 @@ def test_evaluation_has_the_tokens_of_the_documents(corpus_dir: Path):
     assert ByteTokenizer().bos != ByteTokenizer().eos
     corpus = open_stream(corpus_dir)
     for domain in ("c4", "arxiv"):
-        blocks = corpus.eval_blocks(domain, count=10)
+        blocks = corpus.eval_blocks(domain, count=10).tokens
         assert blocks.shape == (10, T + 1)
         np.testing.assert_array_equal(blocks.ravel(), stream_of(corpus_dir, "validation", domain)[: blocks.size])
     sample = corpus.train_sample("c4", count=10)

@@ -34,6 +34,7 @@ SETTINGS = {
     "eval__every": 0,
     "eval__tokens": 11 * support.SEQ_LEN,
     "eval__batch_size": 12,
+    "eval__seed": 4,
     "eval__entropy_tokens": 5 * support.SEQ_LEN,
     "checkpoint__every": 0,
     "mesh__data": 2,
@@ -67,11 +68,15 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run, on eight devices as 2 x 2 x 2. JAX's profiler and Orbax are listened to."""
     workdir = tmp_path_factory.mktemp("end_to_end") / "run"
     run = Run(workdir, config, [], [], {})
-    loss, save = Model.loss, ocp.CheckpointManager.save
+    loss, sequence_losses, save = Model.loss, Model.sequence_losses, ocp.CheckpointManager.save
 
-    def seen_loss(self, params, tokens_BT1, weights_B=None):
-        run.batch_shapes.append(("train" if weights_B is None else "eval", tokens_BT1.shape))
-        return loss(self, params, tokens_BT1, weights_B)
+    def seen_loss(self, params, tokens_BT1):
+        run.batch_shapes.append(("train", tokens_BT1.shape))
+        return loss(self, params, tokens_BT1)
+
+    def seen_sequence_losses(self, params, tokens_BT1):
+        run.batch_shapes.append(("eval", tokens_BT1.shape))
+        return sequence_losses(self, params, tokens_BT1)
 
     def seen_save(self, step, *, args, **options):
         items = {name: getattr(item, "item", None) for name, item in args.items()}
@@ -83,6 +88,7 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Model, "loss", seen_loss)
+        patch.setattr(Model, "sequence_losses", seen_sequence_losses)
         patch.setattr(ocp.CheckpointManager, "save", seen_save)
         patch.setattr(
             jax.profiler, "start_trace", lambda *a, **k: run.profile.append(("start", support.n_rows(workdir)))

@@ -21,13 +21,13 @@ class Blocks:
 
     def __init__(self, run: Run):
         config, self.model, params, _, _ = evaluate.restore(run.workdir)
-        self.params = jax.device_get(params)
+        self.params, self.seed = jax.device_get(params), config.eval.seed
         self.corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
         self._loss = jax.jit(lambda p, x: mean_loss(self.model.logits(p, x[:, :-1]), x[:, 1:]))
         self._entropy = jax.jit(self.model.entropy)
 
     def tokens(self, domain: str, count: int) -> jax.Array:
-        rows = self.corpus.eval_blocks(domain, count=count)
+        rows = self.corpus.eval_blocks(domain, count=count, seed=self.seed).tokens
         assert len(rows) == count
         return jnp.asarray(rows.astype(np.int32))
 
@@ -62,12 +62,14 @@ def test_every_domain_has_its_own_loss_in_the_order_of_the_regime(run: Run, bloc
     """In the run's last row, in `evaluation.json` and on the terminal."""
     want = blocks.losses(11)
     assert apart(want) > 1e-3, "domains that are alike would hide a confusion"
+    of_another_seed = blocks.corpus.eval_blocks("arxiv", count=11, seed=0).tokens
+    assert (of_another_seed != np.asarray(blocks.tokens("arxiv", 11))).any(), "config.eval.seed makes no difference"
     last = metrics.read(run.workdir)[-1]
     assert {d: last[f"eval/{d}/loss"] for d in DOMAINS} == pytest.approx(want, rel=1e-5)
     written = command(run)
     assert written["loss"] == pytest.approx(want, rel=1e-5)
     assert list(written["loss"]) == DOMAINS
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("  mean ")]
     assert [words[0] for words in shown] == DOMAINS
     assert [float(words[1]) for words in shown] == pytest.approx(list(want.values()), abs=1e-4)
     assert [" ".join(words[2:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3
