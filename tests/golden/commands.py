@@ -34,8 +34,10 @@ class Result(NamedTuple):
     stderr: str
 
 
-def run(commands: Sequence[Sequence[str]], *, flags: str = XLA_FLAGS, jobs: int = 1, timeout: int = 550) -> list[Result]:
-    """Run each command, [MODULE, ARGUMENT, ...], from the root of the repository on one CPU device, `jobs` at a time."""
+def run(
+    commands: Sequence[Sequence[str]], *, flags: str = XLA_FLAGS, jobs: int = 1, timeout: int = 550
+) -> list[Result]:
+    """Run each [MODULE, ARGUMENT, ...] from the root of the repository on one CPU device, `jobs` at a time."""
     environment = {key: value for key, value in os.environ.items() if key != "SEQJAX_TEST_GPU"}
     environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     with tempfile.TemporaryDirectory() as directory:

@@ -48,7 +48,10 @@ def write_source(directory: Path) -> None:
         lines = []
         for i, (domain, set_name) in enumerate(SET_NAMES.items()):
             letters = "abcdefghijklmnopqrstuvwxyz"[2 * i : 2 * i + 12]
-            blocks = {"train": {"commoncrawl": 20, "c4": 12}.get(domain, 4), "validation": 1 if domain == "arxiv" else 5}
+            blocks = {
+                "train": {"commoncrawl": 20, "c4": 12}.get(domain, 4),
+                "validation": 1 if domain == "arxiv" else 5,
+            }
             for n in range(blocks[split]):
                 text = document(rng, letters, SEQ_LEN + 1 + n % 7)
                 lines.append(json.dumps({"text": text, "meta": {"redpajama_set_name": set_name}}) + "\n")
@@ -75,5 +78,5 @@ if __name__ == "__main__":
         pack(root / "blocks", HERE / "blocks.zip")
         manifest = json.loads((root / "blocks" / "manifest.json").read_text())
     for split, domains in manifest["splits"].items():
-        counts = ', '.join(f"{d} {e['blocks']}" for d, e in domains.items())
+        counts = ", ".join(f"{d} {e['blocks']}" for d, e in domains.items())
         sys.stdout.write(f"{split}: {counts}\n")

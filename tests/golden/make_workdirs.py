@@ -1,19 +1,20 @@
 """Makes workdirs/NAME.zip and workdirs.json: tiny runs stopped half way, and what they gave when they went on.
 
     python -m tests.golden.make_workdirs [NAME ...]           makes them anew, or only these
-    python -m tests.golden.make_workdirs --check [NAME ...]   compares bit by bit what today's code makes of the archives
+    python -m tests.golden.make_workdirs --check [NAME ...]   what the code makes of them, bit by bit
 
 An archive keeps what goes on from step 3 of 6: config.json, metrics.jsonl as far as it was then, run.json and the
 checkpoint of step 3; the imported one holds the checkpoint of step 0 that `python -m seqjax.convert import` wrote. They
 are evidence of how runs were once written. Do not make them anew because code changed: the code must read them. Where a
-format or the name of a parameter has to change, the old ones stay here and load through an upgrade.
+format or the name of a parameter has to change, the old ones stay here and load through an upgrade. Only TEXT may
+follow what the command line takes.
 
 workdirs.json says of each, as the code that wrote it gave it: `command`, the run; `rows`, those of the whole run, never
-interrupted; `evaluation`, losses of step 3 (0) on the blocks of blocks.zip; `text`, a continuation that was sampled. The blocks
-lie where they are unpacked, so `data.path` in config.json says BLOCKS and is replaced first (`unpack`).
+interrupted; `evaluation`, losses of step 3 (0) on the blocks of blocks.zip; `text`, a continuation that was sampled.
+The blocks lie where they are unpacked, so `data.path` in config.json says BLOCKS and is replaced first (`unpack`).
 
 The built-in corpus follows the versions of the installed packages, so a run on it goes on only where it was made.
-Its archive is evaluated on blocks instead, through config.json, and generated from.
+Its archive is evaluated on blocks instead, by way of its config.json, and generated from.
 """
 
 import argparse
