@@ -13,7 +13,7 @@ from tests.golden import make_losses, make_workdirs
 
 GOLDEN = make_workdirs.read()["workdirs"]
 FEW = ("approx", "hybrid")  # the others go on in the slow tests
-SLOW = [name for name in GOLDEN if name not in (*FEW, "builtin")]
+SLOW = [name for name in make_workdirs.GO_ON if name not in FEW]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,11 @@ def test_an_old_run_goes_on_as_if_it_had_not_stopped(names, blocks, tmp_path):
 
 
 def test_the_archives_depend_on_no_place(tmp_path):
-    """No path of the machine that made them is left in them."""
+    """No path of the machine that made them is left in them, but in Orbax's marks of success, which nobody reads."""
     for name in GOLDEN:
         workdir = make_workdirs.unpack(name, tmp_path / name, Path("/somewhere"))
-        content = b"".join(path.read_bytes() for path in workdir.rglob("*") if path.is_file())
+        paths = [path for path in workdir.rglob("*") if path.is_file() and path.name != "commit_success.txt"]
+        content = b"".join(path.read_bytes() for path in paths)
         assert (b'"/somewhere"' in content) == (name != "builtin"), name
         for root in (b"/tmp/", b"/home/", b"/root/"):
             assert root not in content, name

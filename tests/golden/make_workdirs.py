@@ -9,9 +9,10 @@ are evidence of how runs were once written. Do not make them anew because code c
 format or the name of a parameter has to change, the old ones stay here and load through an upgrade. Only TEXT may
 follow what the command line takes.
 
-workdirs.json says of each, as the code that wrote it gave it: `command`, the run; `rows`, those of the whole run, never
-interrupted; `evaluation`, losses of step 3 (0) on the blocks of blocks.zip; `text`, a continuation that was sampled.
-The blocks lie where they are unpacked, so `data.path` in config.json says BLOCKS and is replaced first (`unpack`).
+workdirs.json says of each, as the code that wrote it gave it: `command`, the run; `evaluation`, losses of step 3 (0) on
+the blocks of blocks.zip; `text`, a continuation that was sampled; and of those that can go on `rows`, what the whole
+run wrote, never interrupted. The blocks lie where they are unpacked, so `data.path` in config.json says BLOCKS and is
+replaced first (`unpack`).
 
 The built-in corpus follows the versions of the installed packages, so a run on it goes on only where it was made.
 Its archive is evaluated on blocks instead, by way of its config.json, and generated from.
@@ -57,6 +58,9 @@ CONVERTED = (
     "model.tie_embeddings=False"
 )
 NAMES = (*RUNS, "converted")
+# Those that are there for the names of their parameters; their checkpoints are cut down to parameters, a third in size.
+PARAMETERS_ONLY = ("rwkv6", "gated_deltanet", "mamba1", "based")
+GO_ON = tuple(name for name in NAMES if name not in (*PARAMETERS_ONLY, "builtin"))
 
 
 def text_of(name: str, blocks: str) -> str:
@@ -123,7 +127,7 @@ def make(names: list[str], jobs: int) -> dict[str, Any]:
         return {
             name: {
                 "command": f"--config={text_of(name, PLACE)}",
-                **({} if name == "builtin" else {"rows": make_losses.read_rows(whole[name])}),
+                **({"rows": make_losses.read_rows(whole[name])} if name in GO_ON else {}),
                 **seen,
             }
             for name, seen in look(names, blocks, root / "seen", jobs=jobs).items()
@@ -135,7 +139,10 @@ def pack(workdir: Path, name: str, blocks: Path, copy: Path) -> None:
     shutil.copytree(workdir, copy)
     config = copy / "config.json"
     config.write_text(config.read_text().replace(json.dumps(str(blocks)), f'"{PLACE}"'))
-    for path in [copy / "checkpoints" / "6", *copy.glob("report.*"), *copy.glob("evaluation.json")]:
+    dropped = [copy / "checkpoints" / "6", *copy.glob("report.*")]
+    if name in PARAMETERS_ONLY:
+        dropped += [copy / "checkpoints" / str(STOPPED) / item for item in ("rest", "data", "meta")]
+    for path in dropped:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     metrics = copy / "metrics.jsonl"
     if metrics.exists():
@@ -191,7 +198,7 @@ def check(names: list[str], jobs: int) -> int:
         root = Path(temporary)
         blocks = make_losses.unpack_blocks(root / "blocks")
         seen = look(names, blocks, root / "look", jobs=jobs)
-        rows = go_on([name for name in names if name != "builtin"], blocks, root / "go_on", jobs=jobs)
+        rows = go_on([name for name in names if name in GO_ON], blocks, root / "go_on", jobs=jobs)
     for name in names:
         found = [key for key, value in seen[name].items() if value != golden[name][key]]
         if name in rows:
