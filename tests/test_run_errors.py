@@ -47,7 +47,7 @@ def test_another_config_is_refused_by_its_keys(blocks_dir, workdir):
     with pytest.raises(UserError) as caught:
         train(settings(blocks_dir, optim__lr=1.0, model__mixer__window=8), workdir)
     assert "optim.lr: 0.002 -> 1.0" in str(caught.value)
-    assert "model.mixer.window: 0 -> 8" in str(caught.value)
+    assert "model.mixer.window: None -> 8" in str(caught.value)
     assert "another --workdir" in str(caught.value)
     assert "train.seed" not in str(caught.value)
     assert (workdir / "config.json").read_text() == before
