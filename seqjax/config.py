@@ -174,7 +174,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
         a, b, where = old.get(key), new.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
             out += differences(a, b, f"{where}.")
-        elif _same_mixers(a, b):
+        elif isinstance(a, list) and isinstance(b, list) and _are_groups(a, b):
             for i, (x, y) in enumerate(zip(a, b, strict=True)):
                 out += differences(x, y, f"{where}[{i}].")
         elif a != b:
@@ -182,7 +182,6 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
     return out
 
 
-def _same_mixers(a: Any, b: Any) -> bool:
-    """Whether both are lists of as many groups of settings."""
-    lists = isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 0
-    return lists and all(isinstance(x, dict) for x in (*a, *b))
+def _are_groups(a: list[Any], b: list[Any]) -> bool:
+    """Whether both lists hold as many groups of settings."""
+    return len(a) == len(b) > 0 and all(isinstance(x, dict) for x in (*a, *b))

@@ -82,7 +82,7 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, str) or not hasattr(value, "__iter__"):
             raise UserError(f"{path} must be a list, not {value!r}; write ({value!r},).")
         element = typing.get_args(hint)[0]
-        return tuple(_value(element, v, f"{path}[{i}]") for i, v in enumerate(value))
+        return tuple(_value(element, v, f"{path}[{i}]") for i, v in enumerate(typing.cast(Any, value)))
     if origin is typing.Literal:
         known = typing.get_args(hint)
         if not isinstance(value, str) or value not in known:

@@ -250,10 +250,11 @@ def find(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".py" and path.is_file():
         return path
-    stem = re.sub(r"^configs/|\.py$", "", name).replace(".", "/")
+    stem = name.removeprefix("configs/")
+    stem = stem.removesuffix(".py") if path.suffix == ".py" else stem.replace(".", "/")
     for directory in directories():
         shipped = directory / f"{stem}.py"
-        if stem and path.suffix in ("", ".py") and shipped.is_file() and shipped.stem != "__init__":
+        if shipped.is_file() and shipped.stem != "__init__":
             return shipped
     raise UserError(
         f"--config: there is no Python file {name} and no config of that name.{nearest(stem, names())} Studies and "

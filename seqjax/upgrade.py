@@ -44,6 +44,7 @@ MIXER_ZERO_WAS_NONE = {
     "rwkv7": ("decay_rank", "eta_rank", "value_rank", "gate_rank"),
     "rwkv7_shell": ("value_rank", "gate_rank"),
 }
+ROTATING = ("transformer", "transformer_pp", "top1_chunk", "top1_element", "rwkv7_shell")
 
 # Version -> {path of a parameter in checkpoints before it: path today}, from the root, keys joined by dots; a path that
 # is a prefix takes what lies below it along, and * stands for one key.
@@ -94,21 +95,24 @@ def _to_2(values: dict[str, Any]) -> None:
 
 
 def _mixer_to_2(mixer: dict[str, Any]) -> None:
-    _zero_to_none(mixer, MIXER_ZERO_WAS_NONE.get(mixer.get("name", ""), ()))
-    if mixer.get("rope_base") == 0:
+    name = mixer.get("name")
+    _zero_to_none(mixer, MIXER_ZERO_WAS_NONE.get(str(name), ()))
+    if name in ROTATING and mixer.get("rope_base") == 0:
         if mixer.get("position", "rope") == "rope":
             mixer["position"] = "none"
         mixer["rope_base"] = 10_000.0  # not used
-    if mixer.get("name") == "rwkv7_shell":
+    if name == "rwkv7_shell":
         if "select_chunk" in mixer:
             mixer["chunk_size"] = mixer.pop("select_chunk")
-        for old, value in mixer.pop("shell", {}).items():
-            mixer[SHELL.get(old, old)] = value
+        parts: dict[str, Any] = mixer.pop("shell", {})
+        mixer |= {SHELL.get(part, part): kept for part, kept in parts.items()}
 
 
 def _zero_to_none(group: Any, names: tuple[str, ...]) -> None:
     if isinstance(group, dict):
-        group |= {name: None for name in names if group.get(name, None) == 0}
+        for name in names:
+            if group.get(name) == 0:
+                group[name] = None
 
 
 def saved_path(path: tuple[str, ...], *, version: int) -> tuple[str, ...]:

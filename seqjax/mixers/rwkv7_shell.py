@@ -55,7 +55,7 @@ class Config:
             "implementation": self.implementation,
         }
         if self.core.startswith("top1"):
-            selection = self.core.removeprefix("top1_")
+            selection: Any = self.core.removeprefix("top1_")
             return top1_chunk.Config(name="top1_chunk", chunk_size=self.chunk_size, selection=selection, **shared)
         window = self.window if self.core == "window" else None
         return transformer_pp.Config(name="transformer_pp", window=window, **shared)
