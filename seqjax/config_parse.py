@@ -68,7 +68,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, list | tuple):
             if not value:
                 raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.names())}")
-            return tuple(_mixer(v, f"{path}[{i}]") for i, v in enumerate(value))
+            several = [_mixer(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return tuple(several) if len(several) > 1 else several[0]
         return _mixer(value, path)
     if dataclasses.is_dataclass(hint):
         if not is_group(value):

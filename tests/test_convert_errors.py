@@ -112,6 +112,8 @@ def test_another_architecture(tmp_path):
         import_weights(GOLDEN / "llama", config_of("llama", model__mixer__qk_norm=True))
     with pytest.raises(UserError, match="'top1_chunk' has no public twin"):
         import_weights(GOLDEN / "llama", support.tiny("top1_chunk"))
+    with pytest.raises(UserError, match="'based_conv, based_linear, transformer_pp' has no public twin"):
+        import_weights(GOLDEN / "llama", from_config_dict(importlib.import_module("configs.based").get_config("debug")))
     with pytest.raises(UserError, match=r"heads of 16 it is 4e-05, not config\.model\.norm_eps=1e-05"):
         import_weights(copied("rwkv7", tmp_path)[0], config_of("rwkv7", model__norm_eps=1e-5))
     config = config_of("deltanet", model__mixer__norm_eps=1e-5)

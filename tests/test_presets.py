@@ -1,5 +1,7 @@
 """Config files by name and path from any directory, and what one file says of another."""
 
+import ast
+
 import pytest
 
 from seqjax import presets
@@ -58,6 +60,18 @@ def test_a_study_is_no_config():
 
 def test_the_shipped_names_are_the_files():
     assert presets.names() == sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=lambda p: p.stem)
+def test_a_config_file_needs_nothing_but_presets(path):
+    """So that it runs wherever it lies; and its header says the command, and what came of it."""
+    tree = ast.parse(path.read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert all(ast.unparse(node) == "from seqjax import presets" for node in imports)
+    if path.stem != "__init__":
+        header = ast.get_docstring(tree) or ""
+        assert f"={path.relative_to(ROOT)}" in header
+        assert "Not run" in header or "not run" in header or "reproduce.md" in header
 
 
 # ---------------------------------------------------------------------------------------------------------- flags

@@ -77,6 +77,9 @@ def test_the_pattern_won_over_the_mixer():
     config = of(OLD["based:110m,mixed"])
     assert [m.name for m in config.model.mixers].count("based_conv") == 3
     assert config.model.mixer_names == "based_conv, based_linear, transformer_pp"
+    values = OLD["based:110m,mixed"]
+    one = of(values | {"model": values["model"] | {"pattern": values["model"]["pattern"][2:3]}})
+    assert one.model.mixer == config.model.mixers[2], "a pattern of one is one"
 
 
 @pytest.mark.parametrize(

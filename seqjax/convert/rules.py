@@ -139,7 +139,6 @@ def outside(embed: str, last: str) -> tuple[Rule, ...]:
 
 # --------------------------------------------------------------------------------------------------------------- needs
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "model.pattern": ((),),
     "model.norm": ("rmsnorm",),
     "model.embed_norm": (False,),
     "model.learned_positions": (False,),
