@@ -4,7 +4,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seqjax.data import blocks, documents, shard_jobs, shards, slimpajama
+import numpy as np
+
+from seqjax.data import blocks, document_index, documents, shard_jobs, shards, slimpajama
 
 Planned = tuple[str, str, shard_jobs.FileJob]  # split, domain, job
 
@@ -91,6 +93,15 @@ def make_manifest(
             "first": first[: 10 * documents.MAX_NAMED],
         },
     }
+
+
+def document_lengths(jobs: list[shard_jobs.ShardJob]) -> dict[str, np.ndarray]:
+    """Tokens of every document, "SPLIT/DOMAIN" -> uint32, in the order in which the blocks hold them."""
+    lengths: dict[str, list[np.ndarray]] = {}
+    for job in jobs:
+        for domain, part in document_index.read(job.part.with_suffix(".npz")).items():
+            lengths.setdefault(f"{job.shard.split}/{domain}", []).append(part)
+    return {key: np.concatenate(parts) for key, parts in sorted(lengths.items())}
 
 
 def summary(manifest: dict[str, Any]) -> str:

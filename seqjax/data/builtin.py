@@ -24,7 +24,7 @@ import numpy as np
 from absl import logging
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, harvest, slimpajama
+from seqjax.data import blocks, document_index, harvest, slimpajama
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError
@@ -67,6 +67,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
         eval_domains=evaluate,
         manifest_hash=manifest["hash"],
         sources=sources,
+        documents=document_index.read(directory / document_index.FILE),
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,
@@ -79,7 +80,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     root = Path(cache_dir).expanduser() if cache_dir else _default_cache()
     dists = harvest.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
-    if (directory / "manifest.json").is_file():
+    if (directory / document_index.FILE).is_file():  # one of an older version lacks it
         return directory
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
     documents = harvest.harvest(dists)
@@ -92,9 +93,9 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
             try:
                 content.rename(directory)
             except OSError:
-                if (directory / "manifest.json").is_file():
+                if (directory / document_index.FILE).is_file():
                     return directory  # another process was faster; its content is the same
-                shutil.rmtree(directory)  # left half removed by hand
+                shutil.rmtree(directory)  # of an older version, or left half removed by hand
                 content.rename(directory)
     except OSError as error:
         raise UserError(
@@ -131,6 +132,7 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
     held = held_out_packages(documents)
     limited = REGIMES["limited"].train
     splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
+    lengths: dict[str, np.ndarray] = {}
     for domain in harvest.DOMAINS:
         members = [d for d in documents if d.domain == domain]
         for split in splits:
@@ -143,6 +145,7 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
             for ids in tokenizer.encode_batch([d.text for d in chosen]):
                 pieces += [bos, ids, eos]
             stream = np.concatenate(pieces)
+            lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
             file = f"{split}-{domain}.uint16"
             stream.astype(blocks.DTYPE).tofile(directory / file)
             splits[split][domain] = {
@@ -153,6 +156,7 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
                 "sha256": hashlib.sha256(stream.tobytes()).hexdigest(),
             }
     content = {"tokenizer": tokenizer.hash, "splits": splits, "version": VERSION}
+    document_index.write(directory / document_index.FILE, lengths)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     blocks.write_json(directory / "manifest.json", content | {"hash": digest, "held_out": sorted(held)})
 

@@ -6,6 +6,9 @@ Every document becomes BOS + tokens + EOS; the documents of a domain and split a
 shards and cut into blocks of seq_len + 1 tokens, without overlap. What is left at the end of a domain, less
 than a block, is counted in the manifest as `tokens_unused`.
 
+`documents.npz` keeps the lengths of the documents, so that an evaluation can be spread over all of them and its
+uncertainty told (seqjax/data/document_index.py).
+
 A run that was stopped, killed or out of disk goes on where it was when the command is given again, and ends
 with the same bytes as one that was not. Finished shards wait in OUT/.parts until all are there, so OUT takes
 4 bytes a token for a while and 2 in the end. Bad lines are skipped, counted and named in the manifest;
@@ -24,7 +27,7 @@ from typing import Any
 
 from absl import app, flags
 
-from seqjax.data import assembly, blocks, progress, shard_jobs, shards, slimpajama
+from seqjax.data import assembly, blocks, document_index, progress, shard_jobs, shards, slimpajama
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, nearest
 
@@ -98,7 +101,7 @@ def prepare(
         )
         for index, shard in enumerate(found)
     ]
-    pending = [job for job in jobs if shard_jobs.read_report(job.part.with_suffix(".json")) is None]
+    pending = [job for job in jobs if not shard_jobs.is_done(job)]
     workers = workers or os.cpu_count() or 1
     size = sum(job.shard.size for job in pending)
     _run(shard_jobs.tokenize_shard, pending, workers=workers, title="tokenise", total=size)
@@ -117,6 +120,7 @@ def prepare(
     manifest = assembly.make_manifest(settings, reports, jobs, plan, out)
     for leftover in out.rglob(".*.tmp"):  # of a process that was killed
         leftover.unlink()
+    document_index.write(out / document_index.FILE, assembly.document_lengths(jobs))
     blocks.write_json(out / "manifest.json", manifest)
     shutil.rmtree(parts)
     return manifest

@@ -1,9 +1,9 @@
 """The jobs of `seqjax.data.prepare` that worker processes run: tokenise a shard, write a file of blocks.
 
-A *part* is what one shard becomes: `NAME.bin`, the tokens of its domains one after the other, and
-`NAME.json`, their counts, written last, which says that the shard is done. Block files are cut from the
-parts of a domain in the order of the shards, as if they were one stream. So nothing depends on how many
-processes there are or when they are killed.
+A *part* is what one shard becomes: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
+lengths of their documents, and `NAME.json`, their counts, written last, which says that the shard is done.
+Block files are cut from the parts of a domain in the order of the shards, as if they were one stream. So
+nothing depends on how many processes there are or when they are killed.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.data import blocks, shards, slimpajama
+from seqjax.data import blocks, document_index, shards, slimpajama
 from seqjax.data.documents import Skipped, documents
 from seqjax.data.progress import count
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
@@ -29,7 +29,7 @@ READ_TOKENS = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class ShardJob:
-    """Tokenise `shard` into `part` (.bin and .json)."""
+    """Tokenise `shard` into `part` (.bin, .npz and .json)."""
 
     shard: shards.Shard
     part: Path
@@ -56,12 +56,14 @@ class _DomainTokens:
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
+        self.lengths: list[int] = []
         self.documents = self.bytes = self.tokens = 0
         self.histogram = np.zeros(HISTOGRAM, np.int64)
 
     def add(self, ids: np.ndarray, *, size: int, tokenizer: Tokenizer) -> None:
         """Append BOS + document + EOS."""
         self.arrays += [np.array([tokenizer.bos], np.uint16), ids, np.array([tokenizer.eos], np.uint16)]
+        self.lengths.append(len(ids) + 2)
         self.documents += 1
         self.bytes += size
         self.tokens += len(ids) + 2
@@ -122,6 +124,9 @@ def tokenize_shard(job: ShardJob) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(binary)
+        document_index.write(
+            job.part.with_suffix(".npz"), {name: np.array(tokens.lengths) for name, tokens in used.items()}
+        )
         blocks.write_json(job.part.with_suffix(".json"), report)
     except OSError as error:
         raise _cannot_write(job.part, error) from error
@@ -157,6 +162,11 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
         f"Cannot write {path}: {why}. Finished shards are kept: make room (or move the directory) and run "
         "the same command again."
     )
+
+
+def is_done(job: ShardJob) -> bool:
+    """Whether the part of a shard is whole; one of an older version lacks the lengths of its documents."""
+    return read_report(job.part.with_suffix(".json")) is not None and job.part.with_suffix(".npz").is_file()
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

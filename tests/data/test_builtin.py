@@ -44,7 +44,7 @@ def test_what_it_holds(cache: str):
     assert "not SlimPajama" in corpus.note
     assert sum(corpus.tokens.values()) > 5_000_000
     for domain in corpus.eval_domains:
-        blocks = corpus.eval_blocks(domain, count=10_000)
+        blocks = corpus.eval_blocks(domain, count=10_000).tokens
         assert len(blocks) * 128 >= 100_000
         assert blocks.max() < 258
     loss = corpus.bigram_loss()
@@ -129,7 +129,7 @@ def test_other_domains(cache: str):
 def test_mixed_uses_no_block_twice(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache, regime="mixed"), seq_len=512, vocab_size=258)
     for domain in corpus.eval_domains:
-        validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000)}
+        validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000).tokens}
         train = {b.tobytes() for b in corpus.train_sample(domain, count=10_000)}
         assert not validation & train
     assert np.isfinite(corpus.bigram_loss() or np.nan)
