@@ -22,7 +22,6 @@ import numpy as np
 from seqjax.config import DataConfig
 from seqjax.data import document_index, pipeline, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
-from seqjax.data.documents import Skipped, documents
 from seqjax.data.stream_reader import DomainBlocks, Reader
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError
@@ -151,7 +150,7 @@ class StreamCorpus(Corpus):
         pieces: list[np.ndarray] = []
         total = 0
         for shard in self._candidates(split, domain):
-            for _, text in documents(shard, (domain,), Skipped(shard.name)):
+            for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name)):
                 ids = tokenizer.encode(text)
                 pieces.append(np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint16))
                 total += len(ids) + 2

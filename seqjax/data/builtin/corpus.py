@@ -1,4 +1,4 @@
-"""The corpus that needs no download: `harvest`'s text, tokenised once and kept in a cache.
+"""The corpus that needs no download: `extract`'s text, tokenised once and kept in a cache.
 
 Train on prose and doctest; math_docs, python and c_code are out of domain. One package in about twenty is
 held out for in-domain validation, whole, so that a package's habits of writing do not leak. What is in it
@@ -24,7 +24,8 @@ import numpy as np
 from absl import logging
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, harvest, slimpajama
+from seqjax.data import blocks, document_index, slimpajama
+from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError
@@ -36,8 +37,8 @@ NOTE = (
     "SlimPajama; compare losses only under the same manifest hash."
 )
 REGIMES = {
-    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=harvest.DOMAINS),
-    "mixed": slimpajama.Regime(train=harvest.DOMAINS, eval=harvest.DOMAINS),
+    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
+    "mixed": slimpajama.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
 }
 
 
@@ -48,7 +49,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
         REGIMES[config.regime],
         train=config.train_domains,
         evaluate=config.eval_domains,
-        known=harvest.DOMAINS,
+        known=extract.DOMAINS,
     )
     directory = build(tokenizer, cache_dir=config.cache_dir)
     manifest = json.loads((directory / "manifest.json").read_text())
@@ -78,12 +79,12 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     """The directory of the corpus under this tokenizer, made if it is not there yet."""
     root = Path(cache_dir).expanduser() if cache_dir else _default_cache()
-    dists = harvest.distributions()
+    dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
     if (directory / document_index.FILE).is_file():  # one of an older version lacks it
         return directory
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
-    documents = harvest.harvest(dists)
+    documents = extract.documents(dists)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".building-") as temporary:
@@ -105,7 +106,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     return directory
 
 
-def held_out_packages(documents: list[harvest.Document]) -> frozenset[str]:
+def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
     """The packages whose prose and doctest documents are for validation: about 5 % of each domain."""
     domains = REGIMES["limited"].train
     total = dict.fromkeys(domains, 0)
@@ -128,12 +129,12 @@ def held_out_packages(documents: list[harvest.Document]) -> frozenset[str]:
     return frozenset(held)
 
 
-def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokenizer) -> None:
+def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokenizer) -> None:
     held = held_out_packages(documents)
     limited = REGIMES["limited"].train
     splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
     lengths: dict[str, np.ndarray] = {}
-    for domain in harvest.DOMAINS:
+    for domain in extract.DOMAINS:
         members = [d for d in documents if d.domain == domain]
         for split in splits:
             if domain in limited:
@@ -163,7 +164,7 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
 
 def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
     versions = {name: dist.version for name, dist in dists.items()}
-    content = [VERSION, tokenizer.hash, sys.version, versions, harvest.CAPS]
+    content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
