@@ -2,7 +2,7 @@
 
     params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
-With `config.pattern`, layers alternate between several mixers: "blocks" then holds one stack per place in the pattern,
+With several mixers, layers alternate between them: "blocks" then holds one stack per place in that pattern,
 and the scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
 """
 
@@ -55,7 +55,7 @@ class Model:
         self.max_len = max_len
         self.dtype = compute_dtype(config)
         self.residual_dtype = jnp.float32 if config.residual_dtype == "float32" else self.dtype
-        self.pattern = config.pattern or (config.mixer,)
+        self.pattern = config.mixers
         self.repeats = config.n_layers // len(self.pattern)
 
         def spec(layer: Any) -> LayerSpec:
@@ -122,10 +122,9 @@ class Model:
 
         seen = [pair for pair in self._layers(params, tokens_BT, measure)[1].values() if pair is not None]
         if not seen:
-            names = ", ".join(sorted({mixer.name for mixer in self.pattern}))
             raise UserError(
-                f"{names}: no layer has softmax weights over the past, so there is no entropy to measure. Leave "
-                "--entropy out and config.eval.entropy_tokens at 0."
+                f"{self.config.mixer_names}: no layer has softmax weights over the past, so there is no entropy to "
+                "measure. Leave --entropy out and config.eval.entropy_tokens at 0."
             )
         nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*seen, strict=True))
         return nats_LB, relative_LB

@@ -35,7 +35,7 @@ def train(config: Config, workdir: Path) -> bool:
 
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
-        workdirs.claim(workdir, config)
+        workdirs.save_config(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     micro_batch = config.train.batch_size // config.train.accumulate
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -122,7 +122,7 @@ def train(config: Config, workdir: Path) -> bool:
             stopping = stop.agreed(check=step % config.log.every == 0)
             evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)
             saving = last or stopping or (config.checkpoint.every and step % config.checkpoint.every == 0)
-            profiled = profiling and (last or step == config.log.profile_start + config.log.profile_steps - 1)
+            profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
             if not (evaluating or saving or profiled):
                 continue
             log_step(*pending, log, checkpoints)

@@ -10,11 +10,13 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax.errors", "seqjax.types"),
-    ("seqjax.params", "seqjax.config_checks"),
+    ("seqjax.params", "seqjax.config_checks", "seqjax.upgrade"),
     ("seqjax.layers",),
     ("seqjax.ops",),
     ("seqjax.mixers",),
+    ("seqjax.config_parse",),
     ("seqjax.config",),
+    ("seqjax.presets",),
     ("seqjax.sharding",),
     ("seqjax.block",),
     ("seqjax.model",),

@@ -146,7 +146,7 @@ def trained_study(blocks_dir, tmp_path):
     tiny = TINY.format(data=blocks_dir)
     configs = {
         "slow": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny}",
-        "bad": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny},optim.lr=1e30,optim.clip_norm=0.0",
+        "bad": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny},optim.lr=1e30,optim.clip_norm=None",
         "fast": f"{support.ROOT}/configs/top1_chunk.py:debug,{tiny},model.mixer.chunk_size=8",
     }
     entries = {k: {"workdir": str(tmp_path / k), "config": config} for k, config in configs.items()}
