@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import optax
 
-import kernels_pallas.dispatch
+import kernels_pallas
 from seqjax import flops, generate, metrics, report
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
@@ -128,7 +128,7 @@ def train(config: Config, workdir: Path) -> bool:
         values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
         loss = values["loss"]
         if step == start + 1:  # the programs are made, so it is known which kernels they call
-            used = kernels_pallas.dispatch.used()
+            used = kernels_pallas.backends_used()
             if used:
                 progress.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
             facts = metrics.run_facts(backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model))
