@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import join_chunks, split_chunks
+from kernels_pallas import accumulation_dtype, join_chunks, split_chunks
 from seqjax.types import Array
 
 # What a chunked op keeps for its backward pass beside its inputs.
@@ -35,7 +35,7 @@ def from_chunks(x_cBHCV: Array, seq_len: int) -> Array:
 
 def product(spec: str, x: Array, y: Array) -> Array:
     """Return an einsum of 16-bit (or whatever they are) operands, accumulated and returned in at least float32."""
-    return jnp.einsum(spec, x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.einsum(spec, x, y, preferred_element_type=accumulation_dtype(x))
 
 
 def carry_precision(dtype: Any) -> jax.lax.Precision:
