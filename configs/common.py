@@ -127,7 +127,7 @@ def get_config(
                 "warmup_steps": size["warmup"], "final_lr": 0.0,
             },
             "eval": {
-                "every": size["eval_every"], "tokens": size["eval_tokens"], "batch_size": 0,
+                "every": size["eval_every"], "tokens": size["eval_tokens"], "batch_size": 0, "seed": 0,
                 "entropy_tokens": size["entropy_tokens"] if entropy else 0,
             },
             "checkpoint": {"every": size["save_every"], "keep": 2},
