@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import kernels_pallas.dispatch
+import kernels_pallas
 from seqjax import flops, generate, metrics, report
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
@@ -108,7 +108,7 @@ def train(config: Config, workdir: Path) -> bool:
                 log_step(*pending, log, checkpoints)
             pending = (step, device_metrics, batch)
             if step == start + 1:  # the step is traced, so it is known which kernels it calls
-                used = kernels_pallas.dispatch.used()
+                used = kernels_pallas.backends_used()
                 if used:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
                 facts = metrics.run_facts(
