@@ -24,6 +24,7 @@ LAYERS = (
     ("seqjax.model",),
     # siblings that only what follows may import
     (
+        "seqjax.block_losses",
         "seqjax.data",
         "seqjax.optim",
         "seqjax.flops",
