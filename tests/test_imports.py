@@ -32,7 +32,8 @@ LAYERS = (
         "seqjax.signals",
         "seqjax.workdir",
     ),
-    ("seqjax.checkpoint",),
+    ("seqjax.checkpoint", "seqjax.block_losses"),
+    ("seqjax.training",),
     ("seqjax.evaluate", "seqjax.report"),
     ("seqjax.generate",),
     ("seqjax.train",),
@@ -41,7 +42,15 @@ LAYERS = (
     ("seqjax.study", "seqjax.convert", "seqjax.eval_harness"),
 )
 # Siblings of one layer do not know each other, except these.
-SIBLINGS = {"seqjax.data", "seqjax.ops", "seqjax.mixers", "seqjax.study", "seqjax.convert", "seqjax.eval_harness"}
+SIBLINGS = {
+    "seqjax.data",
+    "seqjax.ops",
+    "seqjax.mixers",
+    "seqjax.study",
+    "seqjax.training",
+    "seqjax.convert",
+    "seqjax.eval_harness",
+}
 FILES = sorted([*(ROOT / "seqjax").rglob("*.py"), *(ROOT / "kernels_pallas").rglob("*.py")])
 
 

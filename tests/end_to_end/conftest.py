@@ -100,7 +100,7 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def write_checkpoint(workdir: Path, config: Config, step: int) -> Run:
     """A workdir with random parameters, as large as those of a trained model: every input gives other tokens."""
-    workdirs.claim(workdir, config)
+    workdirs.save_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     model = Model(config.model, max_len=config.train.seq_len)
     checkpoints.save_params(step, support.random_params(model))
