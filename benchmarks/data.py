@@ -17,14 +17,15 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import zstandard
 from absl import app, flags
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, harvest, load_tokenizer, open_corpus, prepare, slimpajama
+from seqjax.data import blocks, load_tokenizer, open_corpus, prepare, slimpajama
+from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError
 
@@ -53,7 +54,7 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
 def read_rates(directory: Path, tokenizer: Tokenizer, *, runs: int, seconds: float) -> list[float]:
     """Tokens/s of the training iterator, one number a run."""
     config = DataConfig(
-        corpus="blocks", path=str(directory), tokenizer=tokenizer.name, eval_domains=("commoncrawl", "c4")
+        corpus="blocks", path=str(directory), tokenizer=cast(Any, tokenizer.name), eval_domains=("commoncrawl", "c4")
     )
     corpus = open_corpus(config, seq_len=SEQ_LEN, vocab_size=tokenizer.vocab_size)
     iterator = corpus.train_iterator(batch_size=BATCH)
@@ -74,7 +75,7 @@ def write_text(root: Path, *, megabytes: float) -> None:
     """One shard of the built-in corpus' prose and doctest: invented words would be far too easy to tokenise."""
     meta = {"redpajama_set_name": slimpajama.DOMAINS[0].set_name}
     lines, size = [], 0
-    for document in harvest.harvest(harvest.distributions()):
+    for document in extract.documents(extract.distributions()):
         if document.domain in ("prose", "doctest") and size < megabytes * 1e6:
             size += len(document.text)
             lines.append(json.dumps({"text": document.text, "meta": meta}))

@@ -2,7 +2,7 @@
 
     params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
-With `config.pattern`, layers alternate between several mixers: "blocks" then holds one stack per place in the pattern,
+With several mixers, layers alternate between them: "blocks" then holds one stack per place in that pattern,
 and the scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
 """
 
@@ -17,7 +17,7 @@ from seqjax import mixers
 from seqjax.block import Block, Carry, Outside
 from seqjax.config import ModelConfig
 from seqjax.errors import UserError
-from seqjax.ops.cross_entropy import cross_entropy
+from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
 from seqjax.params import Template, stacked_axes, unstack
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
@@ -55,7 +55,7 @@ class Model:
         self.max_len = max_len
         self.dtype = compute_dtype(config)
         self.residual_dtype = jnp.float32 if config.residual_dtype == "float32" else self.dtype
-        self.pattern = config.pattern or (config.mixer,)
+        self.pattern = config.mixers
         self.repeats = config.n_layers // len(self.pattern)
 
         def spec(layer: Any) -> LayerSpec:
@@ -122,10 +122,9 @@ class Model:
 
         seen = [pair for pair in self._layers(params, tokens_BT, measure)[1].values() if pair is not None]
         if not seen:
-            names = ", ".join(sorted({mixer.name for mixer in self.pattern}))
             raise UserError(
-                f"{names}: no layer has softmax weights over the past, so there is no entropy to measure. Leave "
-                "--entropy out and config.eval.entropy_tokens at 0."
+                f"{self.config.mixer_names}: no layer has softmax weights over the past, so there is no entropy to "
+                "measure. Leave --entropy out and config.eval.entropy_tokens at 0."
             )
         nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*seen, strict=True))
         return nats_LB, relative_LB
@@ -167,12 +166,16 @@ class Model:
             each.append(seen)
         return x_and_carry[0], jax.tree.map(lambda *xs: jnp.stack(xs), *each)
 
-    def loss(self, params: Params, tokens_BT1: Array, weights_B: Array | None = None) -> tuple[Array, Array]:
+    def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
+        """Summed next-token loss (nats) of every block of T + 1 tokens, float32 [B]; for evaluation alone."""
+        h_BTD = self.hidden(params, tokens_BT1[:, :-1])
+        with jax.named_scope("loss"):
+            return sequence_losses(h_BTD, self._head(params), tokens_BT1[:, 1:], self.config.loss_chunk)
+
+    def loss(self, params: Params, tokens_BT1: Array) -> tuple[Array, Array]:
         """Summed next-token loss (nats) and the number of predicted tokens, of blocks of T + 1 tokens."""
         inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
         weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
-        if weights_B is not None:
-            weights_BT = weights_BT * weights_B[:, None]
         h_BTD = self.hidden(params, inputs_BT)
         with jax.named_scope("loss"):
             total: Any = cross_entropy(h_BTD, self._head(params), targets_BT, weights_BT, self.config.loss_chunk)

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from seqjax.model import Model
+from seqjax.sharding import replicated, shardings
 from seqjax.types import Array, Params, PRNGKey
 
 
@@ -26,6 +28,17 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGK
     params = model.init(params_key)
     step = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer.init(params), step, jax.random.key_data(rng))
+
+
+def state_shardings(
+    mesh: Mesh, model: Model, optimizer: optax.GradientTransformation, shapes: TrainState
+) -> TrainState:
+    """The sharding of every leaf of a state: parameters by their axes, the optimiser's moments as their parameters."""
+    by_param, one = shardings(mesh, model.shapes, model.axes), replicated(mesh)
+    moments = optax.tree.map_params(
+        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: one
+    )
+    return TrainState(by_param, moments, one, one)
 
 
 def make_train_step(
@@ -66,13 +79,9 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array]]:
-    """(params, tokens [B, T + 1], weights [B]) -> (summed loss in nats, predicted tokens); weight 0 skips a row."""
-
-    def eval_step(params: Params, tokens_BT1: Array, weights_B: Array) -> tuple[Array, Array]:
-        return model.loss(params, tokens_BT1, weights_B)
-
-    return eval_step
+def make_eval_step(model: Model) -> Callable[[Params, Array], Array]:
+    """(params, tokens [B, T + 1]) -> summed next-token loss of every row in nats, float32 [B]."""
+    return model.sequence_losses
 
 
 def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array, Array]]:

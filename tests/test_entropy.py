@@ -1,6 +1,5 @@
-"""The entropy of attention: against its definition, layer by layer, and where a run writes it."""
+"""The entropy of attention: which layers have one, and where a run writes it (tests/models has its values)."""
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -13,85 +12,35 @@ import pytest
 from seqjax import evaluate, metrics, mixers
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
-from seqjax.mixers import transformer_pp
 from seqjax.model import Model
 from seqjax.ops.attention import attention_entropy
 from seqjax.train import train
 from tests import support
+from tests.models import oracle
 
 B, T = 3, 23
-CASES = [
-    ("transformer_pp", variant)
-    for variant in ("temperature", "window", "alibi_window_gqa", "const_k", "const_qk", "bias_norm")
-] + [("transformer", "full"), ("rwkv7_shell", "full"), ("rwkv7_shell", "window")]
-
-
-def dense(mixer, q, k) -> tuple[np.ndarray, np.ndarray]:
-    """Of the definition, float64: -sum_j p_ij ln p_ij, mean over heads and i >= 1 of it and of its share of ln(i+1)."""
-    q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
-    q, k = (np.broadcast_to(x, (B, *x.shape[1:])) for x in (q, k))
-    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    i, j = np.arange(T)[:, None], np.arange(T)[None]
-    scale = q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale
-    s = scale * np.einsum("bthk,bshk->bhts", q, k)
-    s -= np.asarray(mixer.slopes or (0.0,) * q.shape[2])[:, None, None] * (i - j)
-    seen = (j <= i) & (i - j < (mixer.window or T))
-    p = np.where(seen, np.exp(s - s.max(-1, keepdims=True, where=seen, initial=-np.inf)), 0.0)
-    p /= p.sum(-1, keepdims=True)
-    e_BHT = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)[..., 1:]
-    return e_BHT.mean((1, 2)), (e_BHT / np.log(np.arange(2, T + 1))).mean((1, 2))
-
-
-def by_definition(model: Model, weights, tokens, monkeypatch) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per layer, from the queries and keys that a forward pass of the unrolled model gives to `attend`."""
-    seen = []
-    attend = transformer_pp.Mixer.attend
-
-    def spy(self, q, k, v):
-        seen.append(dense(self, q, k))
-        return attend(self, q, k, v)
-
-    unrolled = Model(dataclasses.replace(model.config, scan_layers=False), max_len=model.max_len)
-    with monkeypatch.context() as patch:
-        patch.setattr(transformer_pp.Mixer, "attend", spy)
-        unrolled.hidden(weights, tokens)
-    return seen
-
-
-@pytest.mark.parametrize(("mixer", "variant"), CASES)
-def test_entropy_is_that_of_the_definition(mixer, variant, monkeypatch):
-    model = support.tiny_model(mixer, variant)
-    weights, tokens = support.random_params(model), support.random_tokens((B, T))
-    # tables start small: sharper, so that their softmax is far from uniform too
-    weights = jax.tree_util.tree_map_with_path(lambda at, x: 4 * x if "table" in str(at[-1]) else x, weights)
-    want = by_definition(model, weights, tokens, monkeypatch)
-    nats_LB, relative_LB = jax.jit(model.entropy)(weights, tokens)
-    assert nats_LB.shape == (len(want), B) == (2, B)
-    np.testing.assert_allclose(nats_LB, [nats for nats, _ in want], rtol=1e-4)
-    np.testing.assert_allclose(relative_LB, [relative for _, relative in want], rtol=1e-4)
-    assert (relative_LB < 0.99).all(), "uniform weights: the comparison would say nothing"
 
 
 def hybrid(**overrides) -> Model:
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     window = {**config.model.mixer.to_dict(), "heads": 4, "window": 3}
-    full = {**window, "window": 0, "temperature": 0.5}
+    full = {**window, "window": None, "temperature": 0.5}
     with config.ignore_type():
-        config.model.pattern = (window, {"name": "top1_chunk", "heads": 2, "chunk_size": 4}, full)
+        config.model.mixer = (window, {"name": "top1_chunk", "heads": 2, "chunk_size": 4}, full)
         settings = {"model.dim": 32, "model.n_layers": 6, "model.vocab_size": 48, "train.seq_len": T}
         config.update_from_flattened_dict(settings | overrides)
     return Model(from_config_dict(config).model, max_len=T)
 
 
-def test_a_hybrid_counts_the_layers_that_have_one(monkeypatch):
+def test_a_hybrid_counts_the_layers_that_have_one():
     """Under scan the places of the pattern come one after the other: layers 0, 3, 2, 5 of six."""
     model = hybrid()
     weights, tokens = support.random_params(model), support.random_tokens((B, T))
-    want = [by_definition(model, weights, tokens, monkeypatch)[i] for i in (0, 2, 1, 3)]
+    nats, relative = (x[[0, 2, 1, 3]] for x in oracle.attention_entropy(model.config, weights, tokens))
     for this in (model, hybrid(**{"model.scan_layers": False}), hybrid(**{"model.remat": "full"})):
         nats_LB, relative_LB = jax.jit(this.entropy)(weights, tokens)
-        np.testing.assert_allclose(nats_LB, [nats for nats, _ in want], rtol=1e-4)
-        np.testing.assert_allclose(relative_LB, [relative for _, relative in want], rtol=1e-4)
+        np.testing.assert_allclose(nats_LB, nats, rtol=1e-4)
+        np.testing.assert_allclose(relative_LB, relative, rtol=1e-4)
 
 
 def test_uniform_weights_have_all_the_entropy_there_can_be():
@@ -163,7 +112,7 @@ def test_the_entropy_of_a_run_is_the_mean_over_its_blocks(run):
     last = metrics.read(run)[-1]
     config, model, weights, _, _ = evaluate.restore(run)
     corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
-    rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).astype(np.int32))
+    rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
     nats_LB, relative_LB = jax.jit(model.entropy)(jax.device_get(weights), rows[:, :-1])
     assert nats_LB.shape == (2, 10)
     assert last["eval/arxiv/entropy"] == pytest.approx(float(nats_LB.mean()), rel=1e-5)
@@ -180,7 +129,7 @@ def test_the_command_repeats_it_and_is_silent_without_the_flag(run, capsys):
     assert f"entropy {written['entropy']['github']:.4f}, " in shown
     evaluate.main([f"--workdir={run}"])
     assert "of ln(i + 1)" not in capsys.readouterr().out
-    assert set(json.loads((run / "evaluation.json").read_text())) == {"step", "loss"}
+    assert set(json.loads((run / "evaluation.json").read_text())) == {"step", "loss", "bits_per_byte", "mean"}
 
 
 def test_what_cannot_be_measured_is_refused_before_training(blocks_dir, tmp_path):

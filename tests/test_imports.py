@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 
+import kernels_pallas
+
 ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax.errors", "seqjax.types"),
-    ("seqjax.params", "seqjax.config_checks"),
+    ("seqjax.params", "seqjax.config_checks", "seqjax.upgrade"),
     ("seqjax.layers",),
     ("seqjax.ops",),
     ("seqjax.mixers",),
+    ("seqjax.config_parse",),
     ("seqjax.config",),
+    ("seqjax.presets",),
     ("seqjax.sharding",),
     ("seqjax.block",),
     ("seqjax.model",),
@@ -86,14 +90,29 @@ def test_imports_run_one_way(path):
                 assert unit(other) == unit(name), f"{name} imports its sibling {other}"
                 assert unit(name) in SIBLINGS, f"{name} imports {other}"
         elif top == "kernels_pallas":
+            if other == "kernels_pallas.cpu_compiler":  # for commands, before JAX starts
+                assert unit(name) == "seqjax.errors", f"{name} imports {other}"
+                continue
             allowed = ("seqjax.ops", "seqjax.mixers", "seqjax.train")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for ops and mixers"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if module_name(p).startswith("seqjax.")], ids=module_name)
+def test_of_the_kernels_only_what_the_package_exports_is_used(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                assert not alias.name.startswith("kernels_pallas."), f"{path}:{node.lineno}: {alias.name}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kernels_pallas":
+            assert node.module == "kernels_pallas", f"{path}:{node.lineno}: from {node.module}"
+            names = {alias.name for alias in node.names} - {"cpu_compiler"}
+            assert names <= set(kernels_pallas.__all__), f"{path}:{node.lineno}: {names}"
 
 
 def test_the_layers_name_what_exists():
     """A test of the test: files are found, and what they import is understood."""
     units = {unit(module_name(path)) for path in FILES}
-    assert {"seqjax.model", "seqjax.train", "seqjax.data", "seqjax.mixers", "kernels_pallas.dispatch"} <= units
+    assert {"seqjax.model", "seqjax.train", "seqjax.data", "seqjax.mixers", "kernels_pallas.backend"} <= units
     assert "seqjax.mixers" in imported(ROOT / "seqjax" / "model.py")
     assert "seqjax.workdir" in imported(ROOT / "seqjax" / "train.py")
     assert level("seqjax.mixers._attention") < level("seqjax.model") < level("seqjax.train")

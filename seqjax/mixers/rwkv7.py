@@ -23,6 +23,7 @@ from flax import nnx
 from seqjax.errors import UserError
 from seqjax.layers import Linear, constant
 from seqjax.mixers import _rwkv as common
+from seqjax.mixers._ssm import check_sizes
 from seqjax.ops.wkv7 import wkv7
 from seqjax.params import param
 from seqjax.types import Array, LayerSpec
@@ -30,14 +31,14 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Ranks of the low-rank maps; 0 = as published for the model's width."""
+    """Ranks of the low-rank maps; None = as published for the model's width."""
 
     name: str
     heads: int
-    decay_rank: int = 0
-    eta_rank: int = 0
-    value_rank: int = 0
-    gate_rank: int = 0
+    decay_rank: int | None = None
+    eta_rank: int | None = None
+    value_rank: int | None = None
+    gate_rank: int | None = None
     chunk_size: int = 64  # a matter of speed, not of the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
@@ -45,6 +46,7 @@ class Config:
         del seq_len
         if self.heads < 1 or dim % self.heads:
             raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
+        check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
         if not 1 <= self.chunk_size <= 128:
             raise UserError(
                 f"config.model.mixer.chunk_size={self.chunk_size} must be 1 to 128: over more positions the decay "

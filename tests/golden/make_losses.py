@@ -47,8 +47,8 @@ SETTINGS = {
 }
 # Relative. `--spread` moves losses and norms by at most 1.1e-6 (Top-1 Chunk both ways, Mamba-2, RWKV-7; SSE4.2 for
 # AVX-512 and optimised code for code that is not). A hundred times that leaves room for other products of matrices and
-# another jaxlib. Architectures differ by more: RoPE from no positions at all by 1.6e-3, exact selection from
-# approximate by 1.2e-2, the two nearest pairs.
+# another jaxlib. Architectures differ by more: RoPE from no positions at all by 1.6e-3, exact from approximate
+# selection by 1.2e-2, the nearest two pairs of cases.
 TOLERANCE = 1e-4
 # Beside the config files as they are, or in place of one: NAME -> FILE.py:TEXT
 HYBRID = (

@@ -1,0 +1,173 @@
+"""The corpus that needs no download: `extract`'s text, tokenised once and kept in a cache.
+
+Train on prose and doctest; math_docs, python and c_code are out of domain. One package in about twenty is
+held out for in-domain validation, whole, so that a package's habits of writing do not leak. What is in it
+follows the versions of Python and of the packages: losses compare only under an equal manifest hash. It is
+for first runs and tests, models of up to about ten million parameters, and it is not SlimPajama.
+
+A cache directory `builtin-TOKENIZER-KEY` holds one flat file of tokens per split and domain and a manifest;
+the key is a hash of everything that decides the content. It is built beside its place and renamed, so that
+two processes may build at once.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from seqjax.config import DataConfig
+from seqjax.data import blocks, document_index, slimpajama
+from seqjax.data.builtin import extract
+from seqjax.data.corpus import BlockCorpus
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.errors import UserError
+
+VERSION = 1  # raise when the text or its order changes
+HELD_OUT = 0.05
+NOTE = (
+    "Built-in corpus: texts of the Python standard library and of installed packages. This is not "
+    "SlimPajama; compare losses only under the same manifest hash."
+)
+REGIMES = {
+    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
+    "mixed": slimpajama.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
+}
+
+
+def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
+    """The built-in corpus in blocks of `seq_len` + 1 tokens; builds it first where the cache lacks it."""
+    tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)
+    train, evaluate = slimpajama.resolve(
+        REGIMES[config.regime],
+        train=config.train_domains,
+        evaluate=config.eval_domains,
+        known=extract.DOMAINS,
+    )
+    directory = build(tokenizer, cache_dir=config.cache_dir)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    sources = {
+        split: {
+            domain: blocks.FlatBlocks(str(directory / entry["file"]), tokens=entry["tokens"], block=seq_len + 1)
+            for domain, entry in domains.items()
+        }
+        for split, domains in manifest["splits"].items()
+    }
+    return BlockCorpus(
+        name="builtin",
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        train_domains=train,
+        eval_domains=evaluate,
+        manifest_hash=manifest["hash"],
+        sources=sources,
+        documents=document_index.read(directory / document_index.FILE),
+        weights=config.weights,
+        seed=config.seed,
+        workers=config.workers,
+        note=NOTE,
+    )
+
+
+def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
+    """The directory of the corpus under this tokenizer, made if it is not there yet."""
+    root = Path(cache_dir).expanduser() if cache_dir else _default_cache()
+    dists = extract.distributions()
+    directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
+    if (directory / document_index.FILE).is_file():  # one of an older version lacks it
+        return directory
+    logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
+    documents = extract.documents(dists)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".building-") as temporary:
+            content = Path(temporary) / "content"
+            content.mkdir()
+            _write(content, documents, tokenizer)
+            try:
+                content.rename(directory)
+            except OSError:
+                if (directory / document_index.FILE).is_file():
+                    return directory  # another process was faster; its content is the same
+                shutil.rmtree(directory)  # of an older version, or left half removed by hand
+                content.rename(directory)
+    except OSError as error:
+        raise UserError(
+            f"Cannot keep the built-in corpus in {root} ({error.strerror}: about 60 MB are needed); "
+            "set config.data.cache_dir to a directory that can be written."
+        ) from error
+    return directory
+
+
+def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
+    """The packages whose prose and doctest documents are for validation: about 5 % of each domain."""
+    domains = REGIMES["limited"].train
+    total = dict.fromkeys(domains, 0)
+    sizes: dict[str, dict[str, int]] = {}
+    for document in documents:
+        if document.domain in total:
+            total[document.domain] += len(document.text)
+            per_domain = sizes.setdefault(document.package, dict.fromkeys(domains, 0))
+            per_domain[document.domain] += len(document.text)
+    held: set[str] = set()
+    got = dict.fromkeys(domains, 0)
+    for package in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        share = {d: sizes[package][d] / max(1, total[d]) for d in domains}
+        wanted = any(share[d] > 0 and got[d] < HELD_OUT * total[d] for d in domains)
+        fits = all(got[d] + sizes[package][d] <= 1.5 * HELD_OUT * total[d] for d in domains)
+        if wanted and fits:
+            held.add(package)
+            for domain in domains:
+                got[domain] += sizes[package][domain]
+    return frozenset(held)
+
+
+def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokenizer) -> None:
+    held = held_out_packages(documents)
+    limited = REGIMES["limited"].train
+    splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
+    lengths: dict[str, np.ndarray] = {}
+    for domain in extract.DOMAINS:
+        members = [d for d in documents if d.domain == domain]
+        for split in splits:
+            if domain in limited:
+                chosen = [d for d in members if (d.package in held) == (split == "validation")]
+            else:
+                chosen = [d for i, d in enumerate(members) if (i % 2 == 0) == (split == "validation")]
+            bos, eos = np.array([tokenizer.bos], np.uint16), np.array([tokenizer.eos], np.uint16)
+            pieces = [np.empty(0, np.uint16)]
+            for ids in tokenizer.encode_batch([d.text for d in chosen]):
+                pieces += [bos, ids, eos]
+            stream = np.concatenate(pieces)
+            lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
+            file = f"{split}-{domain}.uint16"
+            stream.astype(blocks.DTYPE).tofile(directory / file)
+            splits[split][domain] = {
+                "file": file,
+                "documents": len(chosen),
+                "bytes": sum(len(d.text.encode("utf-8", "replace")) for d in chosen),
+                "tokens": len(stream),
+                "sha256": hashlib.sha256(stream.tobytes()).hexdigest(),
+            }
+    content = {"tokenizer": tokenizer.hash, "splits": splits, "version": VERSION}
+    document_index.write(directory / document_index.FILE, lengths)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    blocks.write_json(directory / "manifest.json", content | {"hash": digest, "held_out": sorted(held)})
+
+
+def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
+    versions = {name: dist.version for name, dist in dists.items()}
+    content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(base) / "seqjax"

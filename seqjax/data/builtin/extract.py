@@ -1,0 +1,170 @@
+"""Text that every machine with seqjax has: the standard library and seqjax's own dependencies.
+
+Five domains, none of them SlimPajama's:
+
+    prose      docstrings, READMEs, package descriptions, the Python language reference
+    doctest    docstrings with at least three `>>>` prompts
+    math_docs  docstrings with at least two TeX formulas
+    python     source files with their docstrings taken out
+    c_code     C and C++ sources and headers
+
+Tests, vendored code and generated tables are left out, equal documents are kept once, and `python` and
+`c_code`, which are only evaluated, are capped. Only required dependencies are read, so that an installed
+extra changes nothing. Docstrings are found by a pattern: parsing 100 MB of source would take a minute.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import re
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+# The requirements in pyproject.toml; what they require in turn is followed from their metadata.
+ROOTS = (
+    *(
+        "absl-py",
+        "array_record",
+        "flax",
+        "fsspec",
+        "grain",
+        "jax",
+        "jaxtyping",
+        "matplotlib",
+        "ml_collections",
+    ),
+    *("numpy", "optax", "orbax-checkpoint", "tensorboardX", "zstandard"),
+)
+DOMAINS = ("prose", "doctest", "math_docs", "python", "c_code")
+CAPS = {"python": 3_000_000, "c_code": 2_000_000}  # bytes
+MIN_CHARS, MAX_CHARS = 200, 60_000
+
+_SKIP_PARTS = re.compile(
+    r"(^|/)(tests?|testing|_?vendor(ed)?|third_party|external|_?extern|site-packages|dist-packages|idlelib|lib2to3"
+    r"|test_[^/]*|[^/]*_test\.py"
+    r"|[^/]*_pb2\.pyi?|conftest\.py|turtledemo|ensurepip|licenses?|unicode_data|encodings|__pycache__)(/|$)"
+)
+# After a line that ends in a colon or a comma (numpy's add_newdoc), or at the top of a file below its
+# comments.
+_DOCSTRING = re.compile(
+    r"""(?:\A(?:[ \t]*\#[^\n]*\n|\s)*|[:,][ \t]*(?:\#[^\n]*)?\n\s*)([rRuU]?)(\"{3}|'{3})(.*?)\2""", re.S
+)
+# Licence headers, the same thousand times over.
+_PYTHON_HEADER = re.compile(r"\A(?:\#[^\n]*\n|\s)*")
+_C_HEADER = re.compile(r"\A(?:/\*.*?\*/|//[^\n]*\n|\s)*", re.S)
+_CODE_SUFFIXES = {".h", ".c", ".hpp", ".cc", ".cpp", ".cuh"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A text, the domain it belongs to and the package it comes from."""
+
+    domain: str
+    package: str
+    text: str
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the text without case and white space: equal texts are kept once, and this orders them."""
+        return hashlib.sha1("".join(self.text.lower().split()).encode("utf-8", "replace")).digest()
+
+
+def distributions() -> dict[str, metadata.Distribution]:
+    """The required dependencies of seqjax, directly or through others, by normalised name."""
+    found: dict[str, metadata.Distribution] = {}
+    queue: list[str] = list(ROOTS)
+    while queue:
+        name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # a requirement for another platform or Python
+        for requirement in found[name].requires or []:
+            wanted, _, marker = requirement.partition(";")
+            match = re.match(r"[\w.-]+", wanted)
+            if match and "extra" not in marker:
+                queue.append(match[0])
+    return dict(sorted(found.items()))
+
+
+def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
+    """All documents, without duplicates, in an order that depends on their texts alone."""
+    unique: dict[bytes, Document] = {}
+    sizes: dict[str, int] = dict.fromkeys(DOMAINS, 0)
+    files = sorted(_files(dists), key=lambda item: hashlib.sha1(item[1].encode()).digest())
+    for package, name, path in files:
+        suffix = path.suffix
+        for domain, text in _documents(path, name, want_source=sizes["python"] < CAPS["python"]):
+            if suffix in _CODE_SUFFIXES and sizes["c_code"] >= CAPS["c_code"]:
+                continue
+            document = Document(domain, package, text)
+            if unique.setdefault(document.digest, document) is document:
+                sizes[domain] += len(text)
+    return [unique[digest] for digest in sorted(unique)]
+
+
+def _files(dists: dict[str, metadata.Distribution]) -> Iterator[tuple[str, str, Path]]:
+    """(package, name, path) of every file worth reading; names do not depend on the place of installation."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    for path in stdlib.rglob("*.py"):
+        name = path.relative_to(stdlib).as_posix()
+        if not _SKIP_PARTS.search(name):
+            yield f"python/{Path(name).parts[0].removesuffix('.py')}", name, path
+    include = Path(sysconfig.get_path("include"))
+    for path in include.rglob("*.h"):
+        yield "python/include", f"include/{path.relative_to(include).as_posix()}", path
+    for dist_name, dist in dists.items():
+        for file in dist.files or []:
+            name = file.as_posix()
+            if file.suffix not in _CODE_SUFFIXES | {".py", ".rst", ".md"} and file.name != "METADATA":
+                continue
+            if name.startswith("..") or _SKIP_PARTS.search(name):
+                continue
+            package = f"{dist_name}/{file.parts[1]}" if len(file.parts) > 2 else dist_name
+            yield package, name, Path(str(file.locate()))
+
+
+def _documents(path: Path, name: str, *, want_source: bool) -> Iterator[tuple[str, str]]:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return
+    text = text.replace("\r\n", "\n")
+    if path.name == "METADATA":
+        yield from _classified(text.partition("\n\n")[2])
+    elif path.suffix in (".rst", ".md"):
+        yield from _classified(text)
+    elif path.suffix in _CODE_SUFFIXES:
+        text = _C_HEADER.sub("", text)
+        if MIN_CHARS <= len(text) <= MAX_CHARS:
+            yield "c_code", text
+    elif name == "pydoc_data/topics.py":
+        scope: dict[str, dict[str, str]] = {}
+        exec(text, scope)  # the standard library's own table of reference texts, nothing but one dict
+        for topic in scope["topics"].values():
+            yield from _classified(topic)
+    else:
+        for prefix, _, body in _DOCSTRING.findall(text):
+            raw = prefix in ("r", "R") or "\\" not in body
+            yield from _classified(inspect.cleandoc(body if raw else body.replace("\\\\", "\\")))
+        if want_source and MIN_CHARS <= len(text) <= MAX_CHARS:
+            code = _DOCSTRING.sub(lambda match: match[0][: match.start(3) - match.start()] + match[2], text)
+            code = _PYTHON_HEADER.sub("", code)
+            if len(code) >= MIN_CHARS:
+                yield "python", code
+
+
+def _classified(text: str) -> Iterator[tuple[str, str]]:
+    text = text.strip()
+    if not MIN_CHARS <= len(text) <= MAX_CHARS:
+        return
+    if text.count(":math:") + text.count(".. math::") >= 2:
+        yield "math_docs", text
+    elif text.count(">>>") >= 3:
+        yield "doctest", text
+    elif sum(map(text.count, " etaoin")) > 0.45 * len(text):  # tables, lists of names and code have fewer of these
+        yield "prose", text

@@ -1,0 +1,206 @@
+"""SlimPajama-shaped `*.jsonl.zst` shards -> ArrayRecord files of token blocks per domain, with a manifest.
+
+    python -m seqjax.data.prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
+
+Every document becomes BOS + tokens + EOS; the documents of a domain and split are joined in the order of the
+shards and cut into blocks of seq_len + 1 tokens, without overlap. What is left at the end of a domain, less
+than a block, is counted in the manifest as `tokens_unused`.
+
+`documents.npz` keeps the lengths of the documents, so that an evaluation can be spread over all of them and its
+uncertainty told (seqjax/data/document_index.py).
+
+A run that was stopped, killed or out of disk goes on where it was when the command is given again, and ends
+with the same bytes as one that was not. Finished shards wait in OUT/.parts until all are there, so OUT takes
+4 bytes a token for a while and 2 in the end. Bad lines are skipped, counted and named in the manifest;
+`--strict` stops at the first.
+"""
+
+import concurrent.futures
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from seqjax.data import blocks, document_index, shards, slimpajama
+from seqjax.data.prepare import progress
+from seqjax.data.prepare.manifest import document_lengths, make_manifest
+from seqjax.data.prepare.pack import plan_files, write_file
+from seqjax.data.prepare.reports import read_report
+from seqjax.data.prepare.tokenize import ShardJob, is_done, tokenize_shard
+from seqjax.data.tokenizer import load_tokenizer
+from seqjax.errors import UserError, nearest
+
+
+def prepare(
+    source: str,
+    out: str | Path,
+    *,
+    tokenizer: str,
+    tokenizer_path: str = "",
+    seq_len: int = 2048,
+    workers: int = 0,
+    domains: Sequence[str] = (),
+    min_tokens: int = 0,
+    max_tokens: int = 0,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Make, or finish, the blocks of `source` in `out`; gives the manifest.
+
+    Args:
+        source: directory or glob of shards, anything that fsspec opens.
+        out: local directory.
+        tokenizer: byte | mixtral.
+        tokenizer_path: a sentencepiece file instead of the one that mistral-common carries.
+        seq_len: T; blocks hold T + 1 tokens.
+        workers: processes; 0 = one per core, 1 = this process alone.
+        domains: keep only these; empty = all seven.
+        min_tokens: leave out documents with fewer tokens.
+        max_tokens: cut documents to so many tokens; 0 = whole.
+        strict: stop at the first bad line.
+    """
+    if seq_len < 1:
+        raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
+    for domain in domains:
+        if domain not in slimpajama.NAMES:
+            raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
+    kept = tuple(d for d in slimpajama.NAMES if d in domains or not domains)
+    vocabulary = load_tokenizer(tokenizer, tokenizer_path)
+    found = shards.find_shards(source)
+    out = Path(out)
+    settings = {
+        "block": seq_len + 1,
+        "domains": list(kept),
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "sources": [{"name": shard.name, "split": shard.split, "size": shard.size} for shard in found],
+        "tokenizer": {
+            "name": vocabulary.name,
+            "sha256": vocabulary.hash,
+            "vocab_size": vocabulary.vocab_size,
+            "bos": vocabulary.bos,
+            "eos": vocabulary.eos,
+        },
+    }
+    parts = out / ".parts"
+    _begin(out, parts, settings)
+    if (out / "manifest.json").is_file():
+        shutil.rmtree(parts, ignore_errors=True)
+        return blocks.read_manifest(out)
+
+    jobs = [
+        ShardJob(
+            shard=shard,
+            part=parts / f"{index:06d}",
+            tokenizer=tokenizer,
+            tokenizer_path=tokenizer_path,
+            domains=kept,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            strict=strict,
+        )
+        for index, shard in enumerate(found)
+    ]
+    pending = [job for job in jobs if not is_done(job)]
+    workers = workers or os.cpu_count() or 1
+    size = sum(job.shard.size for job in pending)
+    _run(tokenize_shard, pending, workers=workers, title="tokenise", total=size)
+
+    reports = [read_report(job.part.with_suffix(".json")) or {} for job in jobs]
+    if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
+        first = bad[0]  # a shard that was finished without --strict
+        where = f"{first['file']}:{first['line']}"
+        raise UserError(f"{where}: {first['reason']}. Mend the file and give another --out.")
+    plan = plan_files(out, parts, jobs, reports, block=seq_len + 1)
+    files = [job for _, _, job in plan]
+    todo = [job for job in files if read_report(job.done) is None or not job.path.is_file()]
+    needed = sum(tokens for job in todo for _, _, tokens in job.segments)
+    _need_space(out, 2 * needed)
+    _run(write_file, todo, workers=workers, title="write", total=needed)
+    manifest = make_manifest(settings, reports, jobs, plan, out)
+    for leftover in out.rglob(".*.tmp"):  # of a process that was killed
+        leftover.unlink()
+    document_index.write(out / document_index.FILE, document_lengths(jobs))
+    blocks.write_json(out / "manifest.json", manifest)
+    shutil.rmtree(parts)
+    return manifest
+
+
+def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
+    """Start in an empty directory, or go on in one that was started with the same settings."""
+    before = read_report(parts / "settings.json")
+    manifest = read_report(out / "manifest.json")
+    if before is None and manifest is not None:
+        before = {key: manifest.get(key) for key in settings}
+    if before is None:
+        if out.is_dir() and any(path.name != ".parts" for path in out.iterdir()):
+            raise UserError(f"{out} is not empty and was not made by this command; give another --out.")
+        try:
+            parts.mkdir(parents=True, exist_ok=True)
+            blocks.write_json(parts / "settings.json", settings)
+        except OSError as error:
+            raise UserError(f"Cannot write to {out}: {error.strerror}; give another --out.") from error
+        return
+    changed = [_difference(key, before.get(key), value) for key, value in settings.items() if before.get(key) != value]
+    if changed:
+        raise UserError(
+            f"{out} was begun with other settings: {'; '.join(changed)}. Give them again, or another --out, "
+            "or delete the directory."
+        )
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    if key == "sources" and isinstance(old, list):
+        names = [{(entry["split"], entry["name"]): entry["size"] for entry in side} for side in (old, new)]
+        either = sorted(names[0].keys() | names[1].keys())
+        changed = [key[1] for key in either if names[0].get(key) != names[1].get(key)]
+        return f"{len(changed)} source files are new, gone or of another size ({', '.join(changed[:3])})"
+    if key == "tokenizer" and isinstance(old, dict):
+        return f"tokenizer {old['name']} ({old['sha256'][:12]}) -> {new['name']} ({new['sha256'][:12]})"
+    return f"{key} {old!r} -> {new!r}"
+
+
+def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, title: str, total: int) -> None:
+    """Run all jobs, in this process or in `workers` spawned ones, and show how far they are."""
+    if not jobs:
+        return
+    counters = progress.Progress()
+    with progress.Display(counters, title=title, total=total, jobs=len(jobs)) as display:
+        if workers == 1:
+            progress.use_progress(counters)
+            for job in jobs:
+                function(job)
+                display.finished += 1
+            return
+        context = multiprocessing.get_context("spawn")
+        pool = concurrent.futures.ProcessPoolExecutor(
+            min(workers, len(jobs)), context, progress.start_worker, (counters,)
+        )
+        try:
+            futures = [pool.submit(function, job) for job in jobs]
+            for future in concurrent.futures.as_completed(futures):
+                if future.exception() is not None:
+                    break
+                display.finished += 1
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            for future in futures:  # of several errors the first in the order of the jobs, whichever came up first
+                if not future.cancelled():
+                    future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                "A worker process was killed, perhaps for want of memory; run the same command again with "
+                "fewer --workers: finished shards are kept."
+            ) from None
+
+
+def _need_space(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out).free
+    if needed > free:
+        raise UserError(
+            f"The blocks need {needed / 1e9:.1f} GB in {out}, {free / 1e9:.1f} GB are free. All shards are "
+            "tokenised and kept: make room and run the same command again."
+        )
