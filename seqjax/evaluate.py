@@ -21,7 +21,7 @@ from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import Corpus, open_corpus
 from seqjax.errors import UserError, run_command
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.step import make_entropy_step, make_eval_step
 from seqjax.types import Params

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.types import Array, Params, PRNGKey
 
 

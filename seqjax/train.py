@@ -14,14 +14,14 @@ import jax
 import optax
 
 import kernels_pallas.dispatch
-from seqjax import flops, generate, metrics, report
+from seqjax import generate, metrics, report
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.evaluate import evaluate, load_domains, measure_entropy
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from seqjax.optim import optimizer as make_optimizer
 from seqjax.optim import schedule
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings, to_devices

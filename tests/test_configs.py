@@ -8,10 +8,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.common import REGIMES, SIZES
-from seqjax import flops
 from seqjax.config import differences, from_config_dict, to_dict
 from seqjax.errors import UserError
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from tests.support import ROOT
 
 NAMES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in ("__init__", "common"))

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, RMSNorm, residual_init
+from seqjax.nn.layers import Linear, RMSNorm, residual_init
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
 from seqjax.types import Array, LayerSpec
 

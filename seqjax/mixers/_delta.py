@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import GPT_INIT, Linear, RMSNorm, ShortConv
+from seqjax.nn.layers import GPT_INIT, Linear, RMSNorm, ShortConv
+from seqjax.nn.params import param
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax import mixers
-from seqjax.layers import NORMS, Linear, constant
-from seqjax.params import Init, param
+from seqjax.nn.layers import NORMS, Linear, constant
+from seqjax.nn.params import Init, param
 from seqjax.types import Array, Cache, LayerSpec
 
 zeros = constant(0.0)

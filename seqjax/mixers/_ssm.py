@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import constant, uniform
-from seqjax.params import param
+from seqjax.nn.layers import constant, uniform
+from seqjax.nn.params import param
 from seqjax.types import Array
 
 

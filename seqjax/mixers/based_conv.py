@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from seqjax.layers import Linear, ShortConv, residual_init
 from seqjax.mixers._ssm import check_sizes
+from seqjax.nn.layers import Linear, ShortConv, residual_init
 from seqjax.types import Array, LayerSpec
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, residual_init
 from seqjax.mixers._ssm import check_sizes
+from seqjax.nn.layers import Linear, residual_init
 from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
 from seqjax.types import Array, LayerSpec
 

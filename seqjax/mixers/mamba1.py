@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.layers import Linear, ShortConv, constant, uniform
 from seqjax.mixers._ssm import SharedDecay, check_choice, check_sizes, dt_bias, out_init
+from seqjax.nn.layers import Linear, ShortConv, constant, uniform
+from seqjax.nn.params import param
 from seqjax.ops.selective_scan import selective_scan
 from seqjax.ops.ssd import CHUNK as SSD_CHUNK
 from seqjax.ops.ssd import ssd
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 

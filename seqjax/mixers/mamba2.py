@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, RMSNorm, ShortConv, constant, uniform
 from seqjax.mixers._ssm import SharedDecay, check_choice, check_sizes, dt_bias, out_init
+from seqjax.nn.layers import Linear, RMSNorm, ShortConv, constant, uniform
+from seqjax.nn.params import param
 from seqjax.ops.ssd import CHUNK, ssd
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, constant
 from seqjax.mixers._rwkv import HeadNorm, RwkvBlock, depth, head_norm_gain, lerp, orthogonal, ramp, shift, values
+from seqjax.nn.layers import Linear, constant
+from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK, wkv6
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, constant, uniform
 from seqjax.mixers import rwkv5
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp, values
-from seqjax.params import param
+from seqjax.nn.layers import Linear, constant, uniform
+from seqjax.nn.params import param
 from seqjax.types import Array, LayerSpec
 
 

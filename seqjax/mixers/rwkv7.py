@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, constant
 from seqjax.mixers import _rwkv as common
+from seqjax.nn.layers import Linear, constant
+from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError, nearest
-from seqjax.layers import Linear, constant
 from seqjax.mixers import _rwkv as common
 from seqjax.mixers import rwkv7, top1_chunk, transformer_pp
+from seqjax.nn.layers import Linear, constant
 from seqjax.types import Array, LayerSpec
 
 CORES = ("full", "window", "top1_exact", "top1_approx")
@@ -180,7 +180,7 @@ class Block(rwkv7.Block):
     """RWKV-7's, around another time mix."""
 
     def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
-        """As `seqjax.block.Block.entropy`."""
+        """As `seqjax.models.block.Block.entropy`."""
         return self.mixer.entropy(self.norm1(x_BTD).astype(dtype))
 
     def train_flops_per_token(self, seq_len: int) -> float:

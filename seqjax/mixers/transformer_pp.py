@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import normal
 from seqjax.mixers._attention import AttentionConfig, AttentionMixer
+from seqjax.nn.layers import normal
+from seqjax.nn.params import param
 from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 

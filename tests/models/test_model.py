@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from benchmarks import train_step
-from seqjax import params as params_lib
-from seqjax.model import ATTENTION_NAMES, Model
+from seqjax.models import Model
+from seqjax.models.language_model import ATTENTION_NAMES
+from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.step import init_state, make_train_step
 from tests import support

@@ -14,7 +14,7 @@ from seqjax import evaluate, metrics, mixers
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
 from seqjax.mixers import transformer_pp
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.ops.attention import attention_entropy
 from seqjax.train import train
 from tests import support

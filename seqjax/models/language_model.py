@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from seqjax import mixers
-from seqjax.block import Block, Carry, Outside
 from seqjax.config import ModelConfig
 from seqjax.errors import UserError
+from seqjax.models.block import Block, Carry, Outside
+from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy
-from seqjax.params import Template, stacked_axes, unstack
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 

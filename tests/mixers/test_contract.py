@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import flops, mixers, params
+from seqjax import mixers
 from seqjax.mixers._attention import AttentionMixer
+from seqjax.models import flops
+from seqjax.nn import params
 from tests import support
 
 B = 8

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.sharding import is_axes
 from seqjax.types import Array, Params, PRNGKey
 
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
@@ -58,11 +59,6 @@ def _axes(state: nnx.State) -> Params:
             node = node.setdefault(key, {})
         node[path[-1]] = variable.get_metadata("logical_axes")
     return axes
-
-
-def is_axes(leaf: Any) -> bool:
-    """Whether `leaf` is a tuple of logical axis names, i.e. a leaf of an axes tree."""
-    return isinstance(leaf, tuple)
 
 
 def stacked_axes(axes: Params) -> Params:

@@ -17,8 +17,8 @@ from flax import nnx
 
 from seqjax import mixers
 from seqjax.config import ModelConfig
-from seqjax.layers import GPT_INIT, NORMS, Mlp, residual_init
-from seqjax.params import Init, param
+from seqjax.nn.layers import GPT_INIT, NORMS, Mlp, residual_init
+from seqjax.nn.params import Init, param
 from seqjax.types import Array, Cache, LayerSpec
 
 Carry = dict[str, Any]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.params import Init, param
+from seqjax.nn.params import Init, param
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
