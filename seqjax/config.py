@@ -47,7 +47,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     dtype: str = "auto"  # compute: auto (bfloat16 on accelerators, float32 on CPU) | bfloat16 | float32
     residual_dtype: str = "compute"  # compute | float32
-    remat: str = "none"  # none | full | dots | attention; see model.REMAT
+    remat: str = "none"  # none | full | dots | attention; see models/remat.py
     scan_layers: bool = True
     loss_chunk: int = 4096  # tokens whose logits exist at a time in the loss
 

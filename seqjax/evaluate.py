@@ -22,6 +22,7 @@ from seqjax.config import Config
 from seqjax.data import Corpus, open_corpus
 from seqjax.errors import UserError, run_command
 from seqjax.models import Model
+from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
@@ -109,7 +110,7 @@ def main(argv: list[str]) -> None:
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     result: dict[str, Any] = {"step": step}
     if args.entropy:
-        model.require_entropy()
+        require_entropy(model)
     with jax.set_mesh(mesh):
         domains = load_domains(corpus, config, mesh=mesh, tokens=args.tokens)
         result["loss"] = evaluate(jax.jit(make_eval_step(model)), params, domains, mesh=mesh)

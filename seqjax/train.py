@@ -22,6 +22,7 @@ from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.evaluate import evaluate, load_domains, measure_entropy
 from seqjax.models import Model, flops
+from seqjax.models.entropy import require_entropy
 from seqjax.optim import optimizer as make_optimizer
 from seqjax.optim import schedule
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings, to_devices
@@ -59,7 +60,7 @@ def train(config: Config, workdir: Path) -> bool:
     # ----------------------------------------------------------------------------------------------------- model
     model = Model(config.model, max_len=seq_len)
     if config.eval.entropy_tokens:
-        model.require_entropy()
+        require_entropy(model)
     optimizer = make_optimizer(config.optim, n_steps)
     flops_per_token = flops.flops_per_token(model, seq_len)
 

@@ -1,44 +1,21 @@
-"""Layers that the mixers share: projections, norms, MLPs, rotary positions.
+"""The layers that architectures share: projections, norms and MLPs.
 
-Parameters are float32 and are cast to the dtype of the input where they are used; norm statistics and rotary angles
-are float32 whatever the input is (the "fp32 islands").
+Parameters are float32 and are cast to the dtype of the input where they are used; the statistics of norms are float32
+whatever the input is.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.nn.params import Init, param
+from seqjax.nn.initializers import GPT_INIT, Init, constant
+from seqjax.nn.params import param
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
-
-
-def normal(std: float) -> Init:
-    """Initialiser N(0, std^2)."""
-    return lambda key, shape, dtype: std * jax.random.normal(key, shape, dtype)
-
-
-def uniform(bound: float) -> Init:
-    """Initialiser U(-bound, bound)."""
-    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
-
-
-def constant(value: float) -> Init:
-    """Initialiser with one value everywhere."""
-    return lambda key, shape, dtype: jnp.full(shape, value, dtype)
-
-
-GPT_INIT = normal(0.02)
-
-
-def residual_init(n_layers: int) -> Init:
-    """GPT init of the two matrices per layer that write to the residual stream: N(0, (0.02 / sqrt(2 L))^2)."""
-    return normal(0.02 / math.sqrt(2 * n_layers))
 
 
 class Linear(nnx.Module):
@@ -58,7 +35,7 @@ class Linear(nnx.Module):
         self.b = param(rngs, constant(0.0), (n_out,), axes[1:]) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        """[..., in] -> [..., out]."""
+        """Map [..., in] to [..., out]."""
         y = x @ self.w[...].astype(x.dtype)
         return y if self.b is None else y + self.b[...].astype(x.dtype)
 
@@ -71,12 +48,12 @@ class RMSNorm(nnx.Module):
         self.g = param(rngs, constant(1.0), (dim,), (axis,))
 
     def __call__(self, x: Array) -> Array:
-        """[..., D] -> [..., D]."""
+        """Map [..., D] to [..., D]."""
         y: Any = _rms_norm(x, self.g[...], self.eps)
         return y
 
 
-# With its own gradient because autodiff keeps float32 copies of x, which cost more than the norm itself.
+# This has its own gradient because autodiff keeps float32 copies of x, which cost more than the norm itself.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
     return _rms_norm_forward(x, g_D, eps)[0]
@@ -109,7 +86,7 @@ class LayerNorm(nnx.Module):
         self.b = param(rngs, constant(0.0), (dim,), (axis,))
 
     def __call__(self, x: Array) -> Array:
-        """[..., D] -> [..., D]."""
+        """Map [..., D] to [..., D]."""
         x32 = x.astype(jnp.float32)
         x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
@@ -119,8 +96,14 @@ class LayerNorm(nnx.Module):
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
+def l2_normalize(x: Array) -> Array:
+    """Return x / sqrt(sum x^2 + 1e-6) over the last axis, computed and returned in float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True) + 1e-6)
+
+
 class Mlp(nnx.Module):
-    """Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d."""
+    """The MLP of a block. Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d."""
 
     def __init__(
         self,
@@ -142,7 +125,7 @@ class Mlp(nnx.Module):
         self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=down_init, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
-        """[..., D] -> [..., D]."""
+        """Map [..., D] to [..., D]."""
         up = self.up(x)
         if self.gate is None:
             return self.down(self.activation(up))
@@ -150,7 +133,7 @@ class Mlp(nnx.Module):
         return self.down(hidden)
 
 
-# With its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
+# This has its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _gated(gate: Array, up: Array, activation: Any) -> Array:
     return (activation(gate.astype(jnp.promote_types(gate.dtype, jnp.float32))) * up).astype(up.dtype)
@@ -168,82 +151,3 @@ def _gated_backward(activation: Any, saved: tuple[Array, Array], dh: Array) -> t
 
 
 _gated.defvjp(_gated_forward, _gated_backward)
-
-
-class ShortConv(nnx.Module):
-    """Depthwise causal convolution: y_t = act(sum_i w_i x_{t - W + 1 + i} + b); the last of W taps is the token itself.
-
-    Taps and bias start U(+-1 / sqrt(W)) unless `init` says otherwise (torch's Conv1d). `silu` is the activation.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        width: int = 4,
-        bias: bool = False,
-        silu: bool = True,
-        init: Init | None = None,
-        axis: str | None = "mlp",
-        rngs: nnx.Rngs,
-    ):
-        init = init or uniform(width**-0.5)
-        self.silu = silu
-        self.w = param(rngs, init, (dim, width), (axis, "conv"))
-        self.b = param(rngs, init, (dim,), (axis,)) if bias else None
-
-    def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
-        """[B, T, E] -> [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
-        n_past = self.w.shape[1] - 1
-        if last_BWE is None:
-            x_BSE = jnp.pad(x_BTE, ((0, 0), (n_past, 0), (0, 0)))
-        else:
-            x_BSE = jnp.concatenate([last_BWE.astype(x_BTE.dtype), x_BTE], axis=1)
-        bias = None if self.b is None else self.b[...]
-        return _conv_act(x_BSE, self.w[...], bias, self.silu)
-
-    def init_cache(self, batch: int, dtype: Any) -> Array:
-        """Zeros [B, W - 1, E]: no input yet."""
-        return jnp.zeros((batch, self.w.shape[1] - 1, self.w.shape[0]), dtype)
-
-    def extend(self, x_BTE: Array, last_BWE: Array) -> tuple[Array, Array]:
-        """The convolution after `last_BWE`, and the W - 1 inputs before whatever follows."""
-        seen = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
-        return self(x_BTE, last_BWE), seen[:, x_BTE.shape[1] :]
-
-
-# With its own gradient because autodiff would keep W shifted float32 copies of the input, or compute them all again.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _conv_act(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool) -> Array:
-    z = _conv(x_BSE, w_EW, b_E)
-    return (jax.nn.silu(z) if silu else z).astype(x_BSE.dtype)
-
-
-def _conv(x_BSE: Array, w_EW: Array, b_E: Array | None) -> Array:
-    width = w_EW.shape[1]
-    x32, n_out = x_BSE.astype(jnp.float32), x_BSE.shape[1] - width + 1
-    z: Any = sum(x32[:, i : i + n_out] * w_EW[:, i] for i in range(width))
-    return z if b_E is None else z + b_E
-
-
-def _conv_act_forward(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool):
-    return _conv_act(x_BSE, w_EW, b_E, silu), (x_BSE, w_EW, b_E)
-
-
-def _conv_act_backward(silu: bool, saved: tuple[Array, Array, Array | None], dy: Array):
-    x_BSE, w_EW, b_E = saved
-    width, n_out = w_EW.shape[1], dy.shape[1]
-    dz = dy
-    if silu:
-        dz = jax.vjp(jax.nn.silu, _conv(x_BSE, w_EW, b_E))[1](dy.astype(jnp.float32))[0].astype(dy.dtype)
-        # Made once: XLA would make it again for each of the taps below.
-        dz = jax.lax.optimization_barrier(dz)
-    padded = jnp.pad(dz, ((0, 0), (width - 1, width - 1), (0, 0))).astype(jnp.float32)
-    taps = range(width)
-    dx: Any = sum(padded[:, width - 1 - i : width - 1 - i + x_BSE.shape[1]] * w_EW[:, i] for i in taps)
-    dz32, x32 = dz.astype(jnp.float32), x_BSE.astype(jnp.float32)
-    dw = jnp.stack([jnp.sum(dz32 * x32[:, i : i + n_out], axis=(0, 1)) for i in taps], axis=1)
-    return dx.astype(x_BSE.dtype), dw, None if b_E is None else jnp.sum(dz32, axis=(0, 1))
-
-
-_conv_act.defvjp(_conv_act_forward, _conv_act_backward)

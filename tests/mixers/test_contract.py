@@ -176,7 +176,7 @@ def test_flops_against_xla_on_one_layer(mixer, variant, monkeypatch):
 
     def one_layer(p, x_BTD):
         block = model.blocks["0"].bind(p)
-        return block(x_BTD, block.init_carry(x_BTD), dtype=jnp.float32)
+        return block(x_BTD, block.init_carry(x_BTD), layer=jnp.int32(1), dtype=jnp.float32)
 
     lowered = jax.jit(one_layer).lower(layer, x_BTD)
     xla = lowered.cost_analysis()["flops"] / (batch * length)

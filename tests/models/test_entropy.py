@@ -15,6 +15,7 @@ from seqjax.config import from_config_dict
 from seqjax.errors import UserError
 from seqjax.mixers import transformer_pp
 from seqjax.models import Model
+from seqjax.models.entropy import mean_entropy, require_entropy
 from seqjax.ops.attention import attention_entropy
 from seqjax.train import train
 from tests import support
@@ -24,6 +25,10 @@ CASES = [
     ("transformer_pp", variant)
     for variant in ("temperature", "window", "alibi_window_gqa", "const_k", "const_qk", "bias_norm")
 ] + [("transformer", "full"), ("rwkv7_shell", "full"), ("rwkv7_shell", "window")]
+
+
+def measure(model: Model, weights, tokens):
+    return jax.jit(lambda w, t: mean_entropy(model, w, t))(weights, tokens)
 
 
 def dense(mixer, q, k) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +70,7 @@ def test_entropy_is_that_of_the_definition(mixer, variant, monkeypatch):
     # tables start small: sharper, so that their softmax is far from uniform too
     weights = jax.tree_util.tree_map_with_path(lambda at, x: 4 * x if "table" in str(at[-1]) else x, weights)
     want = by_definition(model, weights, tokens, monkeypatch)
-    nats_LB, relative_LB = jax.jit(model.entropy)(weights, tokens)
+    nats_LB, relative_LB = measure(model, weights, tokens)
     assert nats_LB.shape == (len(want), B) == (2, B)
     np.testing.assert_allclose(nats_LB, [nats for nats, _ in want], rtol=1e-4)
     np.testing.assert_allclose(relative_LB, [relative for _, relative in want], rtol=1e-4)
@@ -89,7 +94,7 @@ def test_a_hybrid_counts_the_layers_that_have_one(monkeypatch):
     weights, tokens = support.random_params(model), support.random_tokens((B, T))
     want = [by_definition(model, weights, tokens, monkeypatch)[i] for i in (0, 2, 1, 3)]
     for this in (model, hybrid(**{"model.scan_layers": False}), hybrid(**{"model.remat": "full"})):
-        nats_LB, relative_LB = jax.jit(this.entropy)(weights, tokens)
+        nats_LB, relative_LB = measure(this, weights, tokens)
         np.testing.assert_allclose(nats_LB, [nats for nats, _ in want], rtol=1e-4)
         np.testing.assert_allclose(relative_LB, [relative for _, relative in want], rtol=1e-4)
 
@@ -98,7 +103,7 @@ def test_uniform_weights_have_all_the_entropy_there_can_be():
     model = support.tiny_model("transformer_pp")
     weights = support.random_params(model)
     weights["blocks"]["0"]["mixer"]["q"]["w"] *= 0
-    nats_LB, relative_LB = jax.jit(model.entropy)(weights, support.random_tokens((B, T)))
+    nats_LB, relative_LB = measure(model, weights, support.random_tokens((B, T)))
     np.testing.assert_allclose(relative_LB, np.ones((2, B)), rtol=1e-6)
     np.testing.assert_allclose(nats_LB, np.full((2, B), np.log(np.arange(2, T + 1)).mean()), rtol=1e-6)
 
@@ -127,12 +132,12 @@ def test_a_mixer_without_entropy_says_so(mixer):
     """The first variant of the shell is Top-1 Chunk; Top-1's own weights are not softmax over the past."""
     model = support.tiny_model(mixer, dict(support.FIRST)[mixer])
     with pytest.raises(UserError, match=rf"{mixer}: no layer has softmax weights.*--entropy.*entropy_tokens at 0"):
-        model.require_entropy()
+        require_entropy(model)
 
 
 def test_one_token_has_no_entropy():
     with pytest.raises(UserError, match=r"config\.train\.seq_len of at least 2"):
-        support.tiny_model("transformer_pp", train__seq_len=1).require_entropy()
+        require_entropy(support.tiny_model("transformer_pp", train__seq_len=1))
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -164,7 +169,7 @@ def test_the_entropy_of_a_run_is_the_mean_over_its_blocks(run):
     config, model, weights, _, _ = evaluate.restore(run)
     corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
     rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).astype(np.int32))
-    nats_LB, relative_LB = jax.jit(model.entropy)(jax.device_get(weights), rows[:, :-1])
+    nats_LB, relative_LB = measure(model, jax.device_get(weights), rows[:, :-1])
     assert nats_LB.shape == (2, 10)
     assert last["eval/arxiv/entropy"] == pytest.approx(float(nats_LB.mean()), rel=1e-5)
     assert last["eval/arxiv/entropy_relative"] == pytest.approx(float(relative_LB.mean()), rel=1e-5)

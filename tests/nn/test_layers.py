@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seqjax.nn.layers import LayerNorm, Linear, Mlp, RMSNorm, ShortConv
+from seqjax.nn import LayerNorm, Linear, Mlp, RMSNorm, ShortConv
 from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
 
