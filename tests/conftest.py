@@ -20,7 +20,8 @@ given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wanted if flag.split("=")[0] not in given)]))
 
 # Compiled programs are kept for the session: tests of different files, workers of xdist and the processes that tests
-# start compile the same steps. JAX keys them by program, flags and version. A directory that the caller names is left alone.
+# start compile the same steps. JAX keys them by program, flags and version. A directory that the environment already
+# names is used and left as it is.
 OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
 if OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="seqjax-tests-")

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError, nearest
-from seqjax.mixers import rwkv7, top1_chunk, transformer_pp
+from seqjax.mixers import top1_chunk, transformer_pp
 from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
+from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, gate_rank, value_rank
 from seqjax.nn.initializers import constant, orthogonal
 from seqjax.nn.layers import Linear
 from seqjax.types import Array, LayerSpec
@@ -86,10 +87,10 @@ class ShellCache(NamedTuple):
     last_BD: Array
 
 
-class Mixer(rwkv7.TimeMix):
+class Mixer(TimeMix):
     """The time mix; the core is an attention mixer whose projections start as RWKV's do."""
 
-    block = rwkv7.Block
+    block = Block
 
     def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.dim, dim, shell = spec.dim, spec.dim, config.shell
@@ -103,10 +104,9 @@ class Mixer(rwkv7.TimeMix):
 
         self.core.q, self.core.k, self.core.v = linear(1.0), linear(config.key_init), linear(1.0)
         self.core.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
-        self.mu = rwkv7.TokenShift("rkvg" if shell.gate else "rkv", spec, rngs=rngs) if shell.shift else None
-        value_rank, gate_rank = rwkv7.value_rank(config, dim), rwkv7.gate_rank(config, dim)
-        self.v_lora = rwkv7.ValueResidual(dim, value_rank, rngs=rngs) if shell.vres else None
-        self.g_lora = rwkv7.Lora(dim, gate_rank, activation=jax.nn.sigmoid, rngs=rngs) if shell.gate else None
+        self.mu = TokenShift("rkvg" if shell.gate else "rkv", spec, rngs=rngs) if shell.shift else None
+        self.v_lora = ValueResidual(dim, value_rank(config, dim), rngs=rngs) if shell.vres else None
+        self.g_lora = Lora(dim, gate_rank(config, dim), activation=jax.nn.sigmoid, rngs=rngs) if shell.gate else None
         gain = group_norm_gain(spec)
         self.norm = GroupNorm(config.heads, self.head_dim, gain=gain, rngs=rngs) if shell.lnx else None
 
