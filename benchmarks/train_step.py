@@ -43,7 +43,7 @@ COLUMNS = f"{'':<18}{'ktok/s':>9}{'lowest':>9}{'target':>8}{'MFU':>7}{'GiB':>8}{
 
 def names() -> list[str]:
     """Every architecture that has a config file."""
-    return sorted(p.stem for p in CONFIGS.glob("*.py") if p.stem not in ("__init__", "common"))
+    return sorted(p.stem for p in CONFIGS.glob("*.py") if p.stem != "__init__")
 
 
 def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "none") -> Config:

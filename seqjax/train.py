@@ -39,7 +39,7 @@ def train(config: Config, workdir: Path) -> bool:
 
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
-        workdirs.claim(workdir, config)
+        workdirs.save_config(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     micro_batch = config.train.batch_size // config.train.accumulate
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -177,7 +177,9 @@ def train(config: Config, workdir: Path) -> bool:
             state, device_metrics = train_step(state, tokens)
             settle()  # the step before, while the device works on this one
             pending = (step, device_metrics, batch)
-            if profiling and (step == config.log.profile_start + config.log.profile_steps - 1 or step == n_steps):
+            if profiling and (
+                step == (config.log.profile_start or 0) + config.log.profile_steps - 1 or step == n_steps
+            ):
                 settle()
                 jax.profiler.stop_trace()
                 profiling = False

@@ -7,13 +7,13 @@ import json
 import pytest
 from ml_collections import ConfigDict
 
-from configs.common import REGIMES, SIZES
 from seqjax.config import differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
+from seqjax.presets import REGIMES, SIZES
 from tests.support import ROOT
 
-NAMES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in ("__init__", "common"))
+NAMES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem != "__init__")
 ABLATIONS = sorted(p.stem for p in (ROOT / "configs" / "ablations").glob("*.py") if p.stem != "__init__")
 
 
@@ -56,7 +56,7 @@ def test_every_ablation_builds_and_has_its_name(name):
     [
         ("", 256, "demo"),
         ("64", 64, "demo"),
-        (" full ,debug", 0, "debug"),
+        (" full ,debug", None, "debug"),
         ("110m,mixed", 256, "110m"),
         ("9,110m", 9, "110m"),
     ],

@@ -10,11 +10,13 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax.errors", "seqjax.types"),
+    ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
-    ("seqjax.config_checks",),
+    ("seqjax.config_checks", "seqjax.config_parse"),
     ("seqjax.config",),
+    ("seqjax.presets",),
     # siblings that only what follows may import
     (
         "seqjax.models",

@@ -66,7 +66,7 @@ class Entry(NamedTuple):
 
 def family_of(config: Config) -> Family:
     """The public twin of a config's architecture; `UserError` where it has none."""
-    name = config.model.mixer.name
+    name = config.model.mixer_names
     if name not in FAMILIES:
         raise UserError(f"config.model.mixer.name={name!r} has no public twin. Those that have: {', '.join(FAMILIES)}.")
     public_config.check_needs(FAMILIES[name], config)

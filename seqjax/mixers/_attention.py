@@ -7,7 +7,7 @@ cache (`attend_step`); everything around that is here, once.
 import abc
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -27,24 +27,28 @@ class AttentionConfig:
 
     name: str
     heads: int
-    kv_heads: int = 0  # 0 = as many as heads; fewer is grouped-query attention
-    head_dim: int = 0  # 0 = model width / heads
-    position: str = "rope"  # rope | alibi | none; none leaves the causal mask (and config.model.learned_positions)
-    rope_base: float = 10_000.0  # 0 = none, too
+    kv_heads: int | None = None  # None = as many as heads; fewer is grouped-query attention
+    head_dim: int | None = None  # None = model width / heads
+    # none leaves the causal mask (and config.model.learned_positions)
+    position: Literal["rope", "alibi", "none"] = "rope"
+    rope_base: float = 10_000.0
     qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
     bias: bool = False
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del seq_len
-        for name, least in (("heads", 1), ("kv_heads", 0), ("head_dim", 0), ("rope_base", 0.0)):
-            if not least <= getattr(self, name) < math.inf:
-                raise UserError(
-                    f"config.model.mixer.{name} must be at least {least} and finite, not {getattr(self, name)}."
-                )
-        if self.position not in ("rope", "alibi", "none"):
-            raise UserError(f"config.model.mixer.position={self.position!r} must be one of rope, alibi, none.")
-        if not self.head_dim and dim % self.heads:
+        for name, usual in (("heads", ""), ("kv_heads", "as many as heads"), ("head_dim", "model width / heads")):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                none = f"; None is for {usual}" if usual else ""
+                raise UserError(f"config.model.mixer.{name} must be at least 1, not {value}{none}.")
+        if not 0 < self.rope_base < math.inf:
+            raise UserError(
+                f"config.model.mixer.rope_base must be positive and finite, not {self.rope_base}; without rotation is "
+                "config.model.mixer.position=none."
+            )
+        if self.head_dim is None and dim % self.heads:
             raise UserError(
                 f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}; "
                 "choose heads that do, or set config.model.mixer.head_dim."
@@ -54,7 +58,7 @@ class AttentionConfig:
                 f"config.model.mixer.kv_heads={self.kv_heads} must divide config.model.mixer.heads={self.heads}."
             )
         head_dim = self.head_dim or dim // self.heads
-        if self.position == "rope" and self.rope_base and head_dim % 2:
+        if self.position == "rope" and head_dim % 2:
             raise UserError(f"RoPE rotates pairs, so the head width {head_dim} must be even (config.model.mixer).")
 
 
@@ -151,7 +155,7 @@ class AttentionMixer(base.Mixer):
         """Return q [B, T, H, K], k and v [B, T, G, K]: normalised and rotated, for positions below `max_len`."""
         q_BTHK, k_BTGK, v_BTGK = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in (q_BTE, k_BTE, v_BTE))
         q_BTHK, k_BTGK = self.normalize(q_BTHK, k_BTGK)
-        if self.config.position == "rope" and self.config.rope_base:
+        if self.config.position == "rope":
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
             q_BTHK, k_BTGK = rope(q_BTHK, *angles), rope(k_BTGK, *angles)
         return q_BTHK, k_BTGK, v_BTGK

@@ -26,12 +26,12 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
-    """Settings of both; `key_dim` and `value_dim` are the widths of all heads together, 0 = the model's own rule."""
+    """Settings of both; `key_dim` and `value_dim` are the widths of all heads together, None = the model's own rule."""
 
     name: str
     heads: int
-    key_dim: int = 0
-    value_dim: int = 0
+    key_dim: int | None = None
+    value_dim: int | None = None
     conv_width: int = 4
     norm_eps: float = 1e-6
     chunk_size: int = 64  # a matter of speed, not of the result
@@ -51,7 +51,7 @@ class DeltaConfig:
 
     def widths(self, dim: int) -> tuple[int, int]:
         """Return the width of all keys and that of all values, at model width `dim`."""
-        return self.key_dim or dim, self.value_dim or dim
+        return dim if self.key_dim is None else self.key_dim, dim if self.value_dim is None else self.value_dim
 
 
 class DeltaCache(NamedTuple):

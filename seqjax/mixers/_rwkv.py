@@ -70,10 +70,10 @@ def group_norm_gain(spec: LayerSpec) -> Init:
 class ChannelMix(nnx.Module):
     """RWKV's MLP, squared ReLU with token shift; `version` is 5, 6 or 7.
 
-    `inner` is the inner width; 0 means 3.5 D (v5, v6) or 4 D (v7).
+    `inner` is the inner width; None means 3.5 D (v5, v6) or 4 D (v7).
     """
 
-    def __init__(self, dim: int, inner: int, spec: LayerSpec, *, version: int, rngs: nnx.Rngs):
+    def __init__(self, dim: int, inner: int | None, spec: LayerSpec, *, version: int, rngs: nnx.Rngs):
         inner = inner or (4 * dim if version == 7 else 7 * dim // 2)
         mu = 1 - ramp(dim, depth(spec)[1] ** {5: 1, 6: 3, 7: 4}[version])
         self.mu_k = param(rngs, values(mu), (dim,), ("embed",))

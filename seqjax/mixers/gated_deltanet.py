@@ -16,8 +16,8 @@ class Config(DeltaConfig):
 
     def widths(self, dim: int) -> tuple[int, int]:
         """Return the width of all keys and that of all values, at model width `dim`."""
-        key_width = self.key_dim or 3 * dim // 4
-        return key_width, self.value_dim or 2 * key_width
+        key_width = 3 * dim // 4 if self.key_dim is None else self.key_dim
+        return key_width, 2 * key_width if self.value_dim is None else self.value_dim
 
 
 class Mixer(DeltaMixer):

@@ -12,14 +12,14 @@ scan is Mamba-2's products), one_dt (the step size too is one number per token),
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._ssm import SharedDecay, check_choice, check_sizes, out_init
+from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
@@ -37,17 +37,16 @@ class Config:
     name: str
     expand: int = 2  # inner width / model width
     state: int = 16
-    dt_rank: int = 0  # 0 = model width / 16, rounded up
+    dt_rank: int | None = None  # None = model width / 16, rounded up
     conv_width: int = 4
     conv: bool = True  # False leaves the SiLU alone
-    decay: str = "full"  # full | one | one_dt | none
-    chunk_size: int = 0  # tokens per chunk, speed only; 0 = what suits the scan
+    decay: Literal["full", "one", "one_dt", "none"] = "full"
+    chunk_size: int | None = None  # tokens per chunk, speed only; None = what suits the scan
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del dim, seq_len
-        check_sizes(self, expand=1, state=1, dt_rank=0, conv_width=1, chunk_size=0)
-        check_choice(self, "decay", ("full", "one", "one_dt", "none"))
+        check_sizes(self, expand=1, state=1, dt_rank=1, conv_width=1, chunk_size=1)
 
 
 class Mamba1Cache(NamedTuple):
@@ -85,7 +84,7 @@ class Mixer(base.RecurrentMixer):
         return jax.nn.softplus(self.dt(self.delta(x_BTE)).astype(jnp.float32) + self.dt_bias[...])
 
     def _scan(self, x_BTE: Array, state_BEN: Array) -> tuple[Array, Array]:
-        dt_BTE, chunk = self._step_size(x_BTE), self.config.chunk_size or None
+        dt_BTE, chunk = self._step_size(x_BTE), self.config.chunk_size
         b_BTN, c_BTN = jnp.split(self.bc(x_BTE), 2, axis=-1)
         if self.a_log is not None:
             a_EN = -jnp.exp(self.a_log[...])

@@ -13,7 +13,7 @@ Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from flax import nnx
 
 from seqjax.errors import UserError
 from seqjax.mixers import base
-from seqjax.mixers._ssm import SharedDecay, check_choice, check_sizes, out_init
+from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.params import param
@@ -40,7 +40,7 @@ class Config:
     state: int = 128
     conv_width: int = 4
     conv: bool = True  # False leaves the SiLU alone
-    decay: str = "full"  # full | one | none
+    decay: Literal["full", "one", "none"] = "full"
     norm: bool = True
     chunk_size: int = CHUNK  # tokens per chunk; speed only
 
@@ -48,7 +48,6 @@ class Config:
         """Raise `UserError` where these settings do not fit the model."""
         del seq_len
         check_sizes(self, expand=1, head_dim=1, state=1, conv_width=1, chunk_size=1)
-        check_choice(self, "decay", ("full", "one", "none"))
         if self.expand * dim % self.head_dim:
             raise UserError(
                 f"config.model.mixer.head_dim={self.head_dim} does not divide the inner width {self.expand * dim}."

@@ -22,6 +22,7 @@ from flax import nnx
 from seqjax.errors import UserError
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, gate_rank, rank, value_rank
+from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
@@ -31,14 +32,14 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Ranks of the low-rank maps; 0 = as published for the model's width."""
+    """Ranks of the low-rank maps; None = as published for the model's width."""
 
     name: str
     heads: int
-    decay_rank: int = 0
-    eta_rank: int = 0
-    value_rank: int = 0
-    gate_rank: int = 0
+    decay_rank: int | None = None
+    eta_rank: int | None = None
+    value_rank: int | None = None
+    gate_rank: int | None = None
     chunk_size: int = 64  # a matter of speed, not of the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
@@ -46,6 +47,7 @@ class Config:
         del seq_len
         if self.heads < 1 or dim % self.heads:
             raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
+        check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
         if not 1 <= self.chunk_size <= 128:
             raise UserError(
                 f"config.model.mixer.chunk_size={self.chunk_size} must be 1 to 128: over more positions the decay "

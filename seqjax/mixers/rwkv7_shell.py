@@ -11,72 +11,62 @@ normalised for Top-1 only. ChannelMix keeps its own token shift.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError, nearest
+from seqjax.errors import UserError
 from seqjax.mixers import top1_chunk, transformer_pp
 from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, gate_rank, value_rank
+from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import constant, orthogonal
 from seqjax.nn.layers import Linear
 from seqjax.types import Array, LayerSpec
 
-CORES = ("full", "window", "top1_exact", "top1_approx")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShellConfig:
-    """Which parts of RWKV-7's time mix stay around the core."""
-
-    shift: bool = True
-    vres: bool = True
-    gate: bool = True
-    lnx: bool = True
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """`core` is full, window, top1_exact or top1_approx; `window` and `select_chunk` serve those that have them."""
+    """`core` looks back; `window` and `chunk_size` (that Top-1 selects) serve the cores that have them."""
 
     name: str
     heads: int
-    core: str = "top1_exact"
+    core: Literal["full", "window", "top1_exact", "top1_approx"] = "top1_exact"
     window: int = 256
-    select_chunk: int = 128
+    chunk_size: int = 128
+    position: Literal["rope", "none"] = "rope"
     rope_base: float = 1e6
-    value_rank: int = 0
-    gate_rank: int = 0
-    key_init: float = 1.0
-    shell: ShellConfig = ShellConfig()
+    key_init: float = 1.0  # scale of W_k at the start
+    # Which parts of RWKV-7's time mix stay around the core.
+    token_shift: bool = True
+    value_residual: bool = True
+    gate: bool = True
+    head_norm: bool = True
+    value_rank: int | None = None  # of the value residual; None = as published for the model's width
+    gate_rank: int | None = None  # of the gate; the same
     implementation: str | None = None
 
     def core_config(self) -> Any:
         """Return the settings of the attention mixer that replaces the recurrence."""
-        if self.core not in CORES:
-            raise UserError(f"config.model.mixer.core={self.core!r} is not known.{nearest(self.core, CORES)}")
         shared: dict[str, Any] = {
             "heads": self.heads,
+            "position": self.position,
             "rope_base": self.rope_base,
             "implementation": self.implementation,
         }
         if self.core.startswith("top1"):
-            selection = self.core.removeprefix("top1_")
-            return top1_chunk.Config(name="top1_chunk", chunk_size=self.select_chunk, selection=selection, **shared)
-        window = self.window if self.core == "window" else 0
+            selection: Any = self.core.removeprefix("top1_")
+            return top1_chunk.Config(name="top1_chunk", chunk_size=self.chunk_size, selection=selection, **shared)
+        window = self.window if self.core == "window" else None
         return transformer_pp.Config(name="transformer_pp", window=window, **shared)
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         if self.core == "window" and self.window < 1:
             raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or core=full.")
-        if self.core.startswith("top1") and not 1 <= self.select_chunk <= seq_len:
-            raise UserError(
-                f"config.model.mixer.select_chunk={self.select_chunk} must be 1 to config.train.seq_len={seq_len}."
-            )
+        check_sizes(self, value_rank=1, gate_rank=1)
         self.core_config().check(dim=dim, seq_len=seq_len)
 
 
@@ -93,7 +83,7 @@ class Mixer(TimeMix):
     block = Block
 
     def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.dim, dim, shell = spec.dim, spec.dim, config.shell
+        self.dim, dim = spec.dim, spec.dim
         core_config = config.core_config()
         module: Any = top1_chunk if core_config.name == "top1_chunk" else transformer_pp
         self.core = module.Mixer(core_config, spec, rngs=rngs)
@@ -104,11 +94,11 @@ class Mixer(TimeMix):
 
         self.core.q, self.core.k, self.core.v = linear(1.0), linear(config.key_init), linear(1.0)
         self.core.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
-        self.mu = TokenShift("rkvg" if shell.gate else "rkv", spec, rngs=rngs) if shell.shift else None
-        self.v_lora = ValueResidual(dim, value_rank(config, dim), rngs=rngs) if shell.vres else None
-        self.g_lora = Lora(dim, gate_rank(config, dim), activation=jax.nn.sigmoid, rngs=rngs) if shell.gate else None
+        self.mu = TokenShift("rkvg" if config.gate else "rkv", spec, rngs=rngs) if config.token_shift else None
+        self.v_lora = ValueResidual(dim, value_rank(config, dim), rngs=rngs) if config.value_residual else None
+        self.g_lora = Lora(dim, gate_rank(config, dim), activation=jax.nn.sigmoid, rngs=rngs) if config.gate else None
         gain = group_norm_gain(spec)
-        self.norm = GroupNorm(config.heads, self.head_dim, gain=gain, rngs=rngs) if shell.lnx else None
+        self.norm = GroupNorm(config.heads, self.head_dim, gain=gain, rngs=rngs) if config.head_norm else None
 
     def _shifted_inputs(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
         """Return the inputs of r (the query), k, v and g."""

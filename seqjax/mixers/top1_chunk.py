@@ -7,7 +7,7 @@ selection.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -23,7 +23,7 @@ class Config(AttentionConfig):
 
     qk_norm: bool = True
     chunk_size: int = 128
-    selection: str = "exact"
+    selection: Literal["exact", "approx"] = "exact"
     implementation: str | None = None
 
     def check(self, *, dim: int, seq_len: int) -> None:
@@ -31,8 +31,6 @@ class Config(AttentionConfig):
         super().check(dim=dim, seq_len=seq_len)
         if self.position == "alibi":
             raise UserError("config.model.mixer.position='alibi' is for softmax attention; choose rope or none.")
-        if self.selection not in ("exact", "approx"):
-            raise UserError(f"config.model.mixer.selection={self.selection!r} must be 'exact' or 'approx'.")
         if not 1 <= self.chunk_size <= seq_len:
             raise UserError(
                 f"config.model.mixer.chunk_size={self.chunk_size} does not fit config.train.seq_len={seq_len}: "

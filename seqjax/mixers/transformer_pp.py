@@ -11,7 +11,7 @@ their entropy is `Mixer.entropy`).
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -28,28 +28,26 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(AttentionConfig):
-    """`window` counts the query's own position; 0 sees the whole past."""
+    """`window` counts the query's own position; None sees the whole past."""
 
-    window: int = 0
-    const: str = "none"  # none | k | qk: keys (and queries) are a trained table over positions
-    temperature: float = 0.0  # of unit queries and keys; 0 = ordinary scores
-    implementation: str | None = None  # None (choose) | cudnn | xla
+    window: int | None = None
+    const: Literal["none", "k", "qk"] = "none"  # keys (and queries) are a trained table over positions
+    temperature: float | None = None  # of unit queries and keys; None = ordinary scores
+    implementation: Literal["cudnn", "xla"] | None = None  # None = what suits the device
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         super().check(dim=dim, seq_len=seq_len)
-        if self.window < 0:
-            raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or 0 for all.")
-        if self.const not in ("none", "k", "qk"):
-            raise UserError(f"config.model.mixer.const={self.const!r} must be one of none, k, qk.")
+        if self.window is not None and self.window < 1:
+            raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or None for all.")
         if self.const == "qk" and self.implementation == "cudnn":
             raise UserError(
                 "config.model.mixer.implementation='cudnn' computes a softmax per sequence; const='qk' needs one for "
                 "all of them: None or 'xla'."
             )
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or 0 for none.")
-        if self.temperature and self.qk_norm:
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or None for none.")
+        if self.temperature is not None and self.qk_norm:
             raise UserError(
                 "config.model.mixer.temperature already normalises q and k; set config.model.mixer.qk_norm=False."
             )
@@ -79,14 +77,14 @@ class Mixer(AttentionMixer):
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
         """Scale to unit length where there is a temperature, without a gain, which would be a second temperature."""
-        if not self.config.temperature:
+        if self.config.temperature is None:
             return super().normalize(q_BTHK, k_BTGK)
         return l2_normalize(q_BTHK).astype(q_BTHK.dtype), l2_normalize(k_BTGK).astype(k_BTGK.dtype)
 
     @property
     def scale(self) -> float | None:
         """The factor of q . k; None means 1 / sqrt(K)."""
-        return self.head_dim**0.5 / self.config.temperature if self.config.temperature else None
+        return None if self.config.temperature is None else self.head_dim**0.5 / self.config.temperature
 
     def entropy(self, x_BTD: Array) -> Array:
         """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
@@ -103,7 +101,7 @@ class Mixer(AttentionMixer):
     @property
     def window(self) -> int:
         """The keys that a query sees; 0 means all."""
-        return self.config.window
+        return self.config.window or 0
 
     @property
     def longest(self) -> int:

@@ -38,10 +38,9 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
 
     _, measured = model.over_layers(group, model.initial_state(params, tokens_BT), params["blocks"])
     if not measured:
-        names = ", ".join(sorted({mixer.name for mixer in model.pattern}))
         raise UserError(
-            f"{names}: no layer has softmax weights over the past, so there is no entropy to measure. Leave "
-            "--entropy out and config.eval.entropy_tokens at 0."
+            f"{model.config.mixer_names}: no layer has softmax weights over the past, so there is no entropy to "
+            "measure. Leave --entropy out and config.eval.entropy_tokens at 0."
         )
     nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*measured.values(), strict=True))
     return nats_LB, relative_LB

@@ -2,8 +2,8 @@
 
     params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
-With `config.pattern`, layers alternate between several mixers: "blocks" then holds one stack per place in the pattern,
-and the scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
+With several mixers, layers alternate between them: "blocks" then holds one stack per place in that pattern, and the
+scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
 """
 
 import functools
@@ -44,7 +44,7 @@ class Model:
         self.max_len = max_len
         self.dtype = compute_dtype(config)
         self.residual_dtype = jnp.float32 if config.residual_dtype == "float32" else self.dtype
-        self.pattern = config.pattern or (config.mixer,)
+        self.pattern = config.mixers
         self.repeats = config.n_layers // len(self.pattern)
 
         self.blocks = {str(i): self._block_template(mixer) for i, mixer in enumerate(self.pattern)}

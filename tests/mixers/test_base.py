@@ -73,7 +73,7 @@ def probe_model(*, scan: bool, pattern: bool) -> Model:
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     with config.ignore_type():
         if pattern:  # two places, so that a group of layers is not a layer
-            config.model.pattern = ({"name": PROBE}, {"name": PROBE})
+            config.model.mixer = ({"name": PROBE}, {"name": PROBE})
         else:
             config.model.mixer = {"name": PROBE}
         config.update_from_flattened_dict({"model.n_layers": 4, "model.dim": 8, "model.scan_layers": scan})

@@ -80,9 +80,9 @@ def test_entropy_is_that_of_the_definition(mixer, variant, monkeypatch):
 def hybrid(**overrides) -> Model:
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     window = {**config.model.mixer.to_dict(), "heads": 4, "window": 3}
-    full = {**window, "window": 0, "temperature": 0.5}
+    full = {**window, "window": None, "temperature": 0.5}
     with config.ignore_type():
-        config.model.pattern = (window, {"name": "top1_chunk", "heads": 2, "chunk_size": 4}, full)
+        config.model.mixer = (window, {"name": "top1_chunk", "heads": 2, "chunk_size": 4}, full)
         settings = {"model.dim": 32, "model.n_layers": 6, "model.vocab_size": 48, "train.seq_len": T}
         config.update_from_flattened_dict(settings | overrides)
     return Model(from_config_dict(config).model, max_len=T)

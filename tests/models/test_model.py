@@ -161,7 +161,7 @@ def test_a_tied_head_is_the_embedding_and_an_untied_one_is_not():
 
 
 def test_learned_positions_reach_the_parallel_and_the_recurrent_form():
-    model = support.tiny_model("transformer_pp", model__learned_positions=True, model__mixer__rope_base=0.0)
+    model = support.tiny_model("transformer_pp", model__learned_positions=True, model__mixer__position="none")
     weights = support.random_params(model)
     tokens = support.random_tokens((B, T))
     parallel = jax.jit(model.logits)

@@ -5,7 +5,6 @@ import importlib
 import pytest
 
 from seqjax.config import from_config_dict
-from seqjax.mixers.rwkv7_shell import CORES
 from seqjax.models import Model, flops
 
 # millions, vocabulary 32,000; tied at 2k tokens, untied at 100k
@@ -21,17 +20,18 @@ COUNTS = {
 # The first layer's v-LoRA of rank 32 and its bias: stacked layers have one structure, the official code leaves it out.
 UNUSED = {"rwkv7": 2 * 768 * 32 + 768}
 
-NOTHING = {"shift": False, "vres": False, "gate": False, "lnx": False}
-SHELLS = [("full", {}, 137.1), ("full", NOTHING | {"shift": True, "gate": True}, 136.5), ("full", NOTHING, 134.1)]
+NOTHING = {"token_shift": False, "value_residual": False, "gate": False, "head_norm": False}
+SHIFT_AND_GATE = NOTHING | {"token_shift": True, "gate": True}
+SHELLS = [("full", {}, 137.1), ("full", SHIFT_AND_GATE, 136.5), ("full", NOTHING, 134.1)]
+OTHERS = [(core, {}, 137.1) for core in ("window", "top1_exact", "top1_approx")]
 
 
-@pytest.mark.parametrize(("core", "flags", "millions"), [*SHELLS, *((core, {}, 137.1) for core in CORES[1:])])
+@pytest.mark.parametrize(("core", "flags", "millions"), [*SHELLS, *OTHERS])
 def test_rwkv7_shell(core, flags, millions):
     config = importlib.import_module("configs.rwkv7_shell").get_config("135m_100k")
-    config.model.mixer.core = core
-    config.model.mixer.shell.update(flags)
+    config.model.mixer.update({"core": core, **flags})
     model = Model(from_config_dict(config).model, max_len=8)
-    unused = UNUSED["rwkv7"] if config.model.mixer.shell.vres else 0
+    unused = UNUSED["rwkv7"] if config.model.mixer.value_residual else 0
     assert round((flops.n_params(model) - unused) / 1e6, 1) == millions
 
 

@@ -21,7 +21,7 @@ def hybrid(n_layers: int = 4, **overrides) -> Config:
     chunk = {"name": "top1_chunk", "heads": 2, "kv_heads": 1, "chunk_size": 4, "selection": "approx"}
     settings = {"model.dim": 32, "model.n_layers": n_layers, "model.vocab_size": 48, "train.seq_len": T}
     with config.ignore_type():
-        config.model.pattern = (window, chunk)
+        config.model.mixer = (window, chunk)
         config.update_from_flattened_dict(settings | overrides)
     return from_config_dict(config)
 
@@ -77,9 +77,9 @@ def test_flops_are_the_mean_of_the_two_models():
     config = hybrid().model
 
     def of(mixer, **changes):
-        return flops.flops_per_token(Model(replace(config, mixer=mixer, pattern=(), **changes), max_len=T), T)
+        return flops.flops_per_token(Model(replace(config, mixer=mixer, **changes), max_len=T), T)
 
-    parts = [of(mixer) for mixer in config.pattern]
+    parts = [of(mixer) for mixer in config.mixers]
     assert flops.flops_per_token(build(), T) == pytest.approx(sum(parts) / 2)
 
 
@@ -93,8 +93,8 @@ def test_errors_name_the_place():
         hybrid(n_layers=3)
     config = importlib.import_module("configs.transformer_pp").get_config("debug")
     with config.ignore_type():
-        config.model.pattern = ({"name": "top1_chunk", "heads": 2, "chunk": 4},)
-    with pytest.raises(UserError, match=r"config\.model\.pattern\[0\]\.chunk.*chunk_size"):
+        config.model.mixer = ({"name": "top1_chunk", "heads": 2, "chunk": 4},)
+    with pytest.raises(UserError, match=r"config\.model\.mixer\[0\]\.chunk.*chunk_size"):
         from_config_dict(config)
 
 
@@ -102,7 +102,7 @@ def test_errors_name_the_place():
 def based() -> Model:
     config = importlib.import_module("configs.based").get_config("debug")
     with config.ignore_type():
-        for mixer in config.model.pattern:
+        for mixer in config.model.mixer:
             mixer.update({k: v for k, v in {"heads": 2, "feature_dim": 3, "window": 4}.items() if k in mixer})
         config.update_from_flattened_dict({"model.dim": 16, "model.vocab_size": 48, "model.mlp.dim": 24})
     return Model(from_config_dict(config).model, max_len=T)
@@ -110,12 +110,12 @@ def based() -> Model:
 
 def test_based_has_its_layers_where_it_should():
     config = from_config_dict(importlib.import_module("configs.based").get_config("110m")).model
-    names = [config.pattern[i % 5].name for i in range(config.n_layers)]
+    names = [config.mixers[i % 5].name for i in range(config.n_layers)]
     assert len(names) == 15
     assert [i for i, name in enumerate(names) if name == "based_linear"] == [1, 6, 11]
     assert [i for i, name in enumerate(names) if name == "transformer_pp"] == [2, 7, 12]
     assert names.count("based_conv") == 9
-    assert (config.pattern[2].window, config.pattern[2].heads, config.pattern[1].heads) == (128, 12, 12)
+    assert (config.mixers[2].window, config.mixers[2].heads, config.mixers[1].heads) == (128, 12, 12)
 
 
 def test_based_steps_as_it_trains():
