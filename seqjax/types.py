@@ -5,8 +5,8 @@ Arrays carry their shape in their name: `x_BTD` is [batch, time, model width]. E
     B batch             T time (queries)      S time (keys)         D model width
     H heads             K key / query dim     V value dim           G key-value heads (GQA)
     E inner width       N state size          C chunk length        c number of chunks
-    F feature-map dim   R rank (low-rank)     W convolution taps    O vocabulary
-    L layers            A micro-batches       P parts side by side
+    F feature-map dim   W convolution taps    M rank (low-rank)     R query heads per G
+    L layers            A micro-batches       P parts side by side  O vocabulary
 
 `x_BD` is one time step. Where two arrays differ in time, S is the side that is attended to. `x_BTE` is also what a
 projection to all heads returns (E = H * K), before the heads are split. A digit is a size: `x_BT1`. An array without a

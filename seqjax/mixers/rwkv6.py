@@ -62,9 +62,9 @@ class Mixer(rwkv5.Mixer):
         self.d2 = Linear(decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
 
     def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
-        hidden_BTR = jnp.tanh(self.w1(lerp(x_BTD, delta_BTD, self.mu_x)))
-        hidden_BTPR = hidden_BTR.reshape(*x_BTD.shape[:2], 5, self.config.shift_rank)
-        moved_PBTD = jnp.einsum("btpr,prd->pbtd", hidden_BTPR, self.w2[...].astype(x_BTD.dtype))
+        hidden_BTM = jnp.tanh(self.w1(lerp(x_BTD, delta_BTD, self.mu_x)))
+        hidden_BTPM = hidden_BTM.reshape(*x_BTD.shape[:2], 5, self.config.shift_rank)
+        moved_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
         share_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + moved_PBTD
         w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = x_BTD + delta_BTD * share_PBTD
         omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
