@@ -24,7 +24,8 @@ import zstandard
 from absl import app, flags
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, harvest, load_tokenizer, open_corpus, prepare, slimpajama
+from seqjax.data import blocks, load_tokenizer, open_corpus, prepare, slimpajama
+from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError
 
@@ -74,7 +75,7 @@ def write_text(root: Path, *, megabytes: float) -> None:
     """One shard of the built-in corpus' prose and doctest: invented words would be far too easy to tokenise."""
     meta = {"redpajama_set_name": slimpajama.DOMAINS[0].set_name}
     lines, size = [], 0
-    for document in harvest.harvest(harvest.distributions()):
+    for document in extract.documents(extract.distributions()):
         if document.domain in ("prose", "doctest") and size < megabytes * 1e6:
             size += len(document.text)
             lines.append(json.dumps({"text": document.text, "meta": meta}))

@@ -108,6 +108,7 @@ class EvalConfig:
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
     tokens: int = 262_144  # at most so many per domain, always the same ones
     batch_size: int | None = None  # sequences; None = the training micro-batch
+    seed: int = 0  # which blocks, where a domain has more than `tokens`
     entropy_tokens: int = 0  # per domain at most, to measure the entropy of attention at the end; 0 = not measured
 
 

@@ -34,6 +34,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "eval.every": (0, math.inf),
     "eval.tokens": (1, math.inf),
     "eval.batch_size": (1, math.inf),
+    "eval.seed": (0, math.inf),
     "eval.entropy_tokens": (0, math.inf),
     "checkpoint.every": (0, math.inf),
     "checkpoint.keep": (1, math.inf),

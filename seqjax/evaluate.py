@@ -6,6 +6,7 @@ E_i / ln(i + 1), means over layers, heads, positions i >= 1 and sequences (arXiv
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
-from seqjax.data import Corpus, open_corpus
+from seqjax.data import Corpus, EvalBlocks, open_corpus
 from seqjax.errors import UserError, run_command
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
@@ -31,10 +32,11 @@ ENTROPY_TOKENS = 1_048_576  # per domain, where neither the config nor --tokens 
 
 
 class Domain(NamedTuple):
-    """One domain's evaluation batches, on the host."""
+    """One domain's evaluation blocks, on the host, in batches of which the last is padded."""
 
-    tokens: list[np.ndarray]
-    weights: list[np.ndarray]
+    blocks: EvalBlocks
+    tokens: list[np.ndarray]  # int32 [B, T+1]
+    weights: list[np.ndarray]  # float32 [B]; 0 for padding
 
 
 def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
@@ -45,17 +47,54 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
     batch_size = -(-(config.eval.batch_size or micro_batch) // shards) * shards
     domains = {}
     for name in corpus.eval_domains:
-        batches = list(corpus.eval_batches(name, batch_size=batch_size, max_tokens=tokens or config.eval.tokens))
-        domains[name] = Domain([b["tokens"] for b in batches], [b["weights"] for b in batches])
+        count = max(1, (tokens or config.eval.tokens) // corpus.seq_len)
+        blocks = corpus.eval_blocks(name, count=count, seed=config.eval.seed)
+        rows = blocks.tokens.astype(np.int32)
+        # Padding repeats a real row, so that no token of it can be out of the vocabulary.
+        padding = -len(rows) % batch_size
+        rows = np.concatenate([rows, np.repeat(rows[:1], padding, axis=0)])
+        weights = np.repeat(np.array([1, 0], np.float32), [len(rows) - padding, padding])
+        n_batches = len(rows) // batch_size
+        domains[name] = Domain(blocks, np.split(rows, n_batches), np.split(weights, n_batches))
     return domains
 
 
 def evaluate(
     eval_step: Callable[..., Any], params: Params, domains: Mapping[str, Domain], *, mesh: Mesh
-) -> dict[str, float]:
-    """Mean next-token loss in nats of every domain."""
-    sums = {name: _sums(eval_step, params, domain, mesh) for name, domain in domains.items()}
-    return {name: float(total / count) for name, (total, count) in sums.items()}
+) -> dict[str, np.ndarray]:
+    """Mean next-token loss of every block of every domain, nats per token, float64 [n]."""
+    sharding = batch_sharding(mesh)
+    sums = {
+        name: [eval_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
+        for name, domain in domains.items()
+    }
+    return {
+        name: np.concatenate(jax.device_get(parts)).astype(np.float64)[: len(domains[name].blocks.tokens)]
+        / (domains[name].tokens[0].shape[1] - 1)
+        for name, parts in sums.items()
+    }
+
+
+def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], corpus: Corpus) -> dict[str, float]:
+    """What a row of metrics says of an evaluation.
+
+    Per domain the mean `loss` in nats per token and `bits_per_byte`, which compares across tokenizers; and the mean
+    loss of the domains in and out of the training distribution, `equal` (each counts the same) and `natural` (by the
+    shares of their tokens in the corpus).
+    """
+    row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
+    for name, loss in losses.items():
+        nats = float(np.sum(loss)) * corpus.seq_len
+        if n_bytes := int(np.sum(domains[name].blocks.n_bytes)):
+            row[f"eval/{name}/bits_per_byte"] = nats / math.log(2) / n_bytes
+    for side, inside in (("in_domain", True), ("out_of_domain", False)):
+        names = [name for name in losses if (name in corpus.in_domain) == inside]
+        if names:
+            of_side = [row[f"eval/{name}/loss"] for name in names]
+            row[f"eval_mean/{side}/equal"] = float(np.mean(of_side))
+            shares = [corpus.natural_shares[name] for name in names]
+            row[f"eval_mean/{side}/natural"] = float(np.average(of_side, weights=shares))
+    return row
 
 
 def measure_entropy(
@@ -113,7 +152,13 @@ def main(argv: list[str]) -> None:
         require_entropy(model)
     with jax.set_mesh(mesh):
         domains = load_domains(corpus, config, mesh=mesh, tokens=args.tokens)
-        result["loss"] = evaluate(jax.jit(make_eval_step(model)), params, domains, mesh=mesh)
+        losses = evaluate(jax.jit(make_eval_step(model)), params, domains, mesh=mesh)
+        row = summarize(losses, domains, corpus)
+        for field in ("loss", "bits_per_byte"):
+            result[field] = {name: row.get(f"eval/{name}/{field}") for name in losses}
+        result["mean"] = {
+            key.removeprefix("eval_mean/"): value for key, value in row.items() if key.startswith("eval_mean/")
+        }
         if args.entropy:
             result |= measure_entropy(model, params, corpus, config, mesh=mesh, tokens=args.tokens)
     sys.stdout.write(f"{args.workdir}, step {step}, nats per token\n")
@@ -122,6 +167,10 @@ def main(argv: list[str]) -> None:
         spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
         spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
         sys.stdout.write(f"  {name:16s} {loss:8.4f}  {side:13s}{spread}".rstrip() + "\n")
+    for name, loss in result["mean"].items():
+        side, kind = name.split("/")
+        weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
+        sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
     workdirs.write_json(args.workdir / "evaluation.json", result)
 
 

@@ -264,7 +264,11 @@ def find(name: str) -> Path:
 
 def load(name: str) -> ModuleType:
     """The module of the config file that `find` finds."""
-    path = find(name)
+    return load_file(find(name))
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module in a file of configs or studies, wherever it lies."""
     spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,13 +14,13 @@ import jax
 import optax
 
 import kernels_pallas.dispatch
-from seqjax import generate, metrics, report
+from seqjax import block_losses, generate, metrics, report
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
-from seqjax.evaluate import evaluate, load_domains, measure_entropy
+from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.optim import optimizer as make_optimizer
@@ -80,7 +80,7 @@ def train(config: Config, workdir: Path) -> bool:
         in_shardings=(state_shardings, batch_spec),
         out_shardings=(state_shardings, one),
     )
-    eval_step = jax.jit(make_eval_step(model), out_shardings=(one, one))
+    eval_step = jax.jit(make_eval_step(model), out_shardings=one)
 
     # --------------------------------------------------------------------------------------------------- restore
     checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
@@ -112,6 +112,8 @@ def train(config: Config, workdir: Path) -> bool:
         if lead
         else None
     )
+    if lead:
+        block_losses.start(workdir, {name: domain.blocks for name, domain in domains.items()}, step=start)
 
     # ------------------------------------------------------------------------------------------------------ loop
     stop = StopRequest()
@@ -197,19 +199,21 @@ def train(config: Config, workdir: Path) -> bool:
             if evaluating:
                 losses = evaluate(eval_step, state.params, domains, mesh=mesh)
                 row = {"tokens": step * tokens_per_step, "train/loss": meta["window"][0] / meta["window"][1]}
-                row |= {f"eval/{name}/loss": value for name, value in losses.items()}
+                row |= summarize(losses, domains, corpus)
                 if last and config.eval.entropy_tokens:
                     for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
                         row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                 meta["window"] = [0.0, 0]
-                if not all(map(math.isfinite, losses.values())):
+                means = {name: row[f"eval/{name}/loss"] for name in losses}
+                if not all(map(math.isfinite, means.values())):
                     raise UserError(
-                        f"Step {step}: the evaluation gave {losses}. The parameters are finite, so the model overflows "
+                        f"Step {step}: the evaluation gave {means}. The parameters are finite, so the model overflows "
                         "on text it has not seen: lower config.optim.lr, in a new --workdir."
                     )
                 if writer is not None:
                     writer.write(step, row)
-                text = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
+                    block_losses.write(workdir, step, losses)
+                text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
                 progress.say(f"step {step}: train {row['train/loss']:.3f} | {text}")
             # ---------------------------------------------------------------------------------------------- save
             if saving:

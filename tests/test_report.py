@@ -25,6 +25,7 @@ class Toys(Corpus):
             train_domains=("c4",),
             eval_domains=("c4", "arxiv"),
             weights={"c4": 1.0},
+            natural_shares={"c4": 3.0, "arxiv": 1.0},
             manifest_hash="f00d",
         )
         self.bigram = 2.5
@@ -35,7 +36,7 @@ class Toys(Corpus):
     def train_iterator(self, **_):
         raise NotImplementedError
 
-    def eval_blocks(self, domain, *, count):
+    def eval_blocks(self, domain, *, count, seed=0):
         raise NotImplementedError
 
     def train_sample(self, domain, *, count):

@@ -30,9 +30,8 @@ def run(blocks_dir, tmp_path_factory):
 
 def test_what_a_workdir_holds(run):
     workdir, config = run
-    assert {"config.json", "run.json", "metrics.jsonl", "report.md", "report.png", "tensorboard", "checkpoints"} == {
-        p.name for p in workdir.iterdir()
-    }
+    files = {"config.json", "run.json", "metrics.jsonl", "report.md", "report.png"}
+    assert {p.name for p in workdir.iterdir()} == files | {"checkpoints", "eval_losses", "tensorboard"}
     assert workdirs.load_config(workdir) == config
     assert support.checkpoint_steps(workdir) == [25, 30]  # `keep` is 2
     facts = json.loads((workdir / "run.json").read_text())
@@ -53,7 +52,8 @@ def test_metrics_hold_pairs_of_losses(run):
     pairs = [r for r in rows if "eval/c4/loss" in r]
     assert [r["step"] for r in pairs] == [7, 14, 21, 28, 30]
     for r in pairs:
-        assert [k for k in r if k.startswith("eval/")] == [f"eval/{d}/loss" for d in DOMAINS]
+        fields = [f"eval/{d}/{field}" for field in ("loss", "bits_per_byte") for d in DOMAINS]
+        assert [k for k in r if k.startswith("eval/")] == fields
         assert r["tokens"] == 256 * r["step"]
 
 
@@ -96,10 +96,10 @@ def test_evaluation_is_the_mean_over_all_tokens(run):
         domains = evaluate.load_domains(corpus, config, mesh=mesh)
         losses = evaluate.evaluate(jax.jit(evaluate.make_eval_step(model)), weights, domains, mesh=mesh)
         assert [w.sum() for w in domains["arxiv"].weights] == [8, 2]
-        rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).astype(np.int32))
+        rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
         p = jax.nn.log_softmax(jax.jit(model.logits)(jax.device_get(weights), rows[:, :-1]))
-    want = -jnp.take_along_axis(p, rows[:, 1:, None], axis=-1).mean()
-    assert losses["arxiv"] == pytest.approx(float(want), rel=1e-5)
+    want = -jnp.take_along_axis(p, rows[:, 1:, None], axis=-1).mean((1, 2))
+    np.testing.assert_allclose(losses["arxiv"], want, rtol=1e-5)
 
 
 def test_greedy_generation_is_the_argmax_of_growing_prefixes(run, capsys):
@@ -145,7 +145,7 @@ def test_the_regime_decides_the_domains(blocks_dir, tmp_path):
     assert train(config, tmp_path / "mixed")
     rows = [r for r in metrics.read(tmp_path / "mixed") if "eval/c4/loss" in r]
     assert [r["step"] for r in rows] == [2]
-    assert sum(k.startswith("eval/") for k in rows[0]) == 7
+    assert sum(k.startswith("eval/") and k.endswith("/loss") for k in rows[0]) == 7
     assert support.checkpoint_steps(tmp_path / "mixed") == [2]
     assert "out of domain" not in (tmp_path / "mixed" / "report.md").read_text()
 

@@ -4,16 +4,18 @@
 SlimPajama-shaped `*.jsonl.zst` as they lie. All three have the interface of `seqjax.data.corpus.Corpus`.
 """
 
+from pathlib import Path
+
 from seqjax.config import DataConfig
-from seqjax.data import slimpajama
+from seqjax.data import document_index, slimpajama
 from seqjax.data.blocks import allow_open_files, manifest_hash, read_manifest, record_blocks
 from seqjax.data.builtin import open_builtin
-from seqjax.data.corpus import BlockCorpus, Corpus
+from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError, nearest
 
-__all__ = ["Corpus", "Tokenizer", "load_tokenizer", "open_corpus"]
+__all__ = ["Corpus", "EvalBlocks", "Tokenizer", "load_tokenizer", "open_corpus"]
 
 
 def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
@@ -86,6 +88,7 @@ def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> C
         eval_domains=evaluate,
         manifest_hash=manifest_hash(manifest),
         sources=sources,
+        documents=document_index.read(Path(config.path) / document_index.FILE),
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,

@@ -1,4 +1,4 @@
-"""SlimPajama-shaped shards: finding them, reading their lines, and what a line has to be.
+"""SlimPajama-shaped shards: finding them, reading their documents, and an account of the lines that hold none.
 
 A shard is a `*.jsonl.zst` (or plain `*.jsonl`) file of rows {"text": ..., "meta": {"redpajama_set_name":
 ...}}. Both layouts are read: domains mixed in every shard, and one directory per domain. The domain is the
@@ -10,6 +10,7 @@ anything that fsspec opens.
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from seqjax.errors import UserError
 SPLITS = ("train", "validation", "test")
 SUFFIXES = (".jsonl.zst", ".jsonl")
 CHUNK = 1 << 18
+MAX_NAMED = 100  # skipped lines that a shard names; all are counted
 MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes to 2 GiB
 
 # A quoted key before a colon: inside a JSON string its quotes would be escaped.
@@ -159,3 +161,60 @@ def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
     if domain is None:
         raise BadLineError("unknown set name")
     return domain, text
+
+
+class Skipped:
+    """Lines that were left out: counted by reason, the first ones named."""
+
+    def __init__(self, name: str, *, strict: bool = False):
+        self.name, self.strict = name, strict
+        self.reasons: Counter[str] = Counter()
+        self.first: list[dict[str, Any]] = []
+
+    def add(self, line: int, reason: str, *, detail: str = "") -> None:
+        """Note a line; raises `UserError` if strict."""
+        why = f"{reason}: {detail}" if detail else reason
+        if self.strict:
+            raise UserError(
+                f"{self.name}:{line}: {why}. Mend the file, or run without --strict to skip and count such lines."
+            )
+        self.reasons[reason] += 1
+        if len(self.first) < MAX_NAMED:
+            self.first.append({"file": self.name, "line": line, "reason": why})
+
+    def report(self) -> dict[str, Any]:
+        """Counts and the first lines, for a manifest."""
+        return {
+            "count": self.reasons.total(),
+            "by_reason": dict(sorted(self.reasons.items())),
+            "first": self.first,
+        }
+
+
+def documents(
+    shard: Shard,
+    domains: tuple[str, ...],
+    skipped: Skipped,
+    *,
+    on_read: Callable[[int], None] = lambda n_bytes: None,
+) -> Iterator[tuple[str, str]]:
+    """(domain, text) of the good lines of the wanted domains; the others go to `skipped`.
+
+    `on_read` is told how many bytes of the file were read, as they are.
+    """
+    wanted = frozenset(domains)
+    all_wanted = wanted == frozenset(slimpajama.NAMES)
+    number = 0
+    try:
+        for number, line in enumerate(read_lines(shard, on_read=on_read), start=1):
+            if not all_wanted and (named := set_name(line)) is not None and named not in wanted:
+                continue
+            try:
+                domain, text = parse(line, default=shard.domain)
+            except BadLineError as error:
+                skipped.add(number, str(error))
+                continue
+            if domain in wanted:
+                yield domain, text
+    except TornShardError as error:
+        skipped.add(number + 1, "torn shard", detail=f"{error}; the lines before it were kept")

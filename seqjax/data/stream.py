@@ -20,9 +20,8 @@ import grain
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import pipeline, shards, slimpajama
-from seqjax.data.corpus import Corpus
-from seqjax.data.documents import Skipped, documents
+from seqjax.data import document_index, pipeline, shards, slimpajama
+from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
 from seqjax.data.stream_reader import DomainBlocks, Reader
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError
@@ -42,7 +41,7 @@ class StreamCorpus(Corpus):
         )
         self._shards = shards.find_shards(config.path)
         self._seed, self._workers = config.seed, config.workers
-        self._read: dict[tuple[str, str], tuple[int, np.ndarray]] = {}
+        self._read: dict[tuple[str, str], tuple[int, np.ndarray, np.ndarray]] = {}  # asked for, blocks, documents
         weights = config.weights or [slimpajama.SHARES[domain] for domain in train]
         listing = [(shard.name, shard.split, shard.size) for shard in self._shards]
         super().__init__(
@@ -52,6 +51,7 @@ class StreamCorpus(Corpus):
             train_domains=train,
             eval_domains=evaluate,
             weights=pipeline.token_shares(weights, train),
+            natural_shares={domain: slimpajama.SHARES[domain] for domain in evaluate},
             manifest_hash=hashlib.sha256(repr((listing, tokenizer.hash, seq_len)).encode()).hexdigest(),
             note="Streamed: shares of the domains are SlimPajama's published ones unless weights are given.",
         )
@@ -95,15 +95,19 @@ class StreamCorpus(Corpus):
             ),
         )
 
-    def eval_blocks(self, domain: str, *, count: int) -> np.ndarray:
-        """The first `count` blocks of a domain, uint16 [n, T+1], at least one; read once and kept."""
+    def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
+        """The first `count` blocks of a domain, at least one, whatever the seed; read once and kept.
+
+        Spreading them over all documents would mean to read the whole domain first: prepare blocks for that.
+        """
+        del seed
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
-        found: list[np.ndarray] = []
+        found: list[tuple[np.ndarray, np.ndarray]] = []
         for split in splits:
             if count > 0:
                 found.append(self._first_blocks(split, domain, count))
-                count -= len(found[-1])
-        rows = np.concatenate(found)
+                count -= len(found[-1][0])
+        rows = np.concatenate([rows for rows, _ in found])
         if not len(rows):
             raise UserError(
                 f"Domain {domain!r} has fewer than {self.seq_len + 1} tokens, one block, to evaluate on "
@@ -111,11 +115,12 @@ class StreamCorpus(Corpus):
                 "validation/, lower config.train.seq_len, or leave the domain out of "
                 "config.data.eval_domains."
             )
-        return rows
+        documents = np.concatenate([of_split + (1 << 32) * i for i, (_, of_split) in enumerate(found)])
+        return EvalBlocks(rows, np.arange(len(rows)), documents, block_bytes(rows, self.tokenizer))
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """The first `count` training blocks of a domain, uint16 [n, T+1]."""
-        rows = self._first_blocks("train", domain, count)
+        rows, _ = self._first_blocks("train", domain, count)
         if not len(rows):
             raise UserError(
                 f"The training shards have less than one block of {self.seq_len + 1} tokens of {domain!r}; "
@@ -128,21 +133,24 @@ class StreamCorpus(Corpus):
         """The shards that may hold a domain: a directory named after another one is left out."""
         return tuple(s for s in self._shards if s.split == split and s.domain in (None, domain))
 
-    def _first_blocks(self, split: str, domain: str, count: int) -> np.ndarray:
+    def _first_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks [n, T+1] and the document of each [n]."""
         block = self.seq_len + 1
-        read, rows = self._read.get((split, domain), (0, np.empty((0, block), np.uint16)))
+        read, rows, owners = self._read.get(
+            (split, domain), (0, np.empty((0, block), np.uint16), np.empty(0, np.int64))
+        )
         if read < count:
-            rows = self._read_blocks(split, domain, count)
-            self._read[split, domain] = (count, rows)
-        return rows[:count]
+            rows, owners = self._read_blocks(split, domain, count)
+            self._read[split, domain] = (count, rows, owners)
+        return rows[:count], owners[:count]
 
-    def _read_blocks(self, split: str, domain: str, count: int) -> np.ndarray:
+    def _read_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         block = self.seq_len + 1
         tokenizer = self.tokenizer
         pieces: list[np.ndarray] = []
         total = 0
         for shard in self._candidates(split, domain):
-            for _, text in documents(shard, (domain,), Skipped(shard.name)):
+            for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name)):
                 ids = tokenizer.encode(text)
                 pieces.append(np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint16))
                 total += len(ids) + 2
@@ -151,8 +159,10 @@ class StreamCorpus(Corpus):
             if total >= count * block:
                 break
         stream = np.concatenate(pieces) if pieces else np.empty(0, np.uint16)
-        blocks = min(count, total // block)
-        return stream[: blocks * block].reshape(blocks, block)
+        n_blocks = min(count, total // block)
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        owners = document_index.block_documents(lengths, block=block, n_blocks=n_blocks)
+        return stream[: n_blocks * block].reshape(n_blocks, block), owners
 
 
 def _to_batch(rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

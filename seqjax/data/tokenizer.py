@@ -48,6 +48,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     bos: int
     eos: int
+    n_bytes: np.ndarray  # int64 [vocab_size]: bytes of UTF-8 that an id stands for, 0 for special ones
+    adds_space: bool  # whether a text that is not empty is encoded with one space more in front
 
     def encode(self, text: str) -> np.ndarray:
         """Ids [n] uint16 of `text`, no special tokens."""
@@ -70,6 +72,8 @@ class ByteTokenizer:
     vocab_size = 258
     bos = 256
     eos = 257
+    n_bytes = np.array([1] * 256 + [0, 0], np.int64)
+    adds_space = False
 
     def encode(self, text: str) -> np.ndarray:
         """Ids [n] uint16 of `text`, no special tokens."""
@@ -119,6 +123,8 @@ class MixtralTokenizer:
                 f"{file} has {self.vocab_size} pieces, bos {self.bos}, eos {self.eos}: blocks need at most "
                 "65,536 pieces and both special tokens; give another config.data.tokenizer_path."
             )
+        self.n_bytes = np.array([self._size(i) for i in range(self.vocab_size)], np.int64)
+        self.adds_space = self._sp.id_to_piece(self._sp.encode("a")[0]).startswith(_SPACE)
         self._words: _Words | None = None
         self._words = self._words_or_none()
 
@@ -138,6 +144,12 @@ class MixtralTokenizer:
         """Text of `ids`; special and unknown ids are dropped, broken UTF-8 becomes U+FFFD."""
         plain = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         return self._sp.decode([i for i in plain if not self._sp.is_control(i)])
+
+    def _size(self, i: int) -> int:
+        """Bytes of UTF-8 that id `i` stands for."""
+        if self._sp.is_control(i) or self._sp.is_unknown(i):
+            return 0
+        return 1 if self._sp.is_byte(i) else len(self._sp.id_to_piece(i).replace(_SPACE, " ").encode())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_words": _Words(self._sp) if self._words is not None else None}

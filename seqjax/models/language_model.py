@@ -21,7 +21,7 @@ from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
-from seqjax.ops.cross_entropy import cross_entropy
+from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -95,12 +95,16 @@ class Model:
         """Return the float32 logits [B, T, O]; for short sequences and tests."""
         return self._embedder(params).decode(self.hidden(params, tokens_BT))
 
-    def loss(self, params: Params, tokens_BT1: Array, weights_B: Array | None = None) -> tuple[Array, Array]:
+    def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
+        """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
+        h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
+        with jax.named_scope("loss"):
+            return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
+
+    def loss(self, params: Params, tokens_BT1: Array) -> tuple[Array, Array]:
         """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens."""
         inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
         weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
-        if weights_B is not None:
-            weights_BT = weights_BT * weights_B[:, None]
         h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)

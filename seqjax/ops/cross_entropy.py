@@ -35,6 +35,22 @@ def cross_entropy(
     return jax.lax.scan(body, jnp.zeros((), jnp.float32), _cut(h_BTD, targets_BT, weights_BT, chunk))[0]
 
 
+def sequence_losses(
+    h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
+) -> Float[Array, "B"]:
+    """Sum over the tokens of each sequence, float32 [B]; in the chunks of `cross_entropy`, whose sum it is."""
+    w = w_DO.astype(h_BTD.dtype)
+
+    def body(loss_B, xs):
+        h_BCD, y_BC, weight_BC = xs
+        _, lse_BC, picked_BC = _logits(w, h_BCD, y_BC)
+        return loss_B + jnp.sum(weight_BC * (lse_BC - picked_BC), axis=1), None
+
+    ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
+    init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
+    return jax.lax.scan(body, init_B, _cut(h_BTD, targets_BT, ones_BT, chunk))[0]
+
+
 def _cut(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:
     """Chunks along time on axis 0, padded with weight 0; so a batch that is split over devices stays split."""
     n_batch, seq_len, _ = h_BTD.shape
@@ -48,10 +64,15 @@ def _cut(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tupl
     return cut(h_BTD), cut(targets_BT), cut(weights_BT)
 
 
-def _logits_and_loss(w: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
+def _logits(w: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array]:
     logits_BCO = jnp.einsum("bcd,do->bco", h_BCD, w, preferred_element_type=jnp.float32)
     lse_BC = jax.nn.logsumexp(logits_BCO, axis=-1)
     picked_BC = jnp.take_along_axis(logits_BCO, y_BC[..., None], axis=-1)[..., 0]
+    return logits_BCO, lse_BC, picked_BC
+
+
+def _logits_and_loss(w: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
+    logits_BCO, lse_BC, picked_BC = _logits(w, h_BCD, y_BC)
     return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - picked_BC))
 
 

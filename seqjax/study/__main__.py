@@ -1,38 +1,21 @@
-"""`python -m seqjax.study --study=configs/studies/NAME.py --out=DIR`: train what is missing, then compare.
+"""`python -m seqjax.study --study=configs/studies/NAME.py --out=DIR [--jobs=N]`: train what is missing, then compare.
 
-A study file has `get_study()`, which returns {"title", "reference", "domains", "runs"}: `runs` maps a label to
-{"workdir": DIR, "config": ConfigDict}. Runs that are complete are read; others are trained, or go on. Without "config"
-a run is only read. An optional "against" names domains whose mean loss is compared at instead of the training loss.
-Writes `points.csv`, `gaps.md` and `losses.png` into DIR.
+Runs that are complete are read; others are trained, or go on, N at a time. Writes `points.csv`, `gaps.md` and
+`losses.png` into DIR. `--list` says how far the runs are; `--only=LABEL|INDEX` trains one alone, for job arrays.
+What a study file holds: `seqjax/study/studies.py`.
 """
 
 import argparse
 import csv
-import importlib.util
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from seqjax.config import from_config_dict
 from seqjax.errors import UserError, run_command
-from seqjax.study import figures
+from seqjax.study import figures, runner
 from seqjax.study.protocol import Point, gap_rows, read_points
-from seqjax.train import train
-
-
-def load_study(path: Path) -> dict[str, Any]:
-    """What the file's `get_study()` returns, checked for its keys."""
-    if not path.is_file():
-        raise UserError(f"--study: there is no file {path}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    study = module.get_study()
-    missing = {"title", "reference", "domains", "runs"} - set(study)
-    if missing or study["reference"] not in study["runs"]:
-        raise UserError(f"{path}: get_study() lacks {sorted(missing) or 'its reference among its runs'}.")
-    return study
+from seqjax.study.studies import Study, load_study
 
 
 def write_points(path: Path, runs: dict[str, list[Point]]) -> None:
@@ -58,24 +41,47 @@ def gap_table(rows: list[dict[str, Any]], domains: list[str], *, x_label: str) -
 def main(argv: list[str]) -> None:
     """Train what is missing, compare, write."""
     parser = argparse.ArgumentParser(prog="python -m seqjax.study", description=__doc__)
-    parser.add_argument("--study", required=True, type=Path, help="a file with get_study()")
-    parser.add_argument("--out", required=True, type=Path, help="where points.csv, gaps.md and losses.png go")
+    parser.add_argument("--study", required=True, help="a file with get_study(), as FILE.py[:SIZE]")
+    parser.add_argument("--out", type=Path, help="where points.csv, gaps.md and losses.png go")
+    parser.add_argument(
+        "--jobs", default=1, type=int, help="runs at a time, each on a GPU of its own where there are any"
+    )
+    parser.add_argument("--only", default="", help="train one run alone, by label or index, and compare nothing")
+    parser.add_argument("--list", action="store_true", help="say which runs there are and how far they have come")
     args = parser.parse_args(argv)
+    if args.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {args.jobs}.")
     study = load_study(args.study)
-    runs = {}
-    for label, run in study["runs"].items():
-        workdir = Path(run["workdir"])
-        if "config" in run:
-            train(from_config_dict(run["config"]), workdir)
-        runs[label] = read_points(workdir, against=study.get("against", ()))
-    domains = list(study["domains"])
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_points(args.out / "points.csv", runs)
-    x_label = f"mean loss of {', '.join(study['against'])}" if study.get("against") else "training loss"
-    table = gap_table(gap_rows(runs, domains, reference=study["reference"]), domains, x_label=x_label)
-    (args.out / "gaps.md").write_text(table)
-    figures.against_training_loss(args.out / "losses.png", runs, domains, title=study["title"], x_label=x_label)
-    sys.stdout.write(f"{table}\nWritten: {args.out}/points.csv, gaps.md, losses.png\n")
+    chosen = runner.select(study.runs, args.only)
+    if args.list:
+        sys.stdout.write(runner.table(chosen) + "\n")
+        return
+    if args.out is None and not args.only:
+        raise UserError("Say where the tables and pictures go: --out=DIR.")
+    try:
+        failed = runner.train_all(args.study, chosen, jobs=args.jobs)
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
+        sys.exit(130)
+    if not args.only:
+        write_results(study, args.out, without={run.label for run in failed})
+    if failed:
+        raise UserError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(run.label for run in failed)}.")
+
+
+def write_results(study: Study, out: Path, *, without: Collection[str] = ()) -> None:
+    """Write the points, the table of gaps and the picture of the runs into `out`."""
+    runs = {r.label: read_points(r.workdir, against=study.against) for r in study.runs if r.label not in without}
+    if study.reference not in runs:
+        raise UserError(f"The reference, {study.reference}, has failed: there is nothing to compare with.")
+    domains = list(study.domains)
+    out.mkdir(parents=True, exist_ok=True)
+    write_points(out / "points.csv", runs)
+    x_label = f"mean loss of {', '.join(study.against)}" if study.against else "training loss"
+    table = gap_table(gap_rows(runs, domains, reference=study.reference), domains, x_label=x_label)
+    (out / "gaps.md").write_text(table)
+    figures.against_training_loss(out / "losses.png", runs, domains, title=study.title, x_label=x_label)
+    sys.stdout.write(f"{table}\nWritten: {out}/points.csv, gaps.md, losses.png\n")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import builtin, harvest, open_corpus
+from seqjax.data import open_corpus
+from seqjax.data.builtin import corpus as builtin
+from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def documents() -> list[harvest.Document]:
-    return harvest.harvest(harvest.distributions())
+def documents() -> list[extract.Document]:
+    return extract.documents(extract.distributions())
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def test_what_it_holds(cache: str):
     assert "not SlimPajama" in corpus.note
     assert sum(corpus.tokens.values()) > 5_000_000
     for domain in corpus.eval_domains:
-        blocks = corpus.eval_blocks(domain, count=10_000)
+        blocks = corpus.eval_blocks(domain, count=10_000).tokens
         assert len(blocks) * 128 >= 100_000
         assert blocks.max() < 258
     loss = corpus.bigram_loss()
@@ -56,9 +58,9 @@ def test_what_it_holds(cache: str):
     assert text.isprintable() or "\n" in text
 
 
-def test_domains(documents: list[harvest.Document]):
+def test_domains(documents: list[extract.Document]):
     domains = {document.domain for document in documents}
-    assert domains == set(harvest.DOMAINS)
+    assert domains == set(extract.DOMAINS)
     texts = [document.digest for document in documents]
     assert len(set(texts)) == len(texts)
     for document in documents:
@@ -66,10 +68,10 @@ def test_domains(documents: list[harvest.Document]):
             assert document.text.count(">>>") >= 3
         elif document.domain == "math_docs":
             assert document.text.count(":math:") + document.text.count(".. math::") >= 2
-    assert sum(len(d.text) for d in documents if d.domain == "python") < 1.1 * harvest.CAPS["python"]
+    assert sum(len(d.text) for d in documents if d.domain == "python") < 1.1 * extract.CAPS["python"]
 
 
-def test_python_files_lose_their_docstrings(documents: list[harvest.Document]):
+def test_python_files_lose_their_docstrings(documents: list[extract.Document]):
     """Else the out-of-domain python would hold the prose that is trained on."""
     prose = {d.text.splitlines()[0] for d in documents if d.domain == "prose" and len(d.text.splitlines()[0]) > 60}
     files = [d for d in documents if d.domain == "python"]
@@ -77,7 +79,7 @@ def test_python_files_lose_their_docstrings(documents: list[harvest.Document]):
     assert seen < 0.1 * len(files)
 
 
-def test_whole_packages_are_held_out(documents: list[harvest.Document]):
+def test_whole_packages_are_held_out(documents: list[extract.Document]):
     held = builtin.held_out_packages(documents)
     assert held
     for domain in ("prose", "doctest"):
@@ -86,7 +88,7 @@ def test_whole_packages_are_held_out(documents: list[harvest.Document]):
         assert 0.03 * total < inside < 0.1 * total
 
 
-def test_the_split_is_by_package(tmp_path: Path, documents: list[harvest.Document]):
+def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Document]):
     held = builtin.held_out_packages(documents)
     builtin._write(tmp_path, documents, ByteTokenizer())
     train = (tmp_path / "train-prose.uint16").read_bytes()
@@ -102,7 +104,7 @@ def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.M
     kept = builtin.build(ByteTokenizer(), cache_dir=cache)
     real = builtin._write
 
-    def write(directory: Path, documents: list[harvest.Document], tokenizer: ByteTokenizer) -> None:
+    def write(directory: Path, documents: list[extract.Document], tokenizer: ByteTokenizer) -> None:
         real(directory, [], tokenizer)
         shutil.copytree(kept, tmp_path / kept.name)
 
@@ -120,7 +122,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path):
 def test_other_domains(cache: str):
     config = DataConfig(cache_dir=cache, regime="mixed", eval_domains=("c_code",))
     corpus = open_corpus(config, seq_len=128, vocab_size=300)
-    assert corpus.train_domains == harvest.DOMAINS
+    assert corpus.train_domains == extract.DOMAINS
     assert corpus.in_domain == {"c_code"}
     with pytest.raises(UserError, match="'arxiv' is not a domain of this corpus"):
         open_corpus(DataConfig(cache_dir=cache, eval_domains=("arxiv",)), seq_len=128, vocab_size=258)
@@ -129,7 +131,7 @@ def test_other_domains(cache: str):
 def test_mixed_uses_no_block_twice(cache: str):
     corpus = open_corpus(DataConfig(cache_dir=cache, regime="mixed"), seq_len=512, vocab_size=258)
     for domain in corpus.eval_domains:
-        validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000)}
+        validation = {b.tobytes() for b in corpus.eval_blocks(domain, count=10_000).tokens}
         train = {b.tobytes() for b in corpus.train_sample(domain, count=10_000)}
         assert not validation & train
     assert np.isfinite(corpus.bigram_loss() or np.nan)

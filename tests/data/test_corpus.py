@@ -50,10 +50,8 @@ def test_published_shares():
     assert len(slimpajama.BY_SET_NAME) == len(slimpajama.NAMES) == 7
 
 
-def decoded(corpus: Corpus, domain: str, tokens: int = 10**7) -> str:
-    batches = list(corpus.eval_batches(domain, batch_size=8, max_tokens=tokens))
-    rows = np.concatenate([b["tokens"][b["weights"] > 0] for b in batches])
-    return corpus.tokenizer.decode(rows.ravel())
+def decoded(corpus: Corpus, domain: str, count: int = 10**6) -> str:
+    return corpus.tokenizer.decode(corpus.eval_blocks(domain, count=count).tokens.ravel())
 
 
 def test_in_domain_is_evaluated_on_validation_alone(blocks_dir: Path):
@@ -62,28 +60,38 @@ def test_in_domain_is_evaluated_on_validation_alone(blocks_dir: Path):
     assert "train" not in decoded(corpus, "c4")
 
 
-def test_out_of_domain_is_evaluated_on_validation_then_train(blocks_dir: Path):
+def test_out_of_domain_is_evaluated_on_validation_and_train(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     text = decoded(corpus, "arxiv")
     assert text.index("arxiv validation") < text.index("arxiv train")
-    assert "train" not in decoded(corpus, "arxiv", tokens=64)
     # The same domain, once it is trained on:
     assert "train" not in decoded(open_blocks(blocks_dir, regime="mixed"), "arxiv")
 
 
-def test_evaluation_batches(blocks_dir: Path):
+def test_blocks_know_their_documents_and_bytes(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
-    batches = list(corpus.eval_batches("arxiv", batch_size=8, max_tokens=21 * T + 5))
-    assert [b["tokens"].shape for b in batches] == [(8, T + 1)] * 3
-    assert batches[0]["tokens"].dtype == np.int32
-    assert batches[0]["weights"].dtype == np.float32
-    assert [b["weights"].sum() for b in batches] == [8, 8, 5]
-    for one, two in zip(batches, corpus.eval_batches("arxiv", batch_size=8, max_tokens=21 * T + 5), strict=True):
-        np.testing.assert_array_equal(one["tokens"], two["tokens"])
-    rows = np.concatenate([b["tokens"][b["weights"] > 0] for b in batches])
-    assert len({r.tobytes() for r in rows}) == 21
-    other = np.concatenate([b["tokens"] for b in corpus.eval_batches("arxiv", batch_size=7, max_tokens=21 * T)])
-    np.testing.assert_array_equal(rows, other)
+    found = corpus.eval_blocks("c4", count=10**6)
+    assert len(found.tokens) == len(found.index) == len(found.documents) == len(found.n_bytes)
+    n_marks = (found.tokens[:, 1:] > 255).sum(axis=1)
+    np.testing.assert_array_equal(found.n_bytes, T - n_marks, "a byte each, but for BOS and EOS")
+    # Every document begins with BOS, so these number the document of every token.
+    numbers = np.cumsum(found.tokens.ravel() == 256).reshape(found.tokens.shape) - 1
+    for inside, document in zip(numbers, found.documents, strict=True):
+        ids, counts = np.unique(inside, return_counts=True)
+        assert counts[ids == document] == counts.max()
+
+
+def test_a_choice_of_blocks_is_spread_over_all_documents(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir)
+    every = corpus.eval_blocks("arxiv", count=10**6)
+    n_documents = len(np.unique(every.documents))
+    assert 1 < n_documents < len(every.tokens)
+    few = corpus.eval_blocks("arxiv", count=n_documents)
+    assert len(np.unique(few.documents)) == n_documents, "each gives one before any gives a second"
+    np.testing.assert_array_equal(few.tokens, every.tokens[few.index])
+    again, other = (corpus.eval_blocks("arxiv", count=n_documents, seed=s).index for s in (0, 1))
+    np.testing.assert_array_equal(few.index, again)
+    assert not np.array_equal(few.index, other)
 
 
 def test_bigram_is_a_distribution_and_learns():

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqjax.data import assembly, blocks, shard_jobs, shards, slimpajama
+from seqjax.data import blocks, shards, slimpajama
+from seqjax.data.prepare import pack
 from seqjax.data.tokenizer import ByteTokenizer
 
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
@@ -67,11 +68,11 @@ def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, rec
     total = int(first[-1]) // block * block
     got = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_jobs, "READ_TOKENS", read)
+        patch.setattr(pack, "READ_TOKENS", read)
         for start in range(0, total, records * block):
-            cut = assembly.cut(parts, start, min(start + records * block, total))
-            job = shard_jobs.FileJob(path=root / "f", done=root / "d.json", segments=cut, block=block)
-            shard_jobs.write_file(job)
+            cut = pack.cut(parts, start, min(start + records * block, total))
+            job = pack.FileJob(path=root / "f", done=root / "d.json", segments=cut, block=block)
+            pack.write_file(job)
             done = json.loads((root / "d.json").read_text())
             assert done["blocks"] <= records
             source = blocks.record_blocks(root, {"files": [{"path": "f", **done}]})

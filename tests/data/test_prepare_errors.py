@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqjax.data import assembly, prepare
+from seqjax.data import prepare
+from seqjax.data.prepare import manifest as manifests
+from seqjax.data.prepare import run
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 
@@ -22,12 +24,13 @@ BYTE = ByteTokenizer()
 LIMITED = """
 import resource, signal, sys
 from seqjax.data import prepare
+from seqjax.errors import UserError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit = int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     prepare.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", seq_len=16, workers=1)
-except prepare.UserError as error:
+except UserError as error:
     print(error)
 """
 
@@ -62,8 +65,8 @@ def test_bad_lines_are_counted_and_named(bad_source: Path, tmp_path: Path):
     assert named[-1][0] == "b.jsonl.zst"
     assert "ends in the middle" in named[-1][2]
     assert manifest["splits"]["train"]["c4"]["documents"] >= 6
-    assert "6 lines skipped" in assembly.summary(manifest)
-    assert "a.jsonl.zst:2: not JSON" in assembly.summary(manifest)
+    assert "6 lines skipped" in manifests.summary(manifest)
+    assert "a.jsonl.zst:2: not JSON" in manifests.summary(manifest)
 
 
 def test_strict_stops_at_the_first(bad_source: Path, tmp_path: Path):
@@ -80,11 +83,11 @@ def fail_after(seconds: float) -> None:
 
 def test_of_two_errors_the_first_in_order_is_told():
     with pytest.raises(UserError, match=r"after 1\.0 seconds"):
-        prepare._run(fail_after, [1.0, 0.0], workers=2, title="fail", total=2)
+        run._run(fail_after, [1.0, 0.0], workers=2, title="fail", total=2)
 
 
 def test_strict_after_a_run_that_skipped(bad_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(assembly, "plan_files", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(run, "plan_files", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepared(bad_source, tmp_path / "out")
     with pytest.raises(UserError, match=r"a\.jsonl\.zst:2: not JSON"):

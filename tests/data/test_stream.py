@@ -156,10 +156,10 @@ def test_workers_resume_and_refuse_another_number(corpus_dir: Path, manager: ocp
 def test_evaluation_reads_validation_then_train(corpus_dir: Path):
     corpus = open_stream(corpus_dir)
     tokenizer = corpus.tokenizer
-    inside = tokenizer.decode(corpus.eval_blocks("c4", count=10_000).ravel())
+    inside = tokenizer.decode(corpus.eval_blocks("c4", count=10_000).tokens.ravel())
     assert "c4 validation" in inside
     assert "train" not in inside
-    outside = tokenizer.decode(corpus.eval_blocks("arxiv", count=10_000).ravel())
+    outside = tokenizer.decode(corpus.eval_blocks("arxiv", count=10_000).tokens.ravel())
     assert outside.index("arxiv validation") < outside.index("arxiv train")
 
 

@@ -168,7 +168,7 @@ def test_the_entropy_of_a_run_is_the_mean_over_its_blocks(run):
     last = metrics.read(run)[-1]
     config, model, weights, _, _ = evaluate.restore(run)
     corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
-    rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).astype(np.int32))
+    rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
     nats_LB, relative_LB = measure(model, jax.device_get(weights), rows[:, :-1])
     assert nats_LB.shape == (2, 10)
     assert last["eval/arxiv/entropy"] == pytest.approx(float(nats_LB.mean()), rel=1e-5)
@@ -185,7 +185,7 @@ def test_the_command_repeats_it_and_is_silent_without_the_flag(run, capsys):
     assert f"entropy {written['entropy']['github']:.4f}, " in shown
     evaluate.main([f"--workdir={run}"])
     assert "of ln(i + 1)" not in capsys.readouterr().out
-    assert set(json.loads((run / "evaluation.json").read_text())) == {"step", "loss"}
+    assert set(json.loads((run / "evaluation.json").read_text())) == {"step", "loss", "bits_per_byte", "mean"}
 
 
 def test_what_cannot_be_measured_is_refused_before_training(blocks_dir, tmp_path):

@@ -91,7 +91,7 @@ def distributions() -> dict[str, metadata.Distribution]:
     return dict(sorted(found.items()))
 
 
-def harvest(dists: dict[str, metadata.Distribution]) -> list[Document]:
+def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
     """All documents, without duplicates, in an order that depends on their texts alone."""
     unique: dict[bytes, Document] = {}
     sizes: dict[str, int] = dict.fromkeys(DOMAINS, 0)

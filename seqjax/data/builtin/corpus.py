@@ -1,4 +1,4 @@
-"""The corpus that needs no download: `harvest`'s text, tokenised once and kept in a cache.
+"""The corpus that needs no download: `extract`'s text, tokenised once and kept in a cache.
 
 Train on prose and doctest; math_docs, python and c_code are out of domain. One package in about twenty is
 held out for in-domain validation, whole, so that a package's habits of writing do not leak. What is in it
@@ -24,7 +24,8 @@ import numpy as np
 from absl import logging
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, harvest, slimpajama
+from seqjax.data import blocks, document_index, slimpajama
+from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError
@@ -36,8 +37,8 @@ NOTE = (
     "SlimPajama; compare losses only under the same manifest hash."
 )
 REGIMES = {
-    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=harvest.DOMAINS),
-    "mixed": slimpajama.Regime(train=harvest.DOMAINS, eval=harvest.DOMAINS),
+    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
+    "mixed": slimpajama.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
 }
 
 
@@ -48,7 +49,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
         REGIMES[config.regime],
         train=config.train_domains,
         evaluate=config.eval_domains,
-        known=harvest.DOMAINS,
+        known=extract.DOMAINS,
     )
     directory = build(tokenizer, cache_dir=config.cache_dir)
     manifest = json.loads((directory / "manifest.json").read_text())
@@ -67,6 +68,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
         eval_domains=evaluate,
         manifest_hash=manifest["hash"],
         sources=sources,
+        documents=document_index.read(directory / document_index.FILE),
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,
@@ -77,12 +79,12 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     """The directory of the corpus under this tokenizer, made if it is not there yet."""
     root = Path(cache_dir).expanduser() if cache_dir else _default_cache()
-    dists = harvest.distributions()
+    dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
-    if (directory / "manifest.json").is_file():
+    if (directory / document_index.FILE).is_file():  # one of an older version lacks it
         return directory
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
-    documents = harvest.harvest(dists)
+    documents = extract.documents(dists)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".building-") as temporary:
@@ -92,9 +94,9 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
             try:
                 content.rename(directory)
             except OSError:
-                if (directory / "manifest.json").is_file():
+                if (directory / document_index.FILE).is_file():
                     return directory  # another process was faster; its content is the same
-                shutil.rmtree(directory)  # left half removed by hand
+                shutil.rmtree(directory)  # of an older version, or left half removed by hand
                 content.rename(directory)
     except OSError as error:
         raise UserError(
@@ -104,7 +106,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     return directory
 
 
-def held_out_packages(documents: list[harvest.Document]) -> frozenset[str]:
+def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
     """The packages whose prose and doctest documents are for validation: about 5 % of each domain."""
     domains = REGIMES["limited"].train
     total = dict.fromkeys(domains, 0)
@@ -127,11 +129,12 @@ def held_out_packages(documents: list[harvest.Document]) -> frozenset[str]:
     return frozenset(held)
 
 
-def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokenizer) -> None:
+def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokenizer) -> None:
     held = held_out_packages(documents)
     limited = REGIMES["limited"].train
     splits: dict[str, dict[str, Any]] = {"train": {}, "validation": {}}
-    for domain in harvest.DOMAINS:
+    lengths: dict[str, np.ndarray] = {}
+    for domain in extract.DOMAINS:
         members = [d for d in documents if d.domain == domain]
         for split in splits:
             if domain in limited:
@@ -143,6 +146,7 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
             for ids in tokenizer.encode_batch([d.text for d in chosen]):
                 pieces += [bos, ids, eos]
             stream = np.concatenate(pieces)
+            lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
             file = f"{split}-{domain}.uint16"
             stream.astype(blocks.DTYPE).tofile(directory / file)
             splits[split][domain] = {
@@ -153,13 +157,14 @@ def _write(directory: Path, documents: list[harvest.Document], tokenizer: Tokeni
                 "sha256": hashlib.sha256(stream.tobytes()).hexdigest(),
             }
     content = {"tokenizer": tokenizer.hash, "splits": splits, "version": VERSION}
+    document_index.write(directory / document_index.FILE, lengths)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     blocks.write_json(directory / "manifest.json", content | {"hash": digest, "held_out": sorted(held)})
 
 
 def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
     versions = {name: dist.version for name, dist in dists.items()}
-    content = [VERSION, tokenizer.hash, sys.version, versions, harvest.CAPS]
+    content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -1,55 +1,21 @@
-"""From finished parts to files of blocks: which tokens each file holds, and the manifest that describes them."""
+"""The manifest of prepared blocks, the lengths of their documents, and the table that the command prints."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seqjax.data import blocks, documents, shard_jobs, shards, slimpajama
+import numpy as np
 
-Planned = tuple[str, str, shard_jobs.FileJob]  # split, domain, job
-
-
-def plan_files(
-    out: Path, parts: Path, jobs: list[shard_jobs.ShardJob], reports: list[dict[str, Any]], *, block: int
-) -> list[Planned]:
-    """(split, domain, job) of every file of blocks: which tokens of which parts it holds."""
-    streams: dict[tuple[str, str], list[tuple[Path, int, int]]] = {}
-    for job, report in zip(jobs, reports, strict=True):
-        offset = 0
-        for domain in slimpajama.NAMES:  # the order in which a part holds them
-            if domain in report["domains"]:
-                tokens = report["domains"][domain]["tokens"]
-                stream = streams.setdefault((job.shard.split, domain), [])
-                stream.append((job.part.with_suffix(".bin"), offset, tokens))
-                offset += tokens
-    files: list[Planned] = []
-    for (split, domain), segments in sorted(streams.items()):
-        total = sum(tokens for _, _, tokens in segments) // block * block
-        size = blocks.MAX_RECORDS * block
-        for index, start in enumerate(range(0, total, size)):
-            name = f"{split}/{domain}-{index:05d}.array_record"
-            pieces = cut(segments, start, min(start + size, total))
-            done = parts / f"{split}-{domain}-{index:05d}.json"
-            job = shard_jobs.FileJob(path=out / name, done=done, segments=pieces, block=block)
-            files.append((split, domain, job))
-    return files
-
-
-def cut(segments: list[tuple[Path, int, int]], start: int, stop: int) -> tuple[tuple[Path, int, int], ...]:
-    """The part [start, stop) of the stream that the segments make together."""
-    cut, position = [], 0
-    for path, offset, tokens in segments:
-        first, last = max(start, position), min(stop, position + tokens)
-        if first < last:
-            cut.append((path, offset + first - position, last - first))
-        position += tokens
-    return tuple(cut)
+from seqjax.data import blocks, document_index, shards, slimpajama
+from seqjax.data.prepare.pack import Planned
+from seqjax.data.prepare.reports import read_report
+from seqjax.data.prepare.tokenize import HISTOGRAM, ShardJob
 
 
 def make_manifest(
     settings: dict[str, Any],
     reports: list[dict[str, Any]],
-    jobs: list[shard_jobs.ShardJob],
+    jobs: list[ShardJob],
     plan: list[Planned],
     out: Path,
 ) -> dict[str, Any]:
@@ -63,7 +29,7 @@ def make_manifest(
                 domain,
                 {
                     **dict.fromkeys(("documents", "bytes", "tokens", "blocks"), 0),
-                    "documents_by_log2_tokens": [0] * shard_jobs.HISTOGRAM,
+                    "documents_by_log2_tokens": [0] * HISTOGRAM,
                     "files": [],
                 },
             )
@@ -72,7 +38,7 @@ def make_manifest(
             both = zip(entry["documents_by_log2_tokens"], counts["documents_by_log2_tokens"], strict=True)
             entry["documents_by_log2_tokens"] = [a + b for a, b in both]
     for split, domain, job in plan:
-        done = shard_jobs.read_report(job.done) or {}
+        done = read_report(job.done) or {}
         entry = splits[split][domain]
         entry["files"].append({"path": job.path.relative_to(out).as_posix(), **done})
         entry["blocks"] += done["blocks"]
@@ -88,9 +54,18 @@ def make_manifest(
         "skipped": {
             "count": reasons.total(),
             "by_reason": dict(sorted(reasons.items())),
-            "first": first[: 10 * documents.MAX_NAMED],
+            "first": first[: 10 * shards.MAX_NAMED],
         },
     }
+
+
+def document_lengths(jobs: list[ShardJob]) -> dict[str, np.ndarray]:
+    """Tokens of every document, "SPLIT/DOMAIN" -> uint32, in the order in which the blocks hold them."""
+    lengths: dict[str, list[np.ndarray]] = {}
+    for job in jobs:
+        for domain, part in document_index.read(job.part.with_suffix(".npz")).items():
+            lengths.setdefault(f"{job.shard.split}/{domain}", []).append(part)
+    return {key: np.concatenate(parts) for key, parts in sorted(lengths.items())}
 
 
 def summary(manifest: dict[str, Any]) -> str:

@@ -6,6 +6,9 @@ Every document becomes BOS + tokens + EOS; the documents of a domain and split a
 shards and cut into blocks of seq_len + 1 tokens, without overlap. What is left at the end of a domain, less
 than a block, is counted in the manifest as `tokens_unused`.
 
+`documents.npz` keeps the lengths of the documents, so that an evaluation can be spread over all of them and its
+uncertainty told (seqjax/data/document_index.py).
+
 A run that was stopped, killed or out of disk goes on where it was when the command is given again, and ends
 with the same bytes as one that was not. Finished shards wait in OUT/.parts until all are there, so OUT takes
 4 bytes a token for a while and 2 in the end. Bad lines are skipped, counted and named in the manifest;
@@ -16,15 +19,17 @@ import concurrent.futures
 import multiprocessing
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
-from seqjax.data import assembly, blocks, progress, shard_jobs, shards, slimpajama
+from seqjax.data import blocks, document_index, shards, slimpajama
+from seqjax.data.prepare import progress
+from seqjax.data.prepare.manifest import document_lengths, make_manifest
+from seqjax.data.prepare.pack import plan_files, write_file
+from seqjax.data.prepare.reports import read_report
+from seqjax.data.prepare.tokenize import ShardJob, is_done, tokenize_shard
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, nearest
 
@@ -80,13 +85,13 @@ def prepare(
         },
     }
     parts = out / ".parts"
-    _claim(out, parts, settings)
+    _begin(out, parts, settings)
     if (out / "manifest.json").is_file():
         shutil.rmtree(parts, ignore_errors=True)
         return blocks.read_manifest(out)
 
     jobs = [
-        shard_jobs.ShardJob(
+        ShardJob(
             shard=shard,
             part=parts / f"{index:06d}",
             tokenizer=tokenizer,
@@ -98,34 +103,35 @@ def prepare(
         )
         for index, shard in enumerate(found)
     ]
-    pending = [job for job in jobs if shard_jobs.read_report(job.part.with_suffix(".json")) is None]
+    pending = [job for job in jobs if not is_done(job)]
     workers = workers or os.cpu_count() or 1
     size = sum(job.shard.size for job in pending)
-    _run(shard_jobs.tokenize_shard, pending, workers=workers, title="tokenise", total=size)
+    _run(tokenize_shard, pending, workers=workers, title="tokenise", total=size)
 
-    reports = [shard_jobs.read_report(job.part.with_suffix(".json")) or {} for job in jobs]
+    reports = [read_report(job.part.with_suffix(".json")) or {} for job in jobs]
     if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
         first = bad[0]  # a shard that was finished without --strict
         where = f"{first['file']}:{first['line']}"
         raise UserError(f"{where}: {first['reason']}. Mend the file and give another --out.")
-    plan = assembly.plan_files(out, parts, jobs, reports, block=seq_len + 1)
+    plan = plan_files(out, parts, jobs, reports, block=seq_len + 1)
     files = [job for _, _, job in plan]
-    todo = [job for job in files if shard_jobs.read_report(job.done) is None or not job.path.is_file()]
+    todo = [job for job in files if read_report(job.done) is None or not job.path.is_file()]
     needed = sum(tokens for job in todo for _, _, tokens in job.segments)
     _need_space(out, 2 * needed)
-    _run(shard_jobs.write_file, todo, workers=workers, title="write", total=needed)
-    manifest = assembly.make_manifest(settings, reports, jobs, plan, out)
+    _run(write_file, todo, workers=workers, title="write", total=needed)
+    manifest = make_manifest(settings, reports, jobs, plan, out)
     for leftover in out.rglob(".*.tmp"):  # of a process that was killed
         leftover.unlink()
+    document_index.write(out / document_index.FILE, document_lengths(jobs))
     blocks.write_json(out / "manifest.json", manifest)
     shutil.rmtree(parts)
     return manifest
 
 
-def _claim(out: Path, parts: Path, settings: dict[str, Any]) -> None:
+def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
     """Start in an empty directory, or go on in one that was started with the same settings."""
-    before = shard_jobs.read_report(parts / "settings.json")
-    manifest = shard_jobs.read_report(out / "manifest.json")
+    before = read_report(parts / "settings.json")
+    manifest = read_report(out / "manifest.json")
     if before is None and manifest is not None:
         before = {key: manifest.get(key) for key in settings}
     if before is None:
@@ -198,48 +204,3 @@ def _need_space(out: Path, needed: int) -> None:
             f"The blocks need {needed / 1e9:.1f} GB in {out}, {free / 1e9:.1f} GB are free. All shards are "
             "tokenised and kept: make room and run the same command again."
         )
-
-
-def _define_flags() -> None:
-    flags.DEFINE_string("source", None, "Directory or glob of *.jsonl.zst shards.", required=True)
-    flags.DEFINE_string("out", None, "Directory for the blocks and the manifest.", required=True)
-    flags.DEFINE_enum("tokenizer", None, ["mixtral", "byte"], "Vocabulary.", required=True)
-    flags.DEFINE_string("tokenizer_path", "", "A sentencepiece file instead of mistral-common's.")
-    flags.DEFINE_integer("seq_len", 2048, "T: blocks hold T + 1 tokens.")
-    flags.DEFINE_integer("workers", 0, "Processes; 0 = one per core.")
-    flags.DEFINE_list("domains", [], "Keep only these domains; empty = all seven.")
-    flags.DEFINE_integer("min_tokens", 0, "Leave out documents with fewer tokens.")
-    flags.DEFINE_integer("max_tokens", 0, "Cut documents to so many tokens; 0 = keep them whole.")
-    flags.DEFINE_bool("strict", False, "Stop at the first bad line instead of skipping it.")
-
-
-def main(argv: list[str]) -> None:
-    """Command line; exits with 2 and a message for what the user can mend, 130 when interrupted."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Unknown argument {argv[1]!r}; flags are written --name=value.")
-        given: Any = flags.FLAGS
-        manifest = prepare(
-            given.source,
-            given.out,
-            tokenizer=given.tokenizer,
-            tokenizer_path=given.tokenizer_path,
-            seq_len=given.seq_len,
-            workers=given.workers,
-            domains=given.domains,
-            min_tokens=given.min_tokens,
-            max_tokens=given.max_tokens,
-            strict=given.strict,
-        )
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
-        sys.exit(130)
-    sys.stdout.write(assembly.summary(manifest) + "\n")
-
-
-if __name__ == "__main__":
-    _define_flags()
-    app.run(main)

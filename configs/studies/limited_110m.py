@@ -1,0 +1,55 @@
+"""Base capabilities at 110M: 17 mixers trained on CommonCrawl and C4 alone, and both references decayed earlier.
+
+    python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
+
+T = 2,048, 32 sequences a step, 1,580 steps (104M tokens), rate 1e-3, as docs/reproduce.md; one H200 trains a run in 4
+to 9 minutes. The references trained for 40, 60 and 80% of the steps end with a learning rate of zero where a weaker
+model's last checkpoint has one too: what the schedule alone does (docs/protocol.md).
+"""
+
+STEPS = 1580
+COMMON = (
+    "data.path=data/mixtral-2048,train.batch_size=32,train.accumulate=1,optim.lr=1e-3,optim.warmup_steps=150,"
+    "eval.every=8000000,eval.tokens=655360,checkpoint.every=0,log.sample_tokens=0"
+)
+# In the order in which they are trained: the references and one of each kind first.
+RUNS = {
+    "Transformer++": "transformer_pp:110m",
+    "Transformer++, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True",
+    "Top-1 Chunk, exact": "top1_chunk:110m",
+    "Mamba-2": "mamba2:110m",
+    "Gated DeltaNet": "gated_deltanet:110m",
+    "RWKV-7": "rwkv7:110m",
+    "Mamba-1": "mamba1:110m",
+    "RWKV-6": "rwkv6:110m",
+    "Top-1 Chunk, approx": "top1_chunk:110m,model.mixer.selection=approx",
+    "Top-1 Element": "top1_element:110m",
+    "W=256, QK norm": "transformer_pp:110m,model.mixer.window=256,model.mixer.qk_norm=True",
+    "DeltaNet": "deltanet:110m",
+    "W=256": "transformer_pp:110m,model.mixer.window=256",
+    "Transformer": "transformer:110m",
+    "RWKV-5": "rwkv5:110m",
+    "Based": "based:110m",
+    "RWKV-7 shell, Top-1 exact": "rwkv7_shell:110m",
+}
+DECAYED = {"Transformer++": (0.8, 0.6, 0.4), "Transformer++, QK norm": (0.8, 0.6, 0.4)}
+
+
+def get_study():
+    """Title, reference, domains and runs."""
+    steps = {label: (config, STEPS) for label, config in RUNS.items()}
+    for label, shares in DECAYED.items():
+        steps |= {f"{label}, {share:.0%} of the steps": (RUNS[label], round(share * STEPS)) for share in shares}
+    return {
+        "title": "110M parameters, limited regime: two passes over 52M tokens of CommonCrawl- and C4-like text",
+        "reference": "Transformer++, QK norm",
+        "against": ("commoncrawl", "c4"),
+        "domains": ("arxiv", "github", "stackexchange"),
+        "runs": {
+            label: {
+                "workdir": f"runs/limited_110m/{i:02d}",
+                "config": f"{config},{COMMON},train.steps={n}",
+            }
+            for i, (label, (config, n)) in enumerate(steps.items())
+        },
+    }

@@ -1,0 +1,5 @@
+"""The corpus that every installation has: texts of Python and of seqjax's dependencies."""
+
+from seqjax.data.builtin.corpus import open_builtin
+
+__all__ = ["open_builtin"]

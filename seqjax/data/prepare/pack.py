@@ -1,0 +1,93 @@
+"""Parts -> files of blocks: which tokens each file holds, and a worker process that writes one.
+
+Block files are cut from the parts of a domain in the order of the shards, as if they were one stream. So nothing
+depends on how many processes there are or when they are killed.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.data import blocks, slimpajama
+from seqjax.data.prepare.progress import count
+from seqjax.data.prepare.reports import cannot_write
+from seqjax.data.prepare.tokenize import ShardJob
+
+READ_TOKENS = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True)
+class FileJob:
+    """Write `path` from `segments` (file, first token, tokens), `block` tokens a record; then `done`."""
+
+    path: Path
+    done: Path
+    segments: tuple[tuple[Path, int, int], ...]
+    block: int
+
+
+Planned = tuple[str, str, FileJob]  # split, domain, job
+
+
+def plan_files(
+    out: Path, parts: Path, jobs: list[ShardJob], reports: list[dict[str, Any]], *, block: int
+) -> list[Planned]:
+    """(split, domain, job) of every file of blocks: which tokens of which parts it holds."""
+    streams: dict[tuple[str, str], list[tuple[Path, int, int]]] = {}
+    for job, report in zip(jobs, reports, strict=True):
+        offset = 0
+        for domain in slimpajama.NAMES:  # the order in which a part holds them
+            if domain in report["domains"]:
+                tokens = report["domains"][domain]["tokens"]
+                stream = streams.setdefault((job.shard.split, domain), [])
+                stream.append((job.part.with_suffix(".bin"), offset, tokens))
+                offset += tokens
+    files: list[Planned] = []
+    for (split, domain), segments in sorted(streams.items()):
+        total = sum(tokens for _, _, tokens in segments) // block * block
+        size = blocks.MAX_RECORDS * block
+        for index, start in enumerate(range(0, total, size)):
+            name = f"{split}/{domain}-{index:05d}.array_record"
+            pieces = cut(segments, start, min(start + size, total))
+            done = parts / f"{split}-{domain}-{index:05d}.json"
+            job = FileJob(path=out / name, done=done, segments=pieces, block=block)
+            files.append((split, domain, job))
+    return files
+
+
+def cut(segments: list[tuple[Path, int, int]], start: int, stop: int) -> tuple[tuple[Path, int, int], ...]:
+    """The part [start, stop) of the stream that the segments make together."""
+    cut, position = [], 0
+    for path, offset, tokens in segments:
+        first, last = max(start, position), min(stop, position + tokens)
+        if first < last:
+            cut.append((path, offset + first - position, last - first))
+        position += tokens
+    return tuple(cut)
+
+
+def write_file(job: FileJob) -> None:
+    """Run a `FileJob`; raises `UserError` for a full disk."""
+    try:
+        digest = blocks.write_records(job.path, _rows(job))
+        records = sum(tokens for _, _, tokens in job.segments) // job.block
+        job.done.parent.mkdir(parents=True, exist_ok=True)
+        blocks.write_json(job.done, {"sha256": digest, "blocks": records})
+    except OSError as error:
+        raise cannot_write(job.path, error) from error
+    count(source=sum(tokens for _, _, tokens in job.segments))
+
+
+def _rows(job: FileJob) -> Iterator[np.ndarray]:
+    rest = np.empty(0, blocks.DTYPE)
+    for path, first, tokens in job.segments:
+        for start in range(first, first + tokens, READ_TOKENS):
+            size = min(READ_TOKENS, first + tokens - start)
+            ids = np.fromfile(path, blocks.DTYPE, size, offset=start * blocks.DTYPE.itemsize)
+            rest = np.concatenate([rest, ids])
+            whole = len(rest) // job.block * job.block
+            yield rest[:whole].reshape(-1, job.block)
+            rest = rest[whole:]

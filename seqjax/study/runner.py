@@ -1,0 +1,176 @@
+"""Train the runs of a study, several at a time: one process each, on a GPU of its own where there are GPUs.
+
+A run that failed is reported and does not stop the others. A signal starts no further run and is passed on, so that
+every run saves where it is; the same command goes on from there.
+"""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from seqjax import metrics
+from seqjax.config import Config
+from seqjax.errors import UserError
+
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 30.0
+LOG = "log.txt"  # in the workdir: what the process of a run printed
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a study; without a config it is only read, never trained."""
+
+    index: int
+    label: str
+    workdir: Path
+    config: Config | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether its last checkpoint is there."""
+        return self.config is None or (self.workdir / "checkpoints" / str(self.config.train.steps)).is_dir()
+
+    def last_row(self) -> dict[str, Any]:
+        """Its newest row of progress, empty where there is none."""
+        if not (self.workdir / "metrics.jsonl").is_file():
+            return {}
+        rows = [row for row in metrics.read(self.workdir) if "tokens_per_s" in row]
+        return rows[-1] if rows else {}
+
+
+def select(runs: list[Run], only: str) -> list[Run]:
+    """The runs that `only` names, by label or by index, as an element of a job array would; all where it is empty."""
+    if not only:
+        return runs
+    chosen = [run for run in runs if only in (run.label, str(run.index))]
+    if not chosen:
+        known = ", ".join(f"{run.index} {run.label!r}" for run in runs)
+        raise UserError(f"--only={only}: the study has no such run. Its runs: {known}.")
+    return chosen
+
+
+def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[int] = ()) -> str:
+    """One line a run: how far it is."""
+    width = max(len(run.label) for run in runs)
+    lines = []
+    for run in runs:
+        row = run.last_row()
+        if run.config is None:
+            state = "read only"
+        elif run.complete:
+            state = "complete"
+        else:
+            at = f"step {row.get('step', 0)}/{run.config.train.steps}"
+            state = "failed" if run.index in failed else at if row or run.index in running else "not begun"
+        speed = f"{row['tokens_per_s']:>10,.0f} tokens/s  loss {row['train/loss']:.3f}" if row else ""
+        mark = "*" if run.index in running else " "
+        lines.append(f"{mark}{run.index:>3}  {run.label:<{width}}  {state:<16}{speed}".rstrip())
+    return "\n".join(lines)
+
+
+def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
+    """Seconds until all are complete at the speeds seen so far (their mean for runs that have not begun)."""
+    speeds = {run.index: run.last_row().get("tokens_per_s") for run in runs}
+    seen = [speed for speed in speeds.values() if speed]
+    if not seen:
+        return None
+    total = 0.0
+    for run in runs:
+        if run.config is not None and not run.complete:
+            left = run.config.train.steps - run.last_row().get("step", 0)
+            tokens = left * run.config.train.batch_size * run.config.train.seq_len
+            total += tokens / (speeds[run.index] or sum(seen) / len(seen))
+    return total / jobs
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may be set to, one GPU each; asked of the driver, so that this process holds none."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return []
+    return [str(i) for i, line in enumerate(listing.splitlines()) if line.startswith("GPU ")]
+
+
+def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
+    """Train every run that is not complete, `jobs` at a time; returns those that failed.
+
+    Raises `UserError` for more jobs than GPUs, where there are GPUs, and `KeyboardInterrupt` after a signal has ended
+    all of them.
+    """
+    gpus = visible_gpus()
+    if gpus and jobs > len(gpus):
+        raise UserError(
+            f"--jobs={jobs}, but this machine shows {len(gpus)} GPUs: each run takes one. Give --jobs={len(gpus)}."
+        )
+    waiting = [run for run in runs if not run.complete]
+    slots: list[str | None] = [*gpus[:jobs]] if gpus else [None] * jobs
+    active: dict[int, tuple[Run, subprocess.Popen[bytes], str | None]] = {}
+    failed: dict[int, Run] = {}
+    stopping: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        del frame
+        stopping.append(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    reported, told = -float("inf"), 0
+    try:
+        while active or (waiting and not stopping):
+            if stopping and told < len(stopping):
+                told = len(stopping)
+                for _, process, _ in active.values():
+                    process.send_signal(signal.SIGTERM)
+            while waiting and slots and not stopping:
+                run, slot = waiting.pop(0), slots.pop(0)
+                active[run.index] = (run, _start(study, run, slot), slot)
+            for index, (run, process, slot) in list(active.items()):
+                if process.poll() is None:
+                    continue
+                del active[index]
+                slots.append(slot)
+                if process.returncode != 0:
+                    failed[index] = run
+                    sys.stdout.write(f"{run.label}: failed with status {process.returncode}; {_last_words(run)}\n")
+            if time.monotonic() - reported > REPORT_SECONDS:
+                reported = time.monotonic()
+                eta = eta_seconds(runs, jobs=jobs)
+                left = f", ETA {metrics.duration(eta)}" if eta is not None else ""
+                done = sum(run.complete for run in runs)
+                sys.stdout.write(
+                    f"{table(runs, running=set(active), failed=set(failed))}\n{done}/{len(runs)} complete{left}\n\n"
+                )
+                sys.stdout.flush()
+            if active:
+                time.sleep(POLL_SECONDS)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopping:
+        raise KeyboardInterrupt
+    return list(failed.values())
+
+
+def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "seqjax.study.train_run", f"--study={study}", f"--run={run.index}"]
+    # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on.
+    with (run.workdir / LOG).open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+
+
+def _last_words(run: Run) -> str:
+    path = run.workdir / LOG
+    lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
+    return f"{path} ends: {lines[-1] if lines else 'nothing'}"

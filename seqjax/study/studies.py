@@ -1,0 +1,58 @@
+"""Study files: `get_study(size)` says which runs there are and how they are compared.
+
+It returns a dict with
+
+    title       of tables and pictures
+    reference   label of the run that gaps are taken to
+    domains     which are compared
+    runs        label -> {"workdir": DIR, "config": "FILE_OR_NAME:ARG" or a ConfigDict}; read alone without "config"
+    against     optional: domains whose mean loss is compared at, instead of the training loss
+
+and is named on the command line as `configs/studies/NAME.py[:SIZE]`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seqjax import presets
+from seqjax.config import Config, from_config_dict
+from seqjax.errors import UserError
+from seqjax.study.runner import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What a study file asks for."""
+
+    title: str
+    reference: str
+    domains: Sequence[str]
+    runs: list[Run]
+    against: Sequence[str] = ()
+
+
+def load_study(text: str) -> Study:
+    """The study of `FILE.py[:SIZE]`, its configs made and checked."""
+    name, _, size = text.partition(":")
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"--study: there is no file {path}.")
+    get_study = presets.load_file(path).get_study
+    if size and not inspect.signature(get_study).parameters:
+        raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
+    study: dict[str, Any] = get_study(size) if size else get_study()
+    missing = {"title", "reference", "domains", "runs"} - set(study)
+    if missing or study["reference"] not in study["runs"]:
+        raise UserError(f"{path}: get_study() lacks {sorted(missing) or 'its reference among its runs'}.")
+    runs = [
+        Run(index, label, Path(run["workdir"]), _config(run["config"]) if "config" in run else None)
+        for index, (label, run) in enumerate(study["runs"].items())
+    ]
+    return Study(study["title"], study["reference"], study["domains"], runs, study.get("against", ()))
+
+
+def _config(config: Any) -> Config:
+    return from_config_dict(presets.read_config(config) if isinstance(config, str) else config)

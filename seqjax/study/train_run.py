@@ -1,0 +1,30 @@
+"""`python -m seqjax.study.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
+
+The runner of a study starts these; it says which GPU they see.
+"""
+
+import argparse
+from pathlib import Path
+
+from absl import logging
+
+from seqjax.errors import run_command
+from seqjax.study.studies import load_study
+from seqjax.train import train
+
+
+def main(argv: list[str]) -> None:
+    """Train, or go on with, the run."""
+    logging.set_verbosity(logging.WARNING)
+    parser = argparse.ArgumentParser(prog="python -m seqjax.study.train_run", description=__doc__)
+    parser.add_argument("--study", required=True, help="as for python -m seqjax.study")
+    parser.add_argument("--run", required=True, type=int, help="index of the run in the study")
+    args = parser.parse_args(argv)
+    run = load_study(args.study).runs[args.run]
+    assert run.config is not None, "the runner starts only what can be trained"
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    train(run.config, Path(run.workdir))
+
+
+if __name__ == "__main__":
+    run_command(main)
