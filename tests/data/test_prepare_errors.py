@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqjax.data import prepare
 from seqjax.data.prepare import manifest as manifests
 from seqjax.data.prepare import run
 from seqjax.data.tokenizer import ByteTokenizer
