@@ -26,7 +26,7 @@ LAYERS = (
         "seqjax.signals",
         "seqjax.workdir",
     ),
-    ("seqjax.step",),
+    ("seqjax.step", "seqjax.block_losses"),
     ("seqjax.checkpoint",),
     ("seqjax.evaluate", "seqjax.report"),
     ("seqjax.generate",),
