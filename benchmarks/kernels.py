@@ -32,6 +32,9 @@ from absl import app, flags
 import kernels_pallas as kp
 from benchmarks import limits, torch_flash
 from benchmarks.train_step import machine
+from kernels_pallas.select_chunk import xla as select_xla
+from kernels_pallas.top1_chunk import api as chunk_api
+from kernels_pallas.top1_chunk.xla.attention import MASKED, SORTED
 from seqjax.errors import UserError, nearest
 from seqjax.ops.attention import causal_attention
 
@@ -39,6 +42,7 @@ LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 CASES = ("attention", "window", "chunk-exact", "chunk-approx", "select-exact", "select-approx", "element")
 PASSES = ("forward", "training")
+SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
 COLUMNS = f"{'':<30}{'T':>8}{'pass':>10}{'ms':>10}{'TFLOP/s':>10}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'GiB':>7}"
 
 
@@ -58,11 +62,14 @@ def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
     if case == "element":
         return partial(kp.top1_element_attention, implementation=implementation)
     name, _, schedule = implementation.partition("-")
-    name = None if name == "default" else name
-    options: Any = {"chunk_size": n.C, "selection": case.split("-")[1], "implementation": name}
+    selection, name = case.split("-")[1], None if name == "default" else name
+    options: Any = {"chunk_size": n.C, "selection": selection, "implementation": name}
     if case.startswith("select-"):
         return lambda q, k, v: kp.select_chunk(q, k, **options)
-    return partial(kp.top1_chunk_attention, schedule=schedule or None, **options)
+    if not schedule:
+        return partial(kp.top1_chunk_attention, **options)
+    call = chunk_api.Call(select_xla, SCHEDULES[schedule], n.C, selection, n.K**-0.5)
+    return lambda q, k, v: chunk_api.attend(q, k, v, call)
 
 
 def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:

@@ -21,10 +21,8 @@ from absl import app, flags
 
 from benchmarks.kernels import measure
 from benchmarks.train_step import machine
-from kernels_pallas.selective_scan.vjp import selective_scan
-from kernels_pallas.ssd.vjp import ssd
+from kernels_pallas import selective_scan, ssd, state_scan
 from seqjax.errors import UserError, nearest
-from seqjax.ops.state_scan import state_scan
 
 CASES = ("ssd", "selective_scan", "state_scan")
 

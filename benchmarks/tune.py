@@ -3,7 +3,7 @@
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order.
-Nothing is written: the winner goes into kernels_pallas/top1_element/triton_tiles.py by hand, with its reason.
+Nothing is written: the winner goes into kernels_pallas/top1_element/triton/tile_sizes.py by hand, with its reason.
 """
 
 import statistics
@@ -18,8 +18,8 @@ from absl import app, flags
 
 from benchmarks import limits
 from benchmarks.kernels import operands, time_ms
-from kernels_pallas import compat
-from kernels_pallas.top1_element import triton_tiles
+from kernels_pallas import device
+from kernels_pallas.top1_element.triton import tile_sizes
 
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; what is not used is not run
 
@@ -36,7 +36,7 @@ def candidates(kernel: str, first: Any) -> list[Any]:
 
 def call(kernel: str, args: tuple) -> Callable:
     """A jitted function of no arguments that runs one kernel (forward with its search of the best key)."""
-    from kernels_pallas.top1_element import triton as backend
+    from kernels_pallas.top1_element.triton import attention as backend
 
     q, k, v, do = args
     scale = q.shape[-1] ** -0.5
@@ -58,18 +58,18 @@ def main(argv: list[str]) -> None:
     del argv
     given: Any = flags.FLAGS
     args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")
-    capability = compat.compute_capability()
+    capability = device.compute_capability()
     assert capability is not None, "needs a GPU"
     begin = time.monotonic()
     for kernel in given.kernels:
         entry = "forward" if kernel == "evaluate" else kernel
         key = (entry, 64 if given.dim <= 64 else 128, True, capability >= 90)
-        first, rows = triton_tiles.tiles(entry, given.dim, jnp.dtype("bfloat16")), []
+        first, rows = tile_sizes.tiles(entry, given.dim, jnp.dtype("bfloat16")), []
         for tiles in candidates(kernel, first):
             if time.monotonic() - begin > given.seconds:
                 print("the time is over")
                 break
-            triton_tiles.TILES[key] = tiles
+            tile_sizes.TILES[key] = tiles
             try:
                 ms = statistics.median(time_ms(call(kernel, args), repeats=3, seconds=0.05))
             except (RuntimeError, ValueError) as error:  # too much shared memory, mostly
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
                 continue
             rows.append((ms, tiles))
             print(f"{kernel} {tiles}: {ms:.3f} ms", flush=True)
-        triton_tiles.TILES[key] = first
+        tile_sizes.TILES[key] = first
         print(f"{kernel}, fastest first:", *(f"  {ms:.3f} ms {tiles}" for ms, tiles in sorted(rows)[:5]), sep="\n")
 
 

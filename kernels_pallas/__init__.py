@@ -1,30 +1,46 @@
-"""Attention kernels as a leaf package: arrays in, arrays out, nothing of seqjax imported.
+"""Differentiable ops over interchangeable backends: arrays in, arrays out. Needs jax and jaxtyping alone.
 
     top1_chunk_attention    every query attends to its own chunk (causal) and to the one past chunk that it selects
     select_chunk            that selection alone
     top1_element_attention  every query returns the value of its best key; softmax gradient (straight-through)
     *_decode                one token against a cache
+    state_scan              states at the chunk starts of a chunked recurrence (the delta rules, RWKV-7)
+    state_passing           the same with a decay by element (Mamba-2, RWKV-5 and 6, Based)
+    selective_scan          Mamba-1: a decay per channel and state
+    ssd                     Mamba-2: a decay per head
 
-Each takes `implementation=None | "xla" | ...`; see `dispatch.py` and docs/kernels.md. Paper: arXiv 2505.18522. On a CPU
-import this before JAX computes anything: `cpu_compiler.py` says why.
+Each takes `implementation=None | "triton" | "pallas" | "xla"`; `backends_used` says which one ran. See docs/kernels.md.
+Papers: arXiv 2505.18522 (Top-1 Chunk and Element), 2312.00752, 2405.21060, 2406.06484.
 """
 
-from kernels_pallas.cpu_compiler import use_safe_fusions
-from kernels_pallas.dispatch import BackendError
+from kernels_pallas.backend import BackendError
+from kernels_pallas.backend import used as backends_used
+from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.select_chunk.api import select_chunk
+from kernels_pallas.selective_scan.api import selective_scan
+from kernels_pallas.ssd.api import ssd
+from kernels_pallas.state_scan.api import state_passing, state_scan
+from kernels_pallas.top1_chunk.api import top1_chunk_attention
 from kernels_pallas.top1_chunk.decode import chunk_means, top1_chunk_decode, update_chunk_means
-from kernels_pallas.top1_chunk.vjp import select_chunk, top1_chunk_attention
+from kernels_pallas.top1_element.api import top1_element_attention
 from kernels_pallas.top1_element.decode import top1_element_decode
-from kernels_pallas.top1_element.vjp import top1_element_attention
 
 __all__ = [
     "BackendError",
+    "accumulation_dtype",
+    "backends_used",
     "chunk_means",
+    "join_chunks",
     "select_chunk",
+    "selective_scan",
+    "split_chunks",
+    "ssd",
+    "state_passing",
+    "state_scan",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",
     "top1_element_decode",
     "update_chunk_means",
 ]
-
-use_safe_fusions()  # before JAX computes anything

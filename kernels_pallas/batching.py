@@ -19,7 +19,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import compat
+from kernels_pallas.triton import interpreter
 
 
 def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, axis: int = 0) -> Callable:
@@ -28,7 +28,7 @@ def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, a
     Static arguments belong into a closure or a `partial`. `rule`, `g` and `r` as in `partitioned`.
     """
     # the interpreter's callback does not outlive the partitioner, so there the operands are gathered
-    inner = f if rule is None or compat.is_interpreted() else partitioned(f, rule, g=g, r=r)
+    inner = f if rule is None or interpreter.is_chosen() else partitioned(f, rule, g=g, r=r)
     folded = jax.custom_batching.custom_vmap(inner)
 
     def fold(x: Array) -> Array:
@@ -59,13 +59,13 @@ def vary_alike(*arrays: Array) -> tuple[Array, ...]:
 
     One set of axes for all. The gradient of what is the same is the sum over the devices.
     """
-    axes = frozenset().union(*(compat.varying_axes(x) for x in arrays))
+    axes = frozenset().union(*(_varying_axes(x) for x in arrays))
     return tuple(_varying(x, axes) for x in arrays)
 
 
 def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
     """The results of a custom call, which varies over every axis that an operand varies over and does not say so."""
-    axes = frozenset().union(*(compat.varying_axes(x) for x in operands))
+    axes = frozenset().union(*(_varying_axes(x) for x in operands))
     return jax.tree.map(lambda x: _varying(x, axes), results)
 
 
@@ -114,5 +114,12 @@ def _proposed(mesh: Any, given: tuple, operands: list[list[str]], factor: str, s
 
 
 def _varying(x: Array, axes: frozenset) -> Array:
-    missing = tuple(sorted(axes - compat.varying_axes(x)))
+    missing = tuple(sorted(axes - _varying_axes(x)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _varying_axes(x: Array) -> frozenset:
+    """Return the mesh axes over which x may differ under `jax.shard_map`; none outside."""
+    aval: Any = jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)  # jax 0.10.2 and later; `vma` in some of them
+    return frozenset(getattr(aval, "vma", ()) if manual is None else manual.varying)

@@ -4,13 +4,13 @@ import jax.numpy as jnp
 from jax import Array
 
 
-def cut(x_BT: Array, chunk: int) -> Array:
-    """[B, T, ...] -> [B, c, C, ...], zeros after the end."""
+def split_chunks(x_BT: Array, chunk: int) -> Array:
+    """Cut time into chunks, with zeros after the end: [B, T, ...] -> [B, c, C, ...]."""
     n_chunks = -(-x_BT.shape[1] // chunk)
     padding = [(0, 0), (0, n_chunks * chunk - x_BT.shape[1])] + [(0, 0)] * (x_BT.ndim - 2)
     return jnp.pad(x_BT, padding).reshape(x_BT.shape[0], n_chunks, chunk, *x_BT.shape[2:])
 
 
-def join(x_BcC: Array, seq_len: int) -> Array:
-    """[B, c, C, ...] -> [B, T, ...], without what `cut` added."""
+def join_chunks(x_BcC: Array, seq_len: int) -> Array:
+    """Undo `split_chunks`, without what it added: [B, c, C, ...] -> [B, T, ...]."""
     return x_BcC.reshape(x_BcC.shape[0], -1, *x_BcC.shape[3:])[:, :seq_len]

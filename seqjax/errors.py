@@ -23,6 +23,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
     """Run a command's `main(argv)`; a `UserError` or a full disk becomes a line on stderr and exit status 2."""
+    from kernels_pallas import cpu_compiler  # not above: this module imports nothing, and what raises needs no jax
+
+    cpu_compiler.use_safe_fusions()  # before JAX starts
     try:
         main(sys.argv[1:] if argv is None else argv)
     except UserError as error:

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy
+from seqjax.sharding import replicated, shardings
 from seqjax.types import Array, Params, PRNGKey
 
 
@@ -27,6 +29,17 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGK
     params = model.init(params_key)
     step = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer.init(params), step, jax.random.key_data(rng))
+
+
+def state_shardings(
+    mesh: Mesh, model: Model, optimizer: optax.GradientTransformation, shapes: TrainState
+) -> TrainState:
+    """The sharding of every leaf of a state: parameters by their axes, the optimiser's moments as their parameters."""
+    by_param, one = shardings(mesh, model.shapes, model.axes), replicated(mesh)
+    moments = optax.tree.map_params(
+        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: one
+    )
+    return TrainState(by_param, moments, one, one)
 
 
 def make_train_step(

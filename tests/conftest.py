@@ -15,7 +15,12 @@ ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
 if not ON_GPU:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: its decorator looks once
-wanted = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+wanted = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    # what commands set (kernels_pallas/cpu_compiler.py): tests that call functions get the same programs
+    "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+]
 given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wanted if flag.split("=")[0] not in given)]))
 

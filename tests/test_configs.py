@@ -102,6 +102,10 @@ def test_the_papers_values(name, size):
         "base": mixer.rope_base,
     } == PAPER[size]  # fmt: skip
     assert (config.optim.b1, config.optim.b2, config.optim.weight_decay) == (0.9, 0.95, 0.0)
+    # where the paper is silent: as configs/common.py says
+    assert (config.optim.clip_norm, config.optim.eps, config.optim.final_lr) == (1.0, 1e-8, 0.0)
+    per_step = config.train.batch_size * config.train.seq_len
+    assert 100e9 - per_step < config.train.steps * per_step <= 100e9
     assert (model.vocab_size, config.data.tokenizer, model.norm, model.mlp.kind) == (
         32_000,
         "mixtral",
@@ -113,6 +117,13 @@ def test_the_papers_values(name, size):
     assert not model.mlp.bias
     if name == "top1_chunk":
         assert (mixer.chunk_size, mixer.selection) == (128, "exact")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_residual_stream_is_float32_where_the_public_code_has_it_so(name):
+    wide = name in ("based", "mamba1", "mamba2")
+    for size in SIZES:
+        assert load(name, size).model.residual_dtype == ("float32" if wide else "compute")
 
 
 # d = width, F = MLP width; per layer 4 d^2 for q, k, v, out, 3 d F for the MLP and 2 d for the norms; then the

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import kernels_pallas
+
 ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
@@ -28,6 +30,7 @@ LAYERS = (
     ),
     ("seqjax.step", "seqjax.block_losses"),
     ("seqjax.checkpoint",),
+    ("seqjax.training",),
     ("seqjax.evaluate", "seqjax.report"),
     ("seqjax.generate",),
     ("seqjax.train",),
@@ -42,6 +45,7 @@ SIBLINGS = {
     "seqjax.mixers",
     "seqjax.models",
     "seqjax.data",
+    "seqjax.training",
     "seqjax.study",
     "seqjax.convert",
     "seqjax.eval_harness",
@@ -94,14 +98,36 @@ def test_imports_run_one_way(path):
                 assert unit(other) == unit(name), f"{name} imports its sibling {other}"
                 assert unit(name) in SIBLINGS, f"{name} imports {other}"
         elif top == "kernels_pallas":
+            if other == "kernels_pallas.cpu_compiler":  # for commands, before JAX starts
+                assert unit(name) == "seqjax.errors", f"{name} imports {other}"
+                continue
             allowed = ("seqjax.ops", "seqjax.mixers", "seqjax.train")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for ops and mixers"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if module_name(p).startswith("seqjax.")], ids=module_name)
+def test_of_the_kernels_only_what_the_package_exports_is_used(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                assert not alias.name.startswith("kernels_pallas."), f"{path}:{node.lineno}: {alias.name}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kernels_pallas":
+            assert node.module == "kernels_pallas", f"{path}:{node.lineno}: from {node.module}"
+            names = {alias.name for alias in node.names} - {"cpu_compiler"}
+            assert names <= set(kernels_pallas.__all__), f"{path}:{node.lineno}: {names}"
 
 
 def test_the_layers_name_what_exists():
     """A test of the test: files are found, and what they import is understood."""
     units = {unit(module_name(path)) for path in FILES}
-    assert {"seqjax.nn", "seqjax.mixers", "seqjax.models", "seqjax.data", "seqjax.train"} <= units
+    assert {
+        "seqjax.nn",
+        "seqjax.mixers",
+        "seqjax.models",
+        "seqjax.data",
+        "seqjax.train",
+        "kernels_pallas.backend",
+    } <= units
     assert "seqjax.mixers" in imported(ROOT / "seqjax" / "models" / "language_model.py")
     assert "seqjax.workdir" in imported(ROOT / "seqjax" / "train.py")
     assert level("seqjax.nn.layers") < level("seqjax.mixers._attention") < level("seqjax.models.language_model")

@@ -1,1 +1,1 @@
-"""The selective scan of Mamba-1: `vjp.py` is the function, `xla.py` and `triton.py` run it."""
+"""The selective scan of Mamba-1: a decay per channel and state."""

@@ -1,1 +1,1 @@
-"""The sequential part of chunked recurrences: the states at the chunk starts, backends in `xla.py` and `triton.py`."""
+"""The sequential part of chunked recurrences: the states at the chunk starts."""

@@ -1,20 +1,35 @@
-"""The states at chunk starts as `lax.scan`: one step of a few small kernels per chunk.
+"""The `xla` backend of the states at chunk starts: `lax.scan`, one step of a few small kernels per chunk.
 
     products      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c       (reverse: from the last chunk, with P_c^T)
     elementwise   S_{c+1} = d_c * S_c + R_c
 
-Both return the state before each chunk (in reverse: behind each chunk) and the one after the last that was visited.
+Both return the state before each chunk (in reverse: after each chunk) and the one after the last that was visited.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kernels_pallas import device
+from kernels_pallas.backend import Backend
+from kernels_pallas.state_scan.interface import StateScan
+
+
+def load() -> StateScan:
+    """Return this module."""
+    from kernels_pallas.state_scan import xla
+
+    return xla
+
+
+BACKEND = Backend("xla", load)
+
 
 def products(
     decay_cBHk: Array, p_cBHKK: Array, r_cBHKV: Array, s_BHKV: Array, *, precision: jax.lax.Precision, reverse: bool
 ) -> tuple[Array, Array]:
-    """(states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
+    """Return (states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
+    s_BHKV = unknown_to_xla(s_BHKV, r_cBHKV, axis=0)
 
     def body(s, xs):
         decay, p, r = xs
@@ -26,7 +41,8 @@ def products(
 
 
 def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse: bool) -> tuple[Array, Array]:
-    """(states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the axis of chunks."""
+    """Return (states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the axis of chunks."""
+    initial_B = unknown_to_xla(initial_B, update_Bc, axis=1)
 
     def body(state, xs):
         factor, add = xs
@@ -35,3 +51,15 @@ def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse:
     xs = (jnp.moveaxis(decay_Bc, 1, 0), jnp.moveaxis(update_Bc, 1, 0))
     last, states = jax.lax.scan(body, initial_B, xs, reverse=reverse)
     return jnp.moveaxis(states, 0, 1), last
+
+
+def unknown_to_xla(state: Array, updates: Array, *, axis: int) -> Array:
+    """Return the state plus min(|u|, 0), which is 0, on a CPU where there is one chunk, of update u.
+
+    XLA takes a loop of one turn apart, so a state of zeros becomes a constant in the products that read it, forward as
+    the state and backward as the gradient after the last chunk; and it compiles some of them wrong (cpu_compiler.py).
+    An optimization barrier does not help: it is gone before XLA forms those fusions.
+    """
+    if updates.shape[axis] > 1 or device.platform() != "cpu":
+        return state
+    return state + jnp.minimum(jnp.abs(jax.lax.index_in_dim(updates, 0, axis, keepdims=False)), 0)

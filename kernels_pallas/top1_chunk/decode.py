@@ -9,8 +9,11 @@ Source: arXiv 2505.18522, Top-1 Chunk.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import checks, dispatch
-from kernels_pallas.top1_chunk.vjp import SELECTIONS
+from kernels_pallas import backend, numerics, validation
+from kernels_pallas.select_chunk.api import check_options
+from kernels_pallas.top1_chunk import triton, xla
+
+BACKENDS = (triton.DECODE_BACKEND, xla.DECODE_BACKEND)
 
 
 def top1_chunk_decode(
@@ -25,7 +28,7 @@ def top1_chunk_decode(
     chunk_mean_BcGK: Float[Array, "B c G K"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B H V"]:
-    """Attends from the newest token, position length - 1, whose key and value are in the caches already.
+    """Return the attention of the newest token, position length - 1, whose key and value are in the caches already.
 
     Args:
       q_BHK: the newest token's queries.
@@ -45,10 +48,11 @@ def top1_chunk_decode(
     Raises:
       ValueError: shapes that disagree, a table with too few rows, an unknown selection, a chunk_size below 1.
       BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2505.18522, Top-1 Chunk.
     """
-    checks.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
-    checks.check_chunk_size(chunk_size)
-    checks.check_choice("selection", selection, SELECTIONS)
+    validation.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
+    check_options(chunk_size, selection)
     B, S, G, K = k_BSGK.shape
     n_full = S // chunk_size
     if selection == "approx" and chunk_mean_BcGK is None:
@@ -62,29 +66,29 @@ def top1_chunk_decode(
             )
         chunk_mean_BcGK = chunk_mean_BcGK[:, :n_full]
     options = {"chunk_size": chunk_size, "selection": selection}
-    backend = dispatch.pick("top1_chunk_decode", implementation, (q_BHK, k_BSGK, v_BSGV), options)
-    return backend.decode(
+    kernels = backend.pick("top1_chunk_decode", BACKENDS, implementation, (q_BHK, k_BSGK, v_BSGV), options)
+    return kernels.decode(
         q_BHK,
         k_BSGK,
         v_BSGV,
         jnp.asarray(length, jnp.int32),
         chunk_size=chunk_size,
-        scale=checks.resolve_scale(scale, K),
+        scale=numerics.softmax_scale(scale, K),
         chunk_mean_BcGK=chunk_mean_BcGK if selection == "approx" else None,
     )
 
 
 def chunk_means(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int) -> Float[Array, "B c G K"]:
-    """Mean key of each full chunk of a cache, fp32, [B, S // C, G, K]: the table after a prefill.
+    """Return the mean key of each full chunk of a cache, fp32, [B, S // C, G, K]: the table after a prefill.
 
     Rows of chunks that are not complete yet hold garbage; no query selects them before `update_chunk_means`
     completes them.
     """
-    checks.check_chunk_size(chunk_size)
+    validation.check_chunk_size(chunk_size)
     B, S, G, K = k_BSGK.shape
     n_full = S // chunk_size
     k_BcCGK = k_BSGK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, G, K)
-    return k_BcCGK.astype(checks.accumulation_dtype(k_BSGK.dtype)).mean(2)
+    return k_BcCGK.astype(numerics.accumulation_dtype(k_BSGK)).mean(2)
 
 
 def update_chunk_means(
@@ -94,11 +98,11 @@ def update_chunk_means(
     *,
     chunk_size: int,
 ) -> Float[Array, "B c G K"]:
-    """The table after the token at length - 1 was written to the key cache: its chunk's row is refreshed.
+    """Return the table after the token at length - 1 was written to the key cache: its chunk's row is refreshed.
 
     Reads that chunk only. The row is right once the chunk is complete; before that no query can select it.
     """
-    checks.check_chunk_size(chunk_size)
+    validation.check_chunk_size(chunk_size)
     if chunk_mean_BcGK.shape[1] == 0:  # the cache is shorter than a chunk
         return chunk_mean_BcGK
     own = (jnp.asarray(length, jnp.int32) - 1) // chunk_size

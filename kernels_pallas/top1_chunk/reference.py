@@ -14,47 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from kernels_pallas import checks
-
-
-def chunk_scores(
-    q_BTHK: Float[Array, "B T H K"],
-    k_BTGK: Float[Array, "B T G K"],
-    *,
-    chunk_size: int,
-    selection: str = "exact",
-    scale: float | None = None,
-) -> Float[Array, "B T H c"]:
-    """What the selection maximises, per query and full chunk; -inf where the chunk is not past."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
-    q_BTHK, k_BTHK = _dense(q_BTHK, k_BTGK)
-    B, T, H, K = q_BTHK.shape
-    n_full = T // chunk_size
-    k_BcCHK = k_BTHK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, H, K)
-    if selection == "exact":
-        s_BTHcC = scale * jnp.einsum("bthk,bcshk->bthcs", q_BTHK, k_BcCHK, precision="highest")
-        score_BTHc = jax.nn.logsumexp(s_BTHcC, axis=-1)
-    else:
-        score_BTHc = jnp.einsum("bthk,bchk->bthc", q_BTHK, k_BcCHK.mean(2), precision="highest")
-    is_past_Tc = jnp.arange(n_full)[None, :] < jnp.arange(T)[:, None] // chunk_size
-    return jnp.where(is_past_Tc[None, :, None, :], score_BTHc, -jnp.inf)
-
-
-def select_chunk(
-    q_BTHK: Float[Array, "B T H K"],
-    k_BTGK: Float[Array, "B T G K"],
-    *,
-    chunk_size: int,
-    selection: str = "exact",
-    scale: float | None = None,
-) -> Int32[Array, "B T H"]:
-    """The chunk that every query selects, -1 in the first chunk."""
-    B, T, H, _ = q_BTHK.shape
-    if chunk_size > T:
-        return jnp.full((B, T, H), -1, jnp.int32)
-    score_BTHc = chunk_scores(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
-    best_BTH = jnp.argmax(score_BTHc, axis=-1).astype(jnp.int32)
-    return jnp.where((jnp.arange(T) < chunk_size)[None, :, None], -1, best_BTH)
+from kernels_pallas.select_chunk.reference import in_one_dtype_per_head, select_chunk
 
 
 def attend(
@@ -67,9 +27,9 @@ def attend(
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
     """Attention over the selected chunk and the own chunk up to the query; differentiable by JAX."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
+    scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     dtype = v_BTGV.dtype
-    q_BTHK, k_BTHK, v_BTHV = _dense(q_BTHK, k_BTGK, v_BTGV)
+    q_BTHK, k_BTHK, v_BTHV = in_one_dtype_per_head(q_BTHK, k_BTGK, v_BTGV)
     T = q_BTHK.shape[1]
     s_BTHS = scale * jnp.einsum("bthk,bshk->bths", q_BTHK, k_BTHK, precision="highest")
     t_T1, s_1S = jnp.arange(T)[:, None], jnp.arange(T)[None, :]
@@ -91,11 +51,3 @@ def top1_chunk_attention(
     """Selection, then attention; the same contract as `kernels_pallas.top1_chunk_attention`."""
     sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
     return attend(q_BTHK, k_BTGK, v_BTGV, jax.lax.stop_gradient(sel_BTH), chunk_size=chunk_size, scale=scale)
-
-
-def _dense(q_BTHK: Array, *others: Array) -> tuple[Array, ...]:
-    """Everything in the accumulation dtype, keys and values repeated to one per query head."""
-    dtype = checks.accumulation_dtype(q_BTHK.dtype)
-    H = q_BTHK.shape[2]
-    repeated = [jnp.repeat(x.astype(dtype), H // x.shape[2], axis=2) for x in others]
-    return (q_BTHK.astype(dtype), *repeated)

@@ -7,7 +7,10 @@ Top-1 Element.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import checks, dispatch
+from kernels_pallas import backend, validation
+from kernels_pallas.top1_element import triton, xla
+
+BACKENDS = (triton.DECODE_BACKEND, xla.DECODE_BACKEND)
 
 
 def top1_element_decode(
@@ -18,7 +21,7 @@ def top1_element_decode(
     *,
     implementation: str | None = None,
 ) -> Float[Array, "B H V"]:
-    """The value of the newest token's best key among the first `length` of the cache, bit for bit.
+    """Return the value of the newest token's best key among the first `length` of the cache, bit for bit.
 
     Args:
       q_BHK: the newest token's queries.
@@ -27,10 +30,15 @@ def top1_element_decode(
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
       implementation: as in `top1_element_attention`.
 
+    Returns:
+      o_BHV in v's dtype; ties go to the earliest key.
+
     Raises:
       ValueError: shapes that disagree.
       BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2505.18522, Top-1 Element.
     """
-    checks.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
-    backend = dispatch.pick("top1_element_decode", implementation, (q_BHK, k_BSGK, v_BSGV), {})
-    return backend.decode(q_BHK, k_BSGK, v_BSGV, jnp.asarray(length, jnp.int32))
+    validation.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
+    kernels = backend.pick("top1_element_decode", BACKENDS, implementation, (q_BHK, k_BSGK, v_BSGV), {})
+    return kernels.decode(q_BHK, k_BSGK, v_BSGV, jnp.asarray(length, jnp.int32))

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from kernels_pallas import checks
-
 
 def top1_element_attention(
     q_BTHK: Float[Array, "B T H K"],
@@ -22,8 +20,8 @@ def top1_element_attention(
     v_grad: str = "hard",
 ) -> Float[Array, "B T H V"]:
     """The same contract as `kernels_pallas.top1_element_attention`, up to rounding of 1 - p + p."""
-    scale = checks.resolve_scale(scale, q_BTHK.shape[-1])
-    dtype = checks.accumulation_dtype(q_BTHK.dtype)
+    scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
+    dtype = jnp.promote_types(q_BTHK.dtype, jnp.float32)
     T, H = q_BTHK.shape[1:3]
     q_BTHK = q_BTHK.astype(dtype)
     k_BTHK, v_BTHV = (jnp.repeat(x.astype(dtype), H // x.shape[2], axis=2) for x in (k_BTGK, v_BTGV))
@@ -33,12 +31,12 @@ def top1_element_attention(
     p_BTHS = jax.nn.softmax(s_BTHS, axis=-1)
     hot_BTHS = jax.nn.one_hot(jnp.argmax(s_BTHS, axis=-1), T, dtype=dtype)
 
-    def mix(a_BTHS):
+    def weigh(a_BTHS):
         return jnp.einsum("bths,bshv->bthv", a_BTHS, v_BTHV, precision="highest")
 
     if v_grad == "hard":
-        o_BTHV = mix(jax.lax.stop_gradient(hot_BTHS - p_BTHS) + p_BTHS)
+        o_BTHV = weigh(jax.lax.stop_gradient(hot_BTHS - p_BTHS) + p_BTHS)
     else:
-        soft_BTHV = mix(p_BTHS)
-        o_BTHV = soft_BTHV + jax.lax.stop_gradient(mix(hot_BTHS) - soft_BTHV)
+        soft_BTHV = weigh(p_BTHS)
+        o_BTHV = soft_BTHV + jax.lax.stop_gradient(weigh(hot_BTHS) - soft_BTHV)
     return o_BTHV.astype(v_BTGV.dtype)

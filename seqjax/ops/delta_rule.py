@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from seqjax.ops.state_scan import carry_precision, from_chunks, product, rematerialized, state_scan, to_chunks
+from kernels_pallas import accumulation_dtype, state_scan
+from seqjax.ops.chunked import carry_precision, from_chunks, product, rematerialized, to_chunks
 from seqjax.ops.triangular import unit_lower_inverse
 from seqjax.types import Array
 
@@ -40,7 +41,7 @@ def gated_delta_rule(
     `chunk_size`, time and memory do. For the backward pass it keeps the inputs and one state and one inverse per chunk.
     """
     n_batch, seq_len, n_heads, key_dim = q_BTHK.shape
-    acc = jnp.promote_types(q_BTHK.dtype, jnp.float32)
+    acc = accumulation_dtype(q_BTHK)
     shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
     s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
     chunk = min(chunk_size or CHUNK, seq_len)
@@ -55,13 +56,13 @@ def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
     beta = to_chunks(beta.astype(acc), chunk)
     lower = jnp.tril(jnp.ones((chunk, chunk), bool))
     if log_g is None:
-        ratio, grow, rest = 1.0, None, None
+        ratio, grow, decay_to_end = 1.0, None, None
         decay = jnp.ones((*beta.shape[:3], 1), acc)
     else:
         g = jnp.cumsum(to_chunks(log_g.astype(acc), chunk), -1)
         # masked before the exponential: above the diagonal the difference is positive, and its gradient would be too
         ratio = jnp.exp(jnp.where(lower, g[..., :, None] - g[..., None, :], -jnp.inf))
-        grow, rest = jnp.exp(g), jnp.exp(g[..., -1:] - g)
+        grow, decay_to_end = jnp.exp(g), jnp.exp(g[..., -1:] - g)
         decay = grow[..., -1:]
 
     keys = product("...ik,...jk->...ij", k, k) * ratio * beta[..., :, None]
@@ -69,7 +70,7 @@ def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
     u = product("...ij,...jv->...iv", x.astype(dtype), v)
     # W = U - E S
     e = product("...ij,...jk->...ik", _scaled_columns(x, grow).astype(dtype), k).astype(dtype)
-    k_out = _scaled_rows(k, rest)
+    k_out = _scaled_rows(k, decay_to_end)
     p = -product("...ik,...ij->...kj", k_out, e)
     r = product("...ik,...iv->...kv", k_out, u.astype(dtype))
     starts, final = state_scan(decay, p, r, s_BHKV, precision=carry_precision(dtype))

@@ -21,9 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from kernels_pallas.chunks import cut, join
-from kernels_pallas.state_scan.carry import carry_states
-from seqjax.ops._chunks import accumulator
+from kernels_pallas import accumulation_dtype, join_chunks, split_chunks, state_passing
 from seqjax.types import Array
 
 CHUNK = 64
@@ -49,7 +47,7 @@ def wkv6(
     result does not depend on `chunk_size` (default 64, at most T).
     """
     n_batch, seq_len, n_heads, n_key = r_BTHK.shape
-    acc = accumulator(v_BTHV, log_w_BTHK)
+    acc = accumulation_dtype(v_BTHV, log_w_BTHK)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, n_key, v_BTHV.shape[-1]), acc)
     log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
@@ -64,7 +62,7 @@ def _chunked(
 ) -> tuple[Array, Array]:
     acc, dtype, seq_len = log_w.dtype, v.dtype, v.shape[1]
     # [B, c, H, C, K]; what is padded after the end decays nothing and adds nothing
-    r, k, v, log_w = (jnp.moveaxis(cut(t, chunk), 3, 2) for t in (r, k, v, log_w))
+    r, k, v, log_w = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (r, k, v, log_w))
     g = jnp.cumsum(log_w, axis=-2)
     before = g - log_w
     r32, k32 = r.astype(acc), k.astype(acc)
@@ -72,12 +70,12 @@ def _chunked(
     scores: Any = decayed_scores(r32, k32, before, g, dtype)
     inside = jnp.einsum("bchij,bchjv->bchiv", scores.astype(dtype), v, preferred_element_type=acc)
     inside += bonus[..., None] * v.astype(acc)
-    rest = (k32 * jnp.exp(g[..., -1:, :] - g)).astype(dtype)
-    update = jnp.einsum("bchjk,bchjv->bchkv", rest, v, preferred_element_type=acc)
-    states, last = carry_states(jnp.exp(g[..., -1, :])[..., None], update, initial)
+    k_to_end = (k32 * jnp.exp(g[..., -1:, :] - g)).astype(dtype)
+    update = jnp.einsum("bchjk,bchjv->bchkv", k_to_end, v, preferred_element_type=acc)
+    states, last = state_passing(jnp.exp(g[..., -1, :])[..., None], update, initial)
     seen = (r32 * jnp.exp(before)).astype(dtype)
     y = inside + jnp.einsum("bchik,bchkv->bchiv", seen, states.astype(dtype), preferred_element_type=acc)
-    return join(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
+    return join_chunks(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -10,8 +10,8 @@ decays and states are float32 (float64 for inputs that are).
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from kernels_pallas.selective_scan import vjp
-from seqjax.ops._chunks import accumulator
+import kernels_pallas
+from kernels_pallas import accumulation_dtype
 from seqjax.types import Array
 
 
@@ -32,11 +32,13 @@ def selective_scan(
     `dt_BTE` is at least 0 (after the softplus) and `A_EN` at most 0; float32 is advised for both. The result does not
     depend on `chunk_size`, which only the xla backend reads (default 32, at most T). Reverse mode only.
     """
-    acc = accumulator(x_BTE, dt_BTE)
+    acc = accumulation_dtype(x_BTE, dt_BTE)
     if D_E is None:
         D_E = jnp.zeros(A_EN.shape[:1], acc)
     if initial_state is None:
         initial_state = jnp.zeros((x_BTE.shape[0], *A_EN.shape), acc)
     dt_BTE, A_EN, D_E, initial_state = (t.astype(acc) for t in (dt_BTE, A_EN, D_E, initial_state))
-    y_BTE, state = vjp.selective_scan(x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_state, chunk_size=chunk_size)
+    y_BTE, state = kernels_pallas.selective_scan(
+        x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_state, chunk_size=chunk_size
+    )
     return (y_BTE, state) if return_state else y_BTE

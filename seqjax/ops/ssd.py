@@ -10,8 +10,8 @@ linear in T: the backward pass keeps the inputs, and in Triton the states at chu
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from kernels_pallas.ssd import vjp
-from seqjax.ops._chunks import accumulator
+import kernels_pallas
+from kernels_pallas import accumulation_dtype
 from seqjax.types import Array
 
 CHUNK = 128
@@ -38,10 +38,10 @@ def ssd(
     `kernels_pallas`.
     """
     n_batch, seq_len, n_heads, n_value = x_BTHV.shape
-    acc = accumulator(x_BTHV, log_a_BTH)
+    acc = accumulation_dtype(x_BTHV, log_a_BTH)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, b_BTN.shape[-1], n_value), acc)
-    y_BTHV, state = vjp.ssd(
+    y_BTHV, state = kernels_pallas.ssd(
         x_BTHV,
         jnp.maximum(log_a_BTH.astype(acc), FLOOR),
         b_BTN,

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from kernels_pallas import accumulation_dtype
+
 
 @jax.custom_vjp
 def straight_through(hard: Float[Array, "..."], soft: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -35,8 +37,7 @@ straight_through.defvjp(_forward, _backward)
 
 def top1_straight_through(scores: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:
     """One-hot of the argmax along `axis`, first on ties, with the gradient of the (fp32) softmax."""
-    accumulation = jnp.promote_types(scores.dtype, jnp.float32)
-    soft = jax.nn.softmax(scores.astype(accumulation), axis=axis).astype(scores.dtype)
+    soft = jax.nn.softmax(scores.astype(accumulation_dtype(scores)), axis=axis).astype(scores.dtype)
     hot = jax.nn.one_hot(jnp.argmax(scores, axis=axis), scores.shape[axis], dtype=scores.dtype, axis=axis)
     return straight_through(hot, soft)
 

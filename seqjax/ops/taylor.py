@@ -18,9 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from kernels_pallas.chunks import cut, join
-from kernels_pallas.state_scan.carry import carry_states
-from seqjax.ops._chunks import accumulator
+from kernels_pallas import accumulation_dtype, join_chunks, split_chunks, state_passing
 from seqjax.types import Array
 
 CHUNK = 128
@@ -46,7 +44,7 @@ def taylor_linear_attention(
     The result does not depend on `chunk_size` (default 128, at most T).
     """
     n_batch, seq_len, n_heads, n_value = v_BTHV.shape
-    acc = accumulator(v_BTHV)
+    acc = accumulation_dtype(v_BTHV)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, taylor_features(q_BTHK.shape[-1]), n_value + 1), acc)
     chunk = min(chunk_size or CHUNK, seq_len)
@@ -70,12 +68,12 @@ def _features(x: Array) -> Array:
 def _chunked(q: Array, k: Array, v: Array, initial: Array, chunk: int) -> tuple[Array, Array]:
     acc, dtype, seq_len = initial.dtype, v.dtype, v.shape[1]
     v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)  # what is padded after the end adds 0
-    q, k, v = (jnp.moveaxis(cut(t, chunk), 3, 2) for t in (q, k, v))
+    q, k, v = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (q, k, v))
     scores = jnp.einsum("bchik,bchjk->bchij", q, k, preferred_element_type=acc) * q.shape[-1] ** -0.5
     weights = jnp.tril(1 + scores + scores * scores / 2).astype(dtype)
     inside = jnp.einsum("bchij,bchjv->bchiv", weights, v, preferred_element_type=acc)
     update = jnp.einsum("bchjf,bchjv->bchfv", _features(k.astype(acc)), v.astype(acc))
-    states, last = carry_states(jnp.ones((1, update.shape[1], 1, 1, 1), acc), update, initial)
+    states, last = state_passing(jnp.ones((1, update.shape[1], 1, 1, 1), acc), update, initial)
     both = inside + jnp.einsum("bchif,bchfv->bchiv", _features(q.astype(acc)), states)
     y = both[..., :-1] / (both[..., -1:] + EPS)
-    return join(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
+    return join_chunks(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last

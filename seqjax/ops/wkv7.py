@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from seqjax.ops.state_scan import carry_precision, from_chunks, product, rematerialized, state_scan, to_chunks
+from kernels_pallas import accumulation_dtype, state_scan
+from seqjax.ops.chunked import carry_precision, from_chunks, product, rematerialized, to_chunks
 from seqjax.ops.triangular import unit_lower_inverse
 from seqjax.types import Array
 
@@ -42,7 +43,7 @@ def wkv7(
     inverse per chunk.
     """
     n_batch, seq_len, n_heads, key_dim = r_BTHK.shape
-    acc = jnp.promote_types(r_BTHK.dtype, jnp.float32)
+    acc = accumulation_dtype(r_BTHK)
     shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
     s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
     chunk = min(chunk_size or CHUNK, seq_len)
@@ -56,10 +57,10 @@ def _chunked(chunk: int, r, k, v, log_w, a, b, s_BHKV) -> tuple[Array, Array]:
     r, k, v, a, b = (to_chunks(x.astype(dtype), chunk) for x in (r, k, v, a, b))
     log_w = to_chunks(log_w.astype(acc), chunk)
     g = jnp.cumsum(log_w, -2)
-    grow, shrink, rest = jnp.exp(g), jnp.exp(-g), jnp.exp(g[..., -1:, :] - g)
+    grow, shrink, decay_to_end = jnp.exp(g), jnp.exp(-g), jnp.exp(g[..., -1:, :] - g)
     a_in, r_in = (a * jnp.exp(g - log_w)).astype(dtype), (r * grow).astype(dtype)
     k_in, b_in = (k * shrink).astype(dtype), (b * shrink).astype(dtype)
-    k_out, b_out = (k * rest).astype(dtype), (b * rest).astype(dtype)
+    k_out, b_out = (k * decay_to_end).astype(dtype), (b * decay_to_end).astype(dtype)
 
     lower = jnp.tril(jnp.ones((chunk, chunk), bool))
     before = jnp.tril(lower, -1)

@@ -10,15 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 
 import kernels_pallas as kp
+from kernels_pallas.select_chunk import xla as select_xla
+from kernels_pallas.top1_chunk import api as chunk_api
+from kernels_pallas.top1_chunk.xla import attention as xla_attention
 
 # what one rounding of the output dtype, and of the products' inputs, may cost relative to the output's scale
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
 
-CHUNK = partial(kp.top1_chunk_attention, chunk_size=8)
+SCHEDULES = {"masked": xla_attention.MASKED, "sorted": xla_attention.SORTED}
+
+
+def chunk_attention(q, k, v, *, how: str, chunk_size: int = 8, selection: str = "exact", scale: float | None = None):
+    """Top-1 Chunk by one of the ways of HOW: a schedule of the xla backend, or the Triton kernels."""
+    if how == "triton":
+        options = {"chunk_size": chunk_size, "selection": selection, "scale": scale}
+        return kp.top1_chunk_attention(q, k, v, implementation="triton", **options)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return chunk_api.attend(q, k, v, chunk_api.Call(select_xla, SCHEDULES[how], chunk_size, selection, scale))
+
+
 OPS = {
-    "exact-masked": partial(CHUNK, schedule="masked"),
-    "exact-sorted": partial(CHUNK, schedule="sorted"),
-    "approx-sorted": partial(CHUNK, selection="approx", schedule="sorted"),
+    "exact-masked": partial(chunk_attention, how="masked"),
+    "exact-sorted": partial(chunk_attention, how="sorted"),
+    "approx-sorted": partial(chunk_attention, how="sorted", selection="approx"),
     "element": kp.top1_element_attention,
     "element-soft": partial(kp.top1_element_attention, v_grad="soft"),
 }
@@ -28,14 +42,8 @@ KERNELS = {
     "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
     "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
 }
-# Every way to Top-1 Chunk's result, as arguments of the public functions
-HOW = {
-    "masked": {"schedule": "masked", "implementation": "xla"},
-    "sorted": {"schedule": "sorted", "implementation": "xla"},
-    "triton-sorted": {"schedule": "sorted", "implementation": "triton"},
-    "triton-fused": {"schedule": "fused", "implementation": "triton"},
-}
-TRITON = ("triton-sorted", "triton-fused")
+# Every way to Top-1 Chunk's result
+HOW = (*SCHEDULES, "triton")
 NAMES = ("top1_selection", "attention_out", "attention_lse")
 
 ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
@@ -54,7 +62,7 @@ fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 
 
 def selector(how: str) -> str:
     """The implementation of `select_chunk` that belongs to a way."""
-    return HOW[how]["implementation"]
+    return "triton" if how == "triton" else "xla"
 
 
 class Shape(NamedTuple):

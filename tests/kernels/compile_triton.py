@@ -2,7 +2,7 @@
 
     python -m tests.kernels.compile_triton [80] [90] [--all]
 
-`CASES` lists calls of the backends. Each is traced with `compat.launch` replaced by a recorder and the compute
+`CASES` lists calls of the backends. Each is traced with `runtime.launch` replaced by a recorder and the compute
 capability pretended, so tile sizes, warps and stages are those of that GPU; what was recorded is compiled down to
 machine code. One line of JSON per kernel: shared memory in bytes, registers and spilled bytes per thread. It runs in
 a process of its own, without TRITON_INTERPRET: `@triton.jit` decides at import what a kernel is. Needs no GPU.
@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import compat
+from kernels_pallas import device
+from kernels_pallas.triton import runtime
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # what one program may use
 TRITON_TYPE = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32"}
@@ -50,7 +51,7 @@ def arrays(f: Callable, *shapes: tuple) -> Any:
 
 
 def element(v_grad: str, *, dim: int, dtype: str) -> None:
-    from kernels_pallas.top1_element import triton as backend
+    from kernels_pallas.top1_element.triton import attention as backend
 
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
@@ -61,24 +62,21 @@ def element(v_grad: str, *, dim: int, dtype: str) -> None:
 
 
 def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
-    from kernels_pallas.top1_chunk import triton as backend
-    from kernels_pallas.top1_chunk import triton_select
+    from kernels_pallas.select_chunk.triton import select as selection_backend
+    from kernels_pallas.top1_chunk.triton import attention as backend
 
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
     sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
     for selection in ("exact", "approx"):
-        arrays(partial(triton_select.select, selection=selection, **options), q, kv)
-    attend = backend.attend()
-    arrays(partial(attend.forward, **options), q, kv, kv, sel)
-    for selection in ("exact", "approx"):
-        arrays(partial(backend.attend("fused").fused, selection=selection, **options), q, kv, kv)
-    arrays(partial(attend.backward, **options), q, kv, kv, q, row, sel, q)
+        arrays(partial(selection_backend.select, selection=selection, **options), q, kv)
+    arrays(partial(backend.forward, **options), q, kv, kv, sel)
+    arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
 
 
 def decode(kind: str, *, dim: int, dtype: str) -> None:
-    from kernels_pallas.top1_chunk import triton_decode as chunk
-    from kernels_pallas.top1_element import triton_decode as element
+    from kernels_pallas.top1_chunk.triton import decode as chunk
+    from kernels_pallas.top1_element.triton import decode as element
 
     B, S, H, G, C = 2, 2000, 4, 2, 128
     q, kv, length, mean = ((B, H, dim), dtype), ((B, S, G, dim), dtype), ((), "int32"), ((B, S // C, G, dim), "float32")
@@ -94,7 +92,7 @@ def decode(kind: str, *, dim: int, dtype: str) -> None:
 
 
 def state_scan(*, dim: int, dtype: str) -> None:
-    from kernels_pallas.state_scan import triton as backend
+    from kernels_pallas.state_scan.triton import scan as backend
 
     c, B, H, V = 32, 2, 6, 2 * dim
     precision = jax.lax.Precision.DEFAULT if dtype != "float32" else jax.lax.Precision.HIGHEST
@@ -109,7 +107,7 @@ def state_scan(*, dim: int, dtype: str) -> None:
 
 
 def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
-    from kernels_pallas.selective_scan import triton as backend
+    from kernels_pallas.selective_scan.triton import scan as backend
 
     del dim  # of heads: there are none
     T, E, N = 2000, 1536, 16
@@ -121,7 +119,7 @@ def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
 
 
 def ssd(*, dim: int, dtype: str) -> None:
-    from kernels_pallas.ssd import triton as backend
+    from kernels_pallas.ssd.triton import scan as backend
 
     B, T, H, N = 2, 1024, 24, 128
     x, row, bc, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, T, N), dtype), ((B, H, N, dim), "float32")
@@ -159,12 +157,12 @@ def record(case: Case, capability: int, **sizes: Any) -> list[Recorded]:
         return tuple(jnp.zeros(x.shape, x.dtype) for x in out_shape)
 
     jax.clear_caches()  # a trace that is remembered would launch nothing
-    launch, compute_capability = compat.launch, compat.compute_capability
-    compat.launch, compat.compute_capability = recorder, lambda: capability
+    launch, compute_capability = runtime.launch, device.compute_capability
+    runtime.launch, device.compute_capability = recorder, lambda: capability
     try:
         case.call(**sizes)
     finally:
-        compat.launch, compat.compute_capability = launch, compute_capability
+        runtime.launch, device.compute_capability = launch, compute_capability
     return seen
 
 

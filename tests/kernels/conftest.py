@@ -5,7 +5,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from kernels_pallas import compat, dispatch, tiles
+from kernels_pallas import device, xla_tiles
+from kernels_pallas.triton import runtime
 from tests.kernels.common import HOW, ON_GPU
 
 HERE = Path(__file__).parent
@@ -23,30 +24,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if ON_GPU:
             item.add_marker(pytest.mark.gpu)
             continue
-        why = compat.triton_refusal("cpu")
+        why = runtime.refusal("cpu")
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
 def pytest_report_header() -> str:
     if ON_GPU:
-        return f"Triton kernels: {compat.triton_refusal(dispatch.platform()) or 'on the GPU'}"
-    return f"Triton kernels: {compat.triton_refusal('cpu') or 'in the interpreter'}"
+        return f"Triton kernels: {runtime.refusal(device.platform()) or 'on the GPU'}"
+    return f"Triton kernels: {runtime.refusal('cpu') or 'in the interpreter'}"
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that the little arrays of a test need many of them. The interpreter's are small by themselves."""
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", {})
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS_DEFAULT", 2**11)
+    monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
+    monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**11)
 
 
-@pytest.fixture(params=["masked", "sorted"])
-def schedule(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(params=list(HOW))
+@pytest.fixture(params=HOW)
 def how(request: pytest.FixtureRequest) -> str:
     """Each way to Top-1 Chunk's result."""
     return request.param

@@ -2,7 +2,7 @@
 
     python -m tests.kernels.lower_triton [80 | 90]
 
-compile_triton.py replaces `compat.launch`; this runs it, in jitted functions that are lowered for the platform "cuda":
+compile_triton.py replaces `runtime.launch`; this runs it, in jitted functions that are lowered for the platform "cuda":
 jax_triton binds the kernel's arguments, Triton compiles to PTX, and the program holds one custom call per launch. The
 compute capability is pretended. So are, where jaxlib's CUDA plugin is not installed, the records that carry a kernel to
 the device: without them jax-triton 0.3 does not even import. One line of JSON per call. A process of its own, without
@@ -61,12 +61,13 @@ def main() -> None:
     import jax_triton
     import triton
 
-    from kernels_pallas import compat
+    from kernels_pallas import device
+    from kernels_pallas.triton import runtime
     from tests.kernels import compile_triton
 
     versions = {"jax": jax.__version__, "jax_triton": jax_triton.__version__, "triton": triton.__version__}
-    compat.compute_capability = lambda: given.capability
-    launches, launch = [], compat.launch
+    device.compute_capability = lambda: given.capability
+    launches, launch = [], runtime.launch
 
     def counted(kernel: Any, *arrays: Any, **options: Any) -> Any:
         launches.append(kernel.fn.__name__)
@@ -78,7 +79,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(report | versions) + "\n")
         launches.clear()
 
-    compat.launch, compile_triton.arrays = counted, lowered
+    runtime.launch, compile_triton.arrays = counted, lowered
     for case in compile_triton.CASES:
         case.call(dim=64, dtype="bfloat16")
 

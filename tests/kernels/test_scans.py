@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import dispatch
-from kernels_pallas.dispatch import BackendError
-from kernels_pallas.selective_scan.vjp import selective_scan
-from kernels_pallas.state_scan.carry import carry_states
+import kernels_pallas as kp
+from kernels_pallas import BackendError, backend, selective_scan, state_passing, state_scan
+from kernels_pallas.selective_scan import reference as selective_reference
+from kernels_pallas.state_scan import reference as state_reference
 from seqjax import ops
-from seqjax.ops.state_scan import state_scan
 from tests.kernels.common import assert_close
-from tests.ops import recurrences
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -46,14 +44,8 @@ def test_states_equal_a_loop(implementation, n_chunks, K, V, entries) -> None:
     decay, p, r, s = draw((n_chunks, B, H, entries), (n_chunks, B, H, K, K), (n_chunks, B, H, K, V), (B, H, K, V))
     arrays = (jax.nn.sigmoid(decay), p / K, r, s)
 
-    def loop(decay, p, r, s):
-        states = [s]
-        for i in range(n_chunks):
-            states.append(decay[i][..., None] * states[-1] + jnp.matmul(p[i], states[-1], precision=HIGHEST) + r[i])
-        return jnp.stack(states[:-1]), states[-1]
-
     run = partial(state_scan, precision=HIGHEST, implementation=implementation)
-    assert_trees_close(with_gradients(run, arrays), with_gradients(loop, arrays))
+    assert_trees_close(with_gradients(run, arrays), with_gradients(state_reference.state_scan, arrays))
 
 
 SHAPES = {
@@ -70,14 +62,8 @@ def test_carried_states_equal_a_loop(implementation, kind) -> None:
     decay, update = draw(*SHAPES[kind])
     arrays = (jax.nn.sigmoid(decay), update, update[:, 0] * 2)
 
-    def loop(decay, update, initial):
-        states = [initial]
-        for i in range(update.shape[1]):
-            states.append(decay[:, i] * states[-1] + update[:, i])
-        return jnp.stack(states[:-1], 1), states[-1]
-
-    run = partial(carry_states, implementation=implementation)
-    assert_trees_close(with_gradients(run, arrays), with_gradients(loop, arrays))
+    run = partial(state_passing, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), with_gradients(state_reference.state_passing, arrays))
 
 
 def test_states_under_vmap_equal_a_loop(implementation) -> None:
@@ -113,7 +99,7 @@ CASES = [((1, 1, 5, 4), 0.3), ((2, 5, 6, 3), 0.3), ((2, 37, 9, 4), 0.3), ((1, 37
 def test_scan_equals_the_recurrence(implementation, shape, dt) -> None:
     arrays = scan_arrays(*shape, dt=dt)
     run = partial(selective_scan, implementation=implementation)
-    assert_trees_close(with_gradients(run, arrays), with_gradients(jax.jit(recurrences.selective_scan), arrays))
+    assert_trees_close(with_gradients(run, arrays), with_gradients(jax.jit(selective_reference.selective_scan), arrays))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -121,7 +107,7 @@ def test_scan_of_16_bit_inputs_rounds_only_its_outputs(implementation, dtype) ->
     arrays = scan_arrays(2, 21, 8, 16, dtype=dtype)
     got = with_gradients(partial(selective_scan, implementation=implementation), arrays)
     wide = [x.astype(jnp.float32) for x in arrays]
-    out, pull = jax.vjp(recurrences.selective_scan, *wide)
+    out, pull = jax.vjp(selective_reference.selective_scan, *wide)
     rng = np.random.default_rng(1)
     cotangents = [jnp.asarray(rng.normal(size=x.shape), y.dtype).astype(x.dtype) for x, y in zip(out, got[0])]
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves((out, pull(tuple(cotangents)))), strict=True):
@@ -161,12 +147,12 @@ def op_arrays(name: str) -> list[jax.Array]:
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "wkv7", "wkv6", "ssd", "taylor_linear_attention"])
-@pytest.mark.parametrize("backend", ["triton"])
-def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, backend) -> None:
-    run, arrays, pick = partial(getattr(ops, name), chunk_size=8), op_arrays(name), dispatch.pick
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, implementation) -> None:
+    run, arrays, pick = partial(getattr(ops, name), chunk_size=8), op_arrays(name), backend.pick
     want = with_gradients(run, arrays)
     jax.clear_caches()  # jax.checkpoint remembers the trace, and with it the choice
-    monkeypatch.setattr(dispatch, "pick", lambda op, _, *rest: pick(op, backend, *rest))
+    monkeypatch.setattr(backend, "pick", lambda op, backends, _, *rest: pick(op, backends, implementation, *rest))
     assert_trees_close(with_gradients(run, arrays), want)
-    assert dispatch.used()["ssd" if name == "ssd" else "state_scan"] == backend
+    assert kp.backends_used()["ssd" if name == "ssd" else "state_scan"] == implementation
     jax.clear_caches()

@@ -1,6 +1,6 @@
 """Mamba-2's recurrence, `ssd`: both backends against the recurrence in double precision, with gradients."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import compat, dispatch, triton_probe
-from kernels_pallas.dispatch import BackendError
-from kernels_pallas.ssd import vjp
+import kernels_pallas as kp
+from kernels_pallas import backend
+from kernels_pallas.ssd import reference
+from kernels_pallas.ssd.triton import refusal
+from kernels_pallas.triton import runtime
 from seqjax.ops.ssd import ssd
 from tests.kernels.common import assert_close, fast_jit
-from tests.ops import recurrences
 
 
 def draw(B, T, H, V, N, *, decay=0.3, dtype="float32", seed=0) -> list[jax.Array]:
@@ -34,7 +35,7 @@ def op(x, log_a, b, c, dt, state, *, chunk=16, implementation=None):
 
 
 def oracle(x, log_a, b, c, dt, state):
-    return recurrences.ssd(x * dt[..., None], log_a, b, c, state)
+    return reference.ssd(x, log_a, b, c, state, dt)
 
 
 def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
@@ -74,11 +75,15 @@ CASES = [
 ]
 
 
+@cache  # one for all implementations
+def wanted(shape: tuple[int, ...], decay: float) -> Any:
+    return with_gradients(oracle, draw(*shape, decay=decay), wide=True)
+
+
 @pytest.mark.parametrize(("shape", "chunk", "decay"), CASES, ids=str)
 def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
-    arrays = draw(*shape, decay=decay)
-    got = with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays)
-    assert_trees_close(got, with_gradients(oracle, arrays, wide=True), "float32")
+    got = with_gradients(partial(op, chunk=chunk, implementation=implementation), draw(*shape, decay=decay))
+    assert_trees_close(got, wanted(shape, decay), "float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -153,36 +158,36 @@ def test_memory_of_the_backward_pass_is_linear() -> None:
     assert kept[1] < 2.1 * kept[0]
 
 
-def problem(*, dtype="bfloat16", V=64, N=128, chunk=128, wide="float32", is_named=False) -> dispatch.Problem:
+def problem(*, dtype="bfloat16", V=64, N=128, chunk=128, wide="float32", is_named=False) -> backend.Problem:
     sizes = [((1, 8, 2, V), dtype), ((1, 8, 2), wide), ((1, 8, N), dtype), ((1, 8, N), dtype), ((1, 2, N, V), wide)]
     operands = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in sizes)
-    return dispatch.Problem("gpu", operands, {"chunk_size": chunk}, is_named)
+    return backend.Problem("gpu", operands, {"chunk_size": chunk}, is_named)
 
 
 def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "triton_refusal", lambda platform: None)
-    assert triton_probe.ssd(problem()) is None
-    assert triton_probe.ssd(problem(dtype="float32", V=5, N=3)) is None
-    assert "head dim 160 or state 128 is larger than 128" in str(triton_probe.ssd(problem(V=160)))
-    assert "head dim 64 or state 256 is larger than 128" in str(triton_probe.ssd(problem(N=256)))
-    assert "1 positions per chunk are less than" in str(triton_probe.ssd(problem(chunk=1)))
-    assert triton_probe.ssd(problem(chunk=1, is_named=True)) is None
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert refusal(problem()) is None
+    assert refusal(problem(dtype="float32", V=5, N=3)) is None
+    assert "head dim 160 or state 128 is larger than 128" in str(refusal(problem(V=160)))
+    assert "head dim 64 or state 256 is larger than 128" in str(refusal(problem(N=256)))
+    assert "1 positions per chunk are less than" in str(refusal(problem(chunk=1)))
+    assert refusal(problem(chunk=1, is_named=True)) is None
     with jax.enable_x64(True):
-        assert "operands are float64" in str(triton_probe.ssd(problem(dtype="float64", wide="float64")))
+        assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
 
 
 def test_arrays_that_may_be_split_are_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "triton_refusal", lambda platform: None)
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh):
-        assert "may be split over 2 devices" in str(triton_probe.ssd(problem()))
-        assert triton_probe.ssd(problem(is_named=True)) is None
+        assert "may be split over 2 devices" in str(refusal(problem()))
+        assert refusal(problem(is_named=True)) is None
 
 
 def test_double_precision_is_xla_s() -> None:
     with jax.enable_x64(True):
         x, log_a, b, c, dt, state = (t.astype(jnp.float64) for t in draw(1, 20, 1, 4, 4))
-        with pytest.raises(BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
-            vjp.ssd(x, log_a, b, c, state, dt, chunk_size=16, implementation="triton")
-        vjp.ssd(x, log_a, b, c, state, dt, chunk_size=16)
-    assert dispatch.used()["ssd"] == "xla"
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+            kp.ssd(x, log_a, b, c, state, dt, chunk_size=16, implementation="triton")
+        kp.ssd(x, log_a, b, c, state, dt, chunk_size=16)
+    assert kp.backends_used()["ssd"] == "xla"

@@ -1,7 +1,6 @@
 """Top-1 Chunk where it may go wrong: lengths around the chunk, adversarial selections, ties, causality, extremes."""
 
-import importlib
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +8,15 @@ import numpy as np
 import pytest
 
 import kernels_pallas as kp
+from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
+from kernels_pallas.top1_chunk import triton as chunk_triton
 from tests.kernels.common import (
-    HOW,
-    TRITON,
+    SCHEDULES,
     Shape,
     assert_close,
     assert_selection,
+    chunk_attention,
     cotangent,
     fast_jit,
     qkv,
@@ -30,18 +31,22 @@ def test_equals_reference_in_double(small_tiles, selection, schedule) -> None:
     with jax.enable_x64(True):
         q, k, v = qkv(shape, dtype="float64")
         options = {"chunk_size": shape.C, "selection": selection}
-        f = partial(kp.top1_chunk_attention, schedule=schedule, implementation="xla", **options)
+        f = partial(chunk_attention, how=schedule, **options)
         got = value_and_grads(f, q, k, v)
         want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
 
 
+@cache  # one for all ways
+def wanted_at(length: int):
+    return value_and_grads(lambda *a: reference.top1_chunk_attention(*a, chunk_size=16), *qkv(Shape(T=length, B=1)))
+
+
 @pytest.mark.parametrize("length", [1, 16, 17, 33])
 def test_lengths_around_the_chunk(small_tiles, how, length) -> None:
-    shape = Shape(T=length, B=1)
-    q, k, v = qkv(shape)
-    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, chunk_size=16, **HOW[how]), q, k, v)
-    want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, chunk_size=16), q, k, v)
+    q, k, v = qkv(Shape(T=length, B=1))
+    got = value_and_grads(lambda *a: chunk_attention(*a, chunk_size=16, how=how), q, k, v)
+    want = wanted_at(length)
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
 
@@ -62,14 +67,13 @@ def chosen_at_random(own):
 
 
 @pytest.mark.parametrize("choose", [chosen_by_all, odd_ones_by_none, chosen_latest, chosen_at_random])
-@pytest.mark.parametrize("how", ["masked", "sorted", "triton-sorted"])
 def test_adversarial_selections(small_tiles, how, choose) -> None:
-    shape = Shape(T=75, C=8, R=3)
+    shape = Shape(T=75, C=8, R=3, B=1, G=1)
     q, k, v = qkv(shape)
     own = np.broadcast_to(np.arange(shape.T)[None, :, None] // shape.C, (shape.B, shape.T, shape.heads))
     sel = jnp.asarray(np.where(own == 0, -1, choose(own)), jnp.int32)
-    backend = importlib.import_module(f"kernels_pallas.top1_chunk.{selector(how)}")
-    attend, static = backend.attend(HOW[how]["schedule"]), {"chunk_size": shape.C, "scale": 0.7}
+    attend = chunk_triton.load() if how == "triton" else SCHEDULES[how]
+    static = {"chunk_size": shape.C, "scale": 0.7}
 
     @fast_jit
     def ours(q, k, v, do):
@@ -83,16 +87,16 @@ def test_adversarial_selections(small_tiles, how, choose) -> None:
 
 @pytest.mark.parametrize(
     ("selection", "how"),
-    [("exact", "masked"), ("approx", "sorted"), *((s, how) for s in ("exact", "approx") for how in TRITON)],
+    [("exact", "masked"), ("approx", "sorted"), ("exact", "triton"), ("approx", "triton")],
 )
 def test_one_chunk_attracts_every_query(small_tiles, selection, how) -> None:
-    shape = Shape(T=96, C=8, B=1)
+    shape = Shape(T=60, C=8, B=1, G=1)
     q, k, v = qkv(shape)
     q = jnp.abs(q)
     k = k.at[:, :8].set(3.0)
     options = {"chunk_size": 8, "selection": selection}
     assert (np.asarray(kp.select_chunk(q, k, implementation=selector(how), **options))[:, 8:] == 0).all()
-    got = value_and_grads(lambda *a: kp.top1_chunk_attention(*a, **HOW[how], **options), q, k, v)
+    got = value_and_grads(lambda *a: chunk_attention(*a, how=how, **options), q, k, v)
     want = value_and_grads(lambda *a: reference.top1_chunk_attention(*a, **options), q, k, v)
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
 
@@ -111,12 +115,12 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -
     q = jnp.asarray(rng.integers(-2, 3, size=q.shape), jnp.float32)
     sel = np.asarray(select(q, k))
     assert (sel[:, 16:] <= 1).all()
-    np.testing.assert_array_equal(sel, reference.select_chunk(q, k, scale=1.0, **options))
+    np.testing.assert_array_equal(sel, select_reference.select_chunk(q, k, scale=1.0, **options))
 
 
 def test_first_chunk_is_local_only(selection, how) -> None:
-    q, k, v = qkv(Shape(T=40, C=16))
-    run = partial(kp.top1_chunk_attention, selection=selection, **HOW[how])
+    q, k, v = qkv(Shape(T=40, C=16, B=1))
+    run = partial(chunk_attention, selection=selection, how=how)
     o = jax.jit(partial(run, chunk_size=16))(q, k, v)
     alone = jax.jit(partial(run, chunk_size=64))(q[:, :16], k[:, :16], v[:, :16])
     np.testing.assert_allclose(o[:, :16], alone, rtol=0, atol=1e-6)
@@ -128,15 +132,15 @@ def test_first_chunk_is_local_only(selection, how) -> None:
         ("exact", "masked", "float32"),
         ("exact", "sorted", "bfloat16"),
         ("approx", "sorted", "float32"),
-        ("exact", "triton-sorted", "bfloat16"),
-        ("approx", "triton-fused", "float32"),
+        ("exact", "triton", "bfloat16"),
+        ("approx", "triton", "float32"),
     ],
 )
 def test_causal_to_the_last_bit(small_tiles, selection, how, dtype) -> None:
     """Changing token t leaves every earlier output as it was: not nearly, exactly."""
     shape = Shape(T=61, C=8, B=1)
     q, k, v = qkv(shape, dtype=dtype, gain=2)
-    run = jax.jit(partial(kp.top1_chunk_attention, chunk_size=8, selection=selection, **HOW[how]))
+    run = jax.jit(partial(chunk_attention, chunk_size=8, selection=selection, how=how))
     before = np.asarray(run(q, k, v).astype(jnp.float32))
     for t in (1, 8, 23, 40, 60):
         changed = (x.at[:, t].multiply(-3) for x in (q, k, v))
@@ -146,25 +150,25 @@ def test_causal_to_the_last_bit(small_tiles, selection, how, dtype) -> None:
 
 
 def test_extreme_scores_stay_finite(small_tiles, how) -> None:
-    q, k, v = qkv(Shape(T=50, C=8), gain=1e3)
-    f = partial(kp.top1_chunk_attention, chunk_size=8, **HOW[how])
+    q, k, v = qkv(Shape(T=50, C=8, B=1, G=1), gain=1e3)
+    f = partial(chunk_attention, chunk_size=8, how=how)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(value_and_grads(f, q, k, v)))
 
 
 @pytest.mark.parametrize("gain", [1.0, 30.0, 1e3], ids=["bounded", "by-first-chunk", "by-maximum"])
 @pytest.mark.parametrize("length", [75, 128])
 def test_each_way_to_compare_masses(gain, length, implementation) -> None:
-    """The exact kernel has three: by the sizes of the scores (triton_select_kernels.py)."""
-    shape = Shape(T=length, B=1, C=16, K=16)
+    """The exact kernel has three: by the sizes of the scores (select_chunk/triton/kernels.py)."""
+    shape = Shape(T=length, B=1, G=1, C=16, K=16)
     q, k, _ = qkv(shape, gain=gain)
     k = k.at[:, 32:48].multiply(gain if gain > 100 else 1.0)  # far beyond chunk 0: its mass overflows
     options = {"chunk_size": 16, "selection": "exact", "scale": None}
     sel = np.asarray(kp.select_chunk(q, k, implementation=implementation, **options))
-    assert_selection(sel, np.asarray(reference.chunk_scores(q, k, **options)), 16)
+    assert_selection(sel, np.asarray(select_reference.chunk_scores(q, k, **options)), 16)
 
 
 def test_two_runs_give_the_same_bits(how, selection) -> None:
-    q, k, v = qkv(Shape(T=70, B=1, R=1))
-    f = partial(kp.top1_chunk_attention, chunk_size=16, selection=selection, **HOW[how])
+    q, k, v = qkv(Shape(T=50, B=1, R=1))
+    f = partial(chunk_attention, chunk_size=16, selection=selection, how=how)
     one, two = (value_and_grads(f, q, k, v) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, one, two)

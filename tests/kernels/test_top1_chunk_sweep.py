@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import kernels_pallas as kp
+from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
 from tests.kernels.common import (
-    HOW,
     ON_GPU,
-    TRITON,
     Shape,
     assert_close,
     assert_selection,
+    chunk_attention,
     cotangent,
     fast_jit,
     qkv,
@@ -52,13 +52,13 @@ def check(how, shape, dtype, gain, selection, scale, seed) -> None:
     options = {"chunk_size": shape.C, "selection": selection, "scale": scale}
 
     def ours(q, k, v, do):
-        o, pull = jax.vjp(lambda *a: kp.top1_chunk_attention(*a, **HOW[how], **options), q, k, v)
+        o, pull = jax.vjp(lambda *a: chunk_attention(*a, how=how, **options), q, k, v)
         return o, pull(do), kp.select_chunk(q, k, implementation=selector(how), **options)
 
     def theirs(q, k, v, do, sel):  # in fp32, with our selection: what rounding flips is judged by itself
         attend = partial(reference.attend, chunk_size=shape.C, scale=scale)
         o, pull = jax.vjp(lambda *a: attend(*a, sel), q, k, v)
-        return o, pull(do), reference.chunk_scores(q, k, **options)
+        return o, pull(do), select_reference.chunk_scores(q, k, **options)
 
     do = cotangent(jax.ShapeDtypeStruct((shape.B, shape.T, shape.heads, shape.V), dtype))
     o, grads, sel = fast_jit(ours)(q, k, v, do)
@@ -79,7 +79,7 @@ def test_equals_reference(small_tiles, how, shape, dtype, gain, selection, scale
     check(how, shape, dtype, gain, selection, scale, seed)
 
 
-@pytest.mark.parametrize("how", TRITON)
+@pytest.mark.parametrize("how", ["triton"])
 @case
 @hypothesis.settings(unshrunk, max_examples=6 if ON_GPU else 4)
 def test_kernels_equal_reference(how, shape, dtype, gain, selection, scale, seed) -> None:
@@ -95,7 +95,7 @@ def test_equals_reference_widely(small_tiles, how, shape, dtype, gain, selection
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", TRITON)
+@pytest.mark.parametrize("how", ["triton"])
 @case
 @hypothesis.settings(unshrunk, max_examples=80 if ON_GPU else 12)
 def test_kernels_equal_reference_widely(how, shape, dtype, gain, selection, scale, seed) -> None:

@@ -90,7 +90,7 @@ def test_equals_reference_widely(small_tiles, shape, dtype, gain, v_grad, scale,
 @case
 @hypothesis.settings(unshrunk, max_examples=4)
 def test_kernels_equal_reference(name, shape, dtype, gain, v_grad, scale, seed) -> None:
-    check(shape, dtype, gain, v_grad, scale, seed, name)
+    check(shape if ON_GPU else shape._replace(T=1 + shape.T // 2), dtype, gain, v_grad, scale, seed, name)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_equals_the_dense_straight_through_op() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_output_is_a_row_of_v(small_tiles, dtype, implementation) -> None:
-    q, k, v = qkv(Shape(T=130, B=1, R=2, G=1), dtype=dtype)
+    q, k, v = qkv(Shape(T=130 if implementation == "xla" else 70, B=1, R=2, G=1), dtype=dtype)
     attention = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
     o = np.asarray(attention(q, k, v).astype(jnp.float32))[0]
     rows = {row.tobytes() for row in np.asarray(v.astype(jnp.float32))[0, :, 0]}
@@ -148,21 +148,22 @@ def test_every_output_is_a_row_of_v(small_tiles, dtype, implementation) -> None:
 
 
 def test_ties_go_to_the_earliest_key(small_tiles, implementation) -> None:
-    q, k, v = qkv(Shape(T=140, R=1))
+    repeats = 14 if implementation == "xla" else 7
+    q, k, v = qkv(Shape(T=10 * repeats, R=1, G=1))
     attention = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
     o = attention(jnp.zeros_like(q), k, v)
     np.testing.assert_array_equal(o, jnp.broadcast_to(v[:, :1], v.shape))
-    k = jnp.tile(jnp.sign(k[:, :10]), (1, 14, 1, 1))  # ten keys, repeated: products of signs are exact
+    k = jnp.tile(jnp.sign(k[:, :10]), (1, repeats, 1, 1))  # ten keys, repeated: products of signs are exact
     o, _ = value_and_grads(attention, jnp.sign(q), k, v)
     seen = np.asarray(v)[:, :10]
     assert (np.asarray(o)[:, :, None] == seen[:, None]).all(-1).any(2).all()
 
 
 def test_causal_to_the_last_bit(small_tiles, implementation) -> None:
-    q, k, v = qkv(Shape(T=130, B=1))
+    q, k, v = qkv(Shape(T=130, B=1) if implementation == "xla" else Shape(T=70, B=1, R=1))
     run = jax.jit(partial(kp.top1_element_attention, implementation=implementation))
     before = np.asarray(run(q, k, v))
-    for t in (1, 64, 100, 129) if implementation == "xla" else (64, 100):
+    for t in (1, 64, 100, 129) if implementation == "xla" else (33, 64):
         after = np.asarray(run(*(x.at[:, t].multiply(-3) for x in (q, k, v))))
         np.testing.assert_array_equal(after[:, :t], before[:, :t])
         assert (after[:, t:] != before[:, t:]).any()
@@ -170,7 +171,7 @@ def test_causal_to_the_last_bit(small_tiles, implementation) -> None:
 
 @pytest.mark.parametrize("v_grad", ["hard", "soft"])
 def test_two_runs_give_the_same_bits(implementation, v_grad) -> None:
-    q, k, v = qkv(Shape(T=70, B=1))
+    q, k, v = qkv(Shape(T=50, B=1, G=1))
     attention = partial(kp.top1_element_attention, v_grad=v_grad, implementation=implementation)
     first, second = (value_and_grads(attention, q, k, v) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, second)
@@ -178,7 +179,7 @@ def test_two_runs_give_the_same_bits(implementation, v_grad) -> None:
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
 def test_scales_that_turn_the_order_around(implementation, scale) -> None:
-    q, k, v = qkv(Shape(T=40, B=1))
+    q, k, v = qkv(Shape(T=40, B=1, G=1))
     got = value_and_grads(partial(kp.top1_element_attention, scale=scale, implementation=implementation), q, k, v)
     want = value_and_grads(partial(reference.top1_element_attention, scale=scale), q, k, v)
     jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
@@ -192,11 +193,11 @@ def test_evaluation_skips_the_softmax() -> None:
 
 
 def test_decode_equals_the_parallel_form(implementation) -> None:
-    shape = Shape(T=70 if implementation == "triton" else 21)
+    shape = Shape(T=40 if implementation == "triton" else 21, B=1)
     q, k, v = qkv(shape)
     want = kp.top1_element_attention(q, k, v)
     pad = [(0, 0), (0, 4), (0, 0), (0, 0)]
     k_cache, v_cache = (jnp.pad(x, pad, constant_values=jnp.nan) for x in (k, v))  # unwritten slots hold anything
     step = jax.jit(lambda q, length: kp.top1_element_decode(q, k_cache, v_cache, length, implementation=implementation))
-    for t in range(0, shape.T, shape.T // 10):
+    for t in range(0, shape.T, shape.T // 8):
         np.testing.assert_array_equal(step(q[:, t], t + 1), want[:, t])

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kernels_pallas as kp
-from kernels_pallas import compat
+from kernels_pallas import mosaic_gpu, selective_scan, ssd, state_scan
 from kernels_pallas.batching import partitioned
-from kernels_pallas.selective_scan.vjp import selective_scan
-from kernels_pallas.ssd.vjp import ssd
-from seqjax.ops.state_scan import state_scan
+from kernels_pallas.triton import interpreter
 from tests.kernels.common import KERNELS, NAMES, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
 
@@ -27,10 +25,10 @@ def op(request: pytest.FixtureRequest):
 
 
 def test_vmap_equals_a_loop(op) -> None:
-    q, k, v = (jnp.stack(x) for x in zip(*(qkv(Shape(T=20), seed=s) for s in range(3)), strict=True))
+    q, k, v = (jnp.stack(x) for x in zip(*(qkv(Shape(T=20), seed=s) for s in range(2)), strict=True))
     got = fast_jit(jax.vmap(with_grads(op)))(q, k, v)
     one = fast_jit(with_grads(op))
-    want = [one(q[i], k[i], v[i]) for i in range(3)]
+    want = [one(q[i], k[i], v[i]) for i in range(2)]
     assert_trees_close(got, jax.tree.map(lambda *x: jnp.stack(x), *want))
 
 
@@ -157,24 +155,29 @@ def mesh(request: pytest.FixtureRequest) -> jax.sharding.Mesh:
     return jax.make_mesh(request.param, axes, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
+def with_case_grads(f: Callable, case: Case) -> Callable:
+    def loss(*arrays):
+        out = f(*arrays)
+        return sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(out)), out
+
+    if not case.has_grads:
+        return fast_jit(f)
+    return fast_jit(jax.value_and_grad(loss, argnums=range(len(case.arrays)), has_aux=True))
+
+
+@cache  # what both ways to split are compared with
+def on_one_device(name: str) -> tuple[Case, Any]:
+    case = SHARDED[name]()
+    return case, jax.tree.map(np.asarray, with_case_grads(case.f, case)(*case.arrays))
+
+
 @pytest.mark.parametrize("how", ["shard_map", "automatic"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.gpu) if "pallas" in n else n for n in SHARDED])
 def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
     """Values and gradients are one device's, and stay split."""
-    if "pallas" in name and (refusal := compat.mosaic_refusal("gpu")):
+    if "pallas" in name and (refusal := mosaic_gpu.refusal("gpu")):
         pytest.skip(refusal)
-    case = SHARDED[name]()
-
-    def run(f: Callable) -> Callable:
-        def loss(*arrays):
-            out = f(*arrays)
-            return sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(out)), out
-
-        if not case.has_grads:
-            return fast_jit(f)
-        return fast_jit(jax.value_and_grad(loss, argnums=range(len(case.arrays)), has_aux=True))
-
-    want = run(case.f)(*case.arrays)
+    case, want = on_one_device(name)
     specs, out_specs = ([spec_of(dims) for dims in side] for side in (case.specs, case.out_specs))
     arrays = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(case.arrays, specs, strict=True)]
     f = case.f
@@ -182,9 +185,9 @@ def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
         results = tuple(out_specs) if len(out_specs) > 1 else out_specs[0]
         f = jax.shard_map(f, mesh=mesh, in_specs=tuple(specs), out_specs=results)
     with jax.set_mesh(mesh):
-        got = run(f)(*arrays)
+        got = with_case_grads(f, case)(*arrays)
     # the interpreter runs on one device and is handed everything there; so is, on all, what has no rule
-    if how == "shard_map" or (case.has_rule and not (compat.is_interpreted() and "triton" in name)):
+    if how == "shard_map" or (case.has_rule and not (interpreter.is_chosen() and "triton" in name)):
         out, wanted = (got[0][1], got[1]) if case.has_grads else (got, ()), (*out_specs, *specs)
         for x, spec in zip(jax.tree.leaves(out), wanted, strict=False):
             assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)

@@ -1,6 +1,5 @@
-"""The entropy of attention: against its definition, layer by layer, and where a run writes it."""
+"""The entropy of attention: which layers have one, and where a run writes it (tests/models has its values)."""
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -13,68 +12,18 @@ import pytest
 from seqjax import evaluate, metrics, mixers
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
-from seqjax.mixers import transformer_pp
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy, require_entropy
 from seqjax.ops.attention import attention_entropy
 from seqjax.train import train
 from tests import support
+from tests.models import oracle
 
 B, T = 3, 23
-CASES = [
-    ("transformer_pp", variant)
-    for variant in ("temperature", "window", "alibi_window_gqa", "const_k", "const_qk", "bias_norm")
-] + [("transformer", "full"), ("rwkv7_shell", "full"), ("rwkv7_shell", "window")]
 
 
 def measure(model: Model, weights, tokens):
     return jax.jit(lambda w, t: mean_entropy(model, w, t))(weights, tokens)
-
-
-def dense(mixer, q, k) -> tuple[np.ndarray, np.ndarray]:
-    """Of the definition, float64: -sum_j p_ij ln p_ij, mean over heads and i >= 1 of it and of its share of ln(i+1)."""
-    q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
-    q, k = (np.broadcast_to(x, (B, *x.shape[1:])) for x in (q, k))
-    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    i, j = np.arange(T)[:, None], np.arange(T)[None]
-    scale = q.shape[-1] ** -0.5 if mixer.scale is None else mixer.scale
-    s = scale * np.einsum("bthk,bshk->bhts", q, k)
-    s -= np.asarray(mixer.slopes or (0.0,) * q.shape[2])[:, None, None] * (i - j)
-    seen = (j <= i) & (i - j < (mixer.window or T))
-    p = np.where(seen, np.exp(s - s.max(-1, keepdims=True, where=seen, initial=-np.inf)), 0.0)
-    p /= p.sum(-1, keepdims=True)
-    e_BHT = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)[..., 1:]
-    return e_BHT.mean((1, 2)), (e_BHT / np.log(np.arange(2, T + 1))).mean((1, 2))
-
-
-def by_definition(model: Model, weights, tokens, monkeypatch) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per layer, from the queries and keys that a forward pass of the unrolled model gives to `attend`."""
-    seen = []
-    attend = transformer_pp.Mixer.attend
-
-    def spy(self, q, k, v):
-        seen.append(dense(self, q, k))
-        return attend(self, q, k, v)
-
-    unrolled = Model(dataclasses.replace(model.config, scan_layers=False), max_len=model.max_len)
-    with monkeypatch.context() as patch:
-        patch.setattr(transformer_pp.Mixer, "attend", spy)
-        unrolled.hidden(weights, tokens)
-    return seen
-
-
-@pytest.mark.parametrize(("mixer", "variant"), CASES)
-def test_entropy_is_that_of_the_definition(mixer, variant, monkeypatch):
-    model = support.tiny_model(mixer, variant)
-    weights, tokens = support.random_params(model), support.random_tokens((B, T))
-    # tables start small: sharper, so that their softmax is far from uniform too
-    weights = jax.tree_util.tree_map_with_path(lambda at, x: 4 * x if "table" in str(at[-1]) else x, weights)
-    want = by_definition(model, weights, tokens, monkeypatch)
-    nats_LB, relative_LB = measure(model, weights, tokens)
-    assert nats_LB.shape == (len(want), B) == (2, B)
-    np.testing.assert_allclose(nats_LB, [nats for nats, _ in want], rtol=1e-4)
-    np.testing.assert_allclose(relative_LB, [relative for _, relative in want], rtol=1e-4)
-    assert (relative_LB < 0.99).all(), "uniform weights: the comparison would say nothing"
 
 
 def hybrid(**overrides) -> Model:
@@ -88,15 +37,15 @@ def hybrid(**overrides) -> Model:
     return Model(from_config_dict(config).model, max_len=T)
 
 
-def test_a_hybrid_counts_the_layers_that_have_one(monkeypatch):
+def test_a_hybrid_counts_the_layers_that_have_one():
     """Under scan the places of the pattern come one after the other: layers 0, 3, 2, 5 of six."""
     model = hybrid()
     weights, tokens = support.random_params(model), support.random_tokens((B, T))
-    want = [by_definition(model, weights, tokens, monkeypatch)[i] for i in (0, 2, 1, 3)]
+    nats, relative = (x[[0, 2, 1, 3]] for x in oracle.attention_entropy(model.config, weights, tokens))
     for this in (model, hybrid(**{"model.scan_layers": False}), hybrid(**{"model.remat": "full"})):
         nats_LB, relative_LB = measure(this, weights, tokens)
-        np.testing.assert_allclose(nats_LB, [nats for nats, _ in want], rtol=1e-4)
-        np.testing.assert_allclose(relative_LB, [relative for _, relative in want], rtol=1e-4)
+        np.testing.assert_allclose(nats_LB, nats, rtol=1e-4)
+        np.testing.assert_allclose(relative_LB, relative, rtol=1e-4)
 
 
 def test_uniform_weights_have_all_the_entropy_there_can_be():

@@ -1,5 +1,6 @@
 """FLOPs of the whole model by hand, and MFU."""
 
+import importlib
 import types
 
 import jax
@@ -21,6 +22,35 @@ def test_transformer_by_hand():
     forward = 2 * matrices + 12 * 4 * 768 * 2049 / 2
     assert flops.flops_per_token(model, 2048, train=False) == pytest.approx(forward)
     assert flops.flops_per_token(model, 2048) == pytest.approx(3 * forward)
+
+
+# Forward FLOPs per token and layer beside the products with parameters, at 110m and T = 2,048, by hand: a product of a
+# [m, n] state with a vector is 2 m n, chunks of C compute (C + 1) / 2 pairs per token.
+T = 2048
+BESIDE = {
+    "transformer_pp": 4 * 768 * (T + 1) / 2,
+    "top1_element": 4 * 768 * (T + 1) / 2,
+    # k^T S, the correction of S, q^T S
+    "deltanet": 3 * 2 * 8 * 96 * 96,
+    "gated_deltanet": 3 * 2 * 6 * 96 * 192,
+    # nine operations per channel and state
+    "mamba1": 9 * 1536 * 16,
+    # C B^T once for all heads and its product with x, then S <- S + B x^T and C S
+    "mamba2": 2 * (128 + 1536) * 129 / 2 + 2 * 2 * 128 * 1536,
+    "rwkv5": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
+    "rwkv6": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
+    # decay 1, a^T S 2, two updates of rank one 4, r^T S 2
+    "rwkv7": 9 * 12 * 64 * 64,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_mixers_by_hand(name):
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config("110m")).model
+    model = Model(config, max_len=T)
+    for train, times in ((False, 1), (True, 3)):
+        beside = flops.flops_per_token(model, T, train=train) - times * 2 * flops.matmul_params(model)
+        assert beside / config.n_layers == pytest.approx(times * BESIDE[name], rel=1e-9)
 
 
 def test_a_selection_has_no_backward():

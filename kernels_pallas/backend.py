@@ -1,0 +1,105 @@
+"""Which implementation of an op runs.
+
+An op has a tuple of `Backend`s, each declared beside its kernels: `refusal(problem)` says why it cannot run a problem
+(None when it can), `load()` imports the kernels. Nothing of a backend is imported before it has accepted, so a machine
+without CUDA never imports a GPU library. A caller that names a backend gets that one or a `BackendError` with the
+reason of every refusal: there is no silent fallback.
+
+docs/kernels.md, "Adding a backend", says what a new one needs.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+
+from kernels_pallas import device
+
+log = logging.getLogger("kernels_pallas")
+
+IMPLEMENTATIONS = ("triton", "pallas", "xla")
+
+Kernels = TypeVar("Kernels")
+
+
+class BackendError(ValueError):
+    """The implementation that was asked for cannot run this problem; the text lists why each one refused."""
+
+
+class Problem(NamedTuple):
+    """What a backend may look at before it accepts: the platform, the operands, and the op's static options."""
+
+    platform: str  # "cpu", "gpu", "tpu"
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    options: Mapping[str, Any]
+    is_named: bool = False  # whether the caller asked for this backend by name
+
+
+def no_refusal(problem: Problem) -> str | None:
+    """Accept every problem: XLA compiles plain array code for every device."""
+    del problem
+
+
+def no_preference(problem: Problem) -> bool:
+    """Keep the usual order."""
+    del problem
+    return False
+
+
+@dataclass(frozen=True)
+class Backend(Generic[Kernels]):
+    """One implementation of an op, as its own file declares it."""
+
+    name: str  # of IMPLEMENTATIONS
+    load: Callable[[], Kernels]  # imports the kernels
+    refusal: Callable[[Problem], str | None] = no_refusal  # why it cannot run the problem
+    leads: Callable[[Problem], bool] = no_preference  # whether it is asked first, where it was measured faster
+
+
+_used: dict[str, str] = {}
+_logged: set[tuple[str, str]] = set()
+
+
+def pick(
+    op: str,
+    backends: Sequence[Backend[Kernels]],
+    implementation: str | None,
+    operands: tuple,
+    options: Mapping[str, Any],
+) -> Kernels:
+    """Return the kernels that run this problem: those of the named backend, or of the first that accepts.
+
+    Backends that lead for this problem are asked first, the others in the order of IMPLEMENTATIONS.
+
+    Raises BackendError when the named one is unknown or refuses, with the reason of each backend.
+    """
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise BackendError(f"unknown implementation {implementation!r} for {op}: None, {', '.join(IMPLEMENTATIONS)}")
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
+    problem = Problem(device.platform(), shapes, options)
+    by_name, refusals = {backend.name: backend for backend in backends}, {}
+    for name in sorted(IMPLEMENTATIONS, key=lambda name: name not in by_name or not by_name[name].leads(problem)):
+        backend = by_name.get(name)
+        asked = problem._replace(is_named=implementation == name)
+        reason = f"{op} has no {name} kernel" if backend is None else backend.refusal(asked)
+        if reason is None and backend is not None and implementation in (None, name):
+            _record(op, name)
+            return backend.load()
+        refusals[name] = reason or "can run this"
+    wanted = f"implementation={implementation!r}" if implementation else "any implementation"
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    raise BackendError(f"{op} cannot run with {wanted} on {problem.platform}. {reasons}.")
+
+
+def used() -> dict[str, str]:
+    """Return {op: backend} of everything that was traced so far in this process, the latest choice per op."""
+    return dict(_used)
+
+
+def _record(op: str, name: str) -> None:
+    _used[op] = name
+    if (op, name) not in _logged:
+        _logged.add((op, name))
+        log.info("%s runs on %s", op, name)

@@ -1,0 +1,65 @@
+"""Pallas Mosaic GPU across versions of jax: whether its kernels run here, and how one is made."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from kernels_pallas import device
+
+
+def refusal(platform: str) -> str | None:
+    """Say why Pallas Mosaic GPU kernels that use `wgmma` cannot run on `platform` here; None when they can."""
+    if platform not in ("cpu", "gpu", "cuda"):
+        return f"Pallas Mosaic GPU kernels need an NVIDIA GPU, this is a {platform}"
+    try:
+        mosaic: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    except ImportError as error:
+        return f"Pallas Mosaic GPU does not import ({str(error).splitlines()[0]})"
+    if platform == "cpu":
+        return None if hasattr(mosaic, "InterpretGPUParams") else "this jax has no interpreter for Pallas Mosaic GPU"
+    capability = device.compute_capability()
+    if capability is None:
+        return "Pallas Mosaic GPU kernels need an NVIDIA GPU with CUDA, this one names no compute capability"
+    if capability != device.HOPPER:  # later GPUs have other matrix instructions
+        return f"the GPU has compute capability {capability / 10}, the kernel needs Hopper's, {device.HOPPER / 10}"
+    return None
+
+
+def kernel(
+    body: Callable,
+    *,
+    out_type: jax.ShapeDtypeStruct,
+    scratch_types: Sequence[Any],
+    grid: tuple[int, ...],
+    grid_names: tuple[str, ...],
+    num_threads: int,
+    thread_name: str,
+    interpret: bool,
+) -> Callable:
+    """Return `plgpu.kernel` of these arguments, with exponentials and logarithms of the special-function unit.
+
+    `interpret` says whether jax's interpreter for a CPU runs it.
+    """
+    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # its names vary
+    params = plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane)
+    mode: Any = plgpu.InterpretGPUParams() if interpret else False
+    return plgpu.kernel(
+        body,
+        out_type=out_type,
+        scratch_types=scratch_types,
+        grid=grid,
+        grid_names=grid_names,
+        num_threads=num_threads,
+        thread_name=thread_name,
+        compiler_params=params,
+        interpret=mode,
+    )
+
+
+def transposed(ref: Any) -> Any:
+    """A matrix in shared memory, transposed without moving it."""
+    if jax.__version_info__ >= (0, 11):
+        return ref.transpose((1, 0))
+    return importlib.import_module("jax.experimental.pallas.mosaic_gpu").transpose_ref(ref, (1, 0))

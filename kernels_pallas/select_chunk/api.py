@@ -1,0 +1,67 @@
+"""Chunk selection over interchangeable backends.
+
+With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects among the full past chunks c < n(i):
+
+    exact    argmax_c logsumexp_{j in c} s_ij
+    approx   argmax_c q_i . mean_{j in c} k_j
+"""
+
+import jax
+from jaxtyping import Array, Float, Int32
+
+from kernels_pallas import backend, numerics, validation
+from kernels_pallas.select_chunk import mosaic_gpu, triton, xla
+from kernels_pallas.select_chunk.interface import ChunkSelection
+
+BACKENDS = (triton.BACKEND, mosaic_gpu.BACKEND, xla.BACKEND)
+SELECTIONS = ("exact", "approx")
+
+
+def select_chunk(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    *,
+    chunk_size: int = 128,
+    selection: str = "exact",
+    scale: float | None = None,
+    implementation: str | None = None,
+) -> Int32[Array, "B T H"]:
+    """Return the chunk that every query and head selects among its full past chunks.
+
+    Args:
+      q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
+      k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
+      chunk_size: keys per chunk, C.
+      selection: "exact" (largest softmax mass) or "approx" (largest q . mean key).
+      scale: of the scores; 1 / sqrt(K) when None.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Returns:
+      sel_BTH, -1 in the first chunk; ties go to the smallest chunk. Not differentiable: the result is an integer.
+
+    Raises:
+      ValueError: shapes that disagree, an unknown selection, a chunk_size below 1.
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
+    """
+    validation.check_attention(q_BTHK.shape, k_BTGK.shape)
+    check_options(chunk_size, selection)
+    kernels = pick_backend(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, implementation=implementation)
+    scale = numerics.softmax_scale(scale, q_BTHK.shape[-1])
+    q_BTHK, k_BTGK = jax.lax.stop_gradient((q_BTHK, k_BTGK))
+    return kernels.select(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
+
+
+def check_options(chunk_size: int, selection: str) -> None:
+    """Raise ValueError unless the chunk has a key and the selection is known."""
+    validation.check_chunk_size(chunk_size)
+    validation.check_choice("selection", selection, SELECTIONS)
+
+
+def pick_backend(
+    q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, implementation: str | None
+) -> ChunkSelection:
+    """Return the kernels that select for these operands; raises BackendError when the named ones cannot."""
+    options = {"chunk_size": chunk_size, "selection": selection}
+    return backend.pick("select_chunk", BACKENDS, implementation, (q_BTHK, k_BTGK), options)

@@ -1,0 +1,14 @@
+"""What every backend of chunk selection offers."""
+
+from typing import Protocol, runtime_checkable
+
+from jax import Array
+
+
+@runtime_checkable
+class ChunkSelection(Protocol):
+    """The kernels of one backend."""
+
+    def select(self, q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
+        """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
+        ...

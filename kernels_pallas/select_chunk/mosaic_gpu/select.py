@@ -1,0 +1,78 @@
+"""Exact chunk selection on Hopper: launches of the kernel in kernel.py.
+
+Sums of 2^x are compared directly where Cauchy and Schwarz bound every |x| of the call (largest norms of q and k, found
+beforehand), else log-sum-exps: two kernels, and `lax.cond` between them.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kernels_pallas import device
+from kernels_pallas.batching import fold_vmap, heads
+from kernels_pallas.numerics import LOG2_E, score_bound
+from kernels_pallas.select_chunk.mosaic_gpu import kernel
+from kernels_pallas.select_chunk.mosaic_gpu.masses import Sizes
+
+BOUND = 60.0  # 2^60 and a chunk of them stay far inside float32, and the polynomial's exponent needs no clamp
+
+
+class Tiles(NamedTuple):
+    """Sizes of a program, for tuning; see `masses.Sizes`. Larger tiles read keys from the L2 cache less often."""
+
+    rows: int = 64
+    groups: int = 4
+    stages: int = 4
+    poly: int = 2
+
+
+def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
+    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
+    assert selection == "exact", selection
+    if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
+        return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
+    f = partial(exact, chunk_size=chunk_size, scale=scale)
+    return fold_vmap(f, "b t (g r) k, b t g k -> b t (g r)", **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
+
+
+def exact(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    *,
+    chunk_size: int,
+    scale: float,
+    tile: Tiles = Tiles(),  # noqa: B008 - immutable
+    interpret: bool | None = None,
+) -> Array:
+    """Select by probability mass; `tile` is for tuning, `interpret` for compiling where there is no GPU."""
+    (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
+    if chunk_size % tile.rows:
+        raise ValueError(f"{tile} does not fit chunks of {chunk_size}: the rows must divide them")
+    interpret = device.platform() == "cpu" if interpret is None else interpret
+    per_tile = tile.rows * tile.groups
+    n_tiles = -(-T // per_tile)
+    bounded = Sizes(
+        H=H,
+        R=H // G,
+        K=K,
+        C=chunk_size,
+        tiles=n_tiles,
+        full=(T - 1) // chunk_size,
+        dtype=q_BTHK.dtype,
+        log2_scale=scale * LOG2_E,
+        bounded=True,
+        block=128 if chunk_size % 128 == 0 else 64,
+        rows=tile.rows,
+        groups=tile.groups,
+        stages=tile.stages,
+        poly=0 if interpret else tile.poly,  # on a CPU, XLA cancels the polynomial's rounding: (x + a) - a is x to it
+    )
+    run = partial(kernel.call, B=B, T=n_tiles * per_tile, interpret=interpret)
+    padded_BTHK = jnp.pad(q_BTHK, ((0, 0), (0, n_tiles * per_tile - T), (0, 0), (0, 0)))
+    if T % 8:  # copies tile the sequence by 8
+        k_BTGK = k_BTGK[:, : bounded.full * chunk_size]
+    is_bounded = jnp.max(score_bound(q_BTHK, k_BTGK)) * abs(scale) * LOG2_E <= BOUND
+    sel_BHT = lax.cond(is_bounded, run(bounded), run(bounded._replace(bounded=False)), padded_BTHK, k_BTGK)
+    return jnp.swapaxes(sel_BHT[:, :, :T], 1, 2)

@@ -1,0 +1,229 @@
+"""Triton kernels of chunk selection: the quadratic part of Top-1 Chunk (exact), and its 1 / C approximation.
+
+exact. A program scores a tile of queries against every full past chunk. With x = scale log2(e) q . k the mass of a
+chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maximum per chunk, rescaling or logarithms.
+
+    bounded    r = 0, where |x| is at most BOUND by Cauchy and Schwarz (largest norms of q and k, found beforehand)
+    otherwise  r_i is the row's largest x in chunk 0. What loses may underflow. A sum that passes 2^100 would lose
+               digits or overflow: then the tile goes through `best_by_logsumexp`, right for any scores
+
+The special-function unit makes 16 exponentials per clock and multiprocessor, 1.7 times slower than the matrix units
+make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units:
+range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, of a mass less).
+
+approx. The same loop over the table of chunk means, without exponentials.
+"""
+
+import struct
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.triton.tile_io import load_rows
+
+BOUND = 60.0  # 2^60 and 128 of them stay far inside float32, and the exponent needs no clamp
+
+_POLYNOMIAL = """
+    fma.rn.f32 t, {x}, {c}, 0f4B400000;
+    sub.rn.f32 n, t, 0f4B400000;
+    neg.f32 n, n;
+    fma.rn.f32 n, {x}, {c}, n;
+    fma.rn.f32 p, n, 0f3D61FBB0, 0f3E786F0D;
+    fma.rn.f32 p, p, n, 0f3F31798D;
+    fma.rn.f32 p, p, n, 0f3F7FFB49;
+    mov.b32 i, t;
+    shl.b32 i, i, 23;
+    mov.b32 j, p;
+    add.s32 i, i, j;
+    mov.b32 {y}, i;
+"""
+_UNIT = """
+    mul.rn.f32 t, {x}, {c};
+    ex2.approx.ftz.f32 {y}, t;
+"""
+
+
+def exponentials(poly: int, log2_scale: float) -> str:
+    """PTX for 2^(log2_scale s) of four scores, the first `poly` of them without the special-function unit."""
+    c = f"0f{struct.unpack('>I', struct.pack('>f', log2_scale))[0]:08X}"
+    lines = [(_POLYNOMIAL if i < poly else _UNIT).format(x=f"${i + 4}", y=f"${i}", c=c) for i in range(4)]
+    return "{\n    .reg .f32 t, n, p;\n    .reg .b32 i, j;\n" + "".join(lines) + "}"
+
+
+@triton.jit
+def _bounded_exp2(s, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr):
+    """2^(LOG2_SCALE s) for exponents within BOUND; by PTX, unless that is empty (the interpreter)."""
+    if PTX == "":
+        return tl.exp2(s * LOG2_SCALE)
+    return tl.inline_asm_elementwise(PTX, "=f,=f,=f,=f,f,f,f,f", [s], tl.float32, True, 4)
+
+
+@triton.jit
+def _scores(
+    q_MK, k_ptr, begin, stop, T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[M, N] unscaled scores of keys begin, begin + 1, ...; -inf from key `stop` on when MASKED."""
+    col_N = begin + tl.arange(0, BLOCK_N)
+    k_NK = load_rows(k_ptr, col_N, G * K, stop, K, KP, MASKED)
+    s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
+    if MASKED:
+        s_MN = tl.where((col_N < stop)[None, :], s_MN, float("-inf"))
+    return s_MN
+
+
+@triton.jit
+def _by_mass(
+    q_MK, k_ptr, n_M, ref_M, best_M, sel_M, first, last,
+    T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG2_SCALE: tl.constexpr, PTX: tl.constexpr, BOUNDED: tl.constexpr, ALL_PAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Chunks [first, last) compared by sum_j 2^(x - ref), ref = 0 when BOUNDED; all before all rows when ALL_PAST."""
+    for c in tl.range(first, last):
+        mass_M = tl.zeros_like(ref_M)
+        for piece in tl.static_range(0, C, BLOCK_N):
+            s_MN = _scores(
+                q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION
+            )  # fmt: skip
+            if BOUNDED and piece + BLOCK_N <= C:
+                p_MN = _bounded_exp2(s_MN, LOG2_SCALE, PTX)
+            elif BOUNDED:  # keys past the chunk's end have a score of -inf
+                p_MN = tl.exp2(s_MN * LOG2_SCALE)
+            else:
+                p_MN = tl.exp2(s_MN * LOG2_SCALE - ref_M[:, None])
+            mass_M += tl.sum(p_MN, 1)
+        is_better_M = mass_M > best_M
+        if not ALL_PAST:
+            is_better_M &= c < n_M
+        best_M = tl.where(is_better_M, mass_M, best_M)
+        sel_M = tl.where(is_better_M, c, sel_M)
+    return best_M, sel_M
+
+
+@triton.jit
+def _logsumexp(
+    q_MK, k_ptr, c, T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(largest x, log2 of the sum of 2^x) of one chunk, per row."""
+    m_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
+    l_M = tl.zeros([q_MK.shape[0]], tl.float32)
+    for piece in tl.static_range(0, C, BLOCK_N):
+        s_MN = _scores(q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION)
+        x_MN = s_MN * LOG2_SCALE
+        new_M = tl.maximum(m_M, tl.max(x_MN, 1))
+        l_M = l_M * tl.exp2(m_M - new_M) + tl.sum(tl.exp2(x_MN - new_M[:, None]), 1)
+        m_M = new_M
+    return m_M, m_M + tl.log2(l_M)
+
+
+@triton.jit
+def best_by_logsumexp(
+    q_MK, k_ptr, n_M, last,
+    T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The selection for any scores: one maximum per chunk, chunks compared by log-sum-exp."""
+    best_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
+    sel_M = tl.zeros([q_MK.shape[0]], tl.int32)
+    for c in tl.range(0, last):
+        _, lse_M = _logsumexp(q_MK, k_ptr, c, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
+        is_better_M = (lse_M > best_M) & (c < n_M)
+        best_M = tl.where(is_better_M, lse_M, best_M)
+        sel_M = tl.where(is_better_M, c, sel_M)
+    return sel_M
+
+
+@triton.jit
+def exact_kernel(
+    q_ptr, k_ptr, bounded_ptr, sel_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sel [B, T, H] int32; bounded [B, H] int32 says which heads' scores are.
+
+    Programs of one head run together (its keys stay in the L2 cache), the longest first.
+    """
+    n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
+    pid = tl.program_id(0)
+    tile = n_tiles - 1 - pid % n_tiles
+    b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
+    k_ptr += b * T * G * K + h // (H // G) * K
+    row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    n_M = row_M // C
+    q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+    # chunks before `all_past` lie before every row, those up to `last` before some
+    all_past = tile * BLOCK_M // C
+    last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
+    best_M = tl.zeros([BLOCK_M], tl.float32)
+    sel_M = tl.zeros([BLOCK_M], tl.int32)
+    if tl.load(bounded_ptr + b * H + h) != 0:
+        best_M, sel_M = _by_mass(
+            q_MK, k_ptr, n_M, best_M, best_M, sel_M, 0, all_past,
+            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, True, True, PRECISION,
+        )  # fmt: skip
+        best_M, sel_M = _by_mass(
+            q_MK, k_ptr, n_M, best_M, best_M, sel_M, all_past, last,
+            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, True, False, PRECISION,
+        )  # fmt: skip
+    elif last > 0:
+        ref_M = _logsumexp(q_MK, k_ptr, 0, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)[0]
+        # chunk 0 is scored again below, so that its mass is rounded as every other's: ties are exact
+        best_M, sel_M = _by_mass(
+            q_MK, k_ptr, n_M, ref_M, best_M, sel_M, 0, last,
+            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, False, False, PRECISION,
+        )  # fmt: skip
+        # not below: NaN counts too. Rows past the end read zeros and have no large score.
+        is_large_M = tl.where((best_M < 1.2676506e30) | (n_M == 0), 0, 1)
+        if tl.max(is_large_M, 0) > 0:
+            sel_M = best_by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
+    sel_M = tl.where(n_M == 0, -1, sel_M)
+    tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
+
+
+@triton.jit
+def best_by_mean(
+    q_MK, mean_ptr, n_M, last,
+    G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The chunk before n_M with the largest q . mean; means [PARTS, N_FULL, G, K] of one head."""
+    best_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
+    sel_M = tl.zeros([q_MK.shape[0]], tl.int32)
+    for start in tl.range(0, last, BLOCK_N):
+        chunk_N = start + tl.arange(0, BLOCK_N)
+        s_MN = tl.zeros([q_MK.shape[0], BLOCK_N], tl.float32)
+        for part in tl.static_range(PARTS):  # the small ones first
+            at = mean_ptr + (PARTS - 1 - part) * N_FULL * G * K
+            mean_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
+            s_MN = tl.dot(q_MK, tl.trans(mean_NK), s_MN, input_precision=PRECISION)
+        s_MN = tl.where(chunk_N[None, :] < n_M[:, None], s_MN, float("-inf"))
+        top_M, at_M = tl.max(s_MN, 1, return_indices=True, return_indices_tie_break_left=True)
+        is_better_M = top_M > best_M
+        best_M = tl.where(is_better_M, top_M, best_M)
+        sel_M = tl.where(is_better_M, start + at_M, sel_M)
+    return sel_M
+
+
+@triton.jit
+def approx_kernel(
+    q_ptr, mean_ptr, sel_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    N_FULL: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sel [B, T, H] int32: argmax of q . mean, from means [B, PARTS, T // C, G, K] whose parts add up to fp32 ones."""
+    n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
+    pid = tl.program_id(0)
+    tile = n_tiles - 1 - pid % n_tiles
+    b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
+    mean_ptr += b * PARTS * N_FULL * G * K + h // (H // G) * K
+    row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    n_M = row_M // C
+    q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+    last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
+    sel_M = best_by_mean(q_MK, mean_ptr, n_M, last, G, K, KP, N_FULL, PARTS, BLOCK_N, PRECISION)
+    sel_M = tl.where(n_M == 0, -1, sel_M)
+    tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)

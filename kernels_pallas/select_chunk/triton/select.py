@@ -1,0 +1,102 @@
+"""Chunk selection in Triton: launches of kernels.py.
+
+Arrays stay [B, T, H, D]; the kernels read them with strides.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap, heads
+from kernels_pallas.numerics import LOG2_E, score_bound
+from kernels_pallas.select_chunk.triton import kernels
+from kernels_pallas.select_chunk.triton.tile_sizes import tiles
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import padded, precision
+
+
+def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
+    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
+    if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
+        return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
+    f = partial(exact, scale=scale) if selection == "exact" else approx
+    rule = "b t (g r) k, b t g k -> b t (g r)"
+    return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
+
+
+def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
+    """Select by probability mass."""
+    B, T, H, K = q_BTHK.shape
+    tile = tiles("exact", K, chunk_size, q_BTHK.dtype)
+    ptx = "" if interpreter.is_chosen() else kernels.exponentials(tile.poly, scale * LOG2_E)
+    bounded_BH = score_bound(q_BTHK, k_BTGK) * abs(scale) * LOG2_E <= kernels.BOUND
+    (sel_BTH,) = runtime.launch(
+        kernels.exact_kernel,
+        q_BTHK,
+        k_BTGK,
+        bounded_BH.astype(jnp.int32),
+        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        grid=(-(-T // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_exact",
+        T=T,
+        H=H,
+        G=k_BTGK.shape[2],
+        K=K,
+        KP=padded(K),
+        C=chunk_size,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        LOG2_SCALE=scale * LOG2_E,
+        PTX=ptx,
+        PRECISION=precision(q_BTHK.dtype),
+    )
+    return sel_BTH
+
+
+def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int) -> Array:
+    """Select by q . mean key. The scale, if positive, does not move an argmax."""
+    (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
+    mean_BpcGK = _mean_parts(k_BTGK, chunk_size)
+    tile = tiles("approx", K, chunk_size, q_BTHK.dtype)
+    (sel_BTH,) = runtime.launch(
+        kernels.approx_kernel,
+        q_BTHK,
+        mean_BpcGK,
+        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        grid=(-(-T // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_approx",
+        T=T,
+        H=H,
+        G=G,
+        K=K,
+        KP=padded(K),
+        C=chunk_size,
+        N_FULL=T // chunk_size,
+        PARTS=mean_BpcGK.shape[1],
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        PRECISION=precision(q_BTHK.dtype),
+    )
+    return sel_BTH
+
+
+def _mean_parts(k_BTGK: Array, C: int) -> Array:
+    """Return the mean key of every full chunk as parts in k's dtype, [B, parts, T // C, G, K].
+
+    The parts add up to the fp32 means. Their products with 16-bit queries are exact, and faster than fp32 ones.
+    """
+    B, T, G, K = k_BTGK.shape
+    k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K)
+    mean_BcGK = jnp.mean(k_BcCGK.astype(jnp.float32), axis=2)
+    info, parts = jnp.finfo(k_BTGK.dtype), []
+    for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]):
+        # not astype there and back, which XLA takes for a chance to keep the excess precision
+        parts.append(jax.lax.reduce_precision(mean_BcGK, info.nexp, info.nmant))
+        mean_BcGK = mean_BcGK - parts[-1]
+    return jnp.stack(parts, axis=1).astype(k_BTGK.dtype)

@@ -1,0 +1,42 @@
+"""Tile sizes of the selection kernels by GPU, head dim, chunk and dtype, and what decides them."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from kernels_pallas import device
+from kernels_pallas.triton import interpreter
+from kernels_pallas.triton.blocks import padded
+
+
+class Tiles(NamedTuple):
+    """Rows of queries `m` and keys (or means) `n` per step, warps, stages.
+
+    `poly` of every 4 exponentials of bounded scores are made on the multiply-add units.
+    """
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+    poly: int = 0
+
+
+def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
+    """Return the sizes for `kernel`, "exact" or "approx"."""
+    chunk = padded(chunk_size)
+    if interpreter.is_chosen():  # small, so that tests see several tiles
+        return Tiles(32, 16, 4, 1) if kernel == "exact" else Tiles(16, 16, 4, 1)
+    half = jnp.dtype(dtype).itemsize == 2
+    capability = device.compute_capability() or device.AMPERE
+    wide = padded(dim) > 64 or not half  # as many bytes per tile as two of (64, 16-bit)
+    is_ampere = capability < device.HOPPER  # which holds the operands of products in registers: of wide heads less fits
+    if kernel == "approx":
+        return Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
+    assert kernel == "exact", kernel
+    # the larger the query tile, the less often keys are read from the L2 cache
+    if not half:
+        return Tiles(32, min(chunk, 32), 4, 1) if is_ampere and padded(dim) > 64 else Tiles(64, min(chunk, 32), 4, 2)
+    if not is_ampere:
+        return Tiles(128, min(chunk, 64 if wide else 128), 8, 3, 1)
+    return Tiles(128, min(chunk, 64), 8, 2, 1)

@@ -1,0 +1,90 @@
+"""The selective scan as a differentiable function over interchangeable backends.
+
+    h_t[e, n] = exp(dt_t[e] A[e, n]) h_{t-1}[e, n] + dt_t[e] x_t[e] B_t[n]
+    y_t[e] = sum_n C_t[n] h_t[e, n] + D[e] x_t[e]
+
+The backward pass keeps the inputs and states at some positions, makes the states in between again and goes over the
+tokens from the last with the state's gradient L, from L = 0 after the last:
+
+    L += dy_t C_t^T;  dC_t = sum_e dy_t h_t;  ddt_t = sum_n L (h_{t-1} a_t A + x_t B_t);  dA += L h_{t-1} a_t dt_t
+    dB_t = sum_e L dt_t x_t;  dx_t = sum_n L dt_t B_t + D dy_t;  L <- L a_t                   with a_t = exp(dt_t A)
+
+Mamba-1, arXiv 2312.00752, algorithm 2. Reverse mode only, once: neither `jvp` nor a second derivative is defined.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from kernels_pallas import backend
+from kernels_pallas.batching import vary_alike
+from kernels_pallas.selective_scan import triton, xla
+from kernels_pallas.selective_scan.interface import SelectiveScan
+
+BACKENDS = (triton.BACKEND, xla.BACKEND)
+
+
+class Call(NamedTuple):
+    """The static half of a call."""
+
+    kernels: SelectiveScan
+    chunk_size: int | None
+
+
+def selective_scan(
+    x_BTE: Float[Array, "B T E"],
+    dt_BTE: Float[Array, "B T E"],
+    A_EN: Float[Array, "E N"],
+    B_BTN: Float[Array, "B T N"],
+    C_BTN: Float[Array, "B T N"],
+    D_E: Float[Array, "E"],
+    initial_BEN: Float[Array, "B E N"],
+    *,
+    chunk_size: int | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B T E"], Float[Array, "B E N"]]:
+    """Return the outputs of all positions, and the state after the last.
+
+    Args:
+      x_BTE: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
+      dt_BTE: step sizes >= 0, fp32 (fp64), which is the dtype of all arithmetic.
+      A_EN: <= 0, in the dtype of `dt_BTE`.
+      B_BTN: what each state takes in, in any dtype of `x_BTE`.
+      C_BTN: what each state gives out, likewise.
+      D_E: the skip, in the dtype of `dt_BTE`.
+      initial_BEN: the state before the first position, in the dtype of `dt_BTE`.
+      chunk_size: of the xla backend, which the result does not depend on; its own choice when None.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Returns:
+      (y_BTE in the dtype of `x_BTE`, last_BEN in that of `dt_BTE`).
+
+    Raises:
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2312.00752, algorithm 2.
+    """
+    arrays = (x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN)
+    kernels = backend.pick("selective_scan", BACKENDS, implementation, arrays, {})
+    out: Any = _scan(*vary_alike(*arrays), Call(kernels, chunk_size))
+    return out
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(7,))
+def _scan(x, dt, a, b, c, d, initial, call: Call) -> tuple[Array, Array]:
+    return call.kernels.forward(x, dt, a, b, c, d, initial, chunk_size=call.chunk_size, keep=False)[:2]
+
+
+def _forward(x, dt, a, b, c, d, initial, call: Call):
+    y, last, kept = call.kernels.forward(x, dt, a, b, c, d, initial, chunk_size=call.chunk_size, keep=True)
+    return (y, last), (x, dt, a, b, c, d, kept)
+
+
+def _backward(call: Call, saved: tuple, cotangents: tuple[Array, Array]) -> tuple[Array, ...]:
+    x, dt, a, b, c, d, kept = saved
+    return call.kernels.backward(x, dt, a, b, c, d, kept, *cotangents, chunk_size=call.chunk_size)
+
+
+_scan.defvjp(_forward, _backward)

@@ -1,0 +1,188 @@
+"""The selective scan in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
+
+Forward, where batch x channels fill the device, one program goes over all of time and keeps the state every STEPS
+positions; else time is cut there too: the chunks' ends from a start of zero, the states at their starts from those
+(state_scan), then all chunks side by side, for twice the exponentials. The gradient is always made that way; between
+its two kernels it holds the states every U positions, B T / U E N x 4 bytes. States and sums are float32.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import varying_with
+from kernels_pallas.chunks import split_chunks
+from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.selective_scan.triton import bwd_kernels, fwd_kernels
+from kernels_pallas.state_scan.triton.scan import elementwise as state_passing
+from kernels_pallas.triton import interpreter, runtime
+
+
+class Tile(NamedTuple):
+    """Channels per program, warps, positions per step of its loop."""
+
+    e: int
+    warps: int
+    u: int
+
+
+# One warp holds the sums over channels without a barrier; BLOCK_E x N / 32 states per thread. More channels share the
+# loads of B and C and shorten the sums (a fifth of scan_bwd's instructions are theirs, a third with 16 channels); fewer
+# leave registers for the states and decays of U positions, and more warps to hide latency.
+TILES = {"scan": Tile(16, 1, 4), "chunk_states": Tile(16, 1, 4), "scan_bwd": Tile(32, 1, 4)}
+STEPS = 64  # positions between kept states, and per chunk of the gradient
+FULL = 512  # warps that go over all of time, from which on cutting it does not pay
+
+
+def tile(kernel: str) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
+    return Tile(4, 1, TILES[kernel].u) if interpreter.is_chosen() else TILES[kernel]
+
+
+def chunk_steps(seq_len: int) -> int:
+    """Return the positions per chunk: STEPS (8 in the interpreter) or what a shorter sequence fills, multiples of U."""
+    unit = max(t.u for t in TILES.values())
+    return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
+
+
+def forward(
+    x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN, *, chunk_size: int | None, keep: bool
+) -> tuple[Array, Array, Array]:
+    """Return (y [B, T, E], the last state, the states at the chunk starts [B, c, E, N], of use only if `keep`)."""
+    del chunk_size  # the tiles fix the chunks
+    arrays = (x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, initial_BEN)
+    return varying_with(arrays, jax.custom_batching.sequential_vmap(partial(_forward, keep=keep))(*arrays))
+
+
+def backward(
+    x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN, *, chunk_size: int | None
+) -> tuple[Array, ...]:
+    """Return the gradients of x, dt, A, B, C, D and the initial state."""
+    del chunk_size  # the tiles fix the chunks
+    arrays = (x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN)
+    return varying_with(arrays, jax.custom_batching.sequential_vmap(_backward)(*arrays))
+
+
+def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, Array, Array]:
+    (B, T, E), N = x.shape, a.shape[1]
+    block, steps = tile("scan"), chunk_steps(T)
+    n_chunks = -(-T // steps)
+    scan = partial(_scan, x, dt, a, b, c, d, steps=steps)
+    is_full = B * -(-E // block.e) * block.warps >= (2 if interpreter.is_chosen() else FULL)
+    if is_full or n_chunks == 1:
+        y, kept, last = scan(initial[:, None], segments=1, keep=keep)
+        return y, last[:, 0], kept
+    start = jnp.zeros((B, n_chunks, E, N), a.dtype)
+    _, _, update = scan(start, segments=n_chunks, keep=False, with_y=False)
+    # the decay of a whole chunk; past the end of time dt counts as zero, as in the kernel
+    total_BcE = jnp.sum(split_chunks(dt, steps), axis=2)
+    starts, last = state_passing(jnp.exp2(total_BcE[..., None] * a), update, initial, reverse=False)
+    y, _, _ = scan(starts, segments=n_chunks, keep=False)
+    return y, last, starts
+
+
+def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, with_y: bool = True) -> tuple:
+    (B, T, E), N = x.shape, a.shape[1]
+    block, n_chunks = tile("scan"), -(-T // steps)
+    return runtime.launch(
+        fwd_kernels.scan_kernel,
+        x,
+        dt,
+        a,
+        b,
+        c,
+        d,
+        start,
+        # what is not written has the size of one entry
+        out_shape=[
+            jax.ShapeDtypeStruct(x.shape if with_y else (1,), x.dtype),
+            jax.ShapeDtypeStruct((B, n_chunks, E, N) if keep else (1,), a.dtype),
+            jax.ShapeDtypeStruct((B, segments, E, N), a.dtype),
+        ],
+        grid=(B * segments * -(-E // block.e),),
+        num_warps=block.warps,
+        name="selective_scan" if with_y else "selective_scan_ends",
+        BLOCK_E=block.e,
+        U=block.u,
+        STEPS=n_chunks * steps // segments,
+        EVERY=steps,
+        WITH_Y=with_y,
+        KEEP=keep,
+        **_sizes(x, a),
+    )
+
+
+def _sizes(x: Array, a: Array) -> dict[str, Any]:
+    N = a.shape[1]
+    return {"T": x.shape[1], "E": x.shape[2], "N": N, "NP": max(2, 1 << (N - 1).bit_length())}
+
+
+def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
+    (B, T, E), N = x.shape, a.shape[1]
+    steps, first, second = chunk_steps(T), tile("chunk_states"), tile("scan_bwd")
+    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // second.e), _sizes(x, a)
+    of_chunks = jax.ShapeDtypeStruct((B, n_chunks, E, N), a.dtype)
+    states, decay, needed = runtime.launch(
+        bwd_kernels.chunk_states_kernel,
+        x,
+        dt,
+        a,
+        b,
+        c,
+        dy,
+        starts,
+        out_shape=[
+            jax.ShapeDtypeStruct((B, n_chunks * steps // second.u, E, N), a.dtype),
+            of_chunks,
+            of_chunks,
+        ],
+        grid=(B * n_chunks * -(-E // first.e),),
+        num_warps=first.warps,
+        name="selective_scan_chunk_states",
+        BLOCK_E=first.e,
+        U=second.u,
+        STEPS=steps,
+        **sizes,
+    )
+    d_ends, d_initial = state_passing(decay, needed, d_last, reverse=True)
+    parts = jax.ShapeDtypeStruct((B, n_blocks, T, N), a.dtype)
+    dx, ddt, da, db, dc, dd = runtime.launch(
+        bwd_kernels.scan_bwd_kernel,
+        x,
+        dt,
+        a,
+        b,
+        c,
+        d,
+        dy,
+        states,
+        d_ends,
+        out_shape=[
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.ShapeDtypeStruct(dt.shape, dt.dtype),
+            of_chunks,
+            parts,
+            parts,
+            jax.ShapeDtypeStruct((B, n_chunks, E), a.dtype),
+        ],
+        grid=(B * n_chunks * n_blocks,),
+        num_warps=second.warps,
+        name="selective_scan_bwd",
+        BLOCK_E=second.e,
+        U=second.u,
+        STEPS=steps,
+        **sizes,
+    )
+    db, dc = (jnp.sum(part, axis=1) for part in (db, dc))
+    return (
+        dx,
+        ddt,
+        jnp.sum(da, axis=(0, 1)),
+        db.astype(b.dtype),
+        dc.astype(c.dtype),
+        jnp.sum(dd, axis=(0, 1)),
+        d_initial,
+    )

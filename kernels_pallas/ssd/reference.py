@@ -1,0 +1,22 @@
+"""Mamba-2's recurrence token by token, as the paper writes it; the oracle of the tests."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def ssd(
+    x_BTHV: Array, log_a_BTH: Array, b_BTN: Array, c_BTN: Array, initial_BHNV: Array, dt_BTH: Array | None = None
+) -> tuple[Array, Array]:
+    """The contract of `kernels_pallas.ssd`; differentiable by JAX."""
+    if dt_BTH is not None:
+        x_BTHV = x_BTHV * dt_BTH[..., None]
+
+    def token(s_BHNV: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
+        x_BHV, log_a_BH, b_BN, c_BN = xs
+        s_BHNV = jnp.exp(log_a_BH)[..., None, None] * s_BHNV + b_BN[:, None, :, None] * x_BHV[:, :, None, :]
+        return s_BHNV, jnp.einsum("bn,bhnv->bhv", c_BN, s_BHNV)
+
+    over_time = tuple(jnp.moveaxis(x, 1, 0) for x in (x_BTHV, log_a_BTH, b_BTN, c_BTN))
+    last_BHNV, y = jax.lax.scan(token, initial_BHNV, over_time)
+    return jnp.moveaxis(y, 0, 1), last_BHNV

@@ -1,0 +1,123 @@
+"""Triton kernels of Mamba-2's recurrence: states at chunk starts in one pass over time, then all chunks; or in reverse.
+
+A tile holds a whole chunk of Q positions along one axis, padded to QP, so the causal half is a mask and not a loop.
+Heads share B and C: a program of `chunk_scan_kernel` makes their scores once and goes through HEADS heads with them.
+With g the running sum of log a inside a chunk, only differences of g are exponentiated, masked before: above the
+diagonal they would overflow. g keeps its base: a multiple of it, as powers of two would want, is rounded where g is
+large and its differences are small. Sums are float32, products of the inputs' dtype.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.triton.tile_io import load_rows, store_rows
+
+
+@triton.jit
+def rows_of(chunk, i, Q: tl.constexpr, T: tl.constexpr):
+    """Positions of entries `i` of a chunk; T, which reads as zero and is not written, after the chunk's end."""
+    return tl.where(i < Q, chunk * Q + i, T)
+
+
+@triton.jit
+def load_row(ptr, i, Q: tl.constexpr):
+    """[Q] padded with zeros."""
+    return tl.load(ptr + i, mask=i < Q, other=0.0)
+
+
+@triton.jit
+def state_passing_kernel(
+    v_ptr, g_ptr, dt_ptr, u_ptr, start_ptr, other_ptr, states_ptr, last_ptr, overlap_ptr,
+    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
+    Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, WITH_DT: tl.constexpr, BOUNDED: tl.constexpr,
+    REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """S <- e^{g_end} S + U^T (w V) over all chunks, for one batch entry, head and BLOCK of the N rows of S.
+
+    Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v
+    is dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states and other [B, c, H, N, V], each state before its chunk
+    is added; start and last [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>.
+    """
+    n_chunks: tl.constexpr = (T + Q - 1) // Q
+    n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
+    n_N = block * BLOCK + tl.arange(0, BLOCK)
+    v_V = tl.arange(0, VP)
+    i = tl.arange(0, QP)
+    at_NV = n_N[:, None] * V + v_V[None, :]
+    is_NV = (n_N < N)[:, None] & (v_V < V)[None, :]
+    s_NV = tl.load(start_ptr + (b * H + h) * (N * V) + at_NV, mask=is_NV, other=0.0)
+    for step in tl.range(0, n_chunks, num_stages=STAGES):
+        chunk = n_chunks - 1 - step if REVERSE else step
+        head = (b * n_chunks + chunk) * H + h
+        row_Q = rows_of(chunk, i, Q, T)
+        v_QV = load_rows(v_ptr + b * T * H * V + h * V, row_Q, H * V, T, V, VP, BOUNDED)
+        u_ptrs = u_ptr + b * T * N + row_Q[:, None] * N + n_N[None, :]
+        if BOUNDED or N % BLOCK != 0:
+            u_QN = tl.load(u_ptrs, mask=(row_Q < T)[:, None] & (n_N < N)[None, :], other=0.0)
+        else:
+            u_QN = tl.load(u_ptrs)
+        g_Q = load_row(g_ptr + head * Q, i, Q)
+        end = tl.load(g_ptr + head * Q + Q - 1)
+        tl.store(states_ptr + head * (N * V) + at_NV, s_NV.to(states_ptr.dtype.element_ty), mask=is_NV)
+        if REVERSE:
+            w_Q = tl.exp(g_Q)
+            other_NV = tl.load(other_ptr + head * (N * V) + at_NV, mask=is_NV, other=0.0).to(tl.float32)
+            tl.store(overlap_ptr + head * n_blocks + block, tl.exp(end) * tl.sum(s_NV * other_NV))
+        else:
+            w_Q = tl.exp(tl.where(i < Q, end - g_Q, 0.0))
+            if WITH_DT:
+                w_Q *= load_row(dt_ptr + head * Q, i, Q)
+        weighted_QV = (v_QV.to(tl.float32) * w_Q[:, None]).to(v_ptr.dtype.element_ty)
+        s_NV = tl.dot(tl.trans(u_QN), weighted_QV, s_NV * tl.exp(end), input_precision=PRECISION)
+    tl.store(last_ptr + (b * H + h) * (N * V) + at_NV, s_NV, mask=is_NV)
+
+
+@triton.jit
+def chunk_scan_kernel(
+    v_ptr, g_ptr, dt_ptr, rows_ptr, columns_ptr, states_ptr, out_ptr,
+    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
+    Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
+    BOUNDED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Y = ((C B^T) * G * dt) X + e^g * (C S): BLOCK rows of a chunk for HEADS heads.
+
+    Shapes as in `state_passing_kernel`. Forward: v is x, rows C, columns B. In reverse it is
+    dX = dt * (((B C^T) * G^T) dY + e^{g_end - g} * (B L)): v is dy, rows B, columns C, states the gradients L behind
+    the chunks.
+    """
+    n_chunks: tl.constexpr = (T + Q - 1) // Q
+    n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK
+    n_groups: tl.constexpr = (H + HEADS - 1) // HEADS
+    pid = tl.program_id(0)
+    group, block, place = pid % n_groups, pid // n_groups % n_blocks, (pid // (n_groups * n_blocks)).to(tl.int64)
+    b, chunk = place // n_chunks, place % n_chunks
+    i, j = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, QP)
+    row_I, row_J = rows_of(chunk, i, Q, T), rows_of(chunk, j, Q, T)
+    rows_IN = load_rows(rows_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
+    columns_JN = load_rows(columns_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
+    scores_IJ = tl.dot(rows_IN, tl.trans(columns_JN), input_precision=PRECISION)
+    if REVERSE:
+        is_seen_IJ = (i[:, None] <= j[None, :]) & (j < Q)[None, :]
+    else:
+        is_seen_IJ = (j[None, :] <= i[:, None]) & (i < Q)[:, None]
+    for h in tl.range(group * HEADS, tl.minimum(group * HEADS + HEADS, H), num_stages=STAGES):
+        head = place * H + h
+        v_JV = load_rows(v_ptr + b * T * H * V + h * V, row_J, H * V, T, V, VP, BOUNDED)
+        s_NV = load_rows(states_ptr + head * (N * V), tl.arange(0, NP), V, N, V, VP, N != NP)
+        g_I, g_J = load_row(g_ptr + head * Q, i, Q), load_row(g_ptr + head * Q, j, Q)
+        out_IV = tl.dot(rows_IN, s_NV, input_precision=PRECISION)
+        if REVERSE:
+            log_decay_IJ = g_J[None, :] - g_I[:, None]
+            out_IV *= tl.exp(tl.where(i < Q, tl.load(g_ptr + head * Q + Q - 1) - g_I, 0.0))[:, None]
+        else:
+            log_decay_IJ = g_I[:, None] - g_J[None, :]
+            out_IV *= tl.exp(g_I)[:, None]
+        weights_IJ = scores_IJ * tl.exp(tl.where(is_seen_IJ, log_decay_IJ, float("-inf")))
+        if WITH_DT and not REVERSE:
+            weights_IJ *= load_row(dt_ptr + head * Q, j, Q)[None, :]
+        out_IV = tl.dot(weights_IJ.to(v_JV.dtype), v_JV, out_IV, input_precision=PRECISION)
+        if WITH_DT and REVERSE:
+            out_IV *= load_row(dt_ptr + head * Q, i, Q)[:, None]
+        store_rows(out_ptr + b * T * H * V + h * V, row_I, H * V, T, out_IV, V, VP)

@@ -1,0 +1,179 @@
+"""Mamba-2's recurrence in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
+
+Forward: one pass over the chunks leaves the states at their starts, [B, c, H, N, V] in the dtype of x, then every chunk
+makes its outputs. What the backward pass keeps is the inputs and those states, as large as N / Q arrays of x. It goes
+back over the chunks for the states' gradients, then dx and the scores' gradient, then dC and dB; equations in `api.py`.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.ssd.triton import bwd_kernels, fwd_kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import padded, precision
+
+# Positions per chunk at most, by whether inputs have 16 bits: a tile holds a whole chunk along one axis.
+CHUNKS = {True: 128, False: 64}
+
+
+class Tile(NamedTuple):
+    """Rows per program (of the state for "state_passing"), heads per program, warps, chunks or heads in flight."""
+
+    block: int
+    heads: int
+    warps: int
+    stages: int
+
+
+# By kernel and bits of the inputs: (head dims up to 64, wider ones). 16-bit ones spill at most 20 bytes, on sm80 or
+# sm90; fp32, whose products are three each and hold their operands in registers, spills in
+# "chunk_scan", and where V is 128.
+TILES = {
+    ("state_passing", 16): (Tile(64, 1, 4, 2), Tile(64, 1, 8, 2)),
+    ("chunk_scan", 16): (Tile(64, 12, 4, 2), Tile(64, 12, 4, 2)),
+    ("scores_bwd", 16): (Tile(32, 6, 4, 2), Tile(32, 6, 4, 2)),
+    ("states_bwd", 16): (Tile(64, 12, 4, 3), Tile(64, 12, 8, 2)),
+    ("state_passing", 32): (Tile(16, 1, 8, 1), Tile(16, 1, 8, 1)),
+    ("chunk_scan", 32): (Tile(32, 4, 8, 1), Tile(32, 4, 8, 1)),
+    ("scores_bwd", 32): (Tile(32, 6, 8, 1), Tile(32, 6, 8, 1)),
+    ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
+}
+
+
+def tile(kernel: str, x: Array) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks and groups of heads."""
+    bits = 16 if _is_16_bit(x) else 32
+    return Tile(16, 2, 4, 1) if interpreter.is_chosen() else TILES[kernel, bits][padded(x.shape[-1]) > 64]
+
+
+def _is_16_bit(x: Array) -> bool:
+    return jnp.finfo(x.dtype).bits == 16
+
+
+def run(
+    x_BTHV: Array,
+    log_a_BTH: Array,
+    b_BTN: Array,
+    c_BTN: Array,
+    initial_BHNV: Array,
+    dt_BTH: Array | None,
+    *,
+    chunk_size: int,
+) -> tuple[Array, Array]:
+    """Return (y [B, T, H, V], the last state)."""
+    chunk = min(chunk_size, CHUNKS[_is_16_bit(x_BTHV)])
+    g_BcHQ = jnp.cumsum(jnp.moveaxis(split_chunks(log_a_BTH, chunk), 2, 3), axis=-1)
+    dt_BcHQ = None if dt_BTH is None else jnp.moveaxis(split_chunks(dt_BTH, chunk), 2, 3)
+    out: Any = _chunked(x_BTHV, g_BcHQ, dt_BcHQ, b_BTN, c_BTN, initial_BHNV)
+    return out
+
+
+@jax.custom_vjp
+def _chunked(x, g_BcHQ, dt_BcHQ, b, c, initial) -> tuple[Array, Array]:
+    return _forward(x, g_BcHQ, dt_BcHQ, b, c, initial)[0]
+
+
+def _forward(x, g, dt, b, c, initial):
+    has_dt = dt is not None
+    y, last, states = fold_vmap(partial(_run_forward, has_dt=has_dt))(x, g, dt if has_dt else g, b, c, initial)
+    return (y, last), (x, g, dt, b, c, states)
+
+
+def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
+    x, g, dt, b, c, states = saved
+    has_dt = dt is not None
+    run = fold_vmap(partial(_run_backward, has_dt=has_dt))
+    dx, dg, ddt, db, dc, d_initial = run(x, g, dt if has_dt else g, b, c, states, *cotangents)
+    return dx, dg, ddt if has_dt else None, db, dc, d_initial
+
+
+_chunked.defvjp(_forward, _backward)
+
+
+def _run_forward(x, g, dt, b, c, initial, *, has_dt: bool) -> tuple[Array, Array, Array]:
+    states, last, _ = _pass_states(x, g, dt, b, initial, initial, has_dt=has_dt)
+    launch = partial(_launch, "chunk_scan", fwd_kernels.chunk_scan_kernel, x=x, g=g, n=b, has_dt=has_dt)
+    (y,) = launch(x, g, dt, c, b, states, out=[x], REVERSE=False)
+    return y, last, states
+
+
+def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[Array, ...]:
+    (B, T, H, _), N, (_, n_chunks, _, Q) = x.shape, b.shape[-1], g.shape
+    launch = partial(_launch, x=x, g=g, n=b, has_dt=has_dt)
+    f32 = partial(jax.ShapeDtypeStruct, dtype=g.dtype)
+    d_states, d_initial, overlap = _pass_states(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True)
+    (dx,) = launch("chunk_scan", fwd_kernels.chunk_scan_kernel, dy, g, dt, b, c, d_states, out=[x], REVERSE=True)
+    scores, inter = tile("scores_bwd", x), tile("states_bwd", x)
+    ddt = g if has_dt else f32((1,))  # what is not written has the size of one entry
+    ds, as_query, as_key, ddt_intra = launch(
+        "scores_bwd",
+        bwd_kernels.scores_bwd_kernel,
+        *(x, dy, g, dt, b, c),
+        out=[f32((B, n_chunks, -(-H // scores.heads), Q, Q)), f32((B, n_chunks, -(-Q // scores.block), H, Q)), g, ddt],
+    )
+    parts = f32((B, n_chunks, -(-H // inter.heads), Q, N))
+    run = partial(launch, "states_bwd", bwd_kernels.states_bwd_kernel)
+    dc, read, _ = run(dy, g, dt, c, states, out=[parts, g, f32((1,))], FOR_B=False)
+    db, taken, ddt_inter = run(x, g, dt, b, d_states, out=[parts, g, ddt], FOR_B=True)
+    dg = jnp.sum(as_query, axis=2) + read - as_key - taken
+    dg = dg.at[..., -1].add(jnp.sum(taken, axis=-1) + jnp.sum(overlap, axis=-1))
+    ds_BcQQ = jnp.sum(ds, axis=2).astype(x.dtype)  # keys first
+    product = partial(jnp.einsum, preferred_element_type=g.dtype, precision=jax.lax.Precision.HIGHEST)
+    dc = jnp.sum(dc, axis=2) + product("bcji,bcjn->bcin", ds_BcQQ, split_chunks(b, Q))
+    db = jnp.sum(db, axis=2) + product("bcji,bcin->bcjn", ds_BcQQ, split_chunks(c, Q))
+    db, dc = join_chunks(db, T).astype(b.dtype), join_chunks(dc, T).astype(c.dtype)
+    return dx, dg, ddt_intra + ddt_inter, db, dc, d_initial
+
+
+def _pass_states(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = False) -> tuple[Array, ...]:
+    """Return (states, last, overlap) of `state_passing_kernel`; overlap is of use in reverse only."""
+    (B, _, H, V), N, n_chunks = v.shape, u.shape[-1], g.shape[1]
+    n_blocks = -(-N // min(tile("state_passing", v).block, padded(N)))
+    out = [
+        jax.ShapeDtypeStruct((B, n_chunks, H, N, V), v.dtype),
+        start,
+        jax.ShapeDtypeStruct((B, n_chunks, H, n_blocks) if reverse else (1,), g.dtype),
+    ]
+    launch = partial(_launch, "state_passing", fwd_kernels.state_passing_kernel, x=v, g=g, n=u, has_dt=has_dt)
+    return launch(v, g, dt, u, start, other, out=out, REVERSE=reverse)
+
+
+def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, **constants: Any) -> tuple[Array, ...]:
+    """Launch `kernel` over the blocks of what `kind` cuts, for operands shaped like x, g and n (B or C)."""
+    (B, T, H, V), N, (_, n_chunks, _, Q) = x.shape, n.shape[-1], g.shape
+    entry = tile(kind, x)
+    block = min(entry.block, padded(N if kind == "state_passing" else Q))
+    if kind == "state_passing":
+        programs = B * H * -(-N // block)
+    else:
+        programs = B * n_chunks * -(-Q // block) * -(-H // entry.heads)
+        constants["HEADS"] = entry.heads
+    return runtime.launch(
+        kernel,
+        *arrays,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
+        grid=(programs,),
+        num_warps=entry.warps,
+        num_stages=entry.stages,
+        name=f"ssd_{kind}" + ("_reverse" if constants.get("REVERSE") or constants.get("FOR_B") else ""),
+        T=T,
+        H=H,
+        N=N,
+        V=V,
+        NP=padded(N),
+        VP=padded(V),
+        Q=Q,
+        QP=padded(Q),
+        BLOCK=block,
+        WITH_DT=has_dt,
+        BOUNDED=T % Q != 0 or padded(Q) != Q,
+        PRECISION=precision(x.dtype),
+        STAGES=entry.stages,
+        **constants,
+    )

@@ -1,0 +1,142 @@
+"""The states at the chunk starts of a linear recurrence, differentiable, over interchangeable backends.
+
+Inside a chunk everything is a matrix product over its tokens, written for all chunks at once by the caller; only the
+states at the starts follow one after the other:
+
+    state_scan      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c      S [K, V], key index first
+    state_passing   S_{c+1} = d_c * S_c + R_c                    any shape, d broadcast
+
+The first is what the WY form of DeltaNet (arXiv 2406.06484, section 3) and its kin leave, the second is the state
+passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan from the end, of the gradient L of
+the states, L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c, with dR_c = L_{c+1}; the gradients of d and P are products
+over all chunks at once.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from kernels_pallas import backend
+from kernels_pallas.state_scan import triton, xla
+from kernels_pallas.state_scan.interface import StateScan
+
+BACKENDS = (triton.BACKEND, xla.BACKEND)
+
+
+def state_scan(
+    decay_cBHk: Float[Array, "c B H k"],
+    p_cBHKK: Float[Array, "c B H K K"],
+    r_cBHKV: Float[Array, "c B H K V"],
+    s_BHKV: Float[Array, "B H K V"],
+    *,
+    precision: jax.lax.Precision,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "c B H K V"], Float[Array, "B H K V"]]:
+    """Return the state at the start of every chunk, and the one after the last.
+
+    Args:
+      decay_cBHk: decays d, K entries per head or one, fp32 (fp64 under x64) like every operand.
+      p_cBHKK: what a chunk makes of the state before it, beside its decay.
+      r_cBHKV: what a chunk adds.
+      s_BHKV: the state before the first chunk.
+      precision: of the products with P.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Returns:
+      (states_cBHKV, last_BHKV). The states are named `chunk_states` for rematerialisation policies.
+
+    Raises:
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2406.06484, section 3.
+    """
+    arrays = (decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV)
+    kernels = backend.pick("state_scan", BACKENDS, implementation, arrays, {"key_dim": s_BHKV.shape[-2]})
+    states: Any = _scan(*arrays, precision, kernels)
+    return states
+
+
+def state_passing(
+    decay_Bc: Float[Array, "..."],
+    update_Bc: Float[Array, "B c ..."],
+    initial_B: Float[Array, "B ..."],
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B c ..."], Float[Array, "B ..."]]:
+    """Return the state at the start of every chunk, and the one after the last, of a decay by element.
+
+    Args:
+      decay_Bc: decays d, with the chunks of `update_Bc`; broadcast against it otherwise.
+      update_Bc: what a chunk adds, fp32 (fp64 under x64).
+      initial_B: the state before the first chunk.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Returns:
+      (states [B, c, ...], last [B, ...]) in the dtype of `update_Bc`.
+
+    Raises:
+      BackendError: (a ValueError) the named implementation of "state_scan" cannot run this.
+
+    Source: arXiv 2405.21060, section 6.
+    """
+    arrays = (decay_Bc, update_Bc, initial_B.astype(update_Bc.dtype))
+    kernels = backend.pick("state_scan", BACKENDS, implementation, arrays, {"key_dim": 0})
+    states: Any = _pass(*arrays, kernels)
+    return states
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _scan(decay: Array, p: Array, r: Array, s: Array, precision: jax.lax.Precision, kernels: StateScan):
+    return kernels.products(decay, p, r, s, precision=precision, reverse=False)
+
+
+def _scan_forward(decay: Array, p: Array, r: Array, s: Array, precision: jax.lax.Precision, kernels: StateScan):
+    states: Any = _scan(decay, p, r, s, precision, kernels)
+    starts, final = states
+    starts = checkpoint_name(starts, "chunk_states")
+    return (starts, final), (decay, p, starts)
+
+
+def _scan_backward(
+    precision: jax.lax.Precision,
+    kernels: StateScan,
+    saved: tuple[Array, Array, Array],
+    cotangents: tuple[Array, Array],
+):
+    decay, p, starts = saved
+    d_starts, d_final = cotangents
+    d_r, d_s = kernels.products(decay, p, d_starts, d_final, precision=precision, reverse=True)
+    d_p = jnp.einsum("...kv,...jv->...kj", d_r, starts, precision=precision)
+    d_decay = jnp.sum(d_r * starts, -1)
+    if decay.shape[-1] == 1:
+        d_decay = jnp.sum(d_decay, -1, keepdims=True)
+    return d_decay, d_p, d_r, d_s
+
+
+_scan.defvjp(_scan_forward, _scan_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _pass(decay: Array, update: Array, initial: Array, kernels: StateScan) -> tuple[Array, Array]:
+    return kernels.elementwise(decay, update, initial, reverse=False)
+
+
+def _pass_forward(decay: Array, update: Array, initial: Array, kernels: StateScan):
+    states: Any = _pass(decay, update, initial, kernels)
+    return states, (decay, states[0])
+
+
+def _pass_backward(kernels: StateScan, saved: tuple[Array, Array], cotangents: tuple[Array, Array]):
+    decay, states = saved
+    d_states, d_last = cotangents
+    d_update, d_initial = kernels.elementwise(decay, d_states, d_last, reverse=True)
+    repeated = [i for i, (have, want) in enumerate(zip(decay.shape, states.shape, strict=True)) if have != want]
+    d_decay = jnp.sum(d_update * states, axis=repeated, keepdims=True)
+    return d_decay.astype(decay.dtype), d_update, d_initial
+
+
+_pass.defvjp(_pass_forward, _pass_backward)

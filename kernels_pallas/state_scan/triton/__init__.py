@@ -1,0 +1,27 @@
+"""The `triton` backend of the states at chunk starts: sm80 and later."""
+
+from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.state_scan.interface import StateScan
+from kernels_pallas.triton import limits
+
+
+def refusal(problem: Problem) -> str | None:
+    """Say why it refuses: the machine, a dtype but float32, or a state whose rows do not fit a program's registers."""
+    reason = limits.machine(problem) or limits.unsharded(problem)
+    if reason is not None:
+        return reason
+    if (names := limits.dtype_names(*problem.operands)) != ["float32"]:
+        return f"operands are {' and '.join(names)}; it takes float32"
+    if problem.options["key_dim"] > limits.MAX_DIM:
+        return f"key dim {problem.options['key_dim']} is larger than {limits.MAX_DIM}"
+    return None
+
+
+def load() -> StateScan:
+    """Import the kernels."""
+    from kernels_pallas.state_scan.triton import scan
+
+    return scan
+
+
+BACKEND = Backend("triton", load, refusal)

@@ -1,0 +1,128 @@
+"""The states at chunk starts in Triton: launches of kernels.py, tile sizes.
+
+All arrays are float32. Products are TF32 where the caller asks for `Precision.DEFAULT` (its inputs had 8 bits anyway)
+and three TF32 products, an error near float32's own, otherwise.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.state_scan.triton import kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import padded
+
+
+class Tile(NamedTuple):
+    """Columns per program, warps, and chunks in flight."""
+
+    v: int
+    warps: int
+    stages: int
+
+
+# By padded key dim and whether the products are single TF32 ones. P of all stages is in shared memory, 4 K^2 bytes
+# each, with room for a second program where it goes. No spills, but for up to 44 bytes on sm90 of (128, False), which
+# holds P in two halves in registers.
+TILES = {
+    (64, True): Tile(32, 4, 3),
+    (64, False): Tile(16, 4, 3),
+    (128, True): Tile(32, 8, 2),
+    (128, False): Tile(16, 8, 2),
+}
+BLOCK, BLOCK_WARPS, AHEAD = 512, 4, 4  # of the elementwise kernel
+
+
+def products(
+    decay_cBHk: Array, p_cBHKK: Array, r_cBHKV: Array, s_BHKV: Array, *, precision: jax.lax.Precision, reverse: bool
+) -> tuple[Array, Array]:
+    """Return (states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
+    is_single = precision == jax.lax.Precision.DEFAULT
+    states, last = fold_vmap(partial(_products, is_single=is_single, reverse=reverse), axis=1)(
+        decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV[None]
+    )
+    return states, last[0]
+
+
+def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse: bool) -> tuple[Array, Array]:
+    """Return (states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the axis of chunks."""
+    decay_Bc = jnp.broadcast_to(decay_Bc, (update_Bc.shape[0], *decay_Bc.shape[1:]))
+    return fold_vmap(partial(_elementwise, reverse=reverse))(decay_Bc, update_Bc, initial_B)
+
+
+def _products(decay, p, r, s, *, is_single: bool, reverse: bool) -> tuple[Array, Array]:
+    n_chunks, B, H, K, V = r.shape
+    tile = tile_of(K, is_single)
+    block = min(tile.v, padded(V))
+    states, last = runtime.launch(
+        kernels.products_kernel,
+        decay,
+        p,
+        r,
+        s,
+        out_shape=[jax.ShapeDtypeStruct(r.shape, r.dtype), jax.ShapeDtypeStruct(s.shape, r.dtype)],
+        grid=(-(-V // block) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="state_scan_reverse" if reverse else "state_scan",
+        CHUNKS=n_chunks,
+        M=B * H,
+        K=K,
+        V=V,
+        KP=padded(K),
+        DECAYS=decay.shape[-1],
+        BLOCK_V=block,
+        REVERSE=reverse,
+        PRECISION="tf32" if is_single else "tf32x3",
+        STAGES=tile.stages,
+    )
+    return states, last
+
+
+def tile_of(key_dim: int, is_single: bool) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several programs per head."""
+    return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[(64 if key_dim <= 64 else 128, is_single)]
+
+
+def _elementwise(decay, update, initial, *, reverse: bool) -> tuple[Array, Array]:
+    B, n_chunks, *shape = update.shape
+    runs = _runs(decay.shape[2:], shape)
+    if runs is None:
+        decay, runs = jnp.broadcast_to(decay, update.shape), (math.prod(shape), 1)
+    middle, inner = runs
+    size = math.prod(shape)
+    block = 16 if interpreter.is_chosen() else BLOCK
+    states, last = runtime.launch(
+        kernels.elementwise_kernel,
+        decay,
+        update,
+        initial,
+        out_shape=[jax.ShapeDtypeStruct(update.shape, update.dtype), jax.ShapeDtypeStruct(initial.shape, update.dtype)],
+        grid=(-(-size // block) * B,),
+        num_warps=BLOCK_WARPS,
+        name="state_passing_reverse" if reverse else "state_passing",
+        CHUNKS=n_chunks,
+        SIZE=size,
+        MIDDLE=middle,
+        INNER=inner,
+        BLOCK=block,
+        AHEAD=min(AHEAD, n_chunks),
+        REVERSE=reverse,
+    )
+    return states, last
+
+
+def _runs(decay_shape: tuple[int, ...], shape: Sequence[int]) -> tuple[int, int] | None:
+    """(number of decays, entries of the state in a row that share one); None where axes of both kinds alternate."""
+    own = [i for i, (have, want) in enumerate(zip(decay_shape, shape, strict=True)) if have == want > 1]
+    if not own:
+        return 1, 1
+    if own != list(range(own[0], own[-1] + 1)):
+        return None
+    return math.prod(shape[own[0] : own[-1] + 1]), math.prod(shape[own[-1] + 1 :])

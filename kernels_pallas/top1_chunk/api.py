@@ -1,0 +1,105 @@
+"""Top-1 Chunk attention as a differentiable function over interchangeable backends.
+
+    sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {own chunk up to the query}
+
+There is no gradient through the selection, as in the paper (arXiv 2505.18522): q and k learn from the softmax
+over the keys that were read. The forward rule names what the backward rule needs, `top1_selection` (int32),
+`attention_out` and `attention_lse`, with `jax.ad_checkpoint.checkpoint_name`, so that a rematerialised layer
+whose policy saves these names does not repeat the quadratic selection. Reverse mode only, once: neither `jvp`
+nor a second derivative is defined.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from kernels_pallas import backend, numerics, validation
+from kernels_pallas.select_chunk import api as select_api
+from kernels_pallas.select_chunk.interface import ChunkSelection
+from kernels_pallas.top1_chunk import triton, xla
+from kernels_pallas.top1_chunk.interface import ChunkAttention
+
+BACKENDS = (triton.BACKEND, xla.BACKEND)
+
+
+class Call(NamedTuple):
+    """The static half of a call: kernels and numbers."""
+
+    selector: ChunkSelection
+    attention: ChunkAttention
+    chunk_size: int
+    selection: str
+    scale: float
+
+
+def top1_chunk_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGV: Float[Array, "B T G V"],
+    *,
+    chunk_size: int = 128,
+    selection: str = "exact",
+    scale: float | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "B T H V"]:
+    """Return causal attention over the own chunk and the one past chunk that each query and head selects.
+
+    Args:
+      q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
+      k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
+      v_BTGV: values.
+      chunk_size: keys per chunk, C.
+      selection: "exact" (largest softmax mass) or "approx" (largest q . mean key).
+      scale: of the scores; 1 / sqrt(K) when None.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Returns:
+      o_BTHV in v's dtype. Scores, softmax and sums are fp32.
+
+    Raises:
+      ValueError: shapes that disagree, an unknown selection, a chunk_size below 1.
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
+    """
+    validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
+    select_api.check_options(chunk_size, selection)
+    options = {"chunk_size": chunk_size, "selection": selection}
+    call = Call(
+        select_api.pick_backend(q_BTHK, k_BTGK, implementation=implementation, **options),
+        backend.pick("top1_chunk_attention", BACKENDS, implementation, (q_BTHK, k_BTGK, v_BTGV), options),
+        chunk_size,
+        selection,
+        numerics.softmax_scale(scale, q_BTHK.shape[-1]),
+    )
+    return attend(q_BTHK, k_BTGK, v_BTGV, call)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def attend(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array:
+    """Return o_BTHV of a call whose kernels are chosen: what `top1_chunk_attention` does with any pair of them."""
+    return _forward(q_BTHK, k_BTGK, v_BTGV, call)[0]
+
+
+def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[Array, tuple]:
+    options = {"chunk_size": call.chunk_size, "scale": call.scale}
+    sel_BTH = call.selector.select(q_BTHK, k_BTGK, selection=call.selection, **options)
+    # named before use, so that a policy which saves only the selection also skips it when the rest is
+    # recomputed
+    sel_BTH = checkpoint_name(sel_BTH, "top1_selection")
+    o_BTHV, lse_BTH = call.attention.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, **options)
+    o_BTHV = checkpoint_name(o_BTHV, "attention_out")
+    lse_BTH = checkpoint_name(lse_BTH, "attention_lse")
+    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH)
+
+
+def _backward(call: Call, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
+    q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH = saved
+    operands = (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
+    return call.attention.backward(*operands, chunk_size=call.chunk_size, scale=call.scale)
+
+
+attend.defvjp(_forward, _backward)

@@ -1,0 +1,51 @@
+"""What every backend of Top-1 Chunk attention, and of its decoding step, offers."""
+
+from typing import Protocol, runtime_checkable
+
+from jax import Array
+
+
+@runtime_checkable
+class ChunkAttention(Protocol):
+    """Attention given the selection, and its gradient. Hashable: it is a static argument."""
+
+    def forward(
+        self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
+    ) -> tuple[Array, Array]:
+        """Return (o_BTHV in v's dtype, lse_BTH in the accumulation dtype)."""
+        ...
+
+    def backward(
+        self,
+        q_BTHK: Array,
+        k_BTGK: Array,
+        v_BTGV: Array,
+        o_BTHV: Array,
+        lse_BTH: Array,
+        sel_BTH: Array,
+        do_BTHV: Array,
+        *,
+        chunk_size: int,
+        scale: float,
+    ) -> tuple[Array, Array, Array]:
+        """Return (dq, dk, dv), each in the layout and dtype of its primal."""
+        ...
+
+
+@runtime_checkable
+class ChunkDecoding(Protocol):
+    """One new token against a cache."""
+
+    def decode(
+        self,
+        q_BHK: Array,
+        k_BSGK: Array,
+        v_BSGV: Array,
+        length: Array,
+        *,
+        chunk_size: int,
+        scale: float,
+        chunk_mean_BcGK: Array | None,
+    ) -> Array:
+        """Return o_BHV; with a table of means the selection is approximate, without one exact."""
+        ...

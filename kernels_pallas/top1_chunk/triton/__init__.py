@@ -1,0 +1,32 @@
+"""The `triton` backend of Top-1 Chunk attention and of its decoding step: sm80 and later."""
+
+from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.top1_chunk.interface import ChunkAttention, ChunkDecoding
+from kernels_pallas.triton import limits
+
+MAX_CHUNK = 256  # a decoding step holds one chunk of keys in shared memory
+
+
+def load() -> ChunkAttention:
+    """Import the kernels of attention."""
+    from kernels_pallas.top1_chunk.triton import attention
+
+    return attention
+
+
+def decode_refusal(problem: Problem) -> str | None:
+    """Say why decoding refuses: as attention does, and the chunk must fit the tile of one step."""
+    if problem.options["chunk_size"] > MAX_CHUNK:
+        return f"chunk_size {problem.options['chunk_size']} is larger than {MAX_CHUNK}"
+    return limits.attention(problem)
+
+
+def load_decoding() -> ChunkDecoding:
+    """Import the kernels of the decoding step."""
+    from kernels_pallas.top1_chunk.triton import decode
+
+    return decode
+
+
+BACKEND = Backend("triton", load, limits.attention)
+DECODE_BACKEND = Backend("triton", load_decoding, decode_refusal)

@@ -1,0 +1,160 @@
+"""Top-1 Chunk attention in Triton, given the selection: launches of the kernels beside it.
+
+Rows are sorted by what they selected (sort_plan.py); then a remote pass over the selected chunks and a local one over
+the own chunk, T C K work. Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are multiplied as
+three TF32 products, with an error near fp32's own; bf16 and fp16 products are exact, sums fp32. Two runs give the same
+bits.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap, heads
+from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.top1_chunk.triton import attention_bwd_kernels, attention_kernels, sort_plan
+from kernels_pallas.top1_chunk.triton.tile_sizes import bwd_keys, tiles
+from kernels_pallas.triton import runtime
+from kernels_pallas.triton.blocks import padded, precision
+
+
+def forward(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
+) -> tuple[Array, Array]:
+    """Return (o_BTHV in v's dtype, lse_BTH fp32)."""
+    f = partial(_forward, C=chunk_size, scale=scale)
+    rule = "b t (g r) k, b t g k, b t g v, b t (g r) -> b t (g r) v, b t (g r)"
+    return fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV, sel_BTH)
+
+
+def backward(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    o_BTHV: Array,
+    lse_BTH: Array,
+    sel_BTH: Array,
+    do_BTHV: Array,
+    *,
+    chunk_size: int,
+    scale: float,
+) -> tuple[Array, Array, Array]:
+    """Return (dq, dk, dv), each in the layout and dtype of its primal."""
+    rows = "b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), b t (g r), b t (g r) v"
+    rule = f"{rows} -> b t (g r) k, b t g k, b t g v"
+    f = fold_vmap(partial(_backward, C=chunk_size, scale=scale), rule, **heads(q_BTHK, k_BTGK))
+    return f(q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
+
+
+def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float) -> dict:
+    """Return what all attention kernels are told."""
+    (_, T, H, K), (G, V) = q_BTHK.shape, v_BTGV.shape[2:]
+    sizes = {"T": T, "H": H, "G": G, "K": K, "V": V, "KP": padded(K), "VP": padded(V), "C": C}
+    return sizes | {"LOG2_SCALE": scale * LOG2_E, "PRECISION": precision(q_BTHK.dtype)}
+
+
+def _forward(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, C: int, scale: float
+) -> tuple[Array, Array]:
+    B, T, H, K = q_BTHK.shape
+    n_chunks, sizes = -(-T // C), _sizes(q_BTHK, v_BTGV, C, scale)
+    dim, V = max(K, v_BTGV.shape[-1]), v_BTGV.shape[-1]
+    fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    remote = (q_BTHK, q_BTHK)  # not read without a second chunk
+    if n_chunks > 1:
+        NC, tile = n_chunks - 1, tiles("remote", dim, C, q_BTHK.dtype)
+        plan = sort_plan.make(sel_BTH, NC)
+        blocks = sort_plan.most_items(T - C, NC, tile.m)
+        remote = runtime.launch(
+            attention_kernels.remote_kernel,
+            *(q_BTHK, k_BTGK, v_BTGV, *plan, sort_plan.item_ends(plan, tile.m)),
+            out_shape=[fp32((B, T, H, V)), fp32((B, T, H))],
+            grid=(blocks * B * H,),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            name="top1_chunk_remote",
+            **sizes,
+            NC=NC,
+            NCP=padded(NC),
+            BLOCKS=blocks,
+            BLOCK_M=tile.m,
+            BLOCK_N=tile.n,
+        )
+    tile = tiles("local", dim, C, q_BTHK.dtype)
+    o_BTHV, lse_BTH = runtime.launch(
+        attention_kernels.local_kernel,
+        *(q_BTHK, k_BTGK, v_BTGV, *remote),
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype), fp32((B, T, H))],
+        grid=(n_chunks * -(-C // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_local",
+        **sizes,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+    )
+    return o_BTHV, lse_BTH
+
+
+def _backward(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
+    o_BTHV: Array,
+    lse_BTH: Array,
+    sel_BTH: Array,
+    do_BTHV: Array,
+    *,
+    C: int,
+    scale: float,
+) -> tuple[Array, Array, Array]:
+    (B, T, H, K), V = q_BTHK.shape, v_BTGV.shape[-1]
+    n_chunks = -(-T // C)
+    dim, NC = max(K, V), n_chunks - 1
+    keys = bwd_keys(dim, C, q_BTHK.dtype)
+    pieces = -(-C // keys)
+    sizes = _sizes(q_BTHK, v_BTGV, C, scale) | {"SCALE": scale, "NC": NC, "BLOCK_N": keys, "PIECES": pieces}
+    fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    D_BTH = jnp.einsum("bthv,bthv->bth", do_BTHV.astype(jnp.float32), o_BTHV.astype(jnp.float32))
+    operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, LOG2_E * lse_BTH, D_BTH)
+    ends_BHc, remote, segments = sel_BTH, (D_BTH, D_BTH, D_BTH), 0  # none is read without a second chunk
+    if n_chunks > 1:
+        tile = tiles("remote_bwd", dim, C, q_BTHK.dtype)
+        segment = tile.m * tile.n
+        plan = sort_plan.make(sel_BTH, NC)
+        ends_BHc, segments = sort_plan.item_ends(plan, segment), sort_plan.most_items(T - C, NC, segment)
+        remote = runtime.launch(
+            attention_bwd_kernels.remote_bwd_kernel,
+            *(*operands, *plan, ends_BHc),
+            out_shape=[fp32((pieces, B, T, H, K)), fp32((B, H, segments, C, K)), fp32((B, H, segments, C, V))],
+            grid=(segments * pieces * B * H,),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            name="top1_chunk_remote_bwd",
+            **sizes,
+            NCP=padded(NC),
+            SEGMENTS=segments,
+            SEGMENT=segment,
+            BLOCK_M=tile.m,
+        )
+    tile = tiles("local_bwd", dim, C, q_BTHK.dtype)
+    dq_dtype = q_BTHK.dtype if pieces == 1 else jnp.float32
+    dq_pBTHK, dk_BTGK, dv_BTGV = runtime.launch(
+        attention_bwd_kernels.local_bwd_kernel,
+        *(*operands, ends_BHc, *remote),
+        out_shape=[
+            jax.ShapeDtypeStruct((pieces, B, T, H, K), dq_dtype),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BTGK, v_BTGV)),
+        ],
+        grid=(n_chunks * pieces * B * k_BTGK.shape[2],),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_local_bwd",
+        **sizes,
+        SEGMENTS=segments,
+        BLOCK_M=tile.m,
+    )
+    dq_BTHK = dq_pBTHK[0] if pieces == 1 else dq_pBTHK.sum(0).astype(q_BTHK.dtype)
+    return dq_BTHK, dk_BTGK, dv_BTGV

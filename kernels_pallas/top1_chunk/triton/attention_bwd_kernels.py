@@ -1,0 +1,136 @@
+"""Triton kernels of attention given the selection, backward. With p = 2^(x - lse) and D = rowsum(do * o):
+
+    dp = do v^T,  ds = scale p (dp - D),  dq = ds k,  dk = ds^T q,  dv = p^T do
+
+    remote   a program per segment of rows that selected one chunk: their dq, and the segment's part of dk and dv. A
+             popular chunk has many segments, so no program runs long.
+    local    a program per chunk: dq, dk and dv of the causal part, the rows' remote dq and the chunk's parts added
+
+A chunk too large for one program is cut into PIECES of N keys, each with programs of its own in both passes; dq is then
+one array per piece.
+
+No atomics: parts are added in order of their rows, so two runs give the same bits.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.top1_chunk.triton.attention_kernels import block_of
+from kernels_pallas.triton.tile_io import load_rows, store_rows
+
+
+@triton.jit
+def _row_grads(
+    q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV,
+    SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(dq [M, K], dk, dv) with this tile's part added to the latter two.
+
+    Scores are [keys, rows]: as left operands of dk and dv they then stay in registers, and only dq's takes a turn.
+    """
+    x_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION) * LOG2_SCALE
+    p_NM = tl.where(is_seen_NM, tl.exp2(x_NM - lse_M[None, :]), 0.0)
+    dv_NV = tl.dot(p_NM.to(do_MV.dtype), do_MV, dv_NV, input_precision=PRECISION)
+    dp_NM = tl.dot(v_NV, tl.trans(do_MV), input_precision=PRECISION)
+    ds_NM = (SCALE * p_NM * (dp_NM - D_M[None, :])).to(q_MK.dtype)
+    dk_NK = tl.dot(ds_NM, q_MK, dk_NK, input_precision=PRECISION)
+    dq_MK = tl.dot(tl.trans(ds_NM), k_NK, input_precision=PRECISION)
+    return dq_MK, dk_NK, dv_NV
+
+
+@triton.jit
+def remote_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, dq_ptr, dk_ptr, dv_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr,
+    NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
+    LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Dq [PIECES, B, T, H, K] fp32 of rows with a selection; dk, dv [B, H, SEGMENTS, C, .] fp32 of segments that exist.
+
+    lse [B, T, H] to base 2, D [B, T, H] fp32.
+    """
+    pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
+    bh, segment = pid // SEGMENTS, pid % SEGMENTS
+    # every piece has its own dq; batch entries and heads of all pieces fill the grid
+    dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * T * K
+    b, h = (bh // H).to(tl.int64), bh % H
+    g = h // (H // G)
+    chunk, nth = block_of(ends_ptr + bh * NC, segment, NC, NCP)
+    if chunk < NC:
+        begin = tl.load(first_ptr + bh * (NC + 1) + chunk) + nth * SEGMENT
+        end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bh * (NC + 1) + chunk + 1))
+        n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
+        key_N = chunk * C + n
+        k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, chunk * C + C, K, KP, C != PIECES * BLOCK_N)
+        v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, chunk * C + C, V, VP, C != PIECES * BLOCK_N)
+        dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
+        dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
+        for start in tl.range(begin, end, BLOCK_M):
+            place_M = start + tl.arange(0, BLOCK_M)
+            row_M = tl.load(order_ptr + bh.to(tl.int64) * T + place_M, mask=place_M < end, other=T)
+            q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+            do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
+            lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+            D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+            is_seen_NM = (row_M < T)[None, :] & (n < C)[:, None]
+            dq_MK, dk_NK, dv_NV = _row_grads(
+                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
+            )  # fmt: skip
+            store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
+        part = (bh.to(tl.int64) * SEGMENTS + segment) * C
+        store_rows(dk_ptr + part * K, n, K, C, dk_NK, K, KP)
+        store_rows(dv_ptr + part * V, n, V, C, dv_NV, V, VP)
+
+
+@triton.jit
+def local_bwd_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
+    dq_ptr, dk_ptr, dv_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr,
+    SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Dq [PIECES, B, T, H, K], dk and dv in their final layout; a program per batch entry, kv head, chunk and piece."""
+    n_chunks: tl.constexpr = (T + C - 1) // C
+    R: tl.constexpr = H // G
+    pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
+    n_entries = tl.num_programs(0) // (n_chunks * G * PIECES)
+    dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
+    remote_dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
+    b, g, chunk = (pid // n_chunks // G).to(tl.int64), pid // n_chunks % G, pid % n_chunks
+    stop = tl.minimum(chunk * C + C, T)
+    n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
+    key_N = tl.where(n < C, chunk * C + n, T)
+    k_NK = load_rows(k_ptr + b * T * G * K + g * K, key_N, G * K, T, K, KP, True)
+    v_NV = load_rows(v_ptr + b * T * G * V + g * V, key_N, G * V, T, V, VP, True)
+    dk_NK = tl.zeros([BLOCK_N, KP], tl.float32)
+    dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
+    for r in range(R):
+        h = g * R + r
+        bh = b * H + h
+        if chunk < NC:  # the last chunk is nobody's past
+            begin = 0
+            if chunk > 0:
+                begin = tl.load(ends_ptr + bh * NC + chunk - 1)
+            for segment in tl.range(begin, tl.load(ends_ptr + bh * NC + chunk)):
+                part = (bh * SEGMENTS + segment) * C
+                dk_NK += load_rows(remote_dk_ptr + part * K, n, K, C, K, KP, True).to(tl.float32)
+                dv_NV += load_rows(remote_dv_ptr + part * V, n, V, C, V, VP, True).to(tl.float32)
+        for start in tl.range(chunk * C, stop, BLOCK_M):
+            row_M = start + tl.arange(0, BLOCK_M)
+            row_M = tl.where(row_M < stop, row_M, T)
+            q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+            do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
+            lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+            D_M = tl.load(D_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
+            is_seen_NM = (key_N[:, None] <= row_M[None, :]) & (row_M < T)[None, :] & (n < C)[:, None]
+            dq_MK, dk_NK, dv_NV = _row_grads(
+                q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
+            )  # fmt: skip
+            if chunk > 0:
+                dq_MK += load_rows(remote_dq_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True).to(tl.float32)
+            store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
+    store_rows(dk_ptr + b * T * G * K + g * K, key_N, G * K, T, dk_NK, K, KP)
+    store_rows(dv_ptr + b * T * G * V + g * V, key_N, G * V, T, dv_NV, V, VP)

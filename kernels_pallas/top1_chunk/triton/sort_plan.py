@@ -1,0 +1,78 @@
+"""The schedule of the sorted pass on GPUs: rows in order of the chunk that they selected, and who works on which.
+
+Two kernels count (sort_plan_kernels.py); the running sums between them are XLA's, over arrays of tiles x chunks. Work
+is cut into items of at most `size` rows that share a chunk. How many items a chunk gets depends on the data, but
+
+    sum_c ceil(count_c / size) <= floor(rows / size) + number of chunks
+
+so grids are static, and programs beyond the last item return at once.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.top1_chunk.triton import sort_plan_kernels as kernels
+from kernels_pallas.triton import interpreter, runtime
+
+
+class Plan(NamedTuple):
+    """Rows of one chunk are order[first[c]:first[c + 1]], in time order."""
+
+    order_BHT: Array  # int32; rows without a selection are not in it, the end is unwritten
+    first_BHc: Array  # int32 [B, H, NC + 1]
+
+
+def make(sel_BTH: Array, n_chunks: int) -> Plan:
+    """Return the plan of every batch entry and query head, for selections among `n_chunks` chunks (-1 for none)."""
+    B, T, H = sel_BTH.shape
+    tile, sub, block = (32, 16, 32) if interpreter.is_chosen() else (128, 32, 1024)
+    tiles = -(-T // tile)
+    rank_BHT, count_BHtc = runtime.launch(
+        kernels.rank_kernel,
+        sel_BTH,
+        out_shape=[
+            jax.ShapeDtypeStruct((B, H, T), jnp.int32),
+            jax.ShapeDtypeStruct((B, H, tiles, n_chunks), jnp.int32),
+        ],
+        grid=(tiles * B * H,),
+        num_warps=4,
+        zeroed=(1,),
+        name="top1_chunk_rank",
+        T=T,
+        H=H,
+        NC=n_chunks,
+        TILE=tile,
+        SUB=sub,
+    )
+    upto_BHtc = jnp.cumsum(count_BHtc, axis=2)
+    end_BHc = jnp.cumsum(upto_BHtc[:, :, -1], axis=2)
+    first_BHc = jnp.pad(end_BHc, ((0, 0), (0, 0), (1, 0)))
+    base_BHtc = upto_BHtc - count_BHtc + first_BHc[:, :, None, :-1]
+    (order_BHT,) = runtime.launch(
+        kernels.place_kernel,
+        sel_BTH,
+        rank_BHT,
+        base_BHtc,
+        out_shape=[jax.ShapeDtypeStruct((B, H, T), jnp.int32)],
+        grid=(-(-T // block) * B * H,),
+        name="top1_chunk_place",
+        T=T,
+        H=H,
+        NC=n_chunks,
+        TILE=tile,
+        BLOCK=block,
+    )
+    return Plan(order_BHT, first_BHc)
+
+
+def item_ends(plan: Plan, size: int) -> Array:
+    """Return [B, H, NC] int32: how many items of `size` rows there are up to each chunk's last."""
+    return jnp.cumsum(-(-jnp.diff(plan.first_BHc, axis=2) // size), axis=2)
+
+
+def most_items(rows: int, n_chunks: int, size: int) -> int:
+    """Return how many items are enough for any selection of one out of `n_chunks` chunks by each of `rows` rows."""
+    return rows // size + min(n_chunks, rows)

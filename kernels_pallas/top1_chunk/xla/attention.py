@@ -1,0 +1,80 @@
+"""Attention given the selection, in plain XLA. Two schedules have the same result:
+
+    masked   masked attention over the causal half (masked.py): T^2 K work, no sort; short sequences
+    sorted   queries sorted by selection, each chunk against the queries that chose it (sorted.py): T C K work
+
+The length picks (MASKED_UP_TO, docs/kernels.md); tests and benchmarks also take each by itself.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas import xla_tiles
+from kernels_pallas.top1_chunk.xla import masked
+from kernels_pallas.top1_chunk.xla import sorted as sorted_rows
+
+# Up to this length the masked schedule is as fast; measured on CPU and on a GPU.
+MASKED_UP_TO = 512
+SCHEDULES = {"masked": masked, "sorted": sorted_rows}
+
+
+class Attention(NamedTuple):
+    """Attention given a selection, and its gradient; `schedule` None goes by length. Hashable, so static."""
+
+    schedule: str | None
+
+    def forward(
+        self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
+    ) -> tuple[Array, Array]:
+        """Return (o_BTHV in v's dtype, lse_BTH in the accumulation dtype)."""
+        H, G = q_BTHK.shape[2], k_BTGK.shape[2]
+        o_BGMV, lse_BGM = self._of_length(q_BTHK.shape[1]).forward(
+            xla_tiles.to_rows(q_BTHK, G),
+            k_BTGK.transpose(0, 2, 1, 3),
+            v_BTGV.transpose(0, 2, 1, 3),
+            xla_tiles.scalar_to_rows(sel_BTH, G),
+            chunk_size=chunk_size,
+            heads_per_group=H // G,
+            scale=scale,
+        )
+        return xla_tiles.from_rows(o_BGMV, H).astype(v_BTGV.dtype), xla_tiles.scalar_from_rows(lse_BGM, H)
+
+    def backward(
+        self,
+        q_BTHK: Array,
+        k_BTGK: Array,
+        v_BTGV: Array,
+        o_BTHV: Array,
+        lse_BTH: Array,
+        sel_BTH: Array,
+        do_BTHV: Array,
+        *,
+        chunk_size: int,
+        scale: float,
+    ) -> tuple[Array, Array, Array]:
+        """Return (dq, dk, dv), each in the layout and dtype of its primal."""
+        H, G = q_BTHK.shape[2], k_BTGK.shape[2]
+        D_BTH = jnp.sum(do_BTHV.astype(lse_BTH.dtype) * o_BTHV.astype(lse_BTH.dtype), axis=-1)
+        dq_BGMK, dk_BGSK, dv_BGSV = self._of_length(q_BTHK.shape[1]).backward(
+            xla_tiles.to_rows(q_BTHK, G),
+            k_BTGK.transpose(0, 2, 1, 3),
+            v_BTGV.transpose(0, 2, 1, 3),
+            xla_tiles.scalar_to_rows(sel_BTH, G),
+            xla_tiles.scalar_to_rows(lse_BTH, G),
+            xla_tiles.scalar_to_rows(D_BTH, G),
+            xla_tiles.to_rows(do_BTHV, G),
+            chunk_size=chunk_size,
+            heads_per_group=H // G,
+            scale=scale,
+        )
+        dq_BTHK = xla_tiles.from_rows(dq_BGMK, H).astype(q_BTHK.dtype)
+        dk_BTGK = dk_BGSK.transpose(0, 2, 1, 3).astype(k_BTGK.dtype)
+        return dq_BTHK, dk_BTGK, dv_BGSV.transpose(0, 2, 1, 3).astype(v_BTGV.dtype)
+
+    def _of_length(self, length: int):
+        return SCHEDULES[self.schedule or ("masked" if length <= MASKED_UP_TO else "sorted")]
+
+
+BY_LENGTH, MASKED, SORTED = Attention(None), Attention("masked"), Attention("sorted")

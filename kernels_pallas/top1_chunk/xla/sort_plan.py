@@ -1,0 +1,61 @@
+"""Which block computes which rows: the static-shape schedule of the sorted pass.
+
+Rows (query position and head, xla_tiles.py) of one key-value head are sorted by the chunk that they selected and cut
+into blocks of `block` rows that share a chunk. How many blocks a chunk gets depends on the data, their total does not
+have to:
+
+    sum_c ceil(count_c / block) <= floor(rows / block) + number of chunks
+
+so the shapes are static and surplus blocks are empty. The sort is stable and rows are in time order: an earlier row's
+place within its block never depends on a later one, which keeps the result causal to the last bit.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class Plan(NamedTuple):
+    """An empty slot names row M, a row without a selection names the slot after the last: both out of range."""
+
+    row_BGnr: Array  # [B, G, blocks, block] row of every slot
+    chunk_BGn: Array  # [B, G, blocks] the chunk whose keys the block reads
+    slot_BGM: Array  # [B, G, M] slot of every row
+
+
+def count_blocks(rows: int, n_chunks: int, block: int) -> int:
+    """Blocks that are enough for any selection of one out of `n_chunks` chunks by each of `rows` rows."""
+    return rows // block + min(n_chunks, rows)
+
+
+def make(sel_BGM: Array, *, n_chunks: int, n_blocks: int, block: int) -> Plan:
+    """The plan of every batch entry and key-value head; rows with sel = -1 get no slot."""
+    return jax.vmap(jax.vmap(lambda sel_M: _make_one(sel_M, n_chunks, n_blocks, block)))(sel_BGM)
+
+
+def _make_one(sel_M: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
+    M = sel_M.shape[0]
+    key_M = jnp.where(sel_M < 0, n_chunks, sel_M)  # rows without a selection go last
+    if (n_chunks + 1) * M < 2**31:  # chunk and row in one integer: a single-operand sort, and a stable one
+        packed_M = jnp.sort(key_M * M + jnp.arange(M, dtype=jnp.int32))
+        order_M, sorted_M = packed_M % M, packed_M // M
+    else:
+        order_M = jnp.argsort(key_M, stable=True).astype(jnp.int32)
+        sorted_M = key_M[order_M]
+    first_c = jnp.searchsorted(sorted_M, jnp.arange(n_chunks + 1)).astype(jnp.int32)
+    count_c = jnp.diff(first_c)
+    blocks_c = -(-count_c // block)
+    end_c = jnp.cumsum(blocks_c)
+
+    block_n = jnp.arange(n_blocks, dtype=jnp.int32)
+    chunk_n = jnp.searchsorted(end_c, block_n, side="right").astype(jnp.int32)
+    chunk_n = jnp.minimum(chunk_n, n_chunks - 1)  # surplus blocks: past the last chunk's list, hence empty
+    nth_nr = (block_n - (end_c - blocks_c)[chunk_n])[:, None] * block + jnp.arange(block)
+    place_nr = jnp.minimum(first_c[chunk_n][:, None] + nth_nr, M - 1)
+    row_nr = jnp.where(nth_nr < count_c[chunk_n][:, None], order_M[place_nr], M)
+
+    n_slots = n_blocks * block
+    slot_M = jnp.full_like(sel_M, n_slots).at[row_nr.ravel()].set(jnp.arange(n_slots, dtype=jnp.int32), mode="drop")
+    return Plan(row_nr, chunk_n, slot_M)

@@ -1,0 +1,188 @@
+"""Attention given the selection, with queries sorted by what they selected: the schedule for long sequences.
+
+Work T C K instead of T^2 K. Two passes and a merge, one joint softmax:
+
+    remote   per block of rows that selected one chunk (sort_plan.py): gather the rows of q, one product with the
+             chunk's keys, (o, lse) per slot; every row fetches its own back
+    local    per chunk: causal attention inside it, (o, lse) per row
+    merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l
+
+Backward runs the same two passes with p = exp(s - lse) (formulas in masked.py): dq goes back by slot, dk and dv
+of a block are added to its chunk. Both passes scan over groups of blocks, one group of scores alive at a time: memory
+O(T).
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas import xla_tiles
+from kernels_pallas.numerics import MASKED, accumulation_dtype
+from kernels_pallas.top1_chunk.xla import sort_plan
+
+# Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of
+# each chunk's list; never more than a chunk's rows, which is how many rows select a chunk on average.
+BLOCK = 64
+
+
+def forward(
+    q_BGMK: Array,
+    k_BGSK: Array,
+    v_BGSV: Array,
+    sel_BGM: Array,
+    *,
+    chunk_size: int,
+    heads_per_group: int,
+    scale: float,
+) -> tuple[Array, Array]:
+    """Return (o_BGMV, lse_BGM), both in the accumulation dtype."""
+    acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
+    M, C, R = q_BGMK.shape[2], chunk_size, heads_per_group
+    k_BGcCK, v_BGcCV = _in_blocks(k_BGSK, C), _in_blocks(v_BGSV, C)
+
+    def attend(q_BGnrK, k_BGnCK, v_BGnCV, is_seen):
+        s_BGnrC = scale * _dot("bgnrk,bgnsk->bgnrs", q_BGnrK, k_BGnCK, acc)
+        s_BGnrC = jnp.where(is_seen, s_BGnrC, MASKED)
+        m_BGnr = s_BGnrC.max(-1)
+        p_BGnrC = jnp.exp(s_BGnrC - m_BGnr[..., None])
+        l_BGnr = p_BGnrC.sum(-1)
+        o_BGnrV = _dot("bgnrs,bgnsv->bgnrv", p_BGnrC.astype(v_BGnCV.dtype), v_BGnCV, acc)
+        return o_BGnrV / l_BGnr[..., None], m_BGnr + jnp.log(l_BGnr)
+
+    def local(carry, q_BGnrK, k_BGnCK, v_BGnCV):
+        return carry, attend(q_BGnrK, k_BGnCK, v_BGnCV, _is_causal(C, R))
+
+    _, (o_BGcrV, lse_BGcr) = _scan_blocks(local, None, C, _in_blocks(q_BGMK, C * R), k_BGcCK, v_BGcCV)
+    o_BGMV, lse_BGM = _from_blocks(o_BGcrV, M), _from_blocks(lse_BGcr, M)
+    plan = _plan(sel_BGM, k_BGcCK.shape[2], C, R)
+    if plan is None:
+        return o_BGMV, lse_BGM
+
+    def remote(carry, row_BGnr, chunk_BGn):
+        k_BGnCK, v_BGnCV = _take(k_BGcCK, chunk_BGn), _take(v_BGcCV, chunk_BGn)
+        return carry, attend(_take(q_BGMK, row_BGnr), k_BGnCK, v_BGnCV, True)
+
+    _, (remote_o_BGnrV, remote_lse_BGnr) = _scan_blocks(remote, None, C, plan.row_BGnr, plan.chunk_BGn)
+    remote_o_BGMV = _take(_from_blocks(remote_o_BGnrV), plan.slot_BGM)
+    remote_lse_BGM = _take(_from_blocks(remote_lse_BGnr), plan.slot_BGM, fill=MASKED)
+    joint_BGM = jnp.logaddexp(lse_BGM, remote_lse_BGM)
+    o_BGMV = jnp.exp(lse_BGM - joint_BGM)[..., None] * o_BGMV
+    o_BGMV += jnp.exp(remote_lse_BGM - joint_BGM)[..., None] * remote_o_BGMV
+    return o_BGMV, joint_BGM
+
+
+def backward(
+    q_BGMK: Array,
+    k_BGSK: Array,
+    v_BGSV: Array,
+    sel_BGM: Array,
+    lse_BGM: Array,
+    D_BGM: Array,
+    do_BGMV: Array,
+    *,
+    chunk_size: int,
+    heads_per_group: int,
+    scale: float,
+) -> tuple[Array, Array, Array]:
+    """Return (dq_BGMK, dk_BGSK, dv_BGSV) in the accumulation dtype."""
+    acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
+    M, S, C, R = q_BGMK.shape[2], k_BGSK.shape[2], chunk_size, heads_per_group
+    k_BGcCK, v_BGcCV = _in_blocks(k_BGSK, C), _in_blocks(v_BGSV, C)
+
+    def grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, is_seen):
+        s_BGnrC = scale * _dot("bgnrk,bgnsk->bgnrs", q_BGnrK, k_BGnCK, acc)
+        p_BGnrC = jnp.where(is_seen, jnp.exp(s_BGnrC - lse_BGnr[..., None]), 0)
+        dp_BGnrC = _dot("bgnrv,bgnsv->bgnrs", do_BGnrV, v_BGnCV, acc)
+        ds_BGnrC = (scale * p_BGnrC * (dp_BGnrC - D_BGnr[..., None])).astype(k_BGnCK.dtype)
+        dq_BGnrK = _dot("bgnrs,bgnsk->bgnrk", ds_BGnrC, k_BGnCK, acc)
+        dk_BGnCK = _dot("bgnrs,bgnrk->bgnsk", ds_BGnrC, q_BGnrK, acc)
+        dv_BGnCV = _dot("bgnrs,bgnrv->bgnsv", p_BGnrC.astype(do_BGnrV.dtype), do_BGnrV, acc)
+        return dq_BGnrK, dk_BGnCK, dv_BGnCV
+
+    def local(carry, q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV):
+        return carry, grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, _is_causal(C, R))
+
+    # rows that only pad the last chunk have do = 0 and D = 0: whatever their probabilities are, they add nothing
+    rows = tuple(_in_blocks(x, C * R) for x in (q_BGMK, lse_BGM, D_BGM, do_BGMV))
+    _, (dq_BGcrK, dk_BGcCK, dv_BGcCV) = _scan_blocks(local, None, C, *rows, k_BGcCK, v_BGcCV)
+    dq_BGMK = _from_blocks(dq_BGcrK, M)
+    plan = _plan(sel_BGM, k_BGcCK.shape[2], C, R)
+    if plan is not None:
+
+        def remote(carry, row_BGnr, chunk_BGn):
+            q_BGnrK, D_BGnr, do_BGnrV = (_take(x, row_BGnr) for x in (q_BGMK, D_BGM, do_BGMV))
+            lse_BGnr = _take(lse_BGM, row_BGnr, fill=jnp.inf)  # an empty slot has p = exp(s - inf) = 0
+            k_BGnCK, v_BGnCV = _take(k_BGcCK, chunk_BGn), _take(v_BGcCV, chunk_BGn)
+            dq_BGnrK, *dkv = grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, True)
+            return tuple(_add_at(x, chunk_BGn, y) for x, y in zip(carry, dkv, strict=True)), dq_BGnrK
+
+        (dk_BGcCK, dv_BGcCV), remote_dq = _scan_blocks(remote, (dk_BGcCK, dv_BGcCV), C, plan.row_BGnr, plan.chunk_BGn)
+        dq_BGMK += _take(_from_blocks(remote_dq), plan.slot_BGM)
+    return dq_BGMK, _from_blocks(dk_BGcCK, S), _from_blocks(dv_BGcCV, S)
+
+
+def _plan(sel_BGM: Array, n_chunks: int, C: int, R: int) -> sort_plan.Plan | None:
+    """None when no row lies after the first chunk. The last chunk is nobody's past: one chunk less to choose from."""
+    B, G, M = sel_BGM.shape
+    rows = M - R * C
+    if rows <= 0:
+        return None
+    block = min(BLOCK, C * R)
+    n_blocks = sort_plan.count_blocks(rows, n_chunks - 1, block)
+    steps, each = xla_tiles.segments(n_blocks, B * G * block * C)
+    return sort_plan.make(sel_BGM, n_chunks=n_chunks, n_blocks=steps * each, block=block)
+
+
+def _scan_blocks(body: Callable, carry, C: int, *operands: Array) -> tuple:
+    """Scans `body(carry, *operands of some blocks)` over axis 2, as many blocks at a time as the budget allows.
+
+    The first operand is [B, G, n, rows, ...]. Returns the carry, and outputs concatenated along their axis 2.
+    """
+    B, G, n, rows = operands[0].shape[:4]
+    steps, each = xla_tiles.segments(n, B * G * rows * C)
+    padded = tuple(xla_tiles.pad_to(x, steps * each, axis=2) for x in operands)
+
+    def visit(carry, step):
+        return body(carry, *(xla_tiles.block(x, step, each) for x in padded))
+
+    carry, stacked = jax.lax.scan(visit, carry, jnp.arange(steps))
+    merged = jax.tree.map(lambda y: _merge(jnp.moveaxis(y, 0, 2), 2)[:, :, :n], stacked)
+    return carry, merged
+
+
+def _is_causal(C: int, R: int) -> Array:
+    """[R C, C]: key s of the chunk is not after row r."""
+    return jnp.arange(C) <= (jnp.arange(R * C) // R)[:, None]
+
+
+def _in_blocks(x: Array, size: int) -> Array:
+    """[B, G, M, ...] -> [B, G, n, size, ...], padded with zeros."""
+    n = -(-x.shape[2] // size)
+    x = xla_tiles.pad_to(x, n * size, axis=2)
+    return x.reshape(*x.shape[:2], n, size, *x.shape[3:])
+
+
+def _from_blocks(x: Array, length: int | None = None) -> Array:
+    """[B, G, n, size, ...] -> [B, G, length, ...]."""
+    return _merge(x, 2)[:, :, :length]
+
+
+def _merge(x: Array, axis: int) -> Array:
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def _take(x: Array, index: Array, *, fill: float = 0) -> Array:
+    """x[b, g, index[b, g, ...]], `fill` where the index is out of range."""
+    take = jax.vmap(jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=fill)))
+    return take(x, index)
+
+
+def _add_at(x: Array, index: Array, update: Array) -> Array:
+    """x[b, g, index[b, g, n]] += update[b, g, n]."""
+    return jax.vmap(jax.vmap(lambda x, i, u: x.at[i].add(u)))(x, index, update)
+
+
+def _dot(spec: str, a: Array, b: Array, acc: jnp.dtype) -> Array:
+    return jnp.einsum(spec, a, b, preferred_element_type=acc)

@@ -1,0 +1,23 @@
+"""The `triton` backend of Top-1 Element attention and of its decoding step: sm80 and later."""
+
+from kernels_pallas.backend import Backend
+from kernels_pallas.top1_element.interface import ElementAttention, ElementDecoding
+from kernels_pallas.triton import limits
+
+
+def load() -> ElementAttention:
+    """Import the kernels of attention."""
+    from kernels_pallas.top1_element.triton import attention
+
+    return attention
+
+
+def load_decoding() -> ElementDecoding:
+    """Import the kernels of the decoding step."""
+    from kernels_pallas.top1_element.triton import decode
+
+    return decode
+
+
+BACKEND = Backend("triton", load, limits.attention)
+DECODE_BACKEND = Backend("triton", load_decoding, limits.attention)

@@ -1,0 +1,87 @@
+"""Triton's interpreter on a CPU, for tests: kernels run as numpy programs, without a GPU.
+
+With TRITON_INTERPRET=1 in the environment before triton is first imported, a call becomes a `jax.pure_callback` over
+torch CPU tensors. The interpreter is slow (microseconds per array operation) and keeps global state, hence the lock.
+"""
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+_lock = threading.Lock()
+
+
+def is_chosen() -> bool:
+    """Whether kernels run in the interpreter in this process."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def host_function(kernel: Any, out_shape: tuple, grid: tuple, zeroed: tuple, constants: dict) -> Callable:
+    """Return the host function of a call: numpy arrays alone, and never a call of jax, which could wait for itself."""
+
+    def run(*arrays: Any) -> tuple[np.ndarray, ...]:
+        import torch
+
+        _patch_interpreter()
+        inputs = [_to_torch(np.asarray(x)) for x in arrays]
+        outputs = [_to_torch(_fresh(x.shape, np.dtype(x.dtype), i in zeroed)) for i, x in enumerate(out_shape)]
+        with _lock, torch.no_grad(), np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its loops turn arrays of one element into integers
+            kernel[grid](*inputs, *outputs, **constants)
+        return tuple(_to_numpy(x, np.dtype(shape.dtype)) for x, shape in zip(outputs, out_shape, strict=True))
+
+    return run
+
+
+def _fresh(shape: tuple, dtype: np.dtype, zero: bool) -> np.ndarray:
+    """Uninitialised memory at its worst, so that an element nobody wrote shows: NaN, or the most negative integer."""
+    if zero:
+        return np.zeros(shape, dtype)
+    return np.full(shape, np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)
+
+
+def _to_torch(x: np.ndarray) -> Any:
+    import torch
+
+    x = np.array(x, order="C")  # writable and its own
+    if x.dtype == jnp.bfloat16:  # numpy's bfloat16 is not torch's: by bits
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
+    import torch
+
+    return x.view(torch.int16).numpy().view(dtype) if dtype == jnp.bfloat16 else x.numpy()
+
+
+@cache
+def _patch_interpreter() -> None:
+    """bf16 as on a GPU: triton 3.6's interpreter multiplies matrices of its bits, turns 1 into bits 1, rounds down."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    handle = interpreter.TensorHandle
+    cast_impl, create_dot = builder.cast_impl, builder.create_dot
+
+    def widened(x: Any) -> Any:
+        is_bf16 = x.dtype.scalar == tl.bfloat16
+        return handle(x.data.view(jnp.bfloat16).astype(np.float32), tl.float32) if is_bf16 else x
+
+    def cast_to_nearest(self: Any, x: Any, dst_type: Any) -> Any:
+        x = widened(x)
+        if dst_type.scalar == tl.bfloat16:
+            return handle(x.data.astype(np.float32).astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
+        return cast_impl(self, x, dst_type)
+
+    def create_dot_of_bf16(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return create_dot(self, widened(a), widened(b), *rest)
+
+    builder.cast_impl, builder.create_dot = cast_to_nearest, create_dot_of_bf16

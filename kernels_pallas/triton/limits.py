@@ -1,0 +1,53 @@
+"""What every Triton backend demands before it is loaded; imports nothing of Triton itself."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.backend import Problem
+from kernels_pallas.triton import runtime
+
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_DIM = 128  # larger heads need smaller tiles than any that the tables of tile sizes hold
+
+
+def machine(problem: Problem) -> str | None:
+    """Say why Triton kernels do not run here, or not unless they are asked for."""
+    refusal = runtime.refusal(problem.platform)
+    if refusal is not None:
+        return refusal
+    if problem.platform == "cpu" and not problem.is_named:
+        return "on a CPU Triton's interpreter is for tests: it runs only when it is asked for by name"
+    return None
+
+
+def attention(problem: Problem) -> str | None:
+    """Say why the attentions refuse: the machine, the dtypes, or the head dims (the operands' last axes)."""
+    refusal = machine(problem)
+    if refusal is not None:
+        return refusal
+    dtypes = dtype_names(*problem.operands)
+    if len(dtypes) > 1 or dtypes[0] not in DTYPES:
+        return f"operands are {' and '.join(dtypes)}; it takes one dtype for all, of {', '.join(DTYPES)}"
+    dim = max(x.shape[-1] for x in problem.operands)
+    if dim > MAX_DIM:
+        return f"head dim {dim} is larger than {MAX_DIM}"
+    return None
+
+
+def unsharded(problem: Problem) -> str | None:
+    """Say why the scans refuse under automatic sharding.
+
+    They have no sharding rule: XLA would gather the operands on every device, and all would do all the work.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if problem.is_named or mesh.empty:
+        return None
+    devices = math.prod(mesh.shape[axis] for axis in mesh.auto_axes)
+    return f"arrays may be split over {devices} devices: inside jax.shard_map it runs" if devices > 1 else None
+
+
+def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:
+    """Return the names of the operands' dtypes, each once, in order."""
+    return sorted({jnp.dtype(x.dtype).name for x in operands})

@@ -1,0 +1,101 @@
+"""Launching Triton kernels: the one place that knows the versions of jax_triton and triton.
+
+A Triton kernel is a plain `@triton.jit` function. `launch` calls it as
+
+    kernel(*input pointers, *output pointers, **constants)          constants are constexpr, scalars included
+
+on a GPU through jax_triton (an FFI custom call, compiled ahead, no Python at run time), and on a CPU in Triton's
+interpreter, for tests (interpreter.py).
+
+Shapes are static, so strides are constants. A Triton kernel gets no null pointers and no aliasing: an input that
+a variant does not read is still some array.
+"""
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from kernels_pallas import device
+from kernels_pallas.triton import interpreter
+
+
+def refusal(platform: str) -> str | None:
+    """Say why Triton kernels cannot run on `platform` here; None when they can. Imports jax_triton only on a GPU."""
+    if platform == "cpu":
+        if not interpreter.is_chosen():
+            return "Triton kernels need a GPU; on a CPU they run in Triton's interpreter, with TRITON_INTERPRET=1 set"
+        missing = [name for name in ("triton", "torch") if importlib.util.find_spec(name) is None]
+        return (
+            f"Triton's interpreter needs {' and '.join(missing)}: pip install 'seqjax[interpret]'" if missing else None
+        )
+    if platform not in ("gpu", "cuda"):
+        return f"Triton kernels need an NVIDIA GPU, this is a {platform}"
+    if interpreter.is_chosen():
+        return "TRITON_INTERPRET=1 is set: the interpreter runs on a CPU only"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install 'seqjax[cuda13]' or 'seqjax[cuda12]'"
+    try:
+        importlib.import_module("jax_triton")
+    except ImportError as error:  # not installed, or it is and jaxlib has no CUDA, or the two do not fit
+        return f"jax_triton does not import ({str(error).splitlines()[0]}): pip install 'seqjax[cuda13]' or '[cuda12]'"
+    capability = device.compute_capability()
+    if capability is None:
+        return "Triton kernels need an NVIDIA GPU with CUDA, this one names no compute capability"
+    if capability < device.AMPERE:
+        return f"the GPU has compute capability {capability / 10}, the kernels need {device.AMPERE / 10} or later"
+    return None
+
+
+def launch(
+    kernel: Any,
+    *arrays: jax.Array,
+    out_shape: Sequence[jax.ShapeDtypeStruct],
+    grid: tuple[int, ...],
+    num_warps: int = 4,
+    num_stages: int = 2,
+    zeroed: tuple[int, ...] = (),
+    name: str = "",
+    **constants: Any,
+) -> tuple[jax.Array, ...]:
+    """Run a Triton kernel once over `grid` and return its outputs; not differentiable, batched by batching.py.
+
+    Args:
+      kernel: a `@triton.jit` function whose parameters are the inputs, the outputs and then constexpr ones.
+      *arrays: what the input pointers point to, row-major and contiguous.
+      out_shape: of every output. Memory is not initialised: the kernel writes it all, or it is `zeroed`.
+      grid: programs along up to three axes; the first may have 2^31 - 1, the others 65,535.
+      num_warps: warps per program.
+      num_stages: depth of the software pipeline of loops.
+      zeroed: indices of outputs that start as zeros.
+      name: of the call in profiles; the kernel's own by default.
+      **constants: the constexpr parameters, every one of them.
+    """
+    out_shape = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_shape)
+    name = name or kernel.fn.__name__
+    if interpreter.is_chosen():
+        run = interpreter.host_function(kernel, out_shape, grid, zeroed, constants)
+        outs = jax.pure_callback(run, out_shape, *arrays)
+    else:
+        jax_triton: Any = importlib.import_module("jax_triton")  # on a GPU alone: pyright sees a CPU
+
+        # 0.4 renamed out_shape; 0.3 would hand the new name to the kernel
+        shape_argument = "out_type" if tuple(jax_triton.__version_info__[:2]) >= (0, 4) else "out_shape"
+        with warnings.catch_warnings():
+            # 0.4 wants mutable references in place of zeroed_outputs, 0.3 knows only the latter
+            warnings.filterwarnings("ignore", "zeroed_outputs is deprecated", DeprecationWarning)
+            outs = jax_triton.triton_call(
+                *arrays,
+                kernel=kernel,
+                grid=grid,
+                name=name,
+                num_warps=num_warps,
+                num_stages=num_stages,
+                zeroed_outputs=tuple(zeroed),
+                **{shape_argument: out_shape},
+                **constants,
+            )
+    return tuple(outs)

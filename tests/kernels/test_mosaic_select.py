@@ -1,0 +1,115 @@
+"""The Pallas Mosaic GPU selection: interpreted against the definition, lowered for CUDA, its refusals and exponentials.
+
+The interpreter knows no asynchrony of `wgmma`: what is read too early shows on a GPU alone.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas import backend, device, mosaic_gpu
+from kernels_pallas.select_chunk import reference
+from kernels_pallas.select_chunk.mosaic_gpu import refusal as refusal_of
+from tests.kernels.common import Shape, assert_selection, qkv
+
+pallas = pytest.importorskip(
+    "kernels_pallas.select_chunk.mosaic_gpu.select", reason="this jax has no Pallas Mosaic GPU"
+)
+masses = pytest.importorskip("kernels_pallas.select_chunk.mosaic_gpu.masses")
+
+refusal = mosaic_gpu.refusal("cpu")
+interpreted = pytest.mark.skipif(
+    refusal is not None or jax.default_backend() != "cpu", reason=refusal or "the interpreter runs on a CPU"
+)
+SMALL = Shape(B=1, T=330, R=2, G=1, K=64, V=1, C=64)
+TILE = pallas.Tiles(rows=64, groups=2, stages=2)
+
+
+def check(shape: Shape, q, k, sel) -> None:
+    q, k = (np.asarray(x, np.float32) for x in (q, k))
+    score = jax.jit(partial(reference.chunk_scores, chunk_size=shape.C))(q, k)
+    assert_selection(np.asarray(sel), np.asarray(score), shape.C)
+
+
+@interpreted
+@pytest.mark.parametrize("gain", [1.0, 30.0], ids=["bounded", "unbounded"])
+def test_equals_reference(gain) -> None:
+    q, k, _ = qkv(SMALL, dtype="bfloat16", gain=gain)
+    run = partial(pallas.exact, chunk_size=SMALL.C, scale=SMALL.K**-0.5, tile=TILE, interpret=True)
+    check(SMALL, q, k, jax.jit(run)(q, k))
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SMALL._replace(B=2, T=129, G=2, R=1),
+        SMALL._replace(T=257, C=128, K=128),
+        SMALL._replace(T=640, C=256, R=1),
+        SMALL._replace(T=64),
+        SMALL._replace(T=40),
+    ],
+    ids=str,
+)
+def test_by_name_on_a_cpu(shape) -> None:
+    q, k, _ = qkv(shape, dtype="float16")
+    sel = kp.select_chunk(q, k, chunk_size=shape.C, implementation="pallas")
+    check(shape, q, k, sel)
+    assert kp.backends_used()["select_chunk"] == "pallas"
+
+
+@interpreted
+@pytest.mark.parametrize("gain", [1.0, 30.0], ids=["bounded", "unbounded"])
+def test_ties_go_to_the_smallest_chunk_also_under_vmap(gain) -> None:
+    q, k, _ = qkv(SMALL, dtype="bfloat16", gain=gain)
+    k = jnp.tile(k[:, : SMALL.C], (1, 6, 1, 1))[:, : SMALL.T]
+    select = partial(kp.select_chunk, chunk_size=SMALL.C, implementation="pallas")
+    sel = jax.vmap(select)(jnp.stack([q, -q]), jnp.stack([k, k]))
+    np.testing.assert_array_equal(sel[:, :, SMALL.C :], 0)
+    np.testing.assert_array_equal(sel[:, :, : SMALL.C], -1)
+
+
+def test_lowers_for_cuda() -> None:
+    """Mosaic turns both kernels into GPU modules; a kernel it cannot lower raises here."""
+    run = partial(pallas.exact, chunk_size=128, scale=0.1, interpret=False)
+    q, k = (jax.ShapeDtypeStruct((1, 1001, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    text = jax.jit(run).trace(q, k).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 2, "one kernel for bounded scores, one for others"
+
+
+def test_the_polynomial_is_2_to_the_x() -> None:
+    x = jnp.linspace(-60, 60, 10_001, dtype=jnp.float32)
+    got = np.asarray(masses.polynomial_exp2(x), np.float64)  # not under jit: XLA would cancel the rounding
+    assert np.abs(got / np.exp2(np.asarray(x, np.float64)) - 1).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"dtype": "float32"}, "operands are float32"),
+        ({"K": 96}, "head dim 96"),
+        ({"C": 100}, "chunks of 100"),
+        ({"selection": "approx"}, "exact selection only"),
+        ({"platform": "tpu"}, "need an NVIDIA GPU, this is a tpu"),
+        ({"is_named": False}, "only when it is asked for by name"),
+        ({"platform": "gpu", "capability": 80}, "compute capability 8.0, the kernel needs Hopper's, 9.0"),
+        ({"platform": "gpu", "capability": 100}, "compute capability 10.0"),
+        ({"platform": "gpu", "capability": None}, "names no compute capability"),
+        ({"platform": "gpu", "capability": 90}, None),
+    ],
+    ids=str,
+)
+def test_refusals_name_the_reason(change, match, monkeypatch) -> None:
+    given = {"dtype": "bfloat16", "K": 64, "C": 128, "selection": "exact", "platform": "cpu", "is_named": True} | change
+    if "capability" in given:
+        monkeypatch.setattr(device, "compute_capability", lambda: given["capability"])
+    elif given["platform"] == "cpu" and not given["is_named"] and refusal is not None:
+        pytest.skip(refusal)
+    x = jax.ShapeDtypeStruct((1, 512, 2, given["K"]), jnp.dtype(given["dtype"]))
+    options = {"chunk_size": given["C"], "selection": given["selection"]}
+    reason = refusal_of(backend.Problem(given["platform"], (x, x), options, given["is_named"]))
+    assert reason is None if match is None else match in reason
