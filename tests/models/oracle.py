@@ -375,7 +375,7 @@ def one(tree, index):
 
 def layers(config, params):
     """(settings of the mixer, parameters) from the first layer to the last: a pattern repeats itself."""
-    pattern = config.pattern or (config.mixer,)
+    pattern = config.mixers
     for i in range(config.n_layers):
         yield pattern[i % len(pattern)], one(params["blocks"][str(i % len(pattern))], i // len(pattern))
 
