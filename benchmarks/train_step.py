@@ -25,10 +25,10 @@ import matplotlib
 import numpy as np
 from absl import app, flags
 
-from seqjax import flops, optim
+from seqjax import optim
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError, nearest
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from seqjax.step import init_state, make_train_step
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -20,7 +20,7 @@ from seqjax.config import Config, from_config_dict
 from seqjax.data import blocks
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.model import Model
+from seqjax.models import Model
 
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32

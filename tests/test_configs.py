@@ -7,10 +7,9 @@ import json
 import pytest
 from ml_collections import ConfigDict
 
-from seqjax import flops
 from seqjax.config import differences, from_config_dict, to_dict
 from seqjax.errors import UserError
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from seqjax.presets import REGIMES, SIZES
 from tests.support import ROOT
 

@@ -20,7 +20,7 @@ from seqjax.config import Config, from_config_dict
 from seqjax.convert.weights import export_weights, family_of, import_weights
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
-from seqjax.params import count
+from seqjax.nn.params import count
 
 
 def to_workdir(weights: Path, config: Config, workdir: Path) -> None:

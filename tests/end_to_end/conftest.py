@@ -11,7 +11,7 @@ import pytest
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.train import train
 from tests import support
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import params as params_lib
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model
+from seqjax.nn import params as params_lib
 
 D, L, F, O = 64, 4, 96, 256  # width, layers, inner width of the MLP, vocabulary
 E = 2 * D

@@ -16,7 +16,7 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict, to_dict
-from seqjax.model import Model
+from seqjax.models import Model
 
 BATCH, LENGTH = 2, 13
 # value and kind; "also" is set before and after

@@ -19,7 +19,7 @@ import pytest
 from seqjax import evaluate, metrics
 from seqjax.config import Config, from_config_dict
 from seqjax.data import open_corpus
-from seqjax.params import names
+from seqjax.nn.params import names
 from seqjax.train import train
 from tests import support
 

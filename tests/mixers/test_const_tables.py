@@ -58,7 +58,9 @@ def flops(model, n_batch: int) -> float:
     """Of XLA, before optimisation, for one layer over a batch."""
     block = model.blocks["0"]
     x_BTD = jax.ShapeDtypeStruct((n_batch, model.max_len, model.config.dim), jnp.float32)
-    lowered = jax.jit(lambda p, x: block.bind(p)(x, {}, dtype=jnp.float32)[0]).lower(block.shapes, x_BTD)
+    lowered = jax.jit(lambda p, x: block.bind(p)(x, {}, layer=jnp.int32(0), dtype=jnp.float32)[0]).lower(
+        block.shapes, x_BTD
+    )
     return lowered.cost_analysis()["flops"]
 
 

@@ -4,9 +4,8 @@ import importlib
 
 import pytest
 
-from seqjax import flops
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model, flops
 
 # (config, argument) -> parameters, and the number that counting in the public implementations gives, as it is printed
 COUNTS = {

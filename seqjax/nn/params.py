@@ -2,7 +2,7 @@
 
 An `nnx.Module` declares parameters and their shapes; a `Template` keeps its structure without any array. After that
 the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` makes the module again,
-inside a trace, where its methods are wanted. Layers that share a template are stacked along a leading axis.
+inside a trace, where its methods are called. Layers that share a template are stacked along a leading axis.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.nn.initializers import Init
+from seqjax.sharding import is_axes
 from seqjax.types import Array, Params, PRNGKey
 
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
-Init = Callable[[PRNGKey, tuple[int, ...], Any], Array]
 
 
 def param(rngs: nnx.Rngs, init: Init, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
-    """A float32 parameter that knows its logical axes, one name (or None) per dimension."""
+    """Return a float32 parameter with its logical axes, one name (or None) per dimension."""
     assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
     return nnx.Param(init(rngs.params(), shape, jnp.float32), logical_axes=axes)
 
@@ -35,15 +36,15 @@ class Template:
         self.axes: Params = _axes(self._state)
 
     def init(self, key: PRNGKey, layer: Any = 0) -> Params:
-        """Fresh parameters."""
+        """Return fresh parameters."""
         return nnx.to_pure_dict(nnx.state(self._build(nnx.Rngs(params=key), layer)))
 
     def init_stacked(self, key: PRNGKey, layers: Array) -> Params:
-        """Parameters of `len(layers)` layers, stacked along axis 0; `layers` holds their indices."""
+        """Return the parameters of the layers with indices `layers`, stacked along axis 0."""
         return jax.vmap(self.init)(jax.random.split(key, len(layers)), layers)
 
     def bind(self, params: Params) -> Any:
-        """The module over `params`; cheap, meant for use inside a trace."""
+        """Return the module over `params`. This is cheap and meant for use inside a trace."""
         # A merge copies the structure, so the template's own state is never written.
         state = jax.tree.map(lambda x: x, self._state)
         nnx.replace_by_pure_dict(state, params)
@@ -60,29 +61,27 @@ def _axes(state: nnx.State) -> Params:
     return axes
 
 
-def is_axes(leaf: Any) -> bool:
-    """Whether `leaf` is a tuple of logical axis names, i.e. a leaf of an axes tree."""
-    return isinstance(leaf, tuple)
-
-
 def stacked_axes(axes: Params) -> Params:
-    """The logical axes of stacked layers: 'layers' in front of each."""
+    """Return the logical axes of stacked layers: 'layers' in front of each."""
     return jax.tree.map(lambda a: ("layers", *a), axes, is_leaf=is_axes)
 
 
 def unstack(params: Params, n_layers: int) -> list[Params]:
-    """The layers of a stack, one dict each; by `split`, whose gradient is one concatenation and not a sum of pads."""
+    """Return the layers of a stack, one dict each.
+
+    They are cut by `split`, whose gradient is one concatenation and not a sum of pads.
+    """
     leaves, tree = jax.tree.flatten(params)
     columns = [[x[0] for x in jax.lax.split(leaf, (1,) * n_layers)] for leaf in leaves]
     return [jax.tree.unflatten(tree, layer) for layer in zip(*columns, strict=True)]
 
 
 def count(params: Params) -> int:
-    """Number of parameters (works on shapes too)."""
+    """Return the number of parameters, of arrays or of their shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
 def names(tree: Params) -> list[tuple[str, Any]]:
-    """Every leaf with its path, as ('blocks.mixer.q.w', leaf)."""
+    """Return every leaf with its path, as ('blocks.0.mixer.q.w', leaf)."""
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)[0]
     return [(".".join(str(k.key) for k in path), leaf) for path, leaf in flat]

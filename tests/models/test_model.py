@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from benchmarks import train_step
-from seqjax import params as params_lib
-from seqjax.model import ATTENTION_NAMES, Model
+from seqjax.models import Model
+from seqjax.models.remat import ATTENTION_NAMES
+from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.step import init_state, make_train_step
 from tests import support
@@ -191,5 +192,5 @@ def test_the_residual_stream_may_stay_float32():
     model = support.tiny_model("transformer_pp", model__dtype="bfloat16", model__residual_dtype="float32")
     tokens = support.random_tokens((2, 5))
     weights = support.random_params(model)
-    assert jax.eval_shape(model._embed, weights, tokens).dtype == jnp.float32
+    assert jax.eval_shape(model.embed, weights, tokens).dtype == jnp.float32
     assert jax.eval_shape(model.hidden, weights, tokens).dtype == jnp.bfloat16

@@ -6,9 +6,8 @@ import types
 import jax
 import pytest
 
-from seqjax import flops
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from tests import support
 
 

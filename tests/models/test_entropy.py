@@ -12,13 +12,18 @@ import pytest
 from seqjax import evaluate, metrics, mixers
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
-from seqjax.model import Model
+from seqjax.models import Model
+from seqjax.models.entropy import mean_entropy, require_entropy
 from seqjax.ops.attention import attention_entropy
 from seqjax.train import train
 from tests import support
 from tests.models import oracle
 
 B, T = 3, 23
+
+
+def measure(model: Model, weights, tokens):
+    return jax.jit(lambda w, t: mean_entropy(model, w, t))(weights, tokens)
 
 
 def hybrid(**overrides) -> Model:
@@ -38,7 +43,7 @@ def test_a_hybrid_counts_the_layers_that_have_one():
     weights, tokens = support.random_params(model), support.random_tokens((B, T))
     nats, relative = (x[[0, 2, 1, 3]] for x in oracle.attention_entropy(model.config, weights, tokens))
     for this in (model, hybrid(**{"model.scan_layers": False}), hybrid(**{"model.remat": "full"})):
-        nats_LB, relative_LB = jax.jit(this.entropy)(weights, tokens)
+        nats_LB, relative_LB = measure(this, weights, tokens)
         np.testing.assert_allclose(nats_LB, nats, rtol=1e-4)
         np.testing.assert_allclose(relative_LB, relative, rtol=1e-4)
 
@@ -47,7 +52,7 @@ def test_uniform_weights_have_all_the_entropy_there_can_be():
     model = support.tiny_model("transformer_pp")
     weights = support.random_params(model)
     weights["blocks"]["0"]["mixer"]["q"]["w"] *= 0
-    nats_LB, relative_LB = jax.jit(model.entropy)(weights, support.random_tokens((B, T)))
+    nats_LB, relative_LB = measure(model, weights, support.random_tokens((B, T)))
     np.testing.assert_allclose(relative_LB, np.ones((2, B)), rtol=1e-6)
     np.testing.assert_allclose(nats_LB, np.full((2, B), np.log(np.arange(2, T + 1)).mean()), rtol=1e-6)
 
@@ -76,12 +81,12 @@ def test_a_mixer_without_entropy_says_so(mixer):
     """The first variant of the shell is Top-1 Chunk; Top-1's own weights are not softmax over the past."""
     model = support.tiny_model(mixer, dict(support.FIRST)[mixer])
     with pytest.raises(UserError, match=rf"{mixer}: no layer has softmax weights.*--entropy.*entropy_tokens at 0"):
-        model.require_entropy()
+        require_entropy(model)
 
 
 def test_one_token_has_no_entropy():
     with pytest.raises(UserError, match=r"config\.train\.seq_len of at least 2"):
-        support.tiny_model("transformer_pp", train__seq_len=1).require_entropy()
+        require_entropy(support.tiny_model("transformer_pp", train__seq_len=1))
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -113,7 +118,7 @@ def test_the_entropy_of_a_run_is_the_mean_over_its_blocks(run):
     config, model, weights, _, _ = evaluate.restore(run)
     corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
     rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
-    nats_LB, relative_LB = jax.jit(model.entropy)(jax.device_get(weights), rows[:, :-1])
+    nats_LB, relative_LB = measure(model, jax.device_get(weights), rows[:, :-1])
     assert nats_LB.shape == (2, 10)
     assert last["eval/arxiv/entropy"] == pytest.approx(float(nats_LB.mean()), rel=1e-5)
     assert last["eval/arxiv/entropy_relative"] == pytest.approx(float(relative_LB.mean()), rel=1e-5)

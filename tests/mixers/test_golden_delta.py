@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from seqjax.mixers import gated_deltanet
-from seqjax.model import Model
+from seqjax.models import Model
+from seqjax.nn.params import Template
 from seqjax.ops import gated_delta_rule, wkv7
-from seqjax.params import Template
 from seqjax.types import LayerSpec
 from tests import support
 

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import flops
 from seqjax.config import Config, from_config_dict, to_dict
 from seqjax.errors import UserError
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from tests import support
 
 B, T = 2, 11

@@ -9,8 +9,8 @@ import pytest
 
 from seqjax import mixers, ops
 from seqjax.config import from_config_dict
-from seqjax.model import Model
-from seqjax.params import Template
+from seqjax.models import Model
+from seqjax.nn.params import Template
 from seqjax.types import LayerSpec
 from tests.support import ROOT
 

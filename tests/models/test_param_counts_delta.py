@@ -4,9 +4,8 @@ import importlib
 
 import pytest
 
-from seqjax import flops
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model, flops
 
 # millions, vocabulary 32,000; tied at 2k tokens, untied at 100k
 COUNTS = {

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax.mixers import _rwkv
+from seqjax.nn.initializers import orthogonal
 from tests import support
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8)])
 def test_orthogonal(shape):
-    w = np.asarray(jax.jit(lambda key: _rwkv.orthogonal(0.5)(key, shape, jnp.float32))(jax.random.key(0)))
+    w = np.asarray(jax.jit(lambda key: orthogonal(0.5)(key, shape, jnp.float32))(jax.random.key(0)))
     gram = w @ w.T if shape[0] < shape[1] else w.T @ w
     gain = 0.5 * max(1, (shape[1] / shape[0]) ** 0.5)
     np.testing.assert_allclose(gram, gain**2 * np.eye(min(shape)), atol=1e-6)

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from seqjax.model import Model
-from seqjax.params import is_axes
+from seqjax.models.language_model import Model
+from seqjax.sharding import is_axes
 
 # Dense bf16 peak of one device in TFLOP/s (vendors' datasheets), by a part of `device_kind`.
 PEAK_TFLOPS = {
