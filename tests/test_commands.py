@@ -8,9 +8,10 @@ import json
 
 import pytest
 
-from seqjax import evaluate, generate, metrics
+from seqjax import evaluate, generate
 from seqjax.config import from_config_dict
 from seqjax.train import train
+from seqjax.training import metrics
 from tests import support
 from tests.greedy import greedy
 

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from seqjax.metrics import TIMING, Metrics, Progress, duration, read, run_facts
+from seqjax.training.metrics import TIMING, Metrics, Progress, duration, read, run_facts
 
 
 def write(workdir, steps, **options):

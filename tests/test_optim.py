@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from seqjax.config import OptimConfig
-from seqjax.optim import optimizer, schedule
-from seqjax.step import init_state, make_eval_step, make_train_step
+from seqjax.training.optim import optimizer, schedule
+from seqjax.training.step import init_state, make_eval_step, make_train_step
 from tests import support
 
 

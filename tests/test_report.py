@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from seqjax import presets, report
+from seqjax import presets
 from seqjax.config import from_config_dict
 from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.training import report
 from tests import support
 
 FACTS = {"parameters": 1234567, "devices": 2, "device": "Toy", "versions": {"jax": "9.9"}, "commit": "", "backends": {}}

@@ -12,8 +12,8 @@ import pytest
 from seqjax import evaluate, generate, main
 from seqjax import train as train_module
 from seqjax.errors import UserError
-from seqjax.step import make_train_step
 from seqjax.train import train
+from seqjax.training.step import make_train_step
 from tests import support
 
 

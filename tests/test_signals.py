@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from seqjax.signals import StopRequest
+from seqjax.training.signals import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

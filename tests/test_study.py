@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from seqjax import block_losses, metrics
 from seqjax.data import slimpajama
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study.protocol import common_losses, gap_rows, loss_at, read_points
 from seqjax.study.studies import load_study
 from seqjax.train import train
+from seqjax.training import block_losses, metrics
 from tests import support
 
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, generate, metrics
-from seqjax import workdir as workdirs
+from seqjax import evaluate, generate
 from seqjax.generate import sample
 from seqjax.train import train
+from seqjax.training import metrics
+from seqjax.training import workdir as workdirs
 from tests import support
 from tests.greedy import greedy
 

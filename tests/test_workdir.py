@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from seqjax import workdir as workdirs
 from seqjax.config import from_config_dict, to_dict
 from seqjax.errors import UserError, nearest, run_command
+from seqjax.training import workdir as workdirs
 from tests import support
 
 

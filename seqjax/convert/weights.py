@@ -17,8 +17,8 @@ from seqjax.convert.rules import Family
 from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn.params import names
+from seqjax.training.workdir import write_json
 from seqjax.types import Params
-from seqjax.workdir import write_json
 
 FAMILIES = {
     "transformer": GPT2,

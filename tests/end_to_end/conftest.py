@@ -8,11 +8,11 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from seqjax import workdir as workdirs
-from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.models import Model
 from seqjax.train import train
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
 from tests import support
 
 STEPS = 6

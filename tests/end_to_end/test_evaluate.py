@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, metrics
+from seqjax import evaluate
 from seqjax.models.entropy import mean_entropy
+from seqjax.training import metrics
 from tests import support
 from tests.end_to_end.conftest import Run
 from tests.end_to_end.reference import mean_loss

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, metrics, mixers
+from seqjax import evaluate, mixers
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy, require_entropy
 from seqjax.ops.attention import attention_entropy
 from seqjax.train import train
+from seqjax.training import metrics
 from tests import support
 from tests.models import oracle
 

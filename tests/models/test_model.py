@@ -13,7 +13,7 @@ from seqjax.models import Model
 from seqjax.models.remat import ATTENTION_NAMES
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
-from seqjax.step import init_state, make_train_step
+from seqjax.training.step import init_state, make_train_step
 from tests import support
 from tests.kernels.common import count_primitive
 

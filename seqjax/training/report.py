@@ -7,10 +7,10 @@ from typing import Any
 
 import matplotlib
 
-from seqjax import metrics
 from seqjax.config import Config
 from seqjax.data import Corpus
 from seqjax.errors import UserError
+from seqjax.training import metrics
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from seqjax.errors import DISK_FULL, UserError
-from seqjax.step import TrainState
+from seqjax.training.step import TrainState
 from seqjax.types import Params
 
 
