@@ -15,7 +15,7 @@ from seqjax.train import train
 from seqjax.training import metrics
 from seqjax.training import workdir as workdirs
 from tests import support
-from tests.greedy import greedy
+from tests.end_to_end.greedy import greedy
 
 DOMAINS = ("commoncrawl", "c4", "arxiv", "github", "stackexchange")  # in domain first
 
@@ -104,7 +104,7 @@ def test_evaluation_is_the_mean_over_all_tokens(run):
 
 
 def test_greedy_generation_is_the_argmax_of_growing_prefixes(run, capsys):
-    """Of a run that has learned something; tests/test_commands.py does it for every config after two steps."""
+    """Of a run that has learned something; test_commands.py does it for every config after two steps."""
     want, margins = greedy(run[0], "qwerty ", 24)
     generate.main([f"--workdir={run[0]}", "--prompt=qwerty ", "--max_new_tokens=24", "--temperature=0"])
     assert capsys.readouterr().out == f"qwerty {want}\n"

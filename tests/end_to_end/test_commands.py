@@ -13,7 +13,7 @@ from seqjax.config import from_config_dict
 from seqjax.train import train
 from seqjax.training import metrics
 from tests import support
-from tests.greedy import greedy
+from tests.end_to_end.greedy import greedy
 
 N_NEW = 20
 FILES = [p for folder in ("configs", "configs/ablations") for p in sorted((support.ROOT / folder).glob("*.py"))]

@@ -16,7 +16,7 @@ from seqjax.convert import export_weights, import_weights
 from seqjax.errors import UserError
 from seqjax.models import Model
 from tests import support
-from tests.convert_cases import CASES, GOLDEN, assert_equal_trees, config_of, copied
+from tests.convert.cases import CASES, GOLDEN, assert_equal_trees, config_of, copied
 
 
 def logits(config: Config, params, tokens) -> np.ndarray:

@@ -11,7 +11,7 @@ import safetensors.numpy
 from seqjax.config import Config, from_config_dict
 from seqjax.nn.params import names
 
-GOLDEN = Path(__file__).parent / "golden" / "convert"
+GOLDEN = Path(__file__).parent.parent / "golden" / "convert"
 # Folder of the public model -> our config file and what to override in its debug size.
 CASES = {
     "llama": (

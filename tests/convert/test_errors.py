@@ -17,7 +17,7 @@ from seqjax.convert.weights import FAMILIES
 from seqjax.errors import UserError
 from seqjax.train import train
 from tests import support
-from tests.convert_cases import CASES, GOLDEN, config_of, copied
+from tests.convert.cases import CASES, GOLDEN, config_of, copied
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
