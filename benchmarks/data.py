@@ -17,7 +17,7 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import zstandard
@@ -54,7 +54,7 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
 def read_rates(directory: Path, tokenizer: Tokenizer, *, runs: int, seconds: float) -> list[float]:
     """Tokens/s of the training iterator, one number a run."""
     config = DataConfig(
-        corpus="blocks", path=str(directory), tokenizer=tokenizer.name, eval_domains=("commoncrawl", "c4")
+        corpus="blocks", path=str(directory), tokenizer=cast(Any, tokenizer.name), eval_domains=("commoncrawl", "c4")
     )
     corpus = open_corpus(config, seq_len=SEQ_LEN, vocab_size=tokenizer.vocab_size)
     iterator = corpus.train_iterator(batch_size=BATCH)

@@ -29,7 +29,7 @@ from absl import app, flags
 from benchmarks.train_step import machine, names
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError, nearest
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.types import Array, Params
 
 U = 2.0**-8  # unit roundoff of bfloat16
@@ -50,7 +50,7 @@ def bounds(name: str, layers: int) -> tuple[float, float]:
 def configured(name: str, size: str, dtype: str, seq_len: int | None = None) -> Config:
     """The shipped config with two layers, or one whole pattern, computing in `dtype`."""
     config = importlib.import_module(f"configs.{name}").get_config(size)
-    config.model.n_layers = len(config.model.pattern) or 2
+    config.model.n_layers = len(config.model.mixer) if isinstance(config.model.mixer, tuple) else 2
     config.model.dtype = dtype
     config.train.seq_len = seq_len or config.train.seq_len
     return from_config_dict(config)

@@ -25,10 +25,10 @@ import matplotlib
 import numpy as np
 from absl import app, flags
 
-from seqjax import flops, optim
+from seqjax import optim
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError, nearest
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from seqjax.step import init_state, make_train_step
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -43,7 +43,7 @@ COLUMNS = f"{'':<18}{'ktok/s':>9}{'lowest':>9}{'target':>8}{'MFU':>7}{'GiB':>8}{
 
 def names() -> list[str]:
     """Every architecture that has a config file."""
-    return sorted(p.stem for p in CONFIGS.glob("*.py") if p.stem not in ("__init__", "common"))
+    return sorted(p.stem for p in CONFIGS.glob("*.py") if p.stem != "__init__")
 
 
 def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "none") -> Config:

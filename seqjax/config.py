@@ -1,29 +1,25 @@
-"""Frozen configuration dataclasses, made from an `ml_collections.ConfigDict` and checked on the way.
+"""The settings of a run: frozen dataclasses, which alone say what there is, its default and its allowed values.
 
-A config file is Python (`configs/top1_chunk.py`); what it returns becomes a `Config` here. Unknown keys, wrong
-types and values that cannot work together are `UserError`s that name the key, the nearest known one and the fix.
+A mixer's own settings are the frozen `Config` in its file. None is "not set": what then holds stands beside the field.
+A config file is Python (`configs/top1_chunk.py`) and says only what differs (`seqjax.presets`); what it returns becomes
+a `Config` here. Unknown keys, wrong types and values that cannot work together are `UserError`s that name the key, the
+nearest known one and the fix.
 """
 
 import dataclasses
 import json
-import re
-import types
-import typing
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
 
-from seqjax import mixers
 from seqjax.config_checks import check
-from seqjax.errors import UserError, nearest
-
-T = TypeVar("T")
+from seqjax.config_parse import MIXER, parse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MlpConfig:
     """The MLP of a block."""
 
-    kind: str = "geglu"  # geglu | swiglu | gelu | none
-    dim: int = 0  # inner width; 0 = 8/3 of the model width for gated kinds, 4 times for gelu
+    kind: Literal["geglu", "swiglu", "gelu", "none"] = "geglu"
+    dim: int | None = None  # inner width; None = 8/3 of the model width for gated kinds, 4 times for gelu
     bias: bool = False
     approximate_gelu: bool = False  # tanh form; the default is the exact erf
     rescale_init: bool = True  # the matrix that writes to the residual stream starts 1 / sqrt(2 L) smaller
@@ -36,31 +32,42 @@ class ModelConfig:
     vocab_size: int
     dim: int
     n_layers: int
-    mixer: Any  # the frozen `Config` of seqjax/mixers/NAME.py
-    pattern: tuple[Any, ...] = ()  # several of those, repeated over the layers, instead of `mixer` in every layer
+    # The frozen `Config` of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
+    mixer: Annotated[Any, MIXER]
     mlp: MlpConfig = MlpConfig()
-    norm: str = "rmsnorm"  # rmsnorm | layernorm
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: float = 1e-5
-    init: str = "gpt"  # of embedding and head: gpt | rwkv
+    init: Literal["gpt", "rwkv"] = "gpt"  # of embedding and head
     embed_norm: bool = False  # a norm right after the embedding, as RWKV has it
     learned_positions: bool = False  # a table [T, D] added to the embeddings, as GPT has it
     tie_embeddings: bool = True
-    dtype: str = "auto"  # compute: auto (bfloat16 on accelerators, float32 on CPU) | bfloat16 | float32
-    residual_dtype: str = "compute"  # compute | float32
-    remat: str = "none"  # none | full | dots | attention; see model.REMAT
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # compute; auto = bfloat16 on accelerators, float32 on CPU
+    residual_dtype: Literal["compute", "float32"] = "compute"
+    remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
     scan_layers: bool = True
     loss_chunk: int = 4096  # tokens whose logits exist at a time in the loss
+
+    @property
+    def mixers(self) -> tuple[Any, ...]:
+        """The settings of every mixer of the model, one or several, in the order in which layers repeat them."""
+        return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+
+    @property
+    def mixer_names(self) -> str:
+        """The names of the mixers, each once, separated by commas."""
+        return ", ".join(dict.fromkeys(mixer.name for mixer in self.mixers))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """On what."""
 
-    corpus: str = "builtin"  # builtin | blocks (made by seqjax.data.prepare) | stream (jsonl.zst as it lies)
+    # blocks are made by seqjax.data.prepare, stream reads jsonl.zst as it lies
+    corpus: Literal["builtin", "blocks", "stream"] = "builtin"
     path: str = ""  # blocks: the directory; stream: a directory or a glob; builtin: unused
-    tokenizer: str = "byte"  # byte | mixtral
+    tokenizer: Literal["byte", "mixtral"] = "byte"
     tokenizer_path: str = ""  # a sentencepiece model file; empty = the one that mistral-common carries
-    regime: str = "limited"  # limited | mixed
+    regime: Literal["limited", "mixed"] = "limited"
     train_domains: tuple[str, ...] = ()  # empty = what the regime trains on
     eval_domains: tuple[str, ...] = ()  # empty = what the regime evaluates: in-domain first, then out of domain
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
@@ -78,7 +85,7 @@ class OptimConfig:
     b2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0
-    clip_norm: float = 1.0  # global norm; 0 = off
+    clip_norm: float | None = 1.0  # largest global norm of the gradient; None = not clipped
     warmup_steps: int = 2500
     final_lr: float = 0.0  # linear decay from lr to this over the rest of the run
 
@@ -100,7 +107,7 @@ class EvalConfig:
 
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
     tokens: int = 262_144  # at most so many per domain, always the same ones
-    batch_size: int = 0  # sequences; 0 = the training micro-batch
+    batch_size: int | None = None  # sequences; None = the training micro-batch
     seed: int = 0  # which blocks, where a domain has more than `tokens`
     entropy_tokens: int = 0  # per domain at most, to measure the entropy of attention at the end; 0 = not measured
 
@@ -128,7 +135,7 @@ class LogConfig:
 
     every: int = 10  # steps
     tensorboard: bool = True
-    profile_start: int = 0  # step; 0 = no profile
+    profile_start: int | None = None  # step; None = no profile
     profile_steps: int = 5
     sample_tokens: int = 200  # length of the text that the run generates when it ends; 0 = none
 
@@ -147,58 +154,6 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
     log: LogConfig = LogConfig()
-
-
-def parse(cls: type[T], values: Any, path: str = "config") -> T:
-    """Build the dataclass `cls` from a mapping, recursively; every complaint names the full key."""
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
-    items = dict(values.items())
-    for key in items:
-        if key not in fields:
-            raise UserError(f"{path}.{key} is not a setting.{nearest(key, fields)}")
-    kwargs = {}
-    for name, field in fields.items():
-        if name not in items:
-            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            if required:
-                raise UserError(f"{path}.{name} is missing; set it in the config file.")
-            continue
-        kwargs[name] = _value(hints[name], items[name], f"{path}.{name}")
-    return cls(**kwargs)
-
-
-def _value(hint: Any, value: Any, path: str) -> Any:
-    if re.search(r"\.model\.(mixer|pattern\[\d+\])$", path):
-        return _mixer(value, path)
-    if dataclasses.is_dataclass(hint):
-        if not hasattr(value, "items"):
-            raise UserError(f"{path} must be a group of settings, not {value!r}.")
-        return parse(typing.cast(type, hint), value, path)
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise UserError(f"{path} must be a list, not {value!r}; write ({value!r},).")
-        element = typing.get_args(hint)[0]
-        return tuple(_value(element, v, f"{path}[{i}]") for i, v in enumerate(value))
-    if origin in (types.UnionType, typing.Union):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        return _value(next(o for o in options if o is not type(None)), value, path)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        raise UserError(f"{path} must be {hint.__name__}, not {type(value).__name__} {value!r}.")
-    return value
-
-
-def _mixer(value: Any, path: str) -> Any:
-    items = dict(value.items()) if hasattr(value, "items") else {}
-    name = items.pop("name", None)
-    if not isinstance(name, str):
-        raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.names())}")
-    return parse(mixers.load(name).Config, items | {"name": name}, path)
 
 
 def from_config_dict(config_dict: Any) -> Config:
@@ -220,6 +175,14 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
         a, b, where = old.get(key), new.get(key), f"{path}{key}"
         if isinstance(a, dict) and isinstance(b, dict):
             out += differences(a, b, f"{where}.")
+        elif isinstance(a, list) and isinstance(b, list) and _are_groups(a, b):
+            for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                out += differences(x, y, f"{where}[{i}].")
         elif a != b:
             out.append(f"{where}: {a!r} -> {b!r}")
     return out
+
+
+def _are_groups(a: list[Any], b: list[Any]) -> bool:
+    """Whether both lists hold as many groups of settings."""
+    return len(a) == len(b) > 0 and all(isinstance(x, dict) for x in (*a, *b))

@@ -1,18 +1,20 @@
 """Train: `python -m seqjax.main --config=configs/top1_chunk.py[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
 
-Without `--workdir` the run gets a fresh directory under `runs/`; with it, what is there goes on. Any setting can be
-overridden: `--config.train.steps=500`.
+`--config` takes the path of a config file, or the name of a shipped one (`--config=top1_chunk:debug`). Without
+`--workdir` the run gets a fresh directory under `runs/`; with it, what is there goes on. Any setting can be overridden:
+`--config.train.steps=500`, `--config.model.mixer.window=None`, `--config.model.mixer[1].heads=4` of several mixers.
 """
 
-import itertools
+import functools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import app, flags, logging
-from ml_collections import config_flags
 
+from seqjax import presets
 from seqjax import workdir as workdirs
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError, run_command
@@ -22,24 +24,29 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; empty = a
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "One process of several (SLURM, TPU pods, or JAX_COORDINATOR_ADDRESS and its like are set)."
 )
-CONFIG = config_flags.DEFINE_config_file("config", None, "A file with get_config(arg), as FILE.py[:ARG].")
+CONFIG = flags.DEFINE_string(
+    "config", None, "A file with get_config(arg) or a shipped config's name, as FILE.py[:ARG]; --config.KEY=VALUE sets."
+)
 
 
-def main(argv: list[str]) -> None:
-    """Read the config, choose the workdir, train."""
-    del argv
+def main(argv: list[str], *, overrides: Sequence[tuple[str, str]] = ()) -> None:
+    """Read the config, set `overrides` (key, text) in it, choose the workdir, train."""
+    if len(argv) > 1:
+        raise UserError(f"{' '.join(argv[1:])}: every argument is --NAME=VALUE; see --help.")
+    if not CONFIG.value:
+        raise UserError(f"Say what to train: --config=configs/top1_chunk.py. Shipped: {', '.join(presets.names())}.")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax tells thirty things of every save
     if DISTRIBUTED.value:
         join_processes()
         if not WORKDIR.value:
             raise UserError("--distributed needs --workdir: a directory that all processes share.")
+    config = from_config_dict(presets.read_config(CONFIG.value, overrides))
     # Looked up here, not in the environment, so that a laptop without a cache directory still starts.
     if jax.default_backend() != "cpu":
         # CPU programs compile in seconds, and a cached one is tied to the exact machine; accelerators gain minutes.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
         jax.config.update("jax_compilation_cache_dir", cache)
-    config = from_config_dict(CONFIG.value)
     workdir = Path(WORKDIR.value) if WORKDIR.value else workdirs.fresh(config)
     train(config, workdir)
 
@@ -58,36 +65,32 @@ def join_processes() -> None:
         ) from error
 
 
-def check_config_flag(argv: list[str]) -> None:
-    """Say what is wrong with `--config` before the flag parser does, in words that name the fix."""
-    pairs = [a.split("=", 1) for a in argv if a.startswith(("--config=", "-config="))]
-    values = [value for _, value in pairs] + [b for a, b in itertools.pairwise(argv) if a in ("--config", "-config")]
-    shipped = ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common")))
-    known = f" Config files here: {shipped}." if shipped else " Run from the root of the repository."
-    if not values:
-        raise UserError(f"Say what to train: --config=configs/top1_chunk.py.{known}")
-    path = Path(values[-1].split(":", 1)[0])
-    if not path.is_file() or path.suffix != ".py":
-        raise UserError(f"--config: there is no Python file {path}.{known}")
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """The flag parser, with words for a setting after `--config.` that does not exist."""
-    try:
-        return app.parse_flags_with_usage(argv)
-    except AttributeError as error:  # ml_collections' way to say it, with the nearest setting
-        said = error.args[0].args[0] if error.args and isinstance(error.args[0], KeyError) else str(error)
-        raise UserError(f"A flag --config.GROUP.SETTING=VALUE has no such setting: {' '.join(said.split())}") from error
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Arguments without `--config.KEY=VALUE` (or `--config.KEY VALUE`), and those as pairs of key and text."""
+    rest: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith(("--config.", "-config.")):
+            rest.append(word)
+            continue
+        following = value if equals else next(words, None)
+        if following is None:
+            raise UserError(f"{word} has no value: write {word}=VALUE.")
+        overrides.append((name.partition("config.")[2], following))
+    return rest, overrides
 
 
 def run() -> None:
     """Entry point of `python -m seqjax.main`."""
-    if not any(a.startswith(("--help", "-h")) for a in sys.argv[1:]):
-        run_command(check_config_flag)
-    # the outer one hears what a config file says while the flags are parsed
-    run_command(
-        lambda argv: app.run(lambda rest: run_command(main, rest), argv=[sys.argv[0], *argv], flags_parser=parse_flags)
-    )
+
+    def command(argv: list[str]) -> None:
+        rest, overrides = split_overrides(argv)
+        train_with = functools.partial(main, overrides=overrides)
+        app.run(lambda left: run_command(train_with, left), argv=[sys.argv[0], *rest])
+
+    run_command(command)
 
 
 if __name__ == "__main__":

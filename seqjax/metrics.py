@@ -17,6 +17,18 @@ from tensorboardX import SummaryWriter
 TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
 
 
+class NullWriter:
+    """The writer of a process that follows, in place of `Metrics`: it writes nothing."""
+
+    position = 0
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 class Metrics:
     """Appends objects to `metrics.jsonl`; `position` goes into checkpoints, and a resumed run truncates to it.
 

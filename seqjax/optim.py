@@ -19,7 +19,7 @@ def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
 
 def optimizer(config: OptimConfig, steps: int) -> optax.GradientTransformation:
     """Clip, Adam, decoupled weight decay on matrices (off in the paper's setting), learning rate."""
-    parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
     parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=_matrices))

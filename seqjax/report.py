@@ -41,7 +41,7 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
     rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
     mfu = train[-1]["mfu"]
     summary = [
-        f"{config.name}, size {config.size}: {facts['parameters']:,} parameters, mixer {config.model.mixer.name}",
+        f"{config.name}, size {config.size}: {facts['parameters']:,} parameters, mixer {config.model.mixer_names}",
         f"{train[-1]['tokens']:,} tokens in {metrics.duration(train[-1]['seconds'])} on {facts['devices']} x "
         f"{facts['device']}: {rate:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu is not None else ""),
         f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "

@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
-from seqjax.model import Model
+from seqjax.models import Model
+from seqjax.models.entropy import mean_entropy
+from seqjax.sharding import replicated, shardings
 from seqjax.types import Array, Params, PRNGKey
 
 
@@ -26,6 +29,17 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGK
     params = model.init(params_key)
     step = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer.init(params), step, jax.random.key_data(rng))
+
+
+def state_shardings(
+    mesh: Mesh, model: Model, optimizer: optax.GradientTransformation, shapes: TrainState
+) -> TrainState:
+    """The sharding of every leaf of a state: parameters by their axes, the optimiser's moments as their parameters."""
+    by_param, one = shardings(mesh, model.shapes, model.axes), replicated(mesh)
+    moments = optax.tree.map_params(
+        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: one
+    )
+    return TrainState(by_param, moments, one, one)
 
 
 def make_train_step(
@@ -72,10 +86,10 @@ def make_eval_step(model: Model) -> Callable[[Params, Array], Array]:
 
 
 def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array, Array]]:
-    """(params, tokens [B, T + 1], weights [B]) -> sums over rows of `Model.entropy`'s two means, and of the weights."""
+    """(params, tokens [B, T + 1], weights [B]) -> sums over rows of `mean_entropy`'s two means, and of the weights."""
 
     def entropy_step(params: Params, tokens_BT1: Array, weights_B: Array) -> tuple[Array, Array, Array]:
-        nats_LB, relative_LB = model.entropy(params, tokens_BT1[:, :-1])
+        nats_LB, relative_LB = mean_entropy(model, params, tokens_BT1[:, :-1])
         return jnp.mean(nats_LB, 0) @ weights_B, jnp.mean(relative_LB, 0) @ weights_B, jnp.sum(weights_B)
 
     return entropy_step

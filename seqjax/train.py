@@ -4,29 +4,28 @@ Metrics are fetched one step late, so the device never waits for the host; the d
 position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals one that was not.
 """
 
-import contextlib
 import math
-import time
 from pathlib import Path
-from typing import Any
 
 import jax
-import optax
+import numpy as np
 
 import kernels_pallas
-from seqjax import block_losses, flops, generate, metrics, report
+from seqjax import generate, metrics, report
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
-from seqjax.model import Model
+from seqjax.models import Model, flops
+from seqjax.models.entropy import require_entropy
 from seqjax.optim import optimizer as make_optimizer
 from seqjax.optim import schedule
-from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings, to_devices
+from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.signals import StopRequest
-from seqjax.step import TrainState, init_state, make_eval_step, make_train_step
+from seqjax.step import init_state, make_eval_step, make_train_step, state_shardings
+from seqjax.training.log import TrainLog
 
 
 def train(config: Config, workdir: Path) -> bool:
@@ -34,11 +33,10 @@ def train(config: Config, workdir: Path) -> bool:
     n_steps, seq_len = config.train.steps, config.train.seq_len
     tokens_per_step = config.train.batch_size * seq_len
     lead = jax.process_index() == 0
-    progress = metrics.Progress(n_steps, quiet=not lead)
 
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
-        workdirs.claim(workdir, config)
+        workdirs.save_config(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     micro_batch = config.train.batch_size // config.train.accumulate
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -59,39 +57,27 @@ def train(config: Config, workdir: Path) -> bool:
     # ----------------------------------------------------------------------------------------------------- model
     model = Model(config.model, max_len=seq_len)
     if config.eval.entropy_tokens:
-        model.require_entropy()
+        require_entropy(model)
     optimizer = make_optimizer(config.optim, n_steps)
-    flops_per_token = flops.flops_per_token(model, seq_len)
+    log = TrainLog(workdir, config, lead=lead, flops_per_token=flops.flops_per_token(model, seq_len))
 
     # ----------------------------------------------------------------------------------------------------- state
     init_fn = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
-    by_param = shardings(mesh, model.shapes, model.axes)
-    one = replicated(mesh)
-    opt_shardings = optax.tree.map_params(
-        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: one
-    )
-    state_shardings = TrainState(by_param, opt_shardings, one, one)
+    by_leaf, one = state_shardings(mesh, model, optimizer, shapes), replicated(mesh)
     batch_spec = batch_sharding(mesh, leading=1)
     train_step = jax.jit(
         make_train_step(model, optimizer, schedule(config.optim, n_steps)),
         donate_argnums=0,
-        in_shardings=(state_shardings, batch_spec),
-        out_shardings=(state_shardings, one),
+        in_shardings=(by_leaf, batch_spec),
+        out_shardings=(by_leaf, one),
     )
     eval_step = jax.jit(make_eval_step(model), out_shardings=one)
 
     # --------------------------------------------------------------------------------------------------- restore
     checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
-    # `meta` is what a checkpoint holds beside arrays; "window" sums the training loss since the last evaluation.
-    meta: dict[str, Any] = {
-        "metrics": 0,
-        "window": [0.0, 0],
-        "seconds": 0.0,
-        "manifest": corpus.manifest_hash,
-    }
-    start = checkpoints.latest or 0
-    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_shardings)
+    start, saved = checkpoints.latest or 0, None
+    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, by_leaf)
     if checkpoints.latest is not None and not checkpoints.params_only:
         state, saved = checkpoints.restore(target, iterator)
         if saved["manifest"] != corpus.manifest_hash:
@@ -99,76 +85,19 @@ def train(config: Config, workdir: Path) -> bool:
                 f"The data is not what {workdir} was trained on (manifest {corpus.manifest_hash}, then "
                 f"{saved['manifest']}). Point config.data.path at the same data, or start in another --workdir."
             )
-        meta = saved
-        progress.say(f"Going on from step {start} of {n_steps} in {workdir}")
+        log.say(f"Going on from step {start} of {n_steps} in {workdir}")
     else:
-        state = jax.jit(init_fn, out_shardings=state_shardings)()
+        state = jax.jit(init_fn, out_shardings=by_leaf)()
         if checkpoints.params_only:  # seqjax.convert wrote them
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
-        progress.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
-    writer = (
-        metrics.Metrics(workdir, position=meta["metrics"], step=start, tensorboard=config.log.tensorboard)
-        if lead
-        else None
-    )
-    if lead:
-        block_losses.start(workdir, {name: domain.blocks for name, domain in domains.items()}, step=start)
+        log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
+    log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
 
     # ------------------------------------------------------------------------------------------------------ loop
     stop = StopRequest()
-    pending = None  # metrics of the newest step, still on the device
-    clock, clock_step, paused = time.perf_counter(), start, 0.0
-    loss, profiling = math.nan, False
-
-    def settle() -> None:
-        """Fetch the metrics of the newest step: check them, add them up, log them."""
-        nonlocal pending, clock, clock_step, paused, loss
-        if pending is None:
-            return
-        step, device_metrics, batch = pending
-        pending = None
-        values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
-        loss = values["loss"]
-        if step == start + 1:  # the programs are made, so it is known which kernels they call
-            used = kernels_pallas.backends_used()
-            if used:
-                progress.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
-            facts = metrics.run_facts(backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model))
-            if lead:
-                workdirs.write_json(workdir / "run.json", facts)
-        if not all(map(math.isfinite, values.values())):
-            raise checkpoints.not_finite(step, values, batch)
-        meta["window"] = [meta["window"][0] + loss, meta["window"][1] + 1]
-        if step % config.log.every and step != n_steps:
-            return
-        seconds = time.perf_counter() - clock - paused
-        rate = (step - clock_step) * tokens_per_step / seconds
-        meta["seconds"] += seconds
-        clock, clock_step, paused = time.perf_counter(), step, 0.0
-        used = flops.mfu(rate, flops_per_token)
-        row = {
-            "tokens": step * tokens_per_step,
-            "train/loss": loss,
-            "train/grad_norm": values["grad_norm"],
-            "train/param_norm": values["param_norm"],
-            "train/lr": values["lr"],
-            "tokens_per_s": rate,
-            "mfu": used,
-            "seconds": meta["seconds"],
-            "device_peak_gib": metrics.device_peak_gib(),
-        }
-        if writer is not None:
-            writer.write(step, row)
-        eta = (n_steps - step) * tokens_per_step / rate
-        progress.update(step, loss=loss, tokens_per_s=rate, mfu=used, eta=eta)
-
-    with (
-        jax.set_mesh(mesh),
-        stop,
-        jax.transfer_guard("disallow"),
-        checkpoints.named_when_disk_full(),
-        writer or contextlib.nullcontext(),
-    ):
+    pending = None  # the newest step, whose metrics are still on the device
+    profiling = False
+    with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -176,57 +105,54 @@ def train(config: Config, workdir: Path) -> bool:
             batch = next(iterator)["tokens"]
             tokens = to_devices(batch.reshape(config.train.accumulate, -1, seq_len + 1), batch_spec)
             state, device_metrics = train_step(state, tokens)
-            settle()  # the step before, while the device works on this one
+            if pending is not None:  # the step before, while the device works on this one
+                log_step(*pending, log, checkpoints)
             pending = (step, device_metrics, batch)
-            if profiling and (step == config.log.profile_start + config.log.profile_steps - 1 or step == n_steps):
-                settle()
-                jax.profiler.stop_trace()
-                profiling = False
+            if step == start + 1:  # the step is traced, so it is known which kernels it calls
+                used = kernels_pallas.backends_used()
+                if used:
+                    log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
+                facts = metrics.run_facts(
+                    backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model)
+                )
+                if lead:
+                    workdirs.write_json(workdir / "run.json", facts)
 
             every = config.eval.every
             last = step == n_steps
             stopping = stop.agreed(check=step % config.log.every == 0)
             evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)
             saving = last or stopping or (config.checkpoint.every and step % config.checkpoint.every == 0)
-            if not (evaluating or saving):
+            profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
+            if not (evaluating or saving or profiled):
                 continue
-            settle()
-            pause = time.perf_counter()
-            # ------------------------------------------------------------------------------------------ evaluate
-            if evaluating:
-                losses = evaluate(eval_step, state.params, domains, mesh=mesh)
-                row = {"tokens": step * tokens_per_step, "train/loss": meta["window"][0] / meta["window"][1]}
-                row |= summarize(losses, domains, corpus)
-                if last and config.eval.entropy_tokens:
-                    for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
-                        row |= {f"eval/{name}/{field}": value for name, value in values.items()}
-                meta["window"] = [0.0, 0]
-                means = {name: row[f"eval/{name}/loss"] for name in losses}
-                if not all(map(math.isfinite, means.values())):
-                    raise UserError(
-                        f"Step {step}: the evaluation gave {means}. The parameters are finite, so the model overflows "
-                        "on text it has not seen: lower config.optim.lr, in a new --workdir."
-                    )
-                if writer is not None:
-                    writer.write(step, row)
-                    block_losses.write(workdir, step, losses)
-                text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
-                progress.say(f"step {step}: train {row['train/loss']:.3f} | {text}")
-            # ---------------------------------------------------------------------------------------------- save
-            if saving:
-                meta["metrics"] = writer.position if writer is not None else 0
-                with jax.transfer_guard("allow"):
-                    checkpoints.save(step, state, iterator, meta)
-            paused += time.perf_counter() - pause
+            log_step(*pending, log, checkpoints)
+            pending = None
+            if profiled:
+                jax.profiler.stop_trace()
+                profiling = False
+            with log.clock.paused():
+                # -------------------------------------------------------------------------------------- evaluate
+                if evaluating:
+                    losses = evaluate(eval_step, state.params, domains, mesh=mesh)
+                    row = summarize(losses, domains, corpus)
+                    if last and config.eval.entropy_tokens:
+                        for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
+                            row |= {f"eval/{name}/{field}": value for name, value in values.items()}
+                    check_evaluation(step, row)
+                    log.evaluation(step, row, losses)
+                # ------------------------------------------------------------------------------------------ save
+                if saving:
+                    with jax.transfer_guard("allow"):
+                        checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
             if stopping and not last:
                 break
 
     # ---------------------------------------------------------------------------------------------------- finish
     checkpoints.wait()
     checkpoints.close()
-    finished = int(jax.device_get(state.step)) == n_steps
-    if not finished:
-        progress.say(
+    if int(jax.device_get(state.step)) != n_steps:
+        log.say(
             f"Stopped by {stop.name} after step {step}; everything is saved. Go on with the same command and "
             f"--workdir={workdir}"
         )
@@ -241,5 +167,25 @@ def train(config: Config, workdir: Path) -> bool:
             with jax.set_mesh(mesh):
                 sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
         facts = workdirs.read_json(workdir / "run.json")
-        progress.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
+        log.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True
+
+
+def log_step(
+    step: int, device_metrics: dict[str, jax.Array], batch: np.ndarray, log: TrainLog, checkpoints: Checkpoints
+) -> None:
+    """Fetch the metrics of a step and log them; what is not finite is refused, and its batch kept."""
+    values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
+    if not all(map(math.isfinite, values.values())):
+        raise checkpoints.not_finite(step, values, batch)
+    log.step(step, values)
+
+
+def check_evaluation(step: int, row: dict[str, float]) -> None:
+    """Refuse losses that are not finite: the parameters are, so the model overflows on some text."""
+    losses = {name: value for name, value in row.items() if name.startswith("eval/") and name.endswith("/loss")}
+    if not all(map(math.isfinite, losses.values())):
+        raise UserError(
+            f"Step {step}: the evaluation gave {losses}. The parameters are finite, so the model overflows "
+            "on text it has not seen: lower config.optim.lr, in a new --workdir."
+        )

@@ -8,9 +8,18 @@ from typing import Any
 
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
+from seqjax.upgrade import VERSION, upgrade_config
 
 # Settings that do not change what a run computes; a resumed run may have others.
-FREE = ("log.", "checkpoint.", "mesh.", "data.path", "data.cache_dir", "data.tokenizer_path", "eval.entropy_tokens")
+MAY_CHANGE = (
+    "log.",
+    "checkpoint.",
+    "mesh.",
+    "data.path",
+    "data.cache_dir",
+    "data.tokenizer_path",
+    "eval.entropy_tokens",
+)
 
 
 def fresh(config: Config) -> Path:
@@ -18,12 +27,12 @@ def fresh(config: Config) -> Path:
     return Path("runs") / f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def claim(workdir: Path, config: Config) -> None:
-    """Make `workdir` this run's: write `config.json`, or check that the one there asks for the same run."""
+def save_config(workdir: Path, config: Config) -> None:
+    """Make `workdir` and write `config.json`; `UserError` where the one that is there asks for another run."""
     path = workdir / "config.json"
     if path.exists():
-        old, new = read_json(path), to_dict(config)
-        changed = [d for d in differences(old, new) if not d.startswith(FREE)]
+        old, new = to_dict(load_config(workdir)), to_dict(config)
+        changed = [d for d in differences(old, new) if not d.startswith(MAY_CHANGE)]
         if changed:
             raise UserError(
                 f"{workdir} holds a run with another config: {'; '.join(changed)}. "
@@ -37,7 +46,7 @@ def claim(workdir: Path, config: Config) -> None:
         )
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        write_json(path, to_dict(config))
+        write_json(path, {"version": VERSION, **to_dict(config)})
     except OSError as error:
         raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
 
@@ -47,7 +56,7 @@ def load_config(workdir: Path) -> Config:
     path = workdir / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
-    return from_config_dict(read_json(path))
+    return from_config_dict(upgrade_config(read_json(path), where=str(path)))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from seqjax.config import Config, from_config_dict
-from seqjax.params import names
+from seqjax.nn.params import names
 
 GOLDEN = Path(__file__).parent / "golden" / "convert"
 # Folder of the public model -> our config file and what to override in its debug size.

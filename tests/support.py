@@ -20,7 +20,7 @@ from seqjax.config import Config, from_config_dict
 from seqjax.data import blocks
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.model import Model
+from seqjax.models import Model
 
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32
@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "const_qk": {"const": "qk"},
         "temperature": {"temperature": 0.5},
         "alibi_window_gqa": {"position": "alibi", "window": 5, "kv_heads": 2},
-        "bias_norm": {"bias": True, "qk_norm": True, "rope_base": 0.0},
+        "bias_norm": {"bias": True, "qk_norm": True, "position": "none"},
     },
     "top1_chunk": {
         "exact": {},
@@ -48,11 +48,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "approx_gqa": {"selection": "approx", "kv_heads": 1},
     },
     "rwkv7_shell": {
-        "top1_exact": {"select_chunk": 4},
-        "top1_approx": {"core": "top1_approx", "select_chunk": 4},
+        "top1_exact": {},
+        "top1_approx": {"core": "top1_approx"},
         "full": {"core": "full"},
         "window": {"core": "window", "window": 5},
-        "bare": {"core": "full", "shell": {"shift": False, "vres": False, "gate": False, "lnx": False}},
+        "bare": {"core": "full", "token_shift": False, "value_residual": False, "gate": False, "head_norm": False},
     },
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
@@ -87,13 +87,12 @@ FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mix
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:
     """The shipped config of `mixer` at a size for tests; overrides are dotted keys with `__` for the dot.
 
-    A mixer that only appears in the pattern of some config is tested in every layer of that model.
+    A mixer that only appears beside others in some config is tested in every layer of that model.
     """
     config = importlib.import_module(f"configs.{IN_PATTERN_OF.get(mixer, mixer)}").get_config("debug")
-    if config.model.pattern:
+    if isinstance(config.model.mixer, tuple):
         with config.ignore_type():
-            config.model.mixer = next(m for m in config.model.pattern if m["name"] == mixer)
-            config.model.pattern = ()
+            config.model.mixer = next(m for m in config.model.mixer if m["name"] == mixer)
     settings: dict[str, Any] = {
         "model.dim": 32,
         "model.n_layers": 2,

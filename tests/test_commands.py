@@ -19,7 +19,7 @@ FILES = [p for folder in ("configs", "configs/ablations") for p in sorted((suppo
 CONFIGS = [
     ".".join(path.relative_to(support.ROOT / "configs").with_suffix("").parts)
     for path in FILES
-    if path.stem not in ("__init__", "common")
+    if path.stem != "__init__"
 ]
 
 

@@ -23,12 +23,22 @@ from tests.test_configs import get, load
         ("model.mixer.implementation=xla", "model.mixer.implementation", "xla"),
         ("model.mixer.implementation=None", "model.mixer.implementation", None),
         (" train.seed=3 ,, mixed ", "train.seed", 3),
+        ("model.mixer.kv_heads=1", "model.mixer.kv_heads", 1),
+        ("model.mixer.kv_heads=1,model.mixer.kv_heads=None", "model.mixer.kv_heads", None),
+        ("model.mixer.position=none", "model.mixer.position", "none"),
+        ("optim.clip_norm=none", "optim.clip_norm", None),
+        ("data.path=2048", "data.path", "2048"),
+        ("model.mixer.name=transformer_pp", "model.mixer.window", None),
+        ("model.mixer.window=5,model.mixer.name=transformer_pp", "model.mixer.window", 5),
+        ("model.mixer={'name':'mamba1'}", "model.mixer.state", 16),
+        ("model.mixer=({'name':'mamba1'},{'name':'transformer_pp','window':7})", "model.mixer.1.heads", 2),
+        ("model.mixer=[{'name':'mamba1'},{'name':'mamba2'}],model.mixer[1].head_dim=32", "model.mixer.1.head_dim", 32),
     ],
 )
 def test_overrides(text, path, value):
     node = load("top1_chunk", f"debug,{text}")
     for part in path.split("."):
-        node = getattr(node, part)
+        node = node[int(part)] if isinstance(node, tuple) else getattr(node, part)
     assert node == value
     assert type(node) is type(value)
 
@@ -55,23 +65,37 @@ def test_overrides(text, path, value):
         ("model.mixer.name=top1_chnk", ["config.model.mixer.name", "Did you mean 'top1_chunk'", "transformer_pp"]),
         ("model.mixer.name=no.such.module", ["no module 'no'"]),
         ("model.mixer.name=seqjax.errors", ["does not define Config"]),
-        ("model.mixer.name=transformer_pp", ["config.model.mixer.chunk_size is not a setting", "rope_base"]),
+        ("model.mixer.name=transformer_pp,model.mixer.chunk_size=4", ["no setting 'chunk_size'", "rope_base"]),
+        ("model.mixer=({'name':'mamba1'},{'nam':'mamba2'})", ["config.model.mixer.name must name a mixer"]),
+        ("model.mixer=()", ["config.model.mixer is empty"]),
+        ("model.mixer[0].heads=4", ["there is one model.mixer", "write model.mixer.heads"]),
+        ("model.mixer[0].name=mamba1", ["there is one model.mixer"]),
+        ("model.mixer[0]=3", ["no setting 'mixer[0]'"]),
+        ("model.pattern=()", ["no setting 'pattern'", "It is model.mixer"]),
+        ("model.mixer.shell.lnx=False", ["no group 'shell'", "It is model.mixer.head_norm"]),
         ("model.mixer=3", ["config.model.mixer.name must name a mixer"]),
         ("model.mixer.chunk_size=0", ["chunk_size=0", "1 to 128"]),
         ("model.mixer.chunk_size=129", ["chunk_size=129", "config.train.seq_len=128"]),
-        ("model.mixer.selection=exactly", ["'exact' or 'approx'"]),
+        ("model.mixer.selection=exactly", ["config.model.mixer.selection='exactly'", "Did you mean 'exact'", "approx"]),
         ("model.mixer.heads=3", ["heads=3", "config.model.dim=64"]),
         ("model.mixer.heads=0", ["heads", "at least 1"]),
         ("model.mixer.kv_heads=4,model.mixer.heads=2", ["kv_heads=4"]),
         ("model.mixer.kv_heads=-1", ["kv_heads"]),
+        ("model.mixer.kv_heads=0", ["at least 1", "None is for as many as heads"]),
+        ("model.mixer.position=learned", ["config.model.mixer.position='learned'", "alibi, none, rope"]),
         ("model.mixer.head_dim=7", ["head width 7", "even"]),
         ("model.mixer.head_dim=-8", ["head_dim"]),
         ("model.mixer.rope_base=-1.0", ["rope_base"]),
+        ("model.mixer.rope_base=0", ["rope_base", "config.model.mixer.position=none"]),
         ("optim.lr=1e999", ["config.optim.lr"]),
         ("model.remat=some", ["config.model.remat", "attention, dots, full, none"]),
         ("model.dtype=float16", ["config.model.dtype"]),
         ("model.mlp.kind=relu", ["config.model.mlp.kind"]),
-        ("model.mlp.dim=-1", ["config.model.mlp.dim"]),
+        ("model.mlp.dim=0", ["config.model.mlp.dim", "None is for the usual multiple"]),
+        ("optim.clip_norm=0", ["config.optim.clip_norm=0", "None is for no clipping"]),
+        ("optim.clip_norm=much", ["config.optim.clip_norm must be float or None", "'much'"]),
+        ("eval.batch_size=0", ["config.eval.batch_size", "None is for the training micro-batch"]),
+        ("log.profile_start=0", ["config.log.profile_start", "None is for no profile"]),
         ("train.accumulate=3", ["config.train.batch_size=4", "config.train.accumulate=3"]),
         ("checkpoint.keep=0", ["config.checkpoint.keep"]),
         ("eval.tokens=0", ["config.eval.tokens"]),
@@ -86,6 +110,36 @@ def test_what_is_wrong_is_named(arg, says):
         load("top1_chunk", arg if arg in ("huge", "debgu", "limted") else f"debug,{arg}")
     for part in says:
         assert part in str(caught.value)
+
+
+# Of five mixers: convolution, linear attention, window attention, convolution, convolution.
+@pytest.mark.parametrize(
+    ("arg", "says"),
+    [
+        ("model.mixer.window=3", ["model.mixer has 5 here", "2 transformer_pp", "model.mixer[4].window"]),
+        ("model.mixer[5].window=3", ["model.mixer has 5 here"]),
+        ("model.mixer[1].window=3", ["no setting 'window'", "feature_dim"]),
+        ("model.mixer[2].windw=3", ["no setting 'windw'", "Did you mean 'window'"]),
+        ("model.mixer[2].window=0", ["config.model.mixer[2].window=0"]),
+        ("model.mixer[1].heads=many", ["config.model.mixer[1].heads must be int"]),
+        ("model.mixer[0].name=mamba", ["'mamba' is not a mixer", "Did you mean 'mamba"]),
+        ("model.n_layers=7", ["config.model.mixer has 5 mixers", "config.model.n_layers=7"]),
+    ],
+)
+def test_what_is_wrong_in_one_of_several_mixers_is_named(arg, says):
+    with pytest.raises(UserError) as caught:
+        load("based", f"debug,{arg}")
+    for part in says:
+        assert part in str(caught.value)
+
+
+def test_one_of_several_mixers_is_set_by_its_index():
+    plain = load("based", "debug").model.mixer
+    mixer = load(
+        "based", "debug,model.mixer[2].window=5,model.mixer[2].kv_heads=1,model.mixer[0].name=mamba1"
+    ).model.mixer
+    assert (mixer[2].window, mixer[2].kv_heads, mixer[0].name) == (5, 1, "mamba1")
+    assert mixer[1:2] + mixer[3:] == plain[1:2] + plain[3:], "the others stay as they were"
 
 
 def test_a_missing_setting_is_named():

@@ -14,7 +14,7 @@ import safetensors.numpy
 from seqjax.config import Config
 from seqjax.convert import export_weights, import_weights
 from seqjax.errors import UserError
-from seqjax.model import Model
+from seqjax.models import Model
 from tests import support
 from tests.convert_cases import CASES, GOLDEN, assert_equal_trees, config_of, copied
 

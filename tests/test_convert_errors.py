@@ -57,12 +57,12 @@ def test_a_missing_head_may_be_tied(tmp_path):
         ("llama", {"model__dim": 32}, "hidden_size is 24, this config has 32 (model.dim=24)"),
         ("llama", {"model__norm_eps": 1e-5}, "rms_norm_eps is 1e-06, this config has 1e-05 (model.norm_eps=1e-06)"),
         ("llama", {"model__mixer__rope_base": 1e4}, "(model.mixer.rope_base=50000.0)"),
-        ("llama", {"model__mixer__kv_heads": 0}, "(model.mixer.kv_heads=2)"),
+        ("llama", {"model__mixer__kv_heads": None}, "(model.mixer.kv_heads=2)"),
         ("llama", {"model__mlp__kind": "geglu"}, "(model.mlp.kind=swiglu)"),
         ("llama", {"model__tie_embeddings": True}, "(model.tie_embeddings=False)"),
         ("gpt2", {"train__seq_len": 64}, "(train.seq_len=32)"),
         ("gpt2", {"model__mlp__approximate_gelu": False}, "(model.mlp.approximate_gelu=True)"),
-        ("mamba", {"model__mixer__dt_rank": 0}, "time_step_rank is 3, this config has 1 (model.mixer.dt_rank=3)"),
+        ("mamba", {"model__mixer__dt_rank": None}, "time_step_rank is 3, this config has 1 (model.mixer.dt_rank=3)"),
         ("rwkv7", {"model__mixer__heads": 4}, "(model.mixer.heads=2)"),
         ("deltanet", {"model__mixer__value_dim": 64}, "(model.mixer.value_dim=32)"),
         ("gated_deltanet", {"model__mixer__key_dim": 16, "model__mixer__value_dim": 48}, "(model.mixer.key_dim=24)"),
@@ -112,6 +112,8 @@ def test_another_architecture(tmp_path):
         import_weights(GOLDEN / "llama", config_of("llama", model__mixer__qk_norm=True))
     with pytest.raises(UserError, match="'top1_chunk' has no public twin"):
         import_weights(GOLDEN / "llama", support.tiny("top1_chunk"))
+    with pytest.raises(UserError, match="'based_conv, based_linear, transformer_pp' has no public twin"):
+        import_weights(GOLDEN / "llama", from_config_dict(importlib.import_module("configs.based").get_config("debug")))
     with pytest.raises(UserError, match=r"heads of 16 it is 4e-05, not config\.model\.norm_eps=1e-05"):
         import_weights(copied("rwkv7", tmp_path)[0], config_of("rwkv7", model__norm_eps=1e-5))
     config = config_of("deltanet", model__mixer__norm_eps=1e-5)
@@ -218,5 +220,4 @@ def test_the_documentation_names_every_family():
     for name, family in FAMILIES.items():
         assert f"`configs/{name}.py`" in text
         for key in family.needs:
-            if key not in ("model.pattern",):
-                assert key.removeprefix("model.") in text, f"{name}: {key}"
+            assert key.removeprefix("model.") in text, f"{name}: {key}"

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs import common
+from seqjax import presets
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model
 from tests import support
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -29,7 +29,7 @@ def model(tmp_path, monkeypatch):
     exec(config, namespace)
     settings = namespace["get_config"]("debug,model.mixer.name=brought_along.ema,train.seq_len=13")
     assert settings.name == "ema"
-    assert settings.train == common.get_config("debug,train.seq_len=13", name="x", mixer={"name": "x"}).train
+    assert settings.train == presets.get_config("debug,train.seq_len=13", name="x", mixer={"name": "mamba2"}).train
     yield Model(from_config_dict(settings).model, max_len=13)
     for name in [n for n in sys.modules if n.startswith("brought_along")]:
         del sys.modules[name]

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from seqjax import report
+from seqjax import presets, report
+from seqjax.config import from_config_dict
 from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
 from tests import support
@@ -55,6 +56,12 @@ def rows(workdir, *, losses=(3.0, 2.0), mfu=None):
     evals = {"train/loss": 2.25, "eval/c4/loss": 2.125, "eval/arxiv/loss": 3.0625}
     lines.append({"step": len(losses), "tokens": 500_000 * len(losses), **evals})
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_every_mixer_of_a_hybrid_is_named(tmp_path, corpus):
+    config = from_config_dict(presets.read_config("based:debug"))
+    rows(tmp_path)
+    assert "mixer based_conv, based_linear, transformer_pp\n" in report.write(tmp_path, config, corpus, facts=FACTS)
 
 
 @pytest.mark.parametrize("sample", [None, "ab ```` c\nd"])

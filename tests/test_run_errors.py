@@ -47,7 +47,7 @@ def test_another_config_is_refused_by_its_keys(blocks_dir, workdir):
     with pytest.raises(UserError) as caught:
         train(settings(blocks_dir, optim__lr=1.0, model__mixer__window=8), workdir)
     assert "optim.lr: 0.002 -> 1.0" in str(caught.value)
-    assert "model.mixer.window: 0 -> 8" in str(caught.value)
+    assert "model.mixer.window: None -> 8" in str(caught.value)
     assert "another --workdir" in str(caught.value)
     assert "train.seed" not in str(caught.value)
     assert (workdir / "config.json").read_text() == before
@@ -161,20 +161,13 @@ def test_generate_refuses_what_makes_no_sense(workdir):
 
 
 # ------------------------------------------------------------------------------------- the command line
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ([], ["--config=configs/top1_chunk.py", "configs/transformer_pp.py"]),
-        (["--config=configs/top1_chnk.py:debug"], ["no Python file configs/top1_chnk.py", "configs/top1_chunk.py"]),
-        (["--config", "README.md"], ["no Python file README.md"]),
-    ],
-)
-def test_a_missing_config_file(argv, says, monkeypatch):
-    monkeypatch.chdir(support.ROOT)
-    with pytest.raises(UserError) as caught:
-        main.check_config_flag(argv)
-    for part in says:
-        assert part in str(caught.value)
+def test_overrides_are_told_from_flags():
+    argv = ["--workdir=a", "--config.train.steps=3", "--config=b.py:debug", "--config.data.path", "c=d", "-v=1"]
+    rest, overrides = main.split_overrides(argv)
+    assert rest == ["--workdir=a", "--config=b.py:debug", "-v=1"]
+    assert overrides == [("train.steps", "3"), ("data.path", "c=d")]
+    with pytest.raises(UserError, match=r"--config\.train\.steps has no value"):
+        main.split_overrides(["--config.train.steps"])
 
 
 def run_cli(*args, **options):
@@ -184,9 +177,18 @@ def run_cli(*args, **options):
 def test_exit_status_and_no_traceback(blocks_dir, workdir):
     """Through a real process: the words on stderr, status 2, nothing of Python's."""
     with_typo = run_cli("--config=configs/top1_chunk.py:debug,trian.steps=3")
+    elsewhere = {"cwd": workdir, "env": {**support.environment(), "PYTHONPATH": str(support.ROOT)}}
+    flag_typo = run_cli("--config=top1_chunk:debug", "--config.model.mixer.selection=exactly", **elsewhere)
+    no_config, stray = run_cli(), run_cli("top1_chunk")
     args = support.command(blocks_dir, workdir, "transformer_pp", train__seed=5)
     refused = support.run(args)
-    for result, says in ((with_typo, "Did you mean 'train'"), (refused, "train.seed: 0 -> 5")):
+    for result, says in (
+        (with_typo, "Did you mean 'train'"),
+        (flag_typo, "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"),
+        (no_config, "--config=configs/top1_chunk.py. Shipped: based, "),
+        (stray, "top1_chunk: every argument is --NAME=VALUE"),
+        (refused, "train.seed: 0 -> 5"),
+    ):
         assert result.returncode == 2, result.stderr
         assert "error: " in result.stderr
         assert says in result.stderr

@@ -102,6 +102,25 @@ def test_command_writes_table_points_and_picture(runs, tmp_path, capsys):
     assert (tmp_path / "out" / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_command_compares_at_the_loss_of_the_domains_named_in_against(runs, tmp_path, capsys):
+    """At equal loss of c4, which differs from the training loss by 0.1 in one run and by 0.6 in the other."""
+    slow = runs["slow"] / "metrics.jsonl"
+    lines = [json.loads(line) for line in slow.read_text().splitlines()]
+    lines = [x | {"eval/c4/loss": x["eval/c4/loss"] + 0.5} if "eval/c4/loss" in x else x for x in lines]
+    slow.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    path = write_study(tmp_path / "study.py", runs, against=("c4",))
+    study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
+    shown = capsys.readouterr().out
+    assert "(+0.750)" in shown
+    assert "(+0.250)" not in shown
+
+
+def test_the_lowest_half_nat_is_compared(runs):
+    """Higher losses, where words' frequencies are learned, are left out though both runs have passed through them."""
+    points = {name: read_points(path) for name, path in runs.items()}
+    assert common_losses(points, count=3) == pytest.approx([3.0, 2.75, 2.5])
+
+
 def test_errors_name_the_fix(runs, tmp_path):
     with pytest.raises(UserError, match="there is no file"):
         load_study(str(tmp_path / "absent.py"))
@@ -127,7 +146,7 @@ def trained_study(blocks_dir, tmp_path):
     tiny = TINY.format(data=blocks_dir)
     configs = {
         "slow": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny}",
-        "bad": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny},optim.lr=1e30,optim.clip_norm=0.0",
+        "bad": f"{support.ROOT}/configs/transformer_pp.py:debug,{tiny},optim.lr=1e30,optim.clip_norm=None",
         "fast": f"{support.ROOT}/configs/top1_chunk.py:debug,{tiny},model.mixer.chunk_size=8",
     }
     entries = {k: {"workdir": str(tmp_path / k), "config": config} for k, config in configs.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seqjax import evaluate, generate, metrics
-from seqjax.config import from_config_dict
+from seqjax import workdir as workdirs
 from seqjax.generate import sample
 from seqjax.train import train
 from tests import support
@@ -32,7 +32,7 @@ def test_what_a_workdir_holds(run):
     workdir, config = run
     files = {"config.json", "run.json", "metrics.jsonl", "report.md", "report.png"}
     assert {p.name for p in workdir.iterdir()} == files | {"checkpoints", "eval_losses", "tensorboard"}
-    assert from_config_dict(json.loads((workdir / "config.json").read_text())) == config
+    assert workdirs.load_config(workdir) == config
     assert support.checkpoint_steps(workdir) == [25, 30]  # `keep` is 2
     facts = json.loads((workdir / "run.json").read_text())
     assert facts["versions"]["jax"] == jax.__version__

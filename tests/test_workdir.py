@@ -21,10 +21,10 @@ def test_a_fresh_directory_says_what_it_holds(config):
     assert re.fullmatch(r"runs/top1_chunk-debug-\d{8}-\d{6}", str(workdirs.fresh(config)))
 
 
-def test_claiming_writes_the_config_and_claiming_again_is_fine(config, tmp_path):
+def test_the_config_is_saved_and_saving_it_again_is_fine(config, tmp_path):
     workdir = tmp_path / "deep" / "run"
-    workdirs.claim(workdir, config)
-    workdirs.claim(workdir, config)
+    workdirs.save_config(workdir, config)
+    workdirs.save_config(workdir, config)
     assert workdirs.load_config(workdir) == config
     assert [p.name for p in workdir.iterdir()] == ["config.json"], "no temporary file stays"
 
@@ -33,30 +33,30 @@ def test_claiming_writes_the_config_and_claiming_again_is_fine(config, tmp_path)
     "key", ["log.every", "log.tensorboard", "checkpoint.every", "checkpoint.keep", "mesh.fsdp", "data.path"]
 )
 def test_free_settings_are_free_and_kept(config, tmp_path, key):
-    workdirs.claim(tmp_path, config)
+    workdirs.save_config(tmp_path, config)
     values = to_dict(config)
     group, name = key.split(".")
     old = values[group][name]
     values[group][name] = not old if isinstance(old, bool) else old + type(old)(1)
     changed = from_config_dict(values)
-    workdirs.claim(tmp_path, changed)
+    workdirs.save_config(tmp_path, changed)
     assert workdirs.load_config(tmp_path) == changed
 
 
 def test_every_other_setting_decides_the_run(config, tmp_path):
     """Each number of the config in turn: a change is refused by its name, unless it is one of the free ones."""
-    workdirs.claim(tmp_path, config)
+    workdirs.save_config(tmp_path, config)
     tried = 0
     for group, settings in to_dict(config).items():
         if not isinstance(settings, dict):
             continue
         for name, old in settings.items():
-            if type(old) not in (int, float) or f"{group}.{name}".startswith(workdirs.FREE):
+            if type(old) not in (int, float) or f"{group}.{name}".startswith(workdirs.MAY_CHANGE):
                 continue
             values = to_dict(config)
             values[group][name] = (old / 2 if isinstance(old, float) else old * 2) or 1
             with pytest.raises(UserError, match=re.escape(f"{group}.{name}: {old!r} -> ")):
-                workdirs.claim(tmp_path, from_config_dict(values))
+                workdirs.save_config(tmp_path, from_config_dict(values))
             tried += 1
     assert tried > 15
 

@@ -1,12 +1,13 @@
 """Transformer++ whose keys are a trained table over positions, not computed from the input.
 
-python -m seqjax.main --config=configs/ablations/const_k.py
+python -m seqjax.main --config=configs/ablations/const_k.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="const_k", mixer=MIXER | {"const": "k"})
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(arg, name="const_k", base="transformer_pp", settings={"model.mixer.const": "k"})

@@ -1,12 +1,13 @@
 """Transformer++ whose queries and keys are trained tables over positions (a factorised Synthesizer).
 
-python -m seqjax.main --config=configs/ablations/const_qk.py
+python -m seqjax.main --config=configs/ablations/const_qk.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="const_qk", mixer=MIXER | {"const": "qk"})
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(arg, name="const_qk", base="transformer_pp", settings={"model.mixer.const": "qk"})

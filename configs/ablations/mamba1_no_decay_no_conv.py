@@ -1,14 +1,18 @@
 """Mamba-1 without decay and without convolution (its SiLU stays).
 
-python -m seqjax.main --config=configs/ablations/mamba1_no_decay_no_conv.py
+python -m seqjax.main --config=configs/ablations/mamba1_no_decay_no_conv.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.mamba1 import MIXER, model
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(
-        arg, name="mamba1_no_decay_no_conv", mixer=MIXER | {"decay": "none", "conv": False}, model=model
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(
+        arg,
+        name="mamba1_no_decay_no_conv",
+        base="mamba1",
+        settings={"model.mixer.decay": "none", "model.mixer.conv": False},
     )

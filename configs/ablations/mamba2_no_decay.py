@@ -1,12 +1,13 @@
 """Mamba-2 that forgets nothing: linear attention with a gate.
 
-python -m seqjax.main --config=configs/ablations/mamba2_no_decay.py
+python -m seqjax.main --config=configs/ablations/mamba2_no_decay.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.mamba2 import MIXER, model
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="mamba2_no_decay", mixer=MIXER | {"decay": "none"}, model=model)
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(arg, name="mamba2_no_decay", base="mamba2", settings={"model.mixer.decay": "none"})

@@ -1,12 +1,13 @@
 """Mamba-2 without the norm behind its gate.
 
-python -m seqjax.main --config=configs/ablations/mamba2_no_norm.py
+python -m seqjax.main --config=configs/ablations/mamba2_no_norm.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.mamba2 import MIXER, model
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="mamba2_no_norm", mixer=MIXER | {"norm": False}, model=model)
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(arg, name="mamba2_no_norm", base="mamba2", settings={"model.mixer.norm": False})

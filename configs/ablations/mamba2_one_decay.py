@@ -1,12 +1,13 @@
 """Mamba-2 whose heads share one decay per token.
 
-python -m seqjax.main --config=configs/ablations/mamba2_one_decay.py
+python -m seqjax.main --config=configs/ablations/mamba2_one_decay.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.mamba2 import MIXER, model
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="mamba2_one_decay", mixer=MIXER | {"decay": "one"}, model=model)
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(arg, name="mamba2_one_decay", base="mamba2", settings={"model.mixer.decay": "one"})

@@ -1,18 +1,18 @@
-"""Transformer++ with learned absolute positions in place of RoPE.
+"""Transformer++ with learned absolute positions, a table added to the embeddings, in place of RoPE.
 
-python -m seqjax.main --config=configs/ablations/position_absolute.py
+python -m seqjax.main --config=configs/ablations/position_absolute.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
-
-
-def model(size):
-    """A table of positions is added to the embeddings."""
-    del size
-    return {"learned_positions": True}
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="position_absolute", mixer=MIXER | {"position": "none"}, model=model)
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(
+        arg,
+        name="position_absolute",
+        base="transformer_pp",
+        settings={"model.mixer.position": "none", "model.learned_positions": True},
+    )

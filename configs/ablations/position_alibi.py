@@ -1,12 +1,15 @@
 """Transformer++ with ALiBi in place of RoPE.
 
-python -m seqjax.main --config=configs/ablations/position_alibi.py
+python -m seqjax.main --config=configs/ablations/position_alibi.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="position_alibi", mixer=MIXER | {"position": "alibi"})
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(
+        arg, name="position_alibi", base="transformer_pp", settings={"model.mixer.position": "alibi"}
+    )

@@ -1,12 +1,15 @@
 """Transformer++ without position encoding: the causal mask alone.
 
-python -m seqjax.main --config=configs/ablations/position_none.py
+python -m seqjax.main --config=configs/ablations/position_none.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="position_none", mixer=MIXER | {"position": "none"})
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(
+        arg, name="position_none", base="transformer_pp", settings={"model.mixer.position": "none"}
+    )

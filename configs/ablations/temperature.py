@@ -1,14 +1,20 @@
 """Transformer++ with unit queries and keys at a fixed temperature; sweep `model.mixer.temperature`.
 
-The entropy of the weights is measured at the end.
+The entropy of the weights is measured at the end; configs/studies/temperature.py is the sweep.
 
-python -m seqjax.main --config=configs/ablations/temperature.py
+python -m seqjax.main --config=configs/ablations/temperature.py:110m
+
+Not run.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
+from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """See configs/common.py for what `arg` may be."""
-    return common.get_config(arg, name="temperature", mixer=MIXER | {"temperature": 1.0}, entropy=True)
+    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    return presets.get_config(
+        arg,
+        name="temperature",
+        base="transformer_pp",
+        settings=lambda size: {"model.mixer.temperature": 1.0, "eval.entropy_tokens": size.entropy_tokens},
+    )

@@ -5,16 +5,19 @@ python -m seqjax.main --config=configs/ablations/window.py:64,110m      a window
 Not run; configs/studies/window.py is the sweep.
 """
 
-from configs import common
-from configs.transformer_pp import MIXER
+from seqjax import presets
 
 SWEEP = ("32", "64", "128", "256", "512", "1024", "full")  # arXiv 2505.18522, section 3, at T = 2,048
 
 
 def get_config(arg: str = ""):
-    """`[WINDOW,]` and what configs/common.py takes."""
+    """`[WINDOW,]` and what every config takes (seqjax/presets.py)."""
     first, _, rest = arg.partition(",")
     named = first.strip() == "full" or first.strip().isdecimal()
     window = first.strip() if named else "256"
-    mixer = MIXER | {"window": 0 if window == "full" else int(window)}
-    return common.get_config(rest if named else arg, name=f"window_{window}" if named else "window", mixer=mixer)
+    return presets.get_config(
+        rest if named else arg,
+        name=f"window_{window}" if named else "window",
+        base="transformer_pp",
+        settings={"model.mixer.window": None if window == "full" else int(window)},
+    )

@@ -2,7 +2,8 @@
 
     python -m seqjax.study --study=configs/studies/first_110m.py --out=docs/results/first_110m
 
-To train them, give each run its "config", e.g. `transformer_pp.get_config("110m,data.path=...,train.steps=1580,...")`.
+To train them, give each run its "config", e.g.
+`presets.load("transformer_pp").get_config("110m,data.path=...,train.steps=1580,...")`.
 """
 
 RESULTS = "docs/results/first_110m"

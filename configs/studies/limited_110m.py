@@ -14,23 +14,23 @@ COMMON = (
 )
 # In the order in which they are trained: the references and one of each kind first.
 RUNS = {
-    "Transformer++": "transformer_pp.py:110m",
-    "Transformer++, QK norm": "transformer_pp.py:110m,model.mixer.qk_norm=True",
-    "Top-1 Chunk, exact": "top1_chunk.py:110m",
-    "Mamba-2": "mamba2.py:110m",
-    "Gated DeltaNet": "gated_deltanet.py:110m",
-    "RWKV-7": "rwkv7.py:110m",
-    "Mamba-1": "mamba1.py:110m",
-    "RWKV-6": "rwkv6.py:110m",
-    "Top-1 Chunk, approx": "top1_chunk.py:110m,model.mixer.selection=approx",
-    "Top-1 Element": "top1_element.py:110m",
-    "W=256, QK norm": "transformer_pp.py:110m,model.mixer.window=256,model.mixer.qk_norm=True",
-    "DeltaNet": "deltanet.py:110m",
-    "W=256": "transformer_pp.py:110m,model.mixer.window=256",
-    "Transformer": "transformer.py:110m",
-    "RWKV-5": "rwkv5.py:110m",
-    "Based": "based.py:110m",
-    "RWKV-7 shell, Top-1 exact": "rwkv7_shell.py:110m",
+    "Transformer++": "transformer_pp:110m",
+    "Transformer++, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True",
+    "Top-1 Chunk, exact": "top1_chunk:110m",
+    "Mamba-2": "mamba2:110m",
+    "Gated DeltaNet": "gated_deltanet:110m",
+    "RWKV-7": "rwkv7:110m",
+    "Mamba-1": "mamba1:110m",
+    "RWKV-6": "rwkv6:110m",
+    "Top-1 Chunk, approx": "top1_chunk:110m,model.mixer.selection=approx",
+    "Top-1 Element": "top1_element:110m",
+    "W=256, QK norm": "transformer_pp:110m,model.mixer.window=256,model.mixer.qk_norm=True",
+    "DeltaNet": "deltanet:110m",
+    "W=256": "transformer_pp:110m,model.mixer.window=256",
+    "Transformer": "transformer:110m",
+    "RWKV-5": "rwkv5:110m",
+    "Based": "based:110m",
+    "RWKV-7 shell, Top-1 exact": "rwkv7_shell:110m",
 }
 DECAYED = {"Transformer++": (0.8, 0.6, 0.4), "Transformer++, QK norm": (0.8, 0.6, 0.4)}
 
@@ -48,7 +48,7 @@ def get_study():
         "runs": {
             label: {
                 "workdir": f"runs/limited_110m/{i:02d}",
-                "config": f"configs/{config},{COMMON},train.steps={n}",
+                "config": f"{config},{COMMON},train.steps={n}",
             }
             for i, (label, (config, n)) in enumerate(steps.items())
         },

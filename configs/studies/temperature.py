@@ -6,7 +6,7 @@ arXiv 2505.18522, section 3, with the paper's 100B tokens per run unless ARGUMEN
 Every run ends with the entropy of its attention (docs/protocol.md). Not run.
 """
 
-from configs.ablations import temperature
+from seqjax import presets
 
 ARGUMENT = "110m,limited"
 SWEEP = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
@@ -14,6 +14,7 @@ SWEEP = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
 
 def get_study():
     """Title, reference, domains and runs."""
+    temperature = presets.load("ablations/temperature")
     return {
         "title": "Transformer++ at 110M, unit queries and keys at fixed temperatures",
         "reference": "temperature 1.0",

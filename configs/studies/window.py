@@ -5,13 +5,14 @@
 arXiv 2505.18522, section 3, with the paper's 100B tokens per run unless ARGUMENT says less. Not run.
 """
 
-from configs.ablations import window
+from seqjax import presets
 
 ARGUMENT = "110m,limited"
 
 
 def get_study():
     """Title, reference, domains and runs."""
+    window = presets.load("ablations/window")
     return {
         "title": "Transformer++ at 110M over windows",
         "reference": "full",

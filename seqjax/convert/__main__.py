@@ -8,32 +8,19 @@ seqjax.evaluate, .generate and .main open. `export` writes the newest checkpoint
 """
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 
 from absl import logging
 
+from seqjax import presets
 from seqjax import workdir as workdirs
 from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config, from_config_dict
 from seqjax.convert.weights import export_weights, family_of, import_weights
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
-from seqjax.params import count
-
-
-def load_config(flag: str) -> Config:
-    """The config of `FILE.py[:ARG]`, as `python -m seqjax.main --config` takes it."""
-    name, _, argument = flag.partition(":")
-    path = Path(name)
-    if not path.is_file() or path.suffix != ".py":
-        raise UserError(f"--config: there is no Python file {path}. Run from the root of the repository.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return from_config_dict(module.get_config(argument))
+from seqjax.nn.params import count
 
 
 def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
@@ -41,7 +28,7 @@ def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
     if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
     params = import_weights(weights, config)
-    workdirs.claim(workdir, config)
+    workdirs.save_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     checkpoints.save_params(0, params)
     checkpoints.wait()
@@ -76,7 +63,7 @@ def main(argv: list[str]) -> None:
     giving.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     args = parser.parse_args(argv)
     if args.command == "import":
-        to_workdir(args.weights, load_config(args.config), args.workdir)
+        to_workdir(args.weights, from_config_dict(presets.read_config(args.config)), args.workdir)
     else:
         to_file(args.workdir, args.out, args.dtype)
 

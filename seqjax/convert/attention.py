@@ -27,7 +27,7 @@ ORDINARY: dict[str, tuple[Any, ...]] = {
     **PLAIN,
     "model.mixer.qk_norm": (False,),
     "model.mixer.const": ("none",),
-    "model.mixer.temperature": (0.0,),
+    "model.mixer.temperature": (None,),
 }
 
 
@@ -56,14 +56,12 @@ def _rope_fix(value: Any, found: dict[str, Any]) -> str:
 
 
 def _llama_label(config: Config) -> tuple[str, str]:
-    if not config.model.mixer.rope_base:
-        raise UserError("Llama rotates queries and keys; config.model.mixer.rope_base=0 does not.")
-    if not config.model.mixer.window:
+    if config.model.mixer.window is None:
         return "llama", "LlamaForCausalLM"
     if config.model.mixer.bias or config.model.mlp.bias:
         raise UserError(
             "A Llama with a window is a Mistral, which has no biases: set config.model.mixer.bias and "
-            "config.model.mlp.bias to False, or config.model.mixer.window to 0."
+            "config.model.mlp.bias to False, or config.model.mixer.window to None."
         )
     return "mistral", "MistralForCausalLM"
 
@@ -107,9 +105,9 @@ LLAMA = Family(
         Setting("rope_theta", lambda config: config.model.mixer.rope_base, _rope, _rope_fix),
         Setting(
             "sliding_window",
-            lambda config: config.model.mixer.window or None,
+            lambda config: config.model.mixer.window,
             lambda found: found.get("sliding_window", 4096) if found.get("model_type") == "mistral" else None,
-            lambda value, found: f"model.mixer.window={value or 0}",
+            lambda value, found: f"model.mixer.window={value}",
         ),
         told("max_position_embeddings", lambda config: config.train.seq_len),
     ),
@@ -172,9 +170,9 @@ GPT2 = Family(
         "model.mlp.bias": (True,),
         "model.mixer.bias": (True,),
         "model.mixer.position": ("none",),
-        "model.mixer.kv_heads": (0,),
-        "model.mixer.head_dim": (0,),
-        "model.mixer.window": (0,),
+        "model.mixer.kv_heads": (None,),
+        "model.mixer.head_dim": (None,),
+        "model.mixer.window": (None,),
     },
     redundant=r"\.h\.\d+\.attn\.(masked_)?bias$",  # the causal mask
 )

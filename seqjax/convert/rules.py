@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from seqjax.block import default_mlp_dim
 from seqjax.config import Config
+from seqjax.models.block import default_mlp_dim
 
 MISSING = object()  # a key that a config.json lacks and that has no default: nothing to compare
 
@@ -64,7 +64,7 @@ class Family(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------------------ settings
 def key(public: str, ours: str, get: Callable[[Config], Any] | None = None, *, default: Any = MISSING) -> Setting:
-    """A public key that our key `ours` decides: equal to it, or to what `get` makes of its 0 for "as usual"."""
+    """A public key that our key `ours` decides: equal to it, or to what `get` makes of its None for "as usual"."""
     return Setting(
         public,
         get or operator.attrgetter(ours),
@@ -139,7 +139,6 @@ def outside(embed: str, last: str) -> tuple[Rule, ...]:
 
 # --------------------------------------------------------------------------------------------------------------- needs
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "model.pattern": ((),),
     "model.norm": ("rmsnorm",),
     "model.embed_norm": (False,),
     "model.learned_positions": (False,),

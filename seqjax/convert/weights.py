@@ -15,8 +15,8 @@ from seqjax.convert.linear_attention import DELTANET, GATED_DELTANET, RWKV7
 from seqjax.convert.mamba import MAMBA, MAMBA2
 from seqjax.convert.rules import Family
 from seqjax.errors import UserError
-from seqjax.model import Model
-from seqjax.params import names
+from seqjax.models import Model
+from seqjax.nn.params import names
 from seqjax.types import Params
 from seqjax.workdir import write_json
 
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
 
 def family_of(config: Config) -> Family:
     """The public twin of a config's architecture; `UserError` where it has none."""
-    name = config.model.mixer.name
+    name = config.model.mixer_names
     if name not in FAMILIES:
         raise UserError(f"config.model.mixer.name={name!r} has no public twin. Those that have: {', '.join(FAMILIES)}.")
     public_config.check_needs(FAMILIES[name], config)

@@ -7,6 +7,7 @@ readings).
 """
 
 import dataclasses
+from typing import Literal
 
 import kernels_pallas
 from seqjax.errors import UserError
@@ -19,7 +20,7 @@ class Config(AttentionConfig):
     """`v_grad`: "hard" (to the chosen value only, the gradient of what is computed) or "soft" (as softmax gives it)."""
 
     qk_norm: bool = True
-    v_grad: str = "hard"
+    v_grad: Literal["hard", "soft"] = "hard"
     implementation: str | None = None
 
     def check(self, *, dim: int, seq_len: int) -> None:
@@ -27,8 +28,6 @@ class Config(AttentionConfig):
         super().check(dim=dim, seq_len=seq_len)
         if self.position == "alibi":
             raise UserError("config.model.mixer.position='alibi' is for softmax attention; choose rope or none.")
-        if self.v_grad not in ("hard", "soft"):
-            raise UserError(f"config.model.mixer.v_grad={self.v_grad!r} must be 'hard' or 'soft'.")
 
 
 class Mixer(AttentionMixer):
@@ -41,9 +40,9 @@ class Mixer(AttentionMixer):
         )
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """One query over the cache."""
+        """Let one query attend to the cache."""
         return kernels_pallas.top1_element_decode(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """QK^T and, for the backward, PV over the causal half."""
+        """Count QK^T and, for the backward, PV over the causal half."""
         return 4 * self.config.heads * self.head_dim * (seq_len + 1) / 2

@@ -5,6 +5,7 @@ embeddings, LayerNorm, GELU MLP of 4 times the width with biases (configs/transf
 """
 
 import dataclasses
+from typing import Literal
 
 from seqjax.mixers import transformer_pp
 
@@ -13,7 +14,7 @@ from seqjax.mixers import transformer_pp
 class Config(transformer_pp.Config):
     """Biases; positions come from `config.model.learned_positions`."""
 
-    position: str = "none"
+    position: Literal["rope", "alibi", "none"] = "none"
     bias: bool = True
 
 

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("Stopped; every run has saved where it is. Go on with the same command.\n")
         sys.exit(130)
-    if not args.only:
+    if args.out is not None and not args.only:
         write_results(study, args.out, without={run.label for run in failed})
     if failed:
         raise UserError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(run.label for run in failed)}.")

@@ -5,20 +5,19 @@ It returns a dict with
     title       of tables and pictures
     reference   label of the run that gaps are taken to
     domains     which are compared
-    runs        label -> {"workdir": DIR, "config": "FILE.py:ARGUMENT" or a ConfigDict}; read alone without "config"
+    runs        label -> {"workdir": DIR, "config": "FILE_OR_NAME:ARG" or a ConfigDict}; read alone without "config"
     against     optional: domains whose mean loss is compared at, instead of the training loss
 
 and is named on the command line as `configs/studies/NAME.py[:SIZE]`.
 """
 
 import dataclasses
-import importlib.util
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from seqjax import presets
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
 from seqjax.study.runner import Run
@@ -41,7 +40,7 @@ def load_study(text: str) -> Study:
     path = Path(name)
     if not path.is_file():
         raise UserError(f"--study: there is no file {path}.")
-    get_study = _load_module(path).get_study
+    get_study = presets.load_file(path).get_study
     if size and not inspect.signature(get_study).parameters:
         raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
     study: dict[str, Any] = get_study(size) if size else get_study()
@@ -56,17 +55,4 @@ def load_study(text: str) -> Study:
 
 
 def _config(config: Any) -> Config:
-    if isinstance(config, str):
-        name, _, argument = config.partition(":")
-        if not Path(name).is_file():
-            raise UserError(f"A run of the study has the config {config!r}, but there is no file {name}.")
-        config = _load_module(Path(name)).get_config(argument)
-    return from_config_dict(config)
-
-
-def _load_module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return from_config_dict(presets.read_config(config) if isinstance(config, str) else config)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import open_corpus
+from seqjax.data import open_corpus, pipeline
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import ByteTokenizer
@@ -56,6 +56,37 @@ def test_what_it_holds(cache: str):
     text = corpus.tokenizer.decode(next(iterator)["tokens"].ravel())
     iterator.close()
     assert text.isprintable() or "\n" in text
+
+
+def test_every_document_is_between_its_marks(cache: str):
+    corpus = open_corpus(DataConfig(cache_dir=cache), seq_len=128, vocab_size=258)
+    bos, eos = corpus.tokenizer.bos, corpus.tokenizer.eos
+    for rows in (corpus.train_sample("doctest", count=10**6), corpus.eval_blocks("math_docs", count=10**6).tokens):
+        assert rows[0, 0] == bos
+        pairs = np.stack([rows[:, :-1].ravel(), rows[:, 1:].ravel()])
+        begins, ends = pairs[1] == bos, pairs[0] == eos
+        assert begins.sum() > 30
+        np.testing.assert_array_equal(begins, ends)
+
+
+def test_settings_reach_the_batches(cache: str):
+    def rows(**settings) -> np.ndarray:
+        corpus = open_corpus(DataConfig(cache_dir=cache, **settings), seq_len=512, vocab_size=258)
+        iterator = corpus.train_iterator(batch_size=50)
+        assert isinstance(iterator, pipeline.TrainIterator)
+        identity = iterator.get_state()["identity"]
+        assert identity["seed"] == settings.get("seed", 0)
+        batch = next(iterator)["tokens"]
+        iterator.close()
+        return batch
+
+    plain = rows()
+    np.testing.assert_array_equal(plain, rows())
+    assert (plain != rows(seed=1)).any()
+    chosen = {"train_domains": ("c_code", "doctest"), "weights": (0.2, 0.8)}
+    corpus = open_corpus(DataConfig(cache_dir=cache, **chosen), seq_len=512, vocab_size=258)
+    own = {row.astype("<u2").tobytes() for row in corpus.train_sample("c_code", count=10**6)}
+    assert abs(sum(row.astype("<u2").tobytes() in own for row in rows(**chosen)) - 0.2 * 50) <= 1
 
 
 def test_domains(documents: list[extract.Document]):

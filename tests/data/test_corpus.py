@@ -1,7 +1,11 @@
 """What a training loop sees: evaluation sets, baselines, and messages that name the fix."""
 
+import itertools
 import json
+import math
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +110,86 @@ def test_bigram_is_a_distribution_and_learns():
     assert ngram.bigram_loss(rows[:1], rows[50:], vocab_size=7) < np.log(50)  # hardly any training data
 
 
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blocks of c4 and arxiv: 400 validation documents each, a little more than a block, with their number in them."""
+    root = tmp_path_factory.mktemp("numbered")
+    for split in ("train", "validation"):
+        lines = [row(d, f"{split[0]}{i:03d} " * 7) for i in range(400) for d in ("c4", "arxiv")]
+        write_shard(root / "source" / split / "a.jsonl.zst", lines)
+    prepare.prepare(str(root / "source"), root / "out", tokenizer="byte", seq_len=T, workers=1)
+    return root / "out"
+
+
+def document_numbers(corpus: Corpus, rows: np.ndarray, split: str) -> list[int]:
+    """The number of a document that each block holds a part of, in order."""
+    found = [re.findall(rf"{split}(\d\d\d) ", corpus.tokenizer.decode(r)) for r in rows]
+    return sorted(int(numbers[0]) for numbers in found if numbers)
+
+
+@pytest.mark.parametrize("count", [20, 150])
+@pytest.mark.parametrize("domain", ["c4", "arxiv"])
+def test_evaluation_blocks_are_from_the_whole_domain(numbered: Path, domain: str, count: int):
+    """In and out of domain: every quarter of the documents has its share, and the middle is in the middle."""
+    corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4", "arxiv"))
+    for seed in (0, 1):
+        rows = corpus.eval_blocks(domain, count=count, seed=seed).tokens
+        picked = document_numbers(corpus, rows, "v" if domain == "c4" else "[vt]")
+        assert len({r.tobytes() for r in rows}) == len(picked) == count
+        per_quarter = np.histogram(picked, bins=4, range=(0, 400))[0]
+        assert min(per_quarter) >= count / 4 / 4
+        assert abs(np.mean(picked) - 199.5) < 4 * 400 / math.sqrt(12 * count)
+
+
+@pytest.mark.parametrize("count", [10, 150])
+def test_the_training_sample_is_evenly_spaced(numbered: Path, count: int):
+    """Neighbours are never much further apart than on average, nor is an end left out."""
+    corpus = open_blocks(numbered, train_domains=("c4",), eval_domains=("c4",))
+    rows = corpus.train_sample("c4", count=count)
+    picked = document_numbers(corpus, rows, "t")
+    assert len({r.tobytes() for r in rows}) == len(picked) == count
+    assert max(np.diff([0, *picked, 399])) <= 2.5 * 400 / count
+
+
+def own_bigram_losses(train: np.ndarray, test: np.ndarray, vocab_size: int) -> dict[float, float]:
+    """Nats per token for every strength of smoothing, by counting pairs one after the other."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    for block in train.tolist():
+        pairs.update(itertools.pairwise(block))
+    follows, leads = Counter(), Counter()
+    for (a, b), n in pairs.items():
+        leads[a] += n
+        follows[b] += n
+    total = sum(follows.values())
+    losses = {}
+    for k in ngram.STRENGTHS:
+        nats = [
+            -math.log((pairs[a, b] + k * (follows[b] + 1) / (total + vocab_size)) / (leads[a] + k))
+            for block in test.tolist()
+            for a, b in itertools.pairwise(block)
+        ]
+        losses[k] = sum(nats) / len(nats)
+    return losses
+
+
 def test_bigram_of_a_corpus(blocks_dir: Path):
+    """Counted on the training domains, smoothed as suits a held-out tenth, tested on text in domain alone."""
     corpus = open_blocks(blocks_dir)
-    loss = corpus.bigram_loss(max_tokens=1000)
+    assert corpus.in_domain == set(corpus.train_domains) < set(corpus.eval_domains)
+    max_tokens = 50 * T
+    train = np.concatenate([corpus.train_sample(d, count=10**6) for d in corpus.train_domains])
+    tests = {d: corpus.eval_blocks(d, count=50).tokens for d in corpus.eval_domains}
+    inside = np.concatenate([rows for d, rows in tests.items() if d in corpus.in_domain])
+    loss = corpus.bigram_loss(max_tokens=max_tokens)
     assert loss is not None
-    assert 0.5 < loss < np.log(258)
+    shuffled = np.random.default_rng(1).permutation(train)
+    tenth = len(shuffled) // 10
+    on_held_out = own_bigram_losses(shuffled[:-tenth], shuffled[-tenth:], 258)
+    strength = min(on_held_out, key=on_held_out.__getitem__)
+    losses = own_bigram_losses(train, inside, 258)
+    assert loss == pytest.approx(losses[strength], rel=1e-9)
+    mixed = own_bigram_losses(train, np.concatenate(list(tests.values())), 258)
+    assert min(abs(x - loss) for x in mixed.values()) > 1e-3, "text out of domain would make no difference"
     corpus.tokenizer = type("Large", (), {"vocab_size": 32_000})()
     assert corpus.bigram_loss() is None
 
@@ -143,6 +222,8 @@ def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.Monk
         open_blocks(blocks_dir, vocab_size=256)
     with pytest.raises(UserError, match=r"'arxive' is not a domain.*Did you mean 'arxiv'"):
         open_blocks(blocks_dir, eval_domains=("arxive",))
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer_path is for the mixtral tokenizer"):
+        open_blocks(blocks_dir, tokenizer_path="some.model")
     with pytest.raises(UserError, match="names a domain twice"):
         open_blocks(blocks_dir, train_domains=("c4", "c4"))
     with pytest.raises(UserError, match="Did you mean 'blocks'"):

@@ -1,5 +1,6 @@
 """Blocks through Grain: order, shares, division over processes, and exact resuming."""
 
+import multiprocessing
 from collections import Counter
 from pathlib import Path
 
@@ -111,14 +112,39 @@ def test_a_process_without_blocks_is_refused(numbered):
         numbers(numbered, batches=1, count=101)
 
 
-def test_no_block_is_lost_or_repeated_across_domains(blocks_dir: Path):
-    corpus = open_blocks(blocks_dir, weights=(0.5, 0.5), train_domains=("commoncrawl", "c4"))
-    blocks = sum(corpus.tokens.values()) // (T + 1)
-    rows = take(corpus.train_iterator(batch_size=2), blocks // 2 - 5)
-    counts = Counter(row.tobytes() for row in rows)
-    # Equal shares of unequal domains: the smaller one may have begun again, no other block comes twice.
-    assert max(counts.values()) <= 2
-    assert sum(n - 1 for n in counts.values()) <= max(corpus.tokens.values()) // (T + 1)
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.8, 0.2)])
+def test_no_block_is_lost_or_repeated_across_domains(blocks_dir: Path, shares: tuple[float, float]):
+    """Each domain begins again when all of its blocks were given, whatever the other one does."""
+    domains = ("commoncrawl", "c4")
+    corpus = open_blocks(blocks_dir, weights=shares, train_domains=domains)
+    blocks = {d: {row.tobytes() for row in corpus.train_sample(d, count=10**6)} for d in domains}
+    total = sum(map(len, blocks.values()))
+    assert total == sum(corpus.tokens.values()) // (T + 1), "two blocks are alike"
+    rows = take(corpus.train_iterator(batch_size=2), total // 2 + 20)
+    counts = Counter(row.astype("<u2").tobytes() for row in rows)
+    assert counts.keys() <= set.union(*blocks.values())
+    for domain, share in zip(domains, shares):
+        drawn = sum(counts[block] for block in blocks[domain])
+        assert abs(drawn - share * len(rows)) <= 1
+        whole_epochs, begun = divmod(drawn, len(blocks[domain]))
+        times = Counter(counts[block] for block in blocks[domain])
+        assert times == Counter({whole_epochs: len(blocks[domain]) - begun}) + Counter({whole_epochs + 1: begun})
+
+
+def test_each_process_of_a_corpus_has_its_own_blocks(blocks_dir: Path):
+    corpus = open_blocks(blocks_dir, train_domains=("c4",))
+    epoch = corpus.tokens["c4"] // (T + 1)
+    parts = [take(corpus.train_iterator(batch_size=1, process_index=i, process_count=2), epoch // 2) for i in (0, 1)]
+    seen = [{row.tobytes() for row in part} for part in parts]
+    assert [len(part) for part in seen] == [epoch // 2] * 2
+    assert not seen[0] & seen[1]
+
+
+def test_workers_are_processes(blocks_dir: Path):
+    iterator = open_blocks(blocks_dir, workers=2).train_iterator(batch_size=3)
+    next(iterator)
+    assert len(multiprocessing.active_children()) >= 2
+    iterator.close()
 
 
 def test_resumes_exactly_at_every_point(blocks_dir: Path, manager: ocp.CheckpointManager):

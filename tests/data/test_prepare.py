@@ -174,3 +174,28 @@ def test_command_line(corpus_dir: Path, tmp_path: Path):
     assert failed.returncode == 2
     assert "no file or directory" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_path: Path):
+    """Each of them, by what it makes of the same shards."""
+    flags = ["--seq_len=24", "--domains=c4,arxiv", "--min_tokens=60", "--max_tokens=70", "--workers=1"]
+    subprocess.run(command(corpus_dir, tmp_path / "command", *flags), capture_output=True, check=True)
+    options = {"seq_len": 24, "domains": ["c4", "arxiv"], "min_tokens": 60, "max_tokens": 70}
+    prepared(corpus_dir, tmp_path / "function", **options)
+    assert contents(tmp_path / "command") == contents(tmp_path / "function")
+    for name in options:
+        rest = {key: value for key, value in options.items() if key != name}
+        prepared(corpus_dir, tmp_path / name, **rest)
+        assert contents(tmp_path / name) != contents(tmp_path / "function"), name
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [("--strict", "a.jsonl.zst:2: not JSON"), ("--tokenizer_path=some.model", "tokenizer_path is for the mixtral")],
+)
+def test_flags_that_refuse(tmp_path: Path, flag: str, says: str):
+    write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "good"), b"{not json\n"])
+    args = command(tmp_path / "source", tmp_path / "out", "--workers=1", flag)
+    refused = subprocess.run(args, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert says in refused.stderr

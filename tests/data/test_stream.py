@@ -163,6 +163,70 @@ def test_evaluation_reads_validation_then_train(corpus_dir: Path):
     assert outside.index("arxiv validation") < outside.index("arxiv train")
 
 
+def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
+    """BOS, bytes, EOS of every document of a domain, in the order of the shards."""
+    tokenizer = ByteTokenizer()
+    found = [s for s in shards.find_shards(str(root)) if s.split == split]
+    documents = [shards.parse(line) for s in found for line in shards.read_lines(s)]
+    pieces = [[tokenizer.bos, *text.encode(), tokenizer.eos] for name, text in documents if name == domain]
+    return np.concatenate(pieces)
+
+
+def test_evaluation_has_the_tokens_of_the_documents(corpus_dir: Path):
+    """Token by token, with the marks of beginning and end where they belong."""
+    assert ByteTokenizer().bos != ByteTokenizer().eos
+    corpus = open_stream(corpus_dir)
+    for domain in ("c4", "arxiv"):
+        blocks = corpus.eval_blocks(domain, count=10).tokens
+        assert blocks.shape == (10, T + 1)
+        np.testing.assert_array_equal(blocks.ravel(), stream_of(corpus_dir, "validation", domain)[: blocks.size])
+    sample = corpus.train_sample("c4", count=10)
+    np.testing.assert_array_equal(sample.ravel(), stream_of(corpus_dir, "train", "c4")[: sample.size])
+
+
+def first_rows(corpus: Corpus, batches: int = 4, **options) -> np.ndarray:
+    iterator = corpus.train_iterator(batch_size=4, **options)
+    rows = np.concatenate([next(iterator)["tokens"] for _ in range(batches)])
+    iterator.close()
+    return rows
+
+
+@pytest.fixture(scope="module", params=["one shard", "shards of one line"])
+def for_order(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where only the order of documents, or only that of shards, can depend on a seed."""
+    root = tmp_path_factory.mktemp("order")
+    rng = np.random.default_rng(0)
+    lines = [row("c4", f"{i:02d} {some_text(rng, 15)}") for i in range(24)]
+    write_shard(root / "validation" / "v.jsonl.zst", lines)
+    for index in range(1) if request.param == "one shard" else range(24):
+        write_shard(
+            root / "train" / f"s{index:02d}.jsonl.zst",
+            lines if request.param == "one shard" else lines[index : index + 1],
+        )
+    return root
+
+
+def test_the_seed_decides_the_order(for_order: Path):
+    def new(seed: int) -> np.ndarray:
+        corpus = open_stream(for_order, train_domains=("c4",), eval_domains=("c4",), seed=seed)
+        return first_rows(corpus)
+
+    np.testing.assert_array_equal(new(1), new(1))
+    orders = [texts(new(seed).ravel()) for seed in (0, 1, 2)]
+    assert len({tuple(order) for order in orders}) == 3
+    documents = texts(stream_of(for_order, "train", "c4"))
+    assert all(set(order) < set(documents) for order in orders)
+
+
+def test_each_process_of_a_corpus_has_its_own_documents(corpus_dir: Path):
+    """The first blocks of two processes and of two workers share no document."""
+    corpus = open_stream(corpus_dir, train_domains=("c4",), eval_domains=("c4",))
+    first, second = (set(texts(first_rows(corpus, process_index=i, process_count=2).ravel())) for i in (0, 1))
+    assert len(first) > 5
+    assert len(second) > 5
+    assert not first & second
+
+
 def test_messages(tmp_path: Path, corpus_dir: Path):
     with pytest.raises(UserError, match="no file or directory"):
         open_stream(tmp_path / "absent")

@@ -1,0 +1,201 @@
+"""Values into frozen dataclasses and back: what types they must have, which are missing, which key a typo meant.
+
+`seqjax.config` says which settings there are. Here is what holds for any of them: defaults and allowed values are
+those of the dataclass, a complaint names the full key and the nearest known one, and text becomes a value by the type
+of its field.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from seqjax import mixers
+from seqjax.errors import UserError, nearest
+
+T = TypeVar("T")
+
+# Marks the field that holds a mixer's own `Config` or a tuple of them: which class that is, its `name` decides.
+MIXER = "mixer"
+BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Types of the settings of a dataclass, by name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def is_group(value: Any) -> bool:
+    """Whether `value` holds settings by name, as a dict or a `ConfigDict`."""
+    return isinstance(value, Mapping) or hasattr(value, "items")
+
+
+def _is_mixer(hint: Any) -> bool:
+    return MIXER in getattr(hint, "__metadata__", ())
+
+
+def _optional(hint: Any) -> tuple[Any, bool]:
+    """The type without None, and whether None was one of its alternatives."""
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return hint, False
+    options = typing.get_args(hint)
+    return next(o for o in options if o is not type(None)), type(None) in options
+
+
+# ------------------------------------------------------------------------------------------------- values -> dataclass
+def parse(cls: type[T], values: Any, path: str = "config") -> T:
+    """Build the dataclass `cls` from a mapping, recursively; every complaint names the full key."""
+    hints, items = hints_of(cls), dict(values.items())
+    for key in items:
+        if key not in hints:
+            raise UserError(f"{path}.{key} is not a setting.{nearest(str(key), hints)}")
+    kwargs = {}
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        if field.name in items:
+            kwargs[field.name] = _value(hints[field.name], items[field.name], f"{path}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{path}.{field.name} is missing; set it in the config file.")
+    return cls(**kwargs)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if _is_mixer(hint):
+        if isinstance(value, list | tuple):
+            if not value:
+                raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.names())}")
+            several = [_mixer(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return tuple(several) if len(several) > 1 else several[0]
+        return _mixer(value, path)
+    if dataclasses.is_dataclass(hint):
+        if not is_group(value):
+            raise UserError(f"{path} must be a group of settings, not {value!r}.")
+        return parse(typing.cast(type, hint), value, path)
+    hint, may_be_none = _optional(hint)
+    if value is None and may_be_none:
+        return None
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise UserError(f"{path} must be a list, not {value!r}; write ({value!r},).")
+        element = typing.get_args(hint)[0]
+        return tuple(_value(element, v, f"{path}[{i}]") for i, v in enumerate(typing.cast(Any, value)))
+    if origin is typing.Literal:
+        known = typing.get_args(hint)
+        if not isinstance(value, str) or value not in known:
+            also = " None leaves the choice to seqjax." if may_be_none else ""
+            raise UserError(f"{path}={value!r} is not known.{nearest(str(value), known)}{also}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
+        kind = hint.__name__ + (" or None" if may_be_none else "")
+        raise UserError(f"{path} must be {kind}, not {type(value).__name__} {value!r}.")
+    return value
+
+
+def _mixer(value: Any, path: str) -> Any:
+    name = value.get("name") if is_group(value) else None
+    if not isinstance(name, str):
+        raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.names())}")
+    return parse(mixers.load(name).Config, value, path)
+
+
+# ------------------------------------------------------------------------------------------------------------- defaults
+def complete(cls: Any, values: Any) -> dict[str, Any]:
+    """`values` with the defaults of the dataclass `cls` for all that they do not say, as nested dicts.
+
+    What has no default stays out and what is unknown stays in: `parse` complains of both.
+    """
+    out = dict(values.items())
+    for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
+        value = out.get(field.name)
+        if field.name not in out and field.default is not dataclasses.MISSING:
+            is_dataclass = dataclasses.is_dataclass(field.default)
+            out[field.name] = dataclasses.asdict(typing.cast(Any, field.default)) if is_dataclass else field.default
+        elif _is_mixer(hint):
+            many = isinstance(value, list | tuple)
+            out[field.name] = tuple(map(_complete_mixer, value)) if many else _complete_mixer(value)
+        elif dataclasses.is_dataclass(hint) and is_group(value):
+            out[field.name] = complete(hint, value)
+    return out
+
+
+def _complete_mixer(value: Any) -> Any:
+    named = is_group(value) and isinstance(value.get("name"), str)
+    return complete(mixers.load(value["name"]).Config, value) if named else value
+
+
+# ---------------------------------------------------------------------------------------------------- one key at a time
+def assign(cls: Any, config: Any, key: str, value: Any, *, renamed: Mapping[str, str]) -> None:
+    """Set a dotted key of a complete `ConfigDict` of `cls`; `value` may be text, which becomes what the field takes.
+
+    `model.mixer[1].window` is of the second of several mixers. Types are checked later, by `parse`. `renamed` maps keys
+    of earlier versions to those of today, for the message. Raises `UserError` for a key that does not exist.
+    """
+    said = f"{key}={value}"
+    known_as = renamed.get(re.sub(r"\[\d+\]", "", key))
+    now = f" It is {known_as} now." if known_as else ""
+    *groups, last = key.split(".")
+    node, hint = config, cls
+    for i, group in enumerate(groups):
+        name, index = _indexed(group)
+        if name not in node or not (is_group(node[name]) or isinstance(node[name], tuple)):
+            raise UserError(f"{said}: there is no group {name!r}.{now or nearest(name, node.keys())}")
+        node, hint = node[name], _hint(hint, node, name)
+        node = _one_of(node, index, ".".join(groups[: i + 1]), said, ".".join([*groups[i + 1 :], last]))
+    name, index = _indexed(last)
+    if name not in node or index is not None:
+        raise UserError(f"{said}: there is no setting {last!r}.{now or nearest(name, node.keys())}")
+    if isinstance(value, str):
+        value = read(_hint(hint, node, name), value)
+    # what is in a tuple stays a plain dict
+    with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
+        node[name] = value
+
+
+def _indexed(part: str) -> tuple[str, int | None]:
+    found = re.fullmatch(r"(.*)\[(\d+)\]", part)
+    return (found[1], int(found[2])) if found else (part, None)
+
+
+def _hint(owner: Any, node: Any, name: str) -> Any:
+    """The type of a setting of a group whose own type is `owner`."""
+    if name == "name":  # text, also where it names a mixer that does not exist
+        return str
+    if _is_mixer(owner):
+        owner = mixers.load(node["name"]).Config if isinstance(node.get("name"), str) else None
+    return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
+
+
+def _one_of(node: Any, index: int | None, path: str, said: str, rest: str) -> Any:
+    """The group itself, or the one at `index` where there are several."""
+    path = re.sub(r"\[\d+\]$", "", path)
+    if not isinstance(node, tuple):
+        if index is not None:
+            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{rest}.")
+        return node
+    names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
+    if index is None or index >= len(node):
+        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{rest}.")
+    return node[index]
+
+
+def read(hint: Any, text: str) -> Any:
+    """The value that `text` means where a setting of type `hint` is asked for; `parse` checks what comes out."""
+    hint, may_be_none = _optional(hint)
+    if may_be_none and text in ("None", "none"):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = text
+    if hint is str or typing.get_origin(hint) is typing.Literal:
+        return value if isinstance(value, str) else text
+    if hint is bool:
+        return BOOLEANS.get(text.lower(), value)
+    return value

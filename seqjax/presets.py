@@ -1,0 +1,291 @@
+"""Sizes, regimes and other configs by name: what a config file needs, so that it runs from any directory.
+
+    from seqjax import presets
+
+    def get_config(arg=""):
+        return presets.get_config(arg, name="mine", mixer={"name": "transformer_pp", "window": 256})
+
+`arg` is what follows the file's name on the command line, `SIZE[,REGIME][,key=value ...]`:
+
+    demo      (default) minutes on two CPU cores: byte tokenizer, embedded corpus
+    debug     seconds
+    110m      arXiv 2505.18522, Appendix A: small, T = 2,048, batch 256
+    1b3       large, T = 2,048, batch 128
+    135m_100k small, untied, T = 102,400 (the paper says "100k"), batch 8
+
+Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at 100k are the
+paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
+"""
+
+import dataclasses
+import importlib.util
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from seqjax import mixers
+from seqjax.config import Config, DataConfig
+from seqjax.config_parse import assign, complete, hints_of, is_group, read
+from seqjax.errors import UserError, nearest
+from seqjax.upgrade import RENAMED
+
+REGIMES: tuple[str, ...] = typing.get_args(hints_of(DataConfig)["regime"])
+PAPER_TOKENS = 100_000_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """A scale of model, data and run. A mixer takes `heads` and `rope_base` from it where its config does not say."""
+
+    dim: int
+    n_layers: int
+    heads: int
+    mlp_dim: int | None = None
+    chunk_size: int = 128  # that Top-1 selects
+    rope_base: float = 1e4
+    tie_embeddings: bool = True
+    remat: str = "none"
+    scan_layers: bool = True
+    seq_len: int
+    batch_size: int
+    accumulate: int = 1
+    steps: int
+    lr: float
+    warmup_steps: int
+    eval_every: int = 500_000_000
+    eval_tokens: int = 4_194_304
+    entropy_tokens: int = 1_048_576  # for the configs that study how attention spreads
+    checkpoint_every: int = 1000
+    builtin: bool = False  # the embedded corpus in bytes, where others read prepared blocks
+
+
+SIZES = {
+    "demo": Size(
+        dim=128, n_layers=4, heads=4, seq_len=512, batch_size=8, lr=2e-3, warmup_steps=30, steps=300, chunk_size=64,
+        eval_every=250_000, eval_tokens=32_768, entropy_tokens=32_768, checkpoint_every=100, builtin=True,
+    ),
+    "debug": Size(
+        dim=64, n_layers=2, heads=2, seq_len=128, batch_size=4, lr=2e-3, warmup_steps=5, steps=20, chunk_size=16,
+        eval_every=5_000, eval_tokens=2_048, entropy_tokens=2_048, checkpoint_every=10, builtin=True,
+    ),
+    "110m": Size(
+        dim=768, n_layers=12, heads=12, mlp_dim=2048, seq_len=2048, batch_size=256, lr=2e-4, warmup_steps=2500,
+        steps=PAPER_TOKENS // (256 * 2048), accumulate=16, scan_layers=False,
+    ),
+    "1b3": Size(
+        dim=2048, n_layers=24, heads=16, mlp_dim=5504, seq_len=2048, batch_size=128, lr=5e-5, warmup_steps=5000,
+        steps=PAPER_TOKENS // (128 * 2048), accumulate=16, remat="attention",
+    ),
+    "135m_100k": Size(
+        dim=768, n_layers=12, heads=12, mlp_dim=2048, seq_len=102_400, batch_size=8, lr=2e-4, warmup_steps=2500,
+        steps=PAPER_TOKENS // (8 * 102_400), accumulate=8, remat="attention", rope_base=1e6, tie_embeddings=False,
+        scan_layers=False,
+    ),
+}  # fmt: skip
+
+Mixers = Mapping[str, Any] | tuple[Mapping[str, Any], ...]
+Settings = Mapping[str, Any] | Callable[[Size], Mapping[str, Any]]
+
+
+# -------------------------------------------------------------------------------------------------- a config's content
+def get_config(
+    arg: str, *, name: str, mixer: Mixers | None = None, base: str | None = None, settings: Settings | None = None
+) -> ConfigDict:
+    """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`: every setting, ready to be overridden.
+
+    Args:
+        arg: `SIZE[,REGIME][,key=value ...]`; what it sets wins over all else.
+        name: of the config.
+        mixer: its name and what differs from the defaults of its `Config`, or a tuple of such groups, repeated over
+            the layers.
+        base: another config by name, of which `mixer` (where given) and `settings` say what differs.
+        settings: dotted keys and values that differ, or a function that gives them for a size.
+
+    Raises `UserError` for a size, a key or a mixer that does not exist.
+    """
+    size_name, regime, overrides = split(arg)
+    size = SIZES[size_name]
+    named = [(key, text) for key, text in overrides if _names_mixer(key)]
+    if base is not None:
+        passed = ",".join([size_name, regime, *(f"{key}={text}" for key, text in named if mixer is None)])
+        values = load(base).get_config(passed).to_dict()
+    elif mixer is not None:
+        values = _values(size)
+    else:
+        raise TypeError("get_config needs `mixer` or `base`")
+    values |= {"name": name, "size": size_name}
+    if mixer is not None:
+        for key, text in named:
+            mixer = _renamed(mixer, key, text)
+        values["model"]["mixer"] = _sized(mixer, size)
+    values["data"]["regime"] = regime
+    config = ConfigDict(complete(Config, values))
+    changes = settings(size) if callable(settings) else settings or {}
+    for key, value in changes.items():
+        if not (named and key.startswith("model.mixer")):  # of the mixer that another has taken the place of
+            override(config, key, value)
+    for key, text in overrides:
+        if not _names_mixer(key):
+            override(config, key, text)
+    return config
+
+
+def override(config: ConfigDict, key: str, value: Any) -> None:
+    """Set a dotted key of a complete config, as `model.mixer.window`; text becomes what the setting takes."""
+    assign(Config, config, key, value, renamed=RENAMED)
+
+
+def _values(size: Size) -> dict[str, Any]:
+    """What a size decides; everything else has the default of its dataclass."""
+    data = {"corpus": "blocks", "tokenizer": "mixtral", "path": f"data/slimpajama-{size.seq_len}"}
+    return {
+        "model": {
+            # 256 bytes and two marks, rounded up to a multiple of 8
+            "vocab_size": 264 if size.builtin else 32_000,
+            "dim": size.dim,
+            "n_layers": size.n_layers,
+            "mlp": {"dim": size.mlp_dim},
+            "tie_embeddings": size.tie_embeddings,
+            "remat": size.remat,
+            "scan_layers": size.scan_layers,
+        },
+        "data": {"corpus": "builtin", "tokenizer": "byte"} if size.builtin else data,
+        "train": {
+            "steps": size.steps, "batch_size": size.batch_size, "seq_len": size.seq_len, "accumulate": size.accumulate,
+        },
+        "optim": {"lr": size.lr, "warmup_steps": size.warmup_steps},
+        "eval": {"every": size.eval_every, "tokens": size.eval_tokens},
+        "checkpoint": {"every": size.checkpoint_every},
+    }  # fmt: skip
+
+
+def _sized(mixer: Any, size: Size) -> Any:
+    """A mixer's group with the heads and the RoPE base of the size, where it has such settings and does not say."""
+    if isinstance(mixer, tuple):
+        return tuple(_sized(m, size) for m in mixer)
+    if not is_group(mixer) or not isinstance(mixer.get("name"), str):
+        return mixer  # what is wrong with it is said where the config is checked
+    known = hints_of(mixers.load(mixer["name"]).Config)
+    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
+
+
+def _names_mixer(key: str) -> bool:
+    """Whether a key decides which settings there are: it is looked at before all others."""
+    return re.fullmatch(r"model\.mixer(\[\d+\])?(\.name)?", key) is not None
+
+
+def _renamed(mixer: Any, key: str, text: str) -> Any:
+    """The mixers that an override of `model.mixer`, `model.mixer.name` or `model.mixer[i].name` leaves.
+
+    Another mixer starts from its own defaults, not from what was said of the one whose place it takes.
+    """
+    if key == "model.mixer":
+        value = read(Any, text)
+        for group in value if isinstance(value, tuple | list) else (value,):
+            if not is_group(group) or not isinstance(group.get("name"), str):
+                raise UserError(
+                    f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.names())}"
+                )
+        return tuple(value) if isinstance(value, list) else value
+    several = isinstance(mixer, tuple)
+    holder = ConfigDict({"model": {"mixer": tuple(map(dict, mixer)) if several else dict(mixer)}})
+    override(holder, key, text)
+    renamed = holder.to_dict()["model"]["mixer"]
+    pairs = zip(renamed, mixer, strict=True) if several else ((renamed, mixer),)
+    kept = tuple(dict(old) if new["name"] == old["name"] else {"name": new["name"]} for new, old in pairs)
+    return kept if several else kept[0]
+
+
+def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
+    """`SIZE[,REGIME][,key=value ...]` in its parts; raises `UserError` for a word that is no size or regime."""
+    size, regime, overrides = "demo", "limited", []
+    # a comma inside brackets belongs to the value: data.weights=(0.7,0.3)
+    for part in filter(None, (p.strip() for p in _parts(arg or ""))):
+        key, equals, value = part.partition("=")
+        if equals:
+            overrides.append((key.strip(), value.strip()))
+        elif part in SIZES:
+            size = part
+        elif part in REGIMES:
+            regime = part
+        else:
+            raise UserError(f"--config=NAME:{arg}: {part!r} is no size or regime.{nearest(part, [*SIZES, *REGIMES])}")
+    return size, regime, overrides
+
+
+def _parts(arg: str) -> list[str]:
+    """The text between the commas that are in no bracket."""
+    parts, depth = [""], 0
+    for c in arg:
+        depth = max(0, depth + (c in "([{") - (c in ")]}"))
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+# ------------------------------------------------------------------------------------------------- config files by name
+def directories() -> list[Path]:
+    """Where the shipped configs are: in the package of an installation, beside it in a checkout."""
+    package = Path(__file__).parent
+    return [d for d in (package / "configs", package.parent / "configs") if d.is_dir()]
+
+
+def names() -> list[str]:
+    """The shipped configs of architectures, without the ablations and studies of the folders below them."""
+    return sorted({p.stem for d in directories() for p in d.glob("*.py") if p.stem != "__init__"})
+
+
+def find(name: str) -> Path:
+    """The file of a config: a path to it, or the name of a shipped one, as `top1_chunk` or `ablations/window`.
+
+    `configs/top1_chunk.py` is found from any directory. Raises `UserError` where there is none.
+    """
+    path = Path(name)
+    if path.suffix == ".py" and path.is_file():
+        return path
+    stem = name.removeprefix("configs/")
+    stem = stem.removesuffix(".py") if path.suffix == ".py" else stem.replace(".", "/")
+    for directory in directories():
+        shipped = directory / f"{stem}.py"
+        if shipped.is_file() and shipped.stem != "__init__":
+            return shipped
+    raise UserError(
+        f"--config: there is no Python file {name} and no config of that name.{nearest(stem, names())} Studies and "
+        "ablations lie in folders: ablations/window."
+    )
+
+
+def load(name: str) -> ModuleType:
+    """The module of the config file that `find` finds."""
+    return load_file(find(name))
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module in a file of configs or studies, wherever it lies."""
+    spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """The config of `FILE_OR_NAME[:ARG]`, with dotted keys set after it."""
+    name, colon, arg = flag.partition(":")
+    module = load(name)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is no config.")
+    named = [f"{key}={text}" for key, text in overrides if _names_mixer(key)]
+    values = module.get_config(",".join([arg, *named])) if colon or named else module.get_config()
+    config = ConfigDict(complete(Config, values))
+    for key, text in overrides:
+        if not _names_mixer(key):
+            override(config, key, text)
+    return config

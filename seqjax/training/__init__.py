@@ -1,0 +1,1 @@
+"""What the training loop is made of: step, optimiser, checkpoints, metrics, workdir, signals, report."""

@@ -1,0 +1,93 @@
+"""What a run says of itself while it trains: rows of metrics, the losses of evaluated blocks, a line of progress."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax import block_losses, metrics
+from seqjax.config import Config
+from seqjax.data import EvalBlocks
+from seqjax.models import flops
+from seqjax.training.clock import ThroughputClock
+
+
+class TrainLog:
+    """Counts steps and writes rows; every process has one, and that of process 0 (`lead`) writes and speaks.
+
+    `state` is what a checkpoint keeps of it: the length of `metrics.jsonl`, to which a resumed run cuts it; the sum and
+    number of training losses since the last evaluation; and the seconds of training so far.
+    """
+
+    def __init__(self, workdir: Path, config: Config, *, lead: bool, flops_per_token: float):
+        self.clock = ThroughputClock()
+        self._workdir, self._config, self._lead = workdir, config, lead
+        self._flops_per_token = flops_per_token
+        self._tokens_per_step = config.train.batch_size * config.train.seq_len
+        self._progress = metrics.Progress(config.train.steps, quiet=not lead)
+        self._writer = metrics.NullWriter()
+        self._loss_sum, self._loss_count = 0.0, 0
+
+    def start(self, step: int, state: dict[str, Any] | None, blocks: dict[str, EvalBlocks]) -> None:
+        """Begin after `step`, with the `state` that the checkpoint of that step holds."""
+        state = state or {"metrics": 0, "window": [0.0, 0], "seconds": 0.0}
+        self._loss_sum, self._loss_count = state["window"]
+        self.clock.start(step, seconds=state["seconds"])
+        if self._lead:
+            tensorboard = self._config.log.tensorboard
+            self._writer = metrics.Metrics(self._workdir, position=state["metrics"], step=step, tensorboard=tensorboard)
+            block_losses.start(self._workdir, blocks, step=step)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `start` takes up again, in types that JSON keeps."""
+        return {
+            "metrics": self._writer.position,
+            "window": [self._loss_sum, self._loss_count],
+            "seconds": self.clock.seconds,
+        }
+
+    def say(self, text: str) -> None:
+        """A line on the terminal."""
+        self._progress.say(text)
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        """Count the loss of a step; every `log.every` steps, and at the last, write a row and show the progress."""
+        self._loss_sum += values["loss"]
+        self._loss_count += 1
+        n_steps = self._config.train.steps
+        if step % self._config.log.every and step != n_steps:
+            return
+        rate = self.clock.lap(step) * self._tokens_per_step
+        mfu = flops.mfu(rate, self._flops_per_token)
+        row = {
+            "tokens": step * self._tokens_per_step,
+            "train/loss": values["loss"],
+            "train/grad_norm": values["grad_norm"],
+            "train/param_norm": values["param_norm"],
+            "train/lr": values["lr"],
+            "tokens_per_s": rate,
+            "mfu": mfu,
+            "seconds": self.clock.seconds,
+            "device_peak_gib": metrics.device_peak_gib(),
+        }
+        self._writer.write(step, row)
+        eta = (n_steps - step) * self._tokens_per_step / rate
+        self._progress.update(step, loss=values["loss"], tokens_per_s=rate, mfu=mfu, eta=eta)
+
+    def evaluation(self, step: int, row: dict[str, float], losses: dict[str, np.ndarray]) -> None:
+        """Write the row of an evaluation, with the mean training loss since the one before, and every block's loss."""
+        train_loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
+        self._loss_sum, self._loss_count = 0.0, 0
+        self._writer.write(step, {"tokens": step * self._tokens_per_step, "train/loss": train_loss, **row})
+        if self._lead:
+            block_losses.write(self._workdir, step, losses)
+        text = ", ".join(f"{name} {row[f'eval/{name}/loss']:.3f}" for name in losses)
+        self.say(f"step {step}: train {train_loss:.3f} | {text}")
+
+    def __enter__(self) -> "TrainLog":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._writer.close()

@@ -1,0 +1,169 @@
+"""What earlier versions of seqjax wrote, as this one means it: settings in `config.json`, parameters in checkpoints.
+
+A `config.json` without a `version` is of version 1.
+
+    2   None is "not set", where 0 was; `model.mixer` is one group or a list of them, where there was `model.pattern`
+        beside it; no rotation is `position` none, where `rope_base` 0 said so too; the parts of RWKV-7's shell and the
+        chunk that its Top-1 selects have the names of the field.
+"""
+
+import copy
+from typing import Any
+
+from seqjax.errors import UserError
+
+VERSION = 2
+
+# Keys of earlier versions, and what to write today; for messages about a key that is not known.
+RENAMED = {
+    "model.pattern": "model.mixer, a tuple of groups,",
+    "model.mixer.select_chunk": "model.mixer.chunk_size",
+    "model.mixer.shell.shift": "model.mixer.token_shift",
+    "model.mixer.shell.vres": "model.mixer.value_residual",
+    "model.mixer.shell.gate": "model.mixer.gate",
+    "model.mixer.shell.lnx": "model.mixer.head_norm",
+}
+SHELL = {"shift": "token_shift", "vres": "value_residual", "gate": "gate", "lnx": "head_norm"}
+
+# Settings whose 0 is None since version 2, by group, and by the name of the mixer.
+ZERO_WAS_NONE = {
+    ("model", "mlp"): ("dim",),
+    ("optim",): ("clip_norm",),
+    ("eval",): ("batch_size",),
+    ("log",): ("profile_start",),
+}
+ATTENTION = ("kv_heads", "head_dim")
+MIXER_ZERO_WAS_NONE = {
+    "transformer": (*ATTENTION, "window", "temperature"),
+    "transformer_pp": (*ATTENTION, "window", "temperature"),
+    "top1_chunk": ATTENTION,
+    "top1_element": ATTENTION,
+    "deltanet": ("key_dim", "value_dim"),
+    "gated_deltanet": ("key_dim", "value_dim"),
+    "mamba1": ("dt_rank", "chunk_size"),
+    "rwkv7": ("decay_rank", "eta_rank", "value_rank", "gate_rank"),
+    "rwkv7_shell": ("value_rank", "gate_rank"),
+}
+ROTATING = ("transformer", "transformer_pp", "top1_chunk", "top1_element", "rwkv7_shell")
+
+# Version -> {path of a parameter in checkpoints before it: path today}, from the root, keys joined by dots; a path that
+# is a prefix takes what lies below it along, and * stands for one key.
+PARAMETERS: dict[int, dict[str, str]] = {}
+
+
+def upgrade_config(values: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """The content of a `config.json` of any version as settings of today, without its `version`.
+
+    `where` names the file in the `UserError` for a version that is newer than this seqjax.
+    """
+    values = copy.deepcopy(values)
+    if version_of(values, where=where) < 2:
+        _to_2(values)
+    values.pop("version", None)
+    return values
+
+
+def version_of(values: dict[str, Any], *, where: str) -> int:
+    """The version that wrote a `config.json`; raises `UserError` where this seqjax cannot know what it means."""
+    version = values.get("version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise UserError(f"{where}: version {version!r} is no number from 1 to {VERSION}; restore the file.")
+    if version > VERSION:
+        raise UserError(
+            f"{where} was written by a later seqjax: its version is {version}, this one knows versions up to "
+            f"{VERSION}. Update seqjax to read it."
+        )
+    return version
+
+
+def _to_2(values: dict[str, Any]) -> None:
+    for path, names in ZERO_WAS_NONE.items():
+        group: Any = values
+        for key in path:
+            group = group.get(key) if isinstance(group, dict) else None
+        _zero_to_none(group, names)
+    model = values.get("model")
+    if not isinstance(model, dict):
+        return
+    pattern = model.pop("pattern", None)
+    if pattern:  # it won over the mixer beside it
+        model["mixer"] = list(pattern)
+    mixer = model.get("mixer")
+    for group in mixer if isinstance(mixer, list) else [mixer]:
+        if isinstance(group, dict):
+            _mixer_to_2(group)
+
+
+def _mixer_to_2(mixer: dict[str, Any]) -> None:
+    name = mixer.get("name")
+    _zero_to_none(mixer, MIXER_ZERO_WAS_NONE.get(str(name), ()))
+    if name in ROTATING and mixer.get("rope_base") == 0:
+        if mixer.get("position", "rope") == "rope":
+            mixer["position"] = "none"
+        mixer["rope_base"] = 10_000.0  # not used
+    if name == "rwkv7_shell":
+        if "select_chunk" in mixer:
+            mixer["chunk_size"] = mixer.pop("select_chunk")
+        parts: dict[str, Any] = mixer.pop("shell", {})
+        mixer |= {SHELL.get(part, part): kept for part, kept in parts.items()}
+
+
+def _zero_to_none(group: Any, names: tuple[str, ...]) -> None:
+    if isinstance(group, dict):
+        for name in names:
+            if group.get(name) == 0:
+                group[name] = None
+
+
+def saved_path(path: tuple[str, ...], *, version: int) -> tuple[str, ...]:
+    """Where a checkpoint of `version` holds the parameter that lies at `path` today.
+
+    >>> saved_path(("blocks", "0", "mixer", "q", "w"), version=VERSION)
+    ('blocks', '0', 'mixer', 'q', 'w')
+    """
+    for since in sorted((v for v in PARAMETERS if v > version), reverse=True):
+        for old, new in PARAMETERS[since].items():
+            before, today = old.split("."), new.split(".")
+            head = path[: len(today)]
+            if len(head) == len(today) and all(b in (a, "*") for a, b in zip(head, today, strict=True)):
+                wild = iter(a for a, b in zip(head, today, strict=True) if b == "*")
+                path = (*(next(wild) if key == "*" else key for key in before), *path[len(today) :])
+                break
+    return path
+
+
+def rearranged(params: dict[str, Any], *, version: int) -> dict[str, Any]:
+    """A tree of today's parameters (or of anything in their place) as a checkpoint of `version` nests them."""
+    out: dict[str, Any] = {}
+    for path, leaf in _leaves(params):
+        *groups, last = saved_path(path, version=version)
+        node = out
+        for key in groups:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return out
+
+
+def upgrade_params(saved: dict[str, Any], like: dict[str, Any], *, version: int) -> dict[str, Any]:
+    """Parameters as a checkpoint of `version` nests them, nested as `like`, a tree of today's."""
+
+    def pick(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            key: pick(value, (*path, key)) if isinstance(value, dict) else _at(saved, (*path, key), version)
+            for key, value in tree.items()
+        }
+
+    return pick(like, ())
+
+
+def _at(saved: Any, path: tuple[str, ...], version: int) -> Any:
+    for key in saved_path(path, version=version):
+        saved = saved[key]
+    return saved
+
+
+def _leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    out = []
+    for key, value in tree.items():
+        out += _leaves(value, (*path, key)) if isinstance(value, dict) else [((*path, key), value)]
+    return out

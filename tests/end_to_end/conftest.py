@@ -1,0 +1,115 @@
+"""One run none of whose settings has its default value, for tests that each setting and flag reaches what it is for."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+import pytest
+
+from seqjax import workdir as workdirs
+from seqjax.checkpoint import Checkpoints
+from seqjax.config import Config
+from seqjax.models import Model
+from seqjax.train import train
+from tests import support
+
+STEPS = 6
+SETTINGS = {
+    "model__learned_positions": True,
+    "train__steps": STEPS,
+    "train__seed": 5,
+    "train__batch_size": 16,
+    "train__accumulate": 2,
+    "data__seed": 3,
+    "optim__lr": 0.05,
+    "optim__b1": 0.6,
+    "optim__b2": 0.7,
+    "optim__eps": 1e-3,
+    "optim__weight_decay": 0.3,
+    "optim__clip_norm": 0.4,
+    "optim__warmup_steps": 3,
+    "optim__final_lr": 0.02,
+    "eval__every": 0,
+    "eval__tokens": 11 * support.SEQ_LEN,
+    "eval__batch_size": 12,
+    "eval__seed": 4,
+    "eval__entropy_tokens": 5 * support.SEQ_LEN,
+    "checkpoint__every": 0,
+    "mesh__data": 2,
+    "mesh__fsdp": 2,
+    "mesh__tensor": 2,
+    "log__profile_start": 3,
+    "log__profile_steps": 2,
+    "log__sample_tokens": 9,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished run and what was seen of it on its way."""
+
+    workdir: Path
+    config: Config
+    batch_shapes: list[tuple[str, tuple[int, ...]]]  # (train | eval, shape) of the tokens that a loss was made for
+    profile: list[tuple[str, int]]  # (start | stop, complete steps at that moment)
+    saved: dict[str, Any]  # the last checkpoint's arrays by path
+
+
+@pytest.fixture(scope="session")
+def config(blocks_dir: Path) -> Config:
+    """Attention of a low temperature and learned positions, so that what a token sees is not near a mean over all."""
+    return support.run_config(blocks_dir, "ablations.temperature", **SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run, on eight devices as 2 x 2 x 2. JAX's profiler and Orbax are listened to."""
+    workdir = tmp_path_factory.mktemp("end_to_end") / "run"
+    run = Run(workdir, config, [], [], {})
+    loss, sequence_losses, save = Model.loss, Model.sequence_losses, ocp.CheckpointManager.save
+
+    def seen_loss(self, params, tokens_BT1):
+        run.batch_shapes.append(("train", tokens_BT1.shape))
+        return loss(self, params, tokens_BT1)
+
+    def seen_sequence_losses(self, params, tokens_BT1):
+        run.batch_shapes.append(("eval", tokens_BT1.shape))
+        return sequence_losses(self, params, tokens_BT1)
+
+    def seen_save(self, step, *, args, **options):
+        items = {name: getattr(item, "item", None) for name, item in args.items()}
+        run.saved.clear()
+        for path, x in jax.tree_util.tree_leaves_with_path(items):
+            if isinstance(x, jax.Array):
+                run.saved[jax.tree_util.keystr(path)] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        return save(self, step, args=args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "loss", seen_loss)
+        patch.setattr(Model, "sequence_losses", seen_sequence_losses)
+        patch.setattr(ocp.CheckpointManager, "save", seen_save)
+        patch.setattr(
+            jax.profiler, "start_trace", lambda *a, **k: run.profile.append(("start", support.n_rows(workdir)))
+        )
+        patch.setattr(jax.profiler, "stop_trace", lambda: run.profile.append(("stop", support.n_rows(workdir))))
+        assert train(config, workdir) is True
+    return run
+
+
+def write_checkpoint(workdir: Path, config: Config, step: int) -> Run:
+    """A workdir with random parameters, as large as those of a trained model: every input gives other tokens."""
+    workdirs.save_config(workdir, config)
+    checkpoints = Checkpoints(workdir)
+    model = Model(config.model, max_len=config.train.seq_len)
+    checkpoints.save_params(step, support.random_params(model))
+    checkpoints.wait()
+    checkpoints.close()
+    return Run(workdir, config, [], [], {})
+
+
+@pytest.fixture(scope="session")
+def rough(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The model of `run` with parameters that no training has smoothed."""
+    return write_checkpoint(tmp_path_factory.mktemp("rough") / "run", config, 7)

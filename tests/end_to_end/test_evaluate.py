@@ -1,0 +1,102 @@
+"""`python -m seqjax.evaluate` on a finished run: which blocks, which domain, which order, which number."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import evaluate, metrics
+from seqjax.models.entropy import mean_entropy
+from tests import support
+from tests.end_to_end.conftest import Run
+from tests.end_to_end.reference import mean_loss
+
+DOMAINS = ["commoncrawl", "c4", "arxiv", "github", "stackexchange"]
+
+
+class Blocks:
+    """The newest checkpoint of a run and the evaluation blocks of every domain, without the package's batches."""
+
+    def __init__(self, run: Run):
+        config, self.model, params, _, _ = evaluate.restore(run.workdir)
+        self.params, self.seed = jax.device_get(params), config.eval.seed
+        self.corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+        self._loss = jax.jit(lambda p, x: mean_loss(self.model.logits(p, x[:, :-1]), x[:, 1:]))
+        self._entropy = jax.jit(lambda params, tokens_BT: mean_entropy(self.model, params, tokens_BT))
+
+    def tokens(self, domain: str, count: int) -> jax.Array:
+        rows = self.corpus.eval_blocks(domain, count=count, seed=self.seed).tokens
+        assert len(rows) == count
+        return jnp.asarray(rows.astype(np.int32))
+
+    def losses(self, count: int) -> dict[str, float]:
+        return {domain: float(self._loss(self.params, self.tokens(domain, count))) for domain in DOMAINS}
+
+    def entropies(self, count: int) -> dict[str, float]:
+        return {d: float(self._entropy(self.params, self.tokens(d, count)[:, :-1])[0].mean()) for d in DOMAINS}
+
+
+@pytest.fixture(scope="module")
+def blocks(run: Run) -> Blocks:
+    return Blocks(run)
+
+
+@pytest.fixture(scope="module")
+def rough_blocks(rough: Run) -> Blocks:
+    return Blocks(rough)
+
+
+def command(run: Run, *options: str) -> dict:
+    evaluate.main([f"--workdir={run.workdir}", *options])
+    return json.loads((run.workdir / "evaluation.json").read_text())
+
+
+def apart(losses: dict[str, float]) -> float:
+    """How far the nearest two are from each other."""
+    return float(np.min(np.diff(np.sort(list(losses.values())))))
+
+
+def test_every_domain_has_its_own_loss_in_the_order_of_the_regime(run: Run, blocks: Blocks, capsys):
+    """In the run's last row, in `evaluation.json` and on the terminal."""
+    want = blocks.losses(11)
+    assert apart(want) > 1e-3, "domains that are alike would hide a confusion"
+    of_another_seed = blocks.corpus.eval_blocks("arxiv", count=11, seed=0).tokens
+    assert (of_another_seed != np.asarray(blocks.tokens("arxiv", 11))).any(), "config.eval.seed makes no difference"
+    last = metrics.read(run.workdir)[-1]
+    assert {d: last[f"eval/{d}/loss"] for d in DOMAINS} == pytest.approx(want, rel=1e-5)
+    written = command(run)
+    assert written["loss"] == pytest.approx(want, rel=1e-5)
+    assert list(written["loss"]) == DOMAINS
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("  mean ")]
+    assert [words[0] for words in shown] == DOMAINS
+    assert [float(words[1]) for words in shown] == pytest.approx(list(want.values()), abs=1e-4)
+    assert [" ".join(words[2:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3
+
+
+def test_tokens_says_how_much_is_evaluated(rough: Run, rough_blocks: Blocks):
+    few, many = rough_blocks.losses(3), rough_blocks.losses(11)
+    assert all(abs(few[d] - many[d]) > 1e-3 for d in DOMAINS), "three blocks must not look like eleven"
+    written = command(rough, f"--tokens={3 * support.SEQ_LEN}", "--entropy")
+    assert written["step"] == 7
+    assert written["loss"] == pytest.approx(few, rel=1e-5)
+    assert written["entropy"] == pytest.approx(rough_blocks.entropies(3), rel=1e-5)
+    assert written["entropy"] != pytest.approx(rough_blocks.entropies(11), rel=1e-4)
+
+
+def test_the_entropy_of_a_run_is_of_as_many_tokens_as_its_config_says(run: Run, blocks: Blocks):
+    last, want = metrics.read(run.workdir)[-1], blocks.entropies(5)
+    assert {d: last[f"eval/{d}/entropy"] for d in DOMAINS} == pytest.approx(want, rel=1e-5)
+    assert blocks.entropies(11) != pytest.approx(want, rel=1e-4)
+
+
+def test_a_run_of_more_devices_is_looked_at_on_those_at_hand(run: Run, tmp_path):
+    """The config of a pod does not fit a laptop, and need not."""
+    workdir = shutil.copytree(run.workdir, tmp_path / "run")
+    config = json.loads((workdir / "config.json").read_text())
+    config["mesh"] = {"data": 64, "fsdp": 4, "tensor": 1}
+    (workdir / "config.json").write_text(json.dumps(config))
+    params, there = (evaluate.restore(path)[2] for path in (workdir, run.workdir))
+    assert support.digest(jax.device_get(params)) == support.digest(jax.device_get(there))

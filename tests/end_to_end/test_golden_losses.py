@@ -1,0 +1,49 @@
+"""Runs of every config, through the command, give the losses that tests/golden/losses.json recorded.
+
+What is compared: the training loss, the norms of gradient and parameters and the learning rate of six steps, and the
+loss of every domain after three and six. A restructuring that keeps its promise gives these bits again on the machine
+that recorded them (`python -m tests.golden.make_losses --check`); the tolerance here is for other machines.
+"""
+
+import math
+
+import pytest
+
+from tests.golden import make_losses
+
+GOLDEN = make_losses.read()["losses"]
+# One of each kind: selection of chunks, a scan with a state, RWKV-7 and its shell in one model.
+FEW = ("top1_chunk", "mamba2", "hybrid")
+REST = [name for name in make_losses.cases() if name not in FEW]
+GROUPS = [FEW, *(REST[i : i + 4] for i in range(0, len(REST), 4))]
+
+
+def test_every_config_has_losses():
+    assert GOLDEN.keys() == make_losses.cases().keys(), "python -m tests.golden.make_losses NAME makes what is missing"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(group, marks=() if group is FEW else pytest.mark.slow, id=group[0]) for group in GROUPS],
+)
+def test_losses_are_what_they_were(names):
+    measured = make_losses.measure(names)
+    off = {name: make_losses.beyond_tolerance(measured[name], GOLDEN[name]) for name in names}
+    assert not any(off.values()), off
+
+
+def test_the_comparison_sees_what_it_should():
+    """A loss that is off, not a number or missing, and a row too few; but not the last bits."""
+    want = GOLDEN["top1_chunk"]
+    assert not make_losses.beyond_tolerance(want, want)
+    last = dict(want[-1])
+    for field in last:
+        if field in ("step", "tokens"):
+            changes = (last[field] + 1,)
+        else:
+            changes = (last[field] * (1 + 3 * make_losses.TOLERANCE), math.nan)
+            assert not make_losses.beyond_tolerance([*want[:-1], last | {field: last[field] * (1 + 1e-7)}], want)
+        for value in changes:
+            assert make_losses.beyond_tolerance([*want[:-1], last | {field: value}], want), (field, value)
+        assert make_losses.beyond_tolerance([*want[:-1], {k: v for k, v in last.items() if k != field}], want)
+    assert make_losses.beyond_tolerance(want[:-1], want)

@@ -1,0 +1,120 @@
+"""Two real processes that share a run over the loopback interface: who reads which data, who writes, how they stop."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from seqjax import evaluate
+from seqjax.config import from_config_dict
+from seqjax.workdir import read_json
+from tests import support
+from tests.end_to_end.reference import Reference
+
+SETTINGS = {"train__steps": 100_000, "optim__warmup_steps": 0, "eval__every": 0, "checkpoint__every": 0}
+SETTINGS |= {"train__seed": 2, "log__every": 3, "eval__tokens": support.SEQ_LEN}
+PATIENCE = 150.0  # seconds; far longer than it takes
+
+
+def environment(*, index: int, port: int) -> dict[str, str]:
+    there = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
+    return {**support.environment(), **there}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def stopped(blocks_dir, tmp_path_factory):
+    """The workdir of a run of two processes, of which the second alone was told to stop; what each one said."""
+    root = tmp_path_factory.mktemp("processes")
+    args = [*support.command(blocks_dir, root / "run", "transformer_pp", **SETTINGS), "--distributed"]
+    port = free_port()
+    logs = [root / f"{index}.log" for index in (0, 1)]
+    processes = []
+    try:
+        for index, log in enumerate(logs):
+            with log.open("w") as file:
+                env = environment(index=index, port=port)
+                processes.append(subprocess.Popen(args, cwd=support.ROOT, env=env, stdout=file, stderr=file))
+        deadline = time.monotonic() + PATIENCE
+        while support.n_rows(root / "run") < 2 and all(p.poll() is None for p in processes):
+            assert time.monotonic() < deadline, [log.read_text() for log in logs]
+            time.sleep(0.1)
+        processes[1].send_signal(signal.SIGTERM)
+        codes = [process.wait(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    said = [log.read_text() for log in logs]
+    assert codes == [0, 0], said
+    return root / "run", said
+
+
+def test_each_process_reads_its_own_part_of_the_data(stopped):
+    """The first logged losses are of batches whose halves are part 0 and part 1 of the data."""
+    workdir, _ = stopped
+    config = from_config_dict(read_json(workdir / "config.json"))
+    corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+    halves = [corpus.train_iterator(batch_size=4, process_index=i, process_count=2) for i in (0, 1)]
+    batches = [[next(half)["tokens"] for half in halves] for _ in range(6)]
+    for half in halves:
+        half.close()
+    reference = Reference(config)
+    want = reference.follow(config, [np.concatenate(parts) for parts in batches])
+    first_alone = reference.follow(config, [np.concatenate([first, first]) for first, _ in batches])
+    logged = [row for row in support.rows(workdir) if "train/lr" in row][:2]
+    assert [row["step"] for row in logged] == [3, 6]
+    for row in logged:
+        expected = want[row["step"] - 1]
+        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+        assert first_alone[row["step"] - 1]["train/grad_norm"] != pytest.approx(expected["train/grad_norm"], rel=1e-2)
+
+
+def test_the_first_process_alone_writes_and_speaks(stopped):
+    workdir, (first, second) = stopped
+    assert "Training transformer_pp" in first
+    assert "step 3/100000" in first
+    assert "Training" not in second
+    assert "step" not in second
+    assert read_json(workdir / "run.json")["processes"] == 2
+    steps = [row["step"] for row in support.rows(workdir)]
+    assert steps == sorted(set(steps)), "rows written by two"
+
+
+def test_a_signal_to_one_stops_both_at_one_step(stopped):
+    """At the next multiple of `log.every`; what was done is saved once, with a place in the data per process."""
+    workdir, (first, _) = stopped
+    (step,) = support.checkpoint_steps(workdir)
+    assert step % 3 == 0
+    assert f"Stopped by a signal to another process after step {step};" in first
+    assert support.rows(workdir)[-1]["step"] == step
+    saved = [p.name for p in (workdir / "checkpoints" / str(step)).rglob("*") if "process" in p.name]
+    assert any("process_0-of-2" in name for name in saved)
+    assert any("process_1-of-2" in name for name in saved)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [(None, "JAX_COORDINATOR_ADDRESS=HOST:PORT"), (0, "--distributed needs --workdir")],
+    ids=["nobody to meet", "no shared directory"],
+)
+def test_what_distributed_needs_is_said(blocks_dir, tmp_path, index, says):
+    args = [a for a in support.command(blocks_dir, tmp_path / "run") if index is None or "--workdir" not in a]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "JAX_COORD", "JAX_NUM", "JAX_PROC"))}
+    env |= {"JAX_PLATFORMS": "cpu"}
+    if index is not None:
+        env |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}
+    result = support.run([*args, "--distributed"], env=env, timeout=PATIENCE)
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sys.executable in args

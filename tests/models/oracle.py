@@ -1,0 +1,443 @@
+"""Whole models in float64 numpy, token by token, from the published equations: what every mixer is compared with.
+
+Nothing of seqjax is imported. `logits` reads a model's settings and its parameters; the names of the parameters are
+the only thing that it shares with what it checks. Loops go over positions where the definition does, so sizes are tiny.
+Sources: the papers and public implementations that each mixer's own file names.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+Tree = Any
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+def relu_squared(x):
+    return np.maximum(x, 0) ** 2
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def linear(p, x):
+    return x @ p["w"] + p.get("b", 0.0)
+
+
+def rms_norm(x, gain, eps):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
+
+
+def layer_norm(x, gain, bias, eps):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain + bias
+
+
+def head_norm(x_THV, p):
+    y = layer_norm(x_THV, 1.0, 0.0, 64e-5)
+    return y.reshape(len(y), -1) * p["g"] + p["b"]
+
+
+def norm(config, p, x):
+    if config.norm == "rmsnorm":
+        return rms_norm(x, p["g"], config.norm_eps)
+    return layer_norm(x, p["g"], p["b"], config.norm_eps)
+
+
+def unit(x, eps=1e-6):
+    return x / np.sqrt((x**2).sum(-1, keepdims=True) + eps)
+
+
+def softmax(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def heads_of(x_TE, n):
+    return x_TE.reshape(len(x_TE), n, -1)
+
+
+def rotate(x_THK, base):
+    """Pairs (m, m + K/2) as complex numbers, turned by position * base^(-2m / K)."""
+    half = x_THK.shape[-1] // 2
+    angle = np.arange(len(x_THK))[:, None] * float(base) ** (-np.arange(half) / half)
+    z = (x_THK[..., :half] + 1j * x_THK[..., half:]) * np.exp(1j * angle)[:, None]
+    return np.concatenate([z.real, z.imag], -1)
+
+
+def slopes(n):
+    """ALiBi: 2^(-8 t / n) for a power of two; else those of the next lower one, and every second of the next higher."""
+    low = 2 ** math.floor(math.log2(n))
+    first = [2 ** (-8 * t / low) for t in range(1, low + 1)]
+    return np.array(first + [2 ** (-4 * t / low) for t in range(1, 2 * low, 2)][: n - low])
+
+
+def short_conv(p, x_TE):
+    """Causal and depthwise, the last tap for the token itself, then SiLU."""
+    width = p["w"].shape[1]
+    y = np.zeros_like(x_TE)
+    for t in range(len(x_TE)):
+        for tap in range(width):
+            at = t - (width - 1) + tap
+            y[t] += p["w"][:, tap] * x_TE[at] if at >= 0 else 0.0
+    return silu(y + p.get("b", 0.0))
+
+
+# ------------------------------------------------------------------------------------------------------- attention
+def queries_and_keys(m, p, x_q, x_k):
+    """After projection or table, norm and rotation, one key head per query head."""
+    inputs = {"q": x_q, "k": x_k}
+    q, k = (p[n]["table"][: len(x)] if "table" in p[n] else linear(p[n], x) for n, x in inputs.items())
+    q, k = heads_of(q, m.heads), heads_of(k, getattr(m, "kv_heads", None) or m.heads)
+    if getattr(m, "temperature", None):
+        q, k = unit(q), unit(k)
+    elif getattr(m, "qk_norm", False):
+        q, k = rms_norm(q, p["q_norm"]["g"], 1e-5), rms_norm(k, p["k_norm"]["g"], 1e-5)
+    if m.position == "rope":
+        q, k = rotate(q, m.rope_base), rotate(k, m.rope_base)
+    return q, np.repeat(k, m.heads // k.shape[1], axis=1)
+
+
+def softmax_weights(m, q, k):
+    """[T, H, S]: causal, over a window that counts the query's own position."""
+    n = len(q)
+    temperature = getattr(m, "temperature", None)
+    factor = math.sqrt(q.shape[-1]) / temperature if temperature else 1 / math.sqrt(q.shape[-1])
+    s = factor * np.einsum("thk,shk->ths", q, k)
+    ago = np.arange(n)[:, None] - np.arange(n)
+    if m.position == "alibi":
+        s = s - slopes(m.heads)[:, None] * ago[:, None]
+    seen = (ago >= 0) & (ago < (getattr(m, "window", None) or n))
+    return softmax(np.where(seen[:, None], s, -np.inf))
+
+
+def entropy(weights_THS):
+    """In nats, [T, H]."""
+    return -(weights_THS * np.log(np.where(weights_THS > 0, weights_THS, 1.0))).sum(-1)
+
+
+def softmax_attention(m, q, k, v):
+    return np.einsum("ths,shv->thv", softmax_weights(m, q, k), v)
+
+
+def top1_element(m, q, k, v):
+    o = np.zeros((*q.shape[:2], v.shape[-1]))
+    for t in range(len(q)):
+        for h in range(q.shape[1]):
+            o[t, h] = v[np.argmax(k[: t + 1, h] @ q[t, h]), h]
+    return o
+
+
+def top1_chunk(m, q, k, v):
+    """One chunk of the past per query and head, by its mass (exact) or by its mean key (approx), and the own chunk."""
+    size, scale = m.chunk_size, 1 / math.sqrt(q.shape[-1])
+    o = np.zeros((*q.shape[:2], v.shape[-1]))
+    for t in range(len(q)):
+        own = t // size
+        for h in range(q.shape[1]):
+            s = scale * k[:, h] @ q[t, h]
+            at = list(range(own * size, t + 1))
+            if own:
+                past = [range(c * size, (c + 1) * size) for c in range(own)]
+                if m.selection == "exact":
+                    score = [np.exp(s[list(c)]).sum() for c in past]
+                else:
+                    score = [k[list(c), h].mean(0) @ q[t, h] for c in past]
+                at = [*past[int(np.argmax(score))], *at]
+            o[t, h] = softmax(s[at]) @ v[at, h]
+    return o
+
+
+CORES = {
+    "transformer": softmax_attention,
+    "transformer_pp": softmax_attention,
+    "top1_element": top1_element,
+    "top1_chunk": top1_chunk,
+}
+
+
+def attention(m, p, x):
+    q, k = queries_and_keys(m, p, x, x)
+    v = heads_of(linear(p["v"], x), m.kv_heads or m.heads)
+    o = CORES[m.name](m, q, k, np.repeat(v, m.heads // v.shape[1], axis=1))
+    return linear(p["out"], o.reshape(len(x), -1))
+
+
+# ----------------------------------------------------------------------------------------------- convolution, Taylor
+def based_conv(m, p, x):
+    return linear(p["out"], short_conv(p["conv"], linear(p["enter"], x)) * linear(p["gate"], x))
+
+
+def based_linear(m, p, x):
+    """1 + s + s^2 / 2 in place of e^s."""
+    q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
+    s = np.einsum("thk,shk->ths", q, k) / math.sqrt(q.shape[-1])
+    weight = (1 + s + s**2 / 2) * np.tri(len(x))[:, None]
+    o = np.einsum("ths,shv->thv", weight, v) / weight.sum(-1, keepdims=True)
+    return linear(p["out"], o.reshape(len(x), -1))
+
+
+# ----------------------------------------------------------------------------------------------------- state spaces
+def shared_decay(p, u):
+    """(step size, decay) of a transition that is one number per token."""
+    step = softplus(u @ p["w"] + p["b"])
+    return step, np.exp(-np.exp(p["alpha"]) * step)
+
+
+def mamba1(m, p, u):
+    x, z = linear(p["x"], u), linear(p["z"], u)
+    x = short_conv(p["conv"], x) if m.conv else silu(x)
+    b, c = np.split(linear(p["bc"], x), 2, axis=-1)
+    if m.decay == "one_dt":
+        step = np.broadcast_to(shared_decay(p["decay"], x)[0][:, None], x.shape)
+    else:
+        step = softplus(linear(p["dt"], linear(p["delta"], x)) + p["dt_bias"])
+    h, y = np.zeros((x.shape[1], m.state)), np.zeros_like(x)
+    for t in range(len(x)):
+        if m.decay == "full":
+            kept = np.exp(-step[t][:, None] * np.exp(p["a_log"]))
+        else:
+            kept = 1.0 if m.decay == "none" else shared_decay(p["decay"], x)[1][t]
+        h = kept * h + np.outer(step[t] * x[t], b[t])
+        y[t] = h @ c[t] + p["skip"] * x[t]
+    return linear(p["out"], y * silu(z))
+
+
+def mamba2(m, p, u):
+    z, x, bc = linear(p["z"], u), linear(p["x"], u), linear(p["bc"], u)
+    x, bc = (short_conv(p["conv_x"], x), short_conv(p["conv_bc"], bc)) if m.conv else (silu(x), silu(bc))
+    b, c = np.split(bc, 2, axis=-1)
+    step = softplus(linear(p["dt"], u) + p["dt_bias"])
+    n_heads = step.shape[1]
+    x = heads_of(x, n_heads)
+    state, y = np.zeros((n_heads, m.state, m.head_dim)), np.zeros_like(x)
+    for t in range(len(u)):
+        if m.decay == "full":
+            kept = np.exp(-np.exp(p["a_log"]) * step[t])
+        else:  # the transition alone is shared: what goes in keeps its own step size
+            kept = np.full(n_heads, 1.0 if m.decay == "none" else shared_decay(p["decay"], u)[1][t])
+        for h in range(n_heads):
+            state[h] = kept[h] * state[h] + np.outer(b[t], step[t, h] * x[t, h])
+            y[t, h] = c[t] @ state[h] + p["skip"][h] * x[t, h]
+    y = y.reshape(len(u), -1) * silu(z)
+    return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
+
+
+# --------------------------------------------------------------------------------------------------------- delta rule
+def delta(m, p, x):
+    q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    gated = m.name == "gated_deltanet"
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            if gated:
+                step = softplus(linear(p["decay"], x)[t, h] + p["step_bias_H"][h])
+                s = s * np.exp(-np.exp(p["log_rate_H"][h]) * step)
+            s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * silu(linear(p["gate"], x)) if gated else y)
+
+
+# --------------------------------------------------------------------------------------------------------------- RWKV
+def shifted(x):
+    return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+
+
+def lerp(x, mu):
+    return x + (shifted(x) - x) * mu
+
+
+def channel_mix(p, x):
+    y = linear(p["v"], relu_squared(linear(p["k"], lerp(x, p["mu_k"]))))
+    return sigmoid(linear(p["r"], lerp(x, p["mu_r"]))) * y if "r" in p else y
+
+
+def rwkv5_or_6(m, p, x):
+    omega = np.broadcast_to(p["omega"], x.shape)
+    if m.name == "rwkv5":
+        x_r, x_k, x_v, x_g = (lerp(x, mu) for mu in p["mu"])
+    else:
+        parts = np.split(np.tanh(linear(p["w1"], lerp(x, p["mu_x"]))), 5, axis=-1)
+        x_w, x_k, x_v, x_r, x_g = (lerp(x, mu + part @ w) for mu, part, w in zip(p["mu"], parts, p["w2"], strict=True))
+        omega = omega + linear(p["d2"], np.tanh(linear(p["d1"], x_w)))
+    n = x.shape[1] // m.head_dim
+    r, k, v = (heads_of(linear(p[name], y), n) for name, y in (("r", x_r), ("k", x_k), ("v", x_v)))
+    w, u = heads_of(np.exp(-np.exp(omega)), n), p["u"].reshape(n, -1)
+    y = np.zeros_like(v)
+    for h in range(n):
+        s = np.zeros((m.head_dim, m.head_dim))
+        for t in range(len(x)):
+            new = np.outer(k[t, h], v[t, h])
+            y[t, h] = r[t, h] @ (s + u[h][:, None] * new)
+            s = w[t, h][:, None] * s + new
+    return linear(p["out"], head_norm(y, p["norm"]) * silu(linear(p["g"], x_g)))
+
+
+def lora(p, x, activation=lambda x: x):
+    return p.get("bias", 0.0) + activation(x @ p["a"]) @ p["b"]
+
+
+def value_residual(p, x_v, v, v_first):
+    """The first layer's values stay as they are; the share of a later layer's that is replaced is learned."""
+    return v if v_first is None else v + (v_first - v) * sigmoid(lora(p["v_lora"], x_v))
+
+
+def rwkv7(m, p, x, v_first):
+    mixed = {name: lerp(x, mu) for name, mu in p["mu"].items()}
+    r, k, own = (linear(p[name], mixed[name]) for name in "rkv")
+    v = value_residual(p, mixed["v"], own, v_first)
+    w = np.exp(-math.exp(-0.5) * sigmoid(lora(p["w_lora"], mixed["w"], np.tanh)))
+    eta = sigmoid(lora(p["a_lora"], mixed["a"]))
+    kappa = unit(heads_of(k * p["k_k"], m.heads), 0.0)
+    k = k * (1 + (eta - 1) * p["k_a"])
+    r, k, v, w, eta = (heads_of(y, m.heads) for y in (r, k, v, w, eta))
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((v.shape[-1], k.shape[-1]))  # values by keys, as the paper has it
+        for t in range(len(x)):
+            removed = np.outer(s @ kappa[t, h], kappa[t, h] * eta[t, h])
+            s = s * w[t, h] - removed + np.outer(v[t, h], k[t, h])
+            y[t, h] = s @ r[t, h]
+    bonus = (r * k * p["r_k"].reshape(m.heads, -1)).sum(-1, keepdims=True) * v
+    y = head_norm(y, p["norm"]) + bonus.reshape(len(x), -1)
+    return linear(p["out"], y * lora(p["g_lora"], mixed["g"], sigmoid)), own
+
+
+class Core:
+    """The attention inside RWKV-7's shell, as settings of the attention mixers."""
+
+    def __init__(self, m):
+        self.heads, self.position, self.rope_base = m.heads, m.position, m.rope_base
+        self.chunk_size, self.selection = m.chunk_size, m.core.removeprefix("top1_")
+        self.qk_norm = m.core.startswith("top1")
+        self.window = m.window if m.core == "window" else None
+
+
+def rwkv7_shell(m, p, x, v_first):
+    mixed = dict.fromkeys("rkvg", x)
+    if m.token_shift:
+        mixed |= {name: lerp(x, mu) for name, mu in p["mu"].items()}
+    core = Core(m)
+    q, k = queries_and_keys(core, p["core"], mixed["r"], mixed["k"])
+    own = linear(p["core"]["v"], mixed["v"])
+    v = value_residual(p, mixed["v"], own, v_first) if m.value_residual else own
+    attend = top1_chunk if core.qk_norm else softmax_attention
+    o = attend(core, q, k, heads_of(v, m.heads))
+    y = head_norm(o, p["norm"]) if m.head_norm else o.reshape(len(x), -1)
+    y = y * lora(p["g_lora"], mixed["g"], sigmoid) if m.gate else y
+    return linear(p["core"]["out"], y), own
+
+
+# -------------------------------------------------------------------------------------------------------- whole models
+MIXERS = {
+    **dict.fromkeys(CORES, attention),
+    "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
+    "deltanet": delta, "gated_deltanet": delta, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+}  # fmt: skip
+CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
+
+
+def mlp(config, p, x):
+    if config.kind == "gelu":
+        return linear(p["down"], (gelu_tanh if config.approximate_gelu else gelu)(linear(p["up"], x)))
+    act = silu if config.kind == "swiglu" else gelu_tanh if config.approximate_gelu else gelu
+    return linear(p["down"], act(linear(p["gate"], x)) * linear(p["up"], x))
+
+
+def as_float64(tree):
+    return {k: as_float64(v) for k, v in tree.items()} if isinstance(tree, dict) else np.asarray(tree, np.float64)
+
+
+def one(tree, index):
+    """A layer of a stack."""
+    return {k: one(v, index) for k, v in tree.items()} if isinstance(tree, dict) else tree[index]
+
+
+def layers(config, params):
+    """(settings of the mixer, parameters) from the first layer to the last: a pattern repeats itself."""
+    mixers = config.mixers
+    for i in range(config.n_layers):
+        yield mixers[i % len(mixers)], one(params["blocks"][str(i % len(mixers))], i // len(mixers))
+
+
+def weights_of(m, p, x):
+    """The softmax weights over the past of a mixer that has some, [T, H, S]."""
+    if m.name in ("transformer", "transformer_pp"):
+        return softmax_weights(m, *queries_and_keys(m, p, x, x))
+    if m.name != "rwkv7_shell" or m.core.startswith("top1"):
+        return None
+    x_q, x_k = (lerp(x, p["mu"][name]) if m.token_shift else x for name in "rk")
+    return softmax_weights(Core(m), *queries_and_keys(Core(m), p["core"], x_q, x_k))
+
+
+def hidden(config, params, row, seen=None):
+    """The residual stream behind the last layer [T, D]; `seen`, a list, gets the softmax weights of each layer."""
+    x, v_first = params["embed"][row], None
+    if config.embed_norm:
+        x = norm(config, params["embed_norm"], x)
+    if config.learned_positions:
+        x = x + params["positions"][: len(x)]
+    for m, p in layers(config, params):
+        h = norm(config, p["norm1"], x)
+        if seen is not None:
+            seen.append(weights_of(m, p["mixer"], h))
+        if m.name in CARRYING:
+            y, own = CARRYING[m.name](m, p["mixer"], h, v_first)
+            v_first = own if v_first is None else v_first
+        else:
+            y = MIXERS[m.name](m, p["mixer"], h)
+        x = x + y
+        if m.name.startswith("rwkv"):
+            x = x + channel_mix(p["mlp"], norm(config, p["norm2"], x))
+        elif config.mlp.kind != "none":
+            x = x + mlp(config.mlp, p["mlp"], norm(config, p["norm2"], x))
+    return x
+
+
+def logits(config, params, tokens_BT):
+    """[B, T, O] of a `ModelConfig` and its parameters."""
+    params = as_float64(params)
+    head = params["embed"].T if config.tie_embeddings else params["head"]
+    return np.stack([norm(config, params["norm"], hidden(config, params, row)) @ head for row in tokens_BT])
+
+
+def loss(config, params, tokens_BT1):
+    """Summed next-token loss in nats of rows of T + 1 tokens."""
+    tokens_BT1 = np.asarray(tokens_BT1)
+    p = softmax(logits(config, params, tokens_BT1[:, :-1]))
+    return -np.log(np.take_along_axis(p, tokens_BT1[:, 1:, None], -1)).sum()
+
+
+def attention_entropy(config, params, tokens_BT):
+    """Means over heads and positions i >= 1 of the layers that have softmax weights, each [L, B].
+
+    In nats, and as a share of ln(i + 1).
+    """
+    params, nats, shares = as_float64(params), [], []
+    for row in tokens_BT:
+        seen: list[Any] = []
+        hidden(config, params, row, seen)
+        each = [entropy(weights)[1:] for weights in seen if weights is not None]
+        nats.append([e.mean() for e in each])
+        shares.append([(e / np.log(np.arange(2, len(row) + 1))[:, None]).mean() for e in each])
+    return np.array(nats).T, np.array(shares).T

@@ -1,0 +1,221 @@
+"""Whole models against the equations in float64 numpy (oracle.py), for every setting that changes what is computed."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import mixers
+from seqjax.config import from_config_dict
+from seqjax.models import Model
+from tests import support
+from tests.models import oracle
+
+B, T = 2, 13  # three chunks of 4 and a token
+SMALL = {
+    "model.dim": 16,
+    "model.n_layers": 2,
+    "model.vocab_size": 24,
+    "model.mlp.dim": 12,
+    "model.loss_chunk": 8,
+    "train.seq_len": T,
+}
+SIZES = {
+    "heads": 4, "chunk_size": 4, "head_dim": 4, "state": 3, "dt_rank": 2, "shift_rank": 3, "decay_rank": 2,
+    "eta_rank": 3, "value_rank": 2, "gate_rank": 4, "window": 3, "feature_dim": 3,
+}  # fmt: skip
+ATTENTION = {
+    "default": "",
+    "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0",
+    "bias": "bias=True,position=none",
+}
+# For each config what is set under `model.mixer`; several settings at once, since each of them must be right.
+VARIANTS = {
+    "transformer_pp": ATTENTION | {
+        "qk_norm": "qk_norm=True,window=5",
+        "alibi": "position=alibi,heads=6,head_dim=4,window=5",
+        "temperature": "temperature=0.4",
+        "const_k": "const=k,temperature=2.0",
+        "const_qk": "const=qk,kv_heads=2",
+    },
+    "top1_chunk": ATTENTION | {"approx": "selection=approx,chunk_size=3", "no_norm": "qk_norm=False,rope_base=37.0"},
+    "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
+    "mamba1": {
+        "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
+        "no_conv": "conv=False",
+    },
+    "mamba2": {
+        "default": "", "one": "decay=one,norm=False", "none": "decay=none,expand=1,conv_width=2",
+        "no_conv": "conv=False,head_dim=8",
+    },
+    "deltanet": {"default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2"},
+    "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3"},
+    "rwkv5": {"default": ""},
+    "rwkv6": {"default": "", "head_dim": "head_dim=8"},
+    "rwkv7": {"default": ""},
+    "rwkv7_shell": {
+        "default": "rope_base=37.0", "approx": "core=top1_approx,chunk_size=3", "window": "core=window",
+        "no_shift": "core=full,token_shift=False,value_residual=False", "bare": "gate=False,head_norm=False",
+    },
+    "based": {"default": ""},
+}  # fmt: skip
+MODELS = {
+    "gpt": ("transformer", "model.norm_eps=0.3"),
+    "layernorm": ("transformer_pp", "model.norm=layernorm,model.mlp.kind=gelu,model.mlp.bias=True,model.mlp.dim=None"),
+    "swiglu": ("transformer_pp", "model.mlp.kind=swiglu,model.embed_norm=True,model.tie_embeddings=False"),
+    "tanh": ("transformer_pp", "model.mlp.approximate_gelu=True,model.learned_positions=True,model.mlp.dim=None"),
+    "no_mlp": ("transformer_pp", "model.mlp.kind=none,model.n_layers=3,model.scan_layers=False"),
+    "pattern": ("based", "model.scan_layers=False"),
+}
+CASES = [
+    (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
+    for name, variants in VARIANTS.items()
+    for variant, text in variants.items()
+] + [(name, f"model-{what}", text) for what, (name, text) in MODELS.items()]
+every_case = pytest.mark.parametrize(("name", "text"), [pytest.param(n, t, id=i) for n, i, t in CASES])
+
+
+@functools.cache
+def build(name: str, text: str = ""):
+    """The model of `configs/NAME.py:debug,TEXT` at a size for loops in Python."""
+    get_config = importlib.import_module(f"configs.{name}").get_config
+    config = get_config("debug")
+    several = isinstance(config.model.mixer, tuple)
+    settings = {key: value for key, value in SMALL.items() if key != "model.n_layers" or not several}
+    own = {f"model.mixer.{key}": value for key, value in SIZES.items() if not several and key in config.model.mixer}
+    given = dict(part.split("=") for part in text.split(",") if part)
+    settings = {key: value for key, value in (settings | own).items() if key not in given}
+    if name == "transformer_pp":
+        settings.pop("model.mixer.window", None)
+        settings.pop("model.mixer.head_dim", None)
+    merged = {key: str(value) for key, value in settings.items()} | given
+    config = get_config(",".join(["debug", *(f"{key}={value}" for key, value in merged.items())]))
+    for place in config.model.mixer if several else ():
+        with config.ignore_type():
+            place.update({key: value for key, value in SIZES.items() if key in place and key != "head_dim"})
+    checked = from_config_dict(config).model
+    return Model(checked, max_len=T)
+
+
+def tokens(length: int = T):
+    return support.random_tokens((B, length), vocab_size=24, seed=3)
+
+
+@functools.cache
+def weights(name: str, text: str = ""):
+    """Random, so that nothing is uniform, zero or one; gains around one."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, x):
+        spread = 1.0 if path[-1].key == "table" else 0.3
+        return spread * rng.standard_normal(x.shape, np.float32) + (path[-1].key == "g")
+
+    return jax.tree_util.tree_map_with_path(draw, build(name, text).shapes)
+
+
+@every_case
+def test_logits_are_those_of_the_equations(name, text):
+    got = jax.jit(build(name, text).logits)(weights(name, text), tokens())
+    want = oracle.logits(build(name, text).config, weights(name, text), np.asarray(tokens()))
+    assert want.std() > 0.1
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-4 * np.abs(want).max())
+
+
+def test_every_mixer_is_compared():
+    used = {m.name for name, text in {(n, t) for n, _, t in CASES} for m in layers_of(build(name, text).config)}
+    assert used == set(mixers.names())
+
+
+def layers_of(config):
+    return config.mixers
+
+
+# ------------------------------------------------------------------------------------------------------------- entropy
+ENTROPY = [
+    ("transformer", ""),
+    ("transformer_pp", "model.mixer.temperature=0.4"),
+    ("transformer_pp", "model.mixer.window=5,model.mixer.position=alibi,model.mixer.kv_heads=2"),
+    ("transformer_pp", "model.mixer.const=k"),
+    ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
+    ("rwkv7_shell", "model.mixer.core=full"),
+    ("rwkv7_shell", "model.mixer.core=window,model.mixer.window=6"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ENTROPY)
+def test_entropy_is_that_of_the_equations(name, text):
+    got = jax.jit(build(name, text).entropy)(weights(name, text), tokens())
+    want = oracle.attention_entropy(build(name, text).config, weights(name, text), np.asarray(tokens()))
+    assert (want[1] < 0.97).all(), "uniform weights: the comparison would say nothing"
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- straight-through values
+@pytest.mark.parametrize("v_grad", ["hard", "soft"])
+def test_the_values_of_top1_element_get_the_gradient_that_is_asked_for(v_grad, monkeypatch):
+    """In one layer, where scores do not depend on the values, against differences of the loss in float64.
+
+    hard: the loss itself, for the choice does not depend on the values. soft: what is chosen stays as it is, and the
+    softmax-weighted mean of the changes of all values is added.
+    """
+    name, text = "top1_element", f"model.n_layers=1,model.mixer.v_grad={v_grad}"
+    model, params = build(name, text), jax.device_get(weights(name, text))
+    rows = np.asarray(tokens(T + 1))
+    gradient = jax.jit(jax.grad(lambda p: model.loss(p, jnp.asarray(rows))[0]))(params)["blocks"]["0"]["mixer"]["v"]
+    direction = np.random.default_rng(5).standard_normal(gradient["w"].shape)
+    before = []
+
+    def soft(m, q, k, v):
+        chosen = oracle.top1_element(m, q, k, v)
+        if len(before) < B:
+            before.append((v, chosen))
+            return chosen
+        v0, chosen0 = before[calls[0] % B]
+        calls[0] += 1
+        return chosen0 + np.einsum("ths,shv->thv", oracle.softmax_weights(m, q, k), v - v0)
+
+    calls = [0]
+    if v_grad == "soft":
+        monkeypatch.setitem(oracle.CORES, name, soft)
+
+    def loss(step):
+        moved = oracle.as_float64(params)
+        moved["blocks"]["0"]["mixer"]["v"]["w"] = moved["blocks"]["0"]["mixer"]["v"]["w"] + step * direction
+        return oracle.loss(model.config, moved, rows)
+
+    loss(0.0)
+    slope = (loss(1e-4) - loss(-1e-4)) / 2e-4
+    assert float(np.sum(np.asarray(gradient["w"], np.float64) * direction)) == pytest.approx(slope, rel=1e-3)
+
+
+def test_the_loss_is_the_mean_over_predicted_tokens():
+    """T + 1 tokens hold T predictions, in nats; evaluation has the same, row by row."""
+    name = "transformer_pp"
+    model, params, rows = build(name), weights(name), tokens(T + 1)
+    total, count = jax.jit(model.loss)(params, rows)
+    assert float(count) == B * T
+    want = [oracle.loss(model.config, params, rows[i : i + 1]) for i in range(B)]
+    assert float(total) == pytest.approx(sum(want), rel=1e-5)
+    np.testing.assert_allclose(jax.jit(model.sequence_losses)(params, rows), want, rtol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------- residual stream
+def test_a_float32_residual_stream_keeps_what_bfloat16_would_round_away():
+    """Embeddings of 256 move by 2 at least in bfloat16, so what the layers add is lost."""
+    name, text = "based", "model.dtype=bfloat16,model.n_layers=5"
+    params = dict(jax.device_get(weights(name, text)))
+    params["embed"] = 256 * params["embed"]
+    rows = np.asarray(tokens())
+
+    def error(residual):
+        model = build(name, f"{text},model.residual_dtype={residual}")
+        got = jax.jit(lambda p, t: model.hidden(p, t))({**params}, rows)
+        p = oracle.as_float64(params)
+        want = np.stack([oracle.norm(model.config, p["norm"], oracle.hidden(model.config, p, row)) for row in rows])
+        return np.abs(np.asarray(got, np.float64) - want).mean()
+
+    assert error("float32") < 0.7 * error("compute")

@@ -1,0 +1,206 @@
+"""Initial parameters against the distributions of the papers and public codes, every parameter of every kind of layer.
+
+A drawn one is compared with its distribution function (Kolmogorov-Smirnov) and by its mean and deviation, so that a
+constant, a clipped range or another spread fails; what is not drawn, with its formula; a matrix that is orthogonal, by
+its singular values. A parameter that no rule names fails.
+"""
+
+import importlib
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from seqjax.config import from_config_dict
+from seqjax.models import Model
+from seqjax.nn import params as params_lib
+
+D, L, F, O = 64, 4, 96, 256  # width, layers, inner width of the MLP, vocabulary
+E = 2 * D
+DEPTH = np.arange(L)[:, None]
+RHO, KAPPA, CHANNEL = DEPTH / (L - 1), 1 - DEPTH / L, np.arange(D) / D
+LINE = np.arange(D) / (D - 1)  # 0 to 1 over the channels
+
+
+def normal_cdf(x):
+    return 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def distance(values, cdf) -> float:
+    """Kolmogorov's, times sqrt(n): beyond 1.95 once in a thousand times."""
+    x = np.sort(values.ravel())
+    rank = np.arange(len(x) + 1) / len(x)
+    return math.sqrt(len(x)) * max(np.abs(cdf(x) - rank[1:]).max(), np.abs(cdf(x) - rank[:-1]).max())
+
+
+def normal(std):
+    def check(x):
+        assert abs(x.mean()) < 5 * std / math.sqrt(x.size)
+        assert x.std() == pytest.approx(std, rel=4 / math.sqrt(x.size))
+        assert distance(x / std, normal_cdf) < 1.95
+
+    return check
+
+
+def uniform(low, high, of=lambda x: x):
+    """`of` the parameter is uniform."""
+
+    def check(x):
+        y = (of(x) - low) / (high - low)
+        assert y.min() > -1e-4
+        assert y.max() < 1 + 1e-4
+        if y.size > 8:
+            assert y.min() < 8 / y.size, "the lower end is never near"
+            assert y.max() > 1 - 8 / y.size, "the upper end is never near"
+        assert distance(y, lambda y: np.clip(y, 0, 1)) < 1.95
+
+    return check
+
+
+def around(bound):
+    return uniform(-bound, bound)
+
+
+def exactly(value):
+    def check(x):
+        np.testing.assert_allclose(x, np.broadcast_to(value, x.shape), rtol=1e-5, atol=1e-6)
+
+    return check
+
+
+def orthogonal(scale=1.0):
+    """Columns or rows of one length and at right angles, longer by sqrt(out / in) where the matrix widens; drawn."""
+
+    def check(x):
+        for w in x if x.ndim == 3 else x[None]:
+            gain = scale * max(1.0, math.sqrt(w.shape[1] / w.shape[0]))
+            np.testing.assert_allclose(np.linalg.svd(w, compute_uv=False), gain, rtol=1e-4)
+            assert abs(w.mean()) < 5 * w.std() / math.sqrt(w.size)
+            assert np.abs(w - np.diag(np.diag(w)) if w.shape[0] == w.shape[1] else w).max() > 0
+        assert x.ndim < 3 or not np.allclose(x[0], x[1])
+
+    return check
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+GPT, RESIDUAL = normal(0.02), normal(0.02 / math.sqrt(2 * L))
+STEP = uniform(math.log(1e-3), math.log(0.1), lambda x: np.log(softplus(x)))
+NORMS = {
+    r"(mixer\.)?(norm|norm1|norm2|embed_norm|q_norm|k_norm)\.g": exactly(1.0),
+    r"(norm|norm1|norm2|embed_norm)\.b": exactly(0.0),
+}
+OUTSIDE = {r"embed": GPT, r"positions": GPT, r"head": GPT}
+MLP = {r"mlp\.(gate|up)\.w": GPT, r"mlp\.down\.w": RESIDUAL, r"(mlp|mixer)\.\w+\.b": exactly(0.0)}
+ATTENTION = {r"mixer\.[qkv]\.w": GPT, r"mixer\.[qk]\.table": normal(0.02 * math.sqrt(D)), r"mixer\.out\.w": RESIDUAL}
+GPT_LIKE = NORMS | OUTSIDE | MLP | ATTENTION
+SSM = NORMS | OUTSIDE | {
+    r"mixer\.([xz]|bc|dt)\.w": around(D**-0.5), r"mixer\.conv(_\w+)?\.[wb]": around(0.5), r"mixer\.dt_bias": STEP,
+    r"mixer\.skip": exactly(1.0), r"mixer\.out\.w": around((E * L) ** -0.5), r"mixer\.decay\.alpha": exactly(0.0),
+}  # fmt: skip
+
+
+def mix(power):
+    """The share of the token before, 1 - c^power."""
+    return exactly(1 - CHANNEL**power)
+
+
+SLOW, FAST = CHANNEL**KAPPA, CHANNEL ** (KAPPA / 2)
+HEAD_NORM = {r"mixer\.norm\.g": exactly(((1 + DEPTH) / L) ** 0.7), r"mixer\.norm\.b": exactly(0.0)}
+RWKV = NORMS | OUTSIDE | HEAD_NORM | {
+    r"mixer\.out\.w": exactly(0.0), r"mlp\.v\.w": exactly(0.0), r"mlp\.r\.w": exactly(0.0), r"mlp\.k\.w": orthogonal(),
+    r"mixer\.[rv]\.w": orthogonal(),
+}  # fmt: skip
+RWKV_56 = RWKV | {
+    r"mixer\.[kg]\.w": orthogonal(0.1),
+    r"mixer\.omega": exactly(-6 + 5 * LINE ** (0.7 + 1.3 * RHO)),
+    r"mixer\.u": exactly(RHO * (1 - LINE) + 0.1 * ((np.arange(D) + 1) % 3 - 1)),
+}
+HEAD = D // 4
+POSITION = ((np.arange(D) % HEAD) - (HEAD - 1) / 2) / ((HEAD - 1) / 2)
+ZIGZAG, CENTRED = POSITION * np.abs(POSITION), LINE - 0.5
+LORAS = {
+    r"mixer\.\w_lora\.a": exactly(0.0),
+    r"mixer\.\w_lora\.b": orthogonal(0.1),
+    r"mixer\.v_lora\.bias": exactly(0.73 - 0.4 * CENTRED),
+    r"mixer\.mu\.[rg]": mix(0.2 * KAPPA),
+    r"mixer\.mu\.[wa]": mix(0.9 * KAPPA),
+    r"mixer\.mu\.[kv]": mix(0.7 * KAPPA),
+    r"mlp\.mu_k": mix(KAPPA**4),
+}
+# config text -> rules; those that come later count
+CASES = {
+    "transformer:": GPT_LIKE,
+    "transformer_pp:model.tie_embeddings=False,model.mixer.const=qk,model.mixer.qk_norm=True": GPT_LIKE,
+    "based:model.n_layers=5": GPT_LIKE | {
+        r"mlp\.down\.w|mixer\.out\.w": normal(0.02 / math.sqrt(10)), r"mixer\.(enter|gate)\.w": GPT,
+        r"mixer\.conv\.w": around(3**-0.5),
+    },
+    "mamba1:model.mixer.dt_rank=8": SSM | {
+        r"mixer\.(delta|bc)\.w": around(E**-0.5), r"mixer\.dt\.w": around(8**-0.5),
+        r"mixer\.a_log": exactly(np.log(np.arange(1, 17))),
+    },
+    "mamba2:model.mixer.head_dim=2": SSM | {r"mixer\.a_log": uniform(1, 16, np.exp)},
+    "mamba2:model.mixer.decay=one,model.mixer.norm=False": SSM | {
+        r"mixer\.decay\.w": around(D**-0.5), r"mixer\.decay\.b": STEP,
+    },
+    "gated_deltanet:model.mixer.heads=48": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
+    },
+    "rwkv5:model.mixer.head_dim=16": RWKV_56 | {
+        r"mixer\.mu": exactly(1 - np.stack([FAST, SLOW, SLOW + 0.3 * RHO, FAST], axis=1)), r"mlp\.mu_[kr]": mix(KAPPA),
+    },
+    "rwkv6:model.mixer.head_dim=16,model.tie_embeddings=False": RWKV_56 | {
+        r"mixer\.mu": exactly(1 - np.stack([SLOW, SLOW, SLOW + 0.3 * RHO, FAST, FAST], axis=1)),
+        r"mixer\.mu_x": exactly(1 - SLOW), r"mixer\.(w1|d1)\.w": exactly(0.0), r"mixer\.(w2|d2\.w)": around(0.01),
+        r"mlp\.mu_[kr]": mix(KAPPA**3), r"embed": around(1e-4), r"head": orthogonal(0.5),
+    },
+    "rwkv7:model.mixer.heads=4": RWKV | LORAS | {
+        r"mixer\.k\.w": orthogonal(0.1), r"mixer\.k_k": exactly(0.71 - 0.1 * CENTRED), r"mixer\.k_a": exactly(1.02),
+        r"mixer\.r_k": exactly(-0.04), r"mixer\.a_lora\.bias": exactly(-0.19 + 0.3 * ZIGZAG + 0.4 * CENTRED),
+        r"mixer\.w_lora\.bias": exactly(-6 + 6 * LINE ** (1 + RHO**0.3) + 0.5 + 2.5 * ZIGZAG),
+    },
+    "rwkv7_shell:model.mixer.heads=4,model.mixer.key_init=0.7": RWKV | LORAS | {
+        r"mixer\.core\.[qv]\.w": orthogonal(), r"mixer\.core\.k\.w": orthogonal(0.7),
+        r"mixer\.core\.out\.w": exactly(0.0), r"mixer\.core\.[qk]_norm\.g": exactly(1.0),
+    },
+}  # fmt: skip
+
+
+def made(text: str):
+    name, _, settings = text.partition(":")
+    sizes = {"model.dim": D, "model.n_layers": L, "model.mlp.dim": F, "model.vocab_size": O}
+    given = [part for part in settings.split(",") if part]
+    sizes = [f"{key}={value}" for key, value in sizes.items() if not any(part.startswith(f"{key}=") for part in given)]
+    config = importlib.import_module(f"configs.{name}").get_config(",".join(["debug", *sizes, *given]))
+    return params_lib.names(jax.jit(Model(from_config_dict(config).model, max_len=32).init)(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_parameters_start_as_published(text):
+    for path, x in made(text):
+        name = re.sub(r"^blocks\.\d\.", "", path)
+        checks = [check for rule, check in CASES[text].items() if re.fullmatch(rule, name)]
+        assert checks, f"{path}: no rule"
+        try:
+            checks[-1](np.asarray(x, np.float64))
+        except AssertionError as error:
+            raise AssertionError(f"{path}: {error}") from error
+
+
+def test_a_hybrid_counts_its_layers_in_order():
+    """Two kinds in turn, four layers: the first has layers 0 and 2, the second 1 and 3."""
+    place = "{'name':'%s','head_dim':16}"
+    text = f"rwkv5:model.mixer=({place % 'rwkv5'},{place % 'rwkv6'})"
+    settings = text.partition(":")[2]
+    config = importlib.import_module("configs.rwkv5").get_config(f"debug,model.dim={D},model.n_layers={L},{settings}")
+    model = Model(from_config_dict(config).model, max_len=32)
+    # the gain of a norm says its depth; the rest is not computed
+    gains = jax.jit(lambda key: [model.init(key)["blocks"][i]["mixer"]["norm"]["g"] for i in "01"])(jax.random.key(0))
+    for first, got in enumerate(gains):
+        want = ((1 + np.array([first, first + 2])) / L) ** 0.7
+        np.testing.assert_allclose(got, np.broadcast_to(want[:, None], (2, D)), rtol=1e-6)

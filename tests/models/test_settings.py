@@ -1,0 +1,206 @@
+"""No setting of a model may be ignored: each is changed once, alone, and must change what it is there for.
+
+The table below says what: the `shapes` of the parameters, how they `start`, the `forward` program of the loss or, where
+that stays, the program of its `backward`; `refused` is a value that must be complained about where it is used. Programs
+are compared as StableHLO, constants included, so nothing is compiled. That the changed program is the right one is for
+test_against_numpy.py, and for the tests of equal results where a setting is a matter of speed alone.
+"""
+
+import functools
+import importlib
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from seqjax import mixers
+from seqjax.config import from_config_dict, to_dict
+from seqjax.models import Model
+
+BATCH, LENGTH = 2, 13
+# value and kind; "also" is set before and after
+MODEL = {
+    "vocab_size": (40, "shapes"),
+    "dim": (32, "shapes"),
+    "n_layers": (3, "shapes"),
+    "mlp.kind": ("swiglu", "forward"),
+    "mlp.dim": (20, "shapes"),
+    "mlp.bias": (True, "shapes"),
+    "mlp.approximate_gelu": (True, "forward"),
+    "mlp.rescale_init": (False, "start"),
+    "norm": ("layernorm", "shapes"),
+    "norm_eps": (0.3, "forward"),
+    "init": ("rwkv", "start", "model.tie_embeddings=False"),
+    "embed_norm": (True, "shapes"),
+    "learned_positions": (True, "shapes"),
+    "tie_embeddings": (False, "shapes"),
+    "dtype": ("bfloat16", "forward"),
+    "residual_dtype": ("float32", "forward", "model.dtype=bfloat16"),
+    "remat": ("full", "backward"),
+    "scan_layers": (False, "forward"),
+    "loss_chunk": (5, "forward"),
+}
+ATTENTION = {
+    "heads": (2, "forward"),
+    "kv_heads": (2, "shapes"),
+    "head_dim": (6, "shapes"),
+    "position": ("none", "forward"),
+    "rope_base": (37.0, "forward"),
+    "qk_norm": (True, "shapes"),
+    "bias": (True, "shapes"),
+}
+SOFTMAX = ATTENTION | {
+    "window": (3, "forward"),
+    "const": ("qk", "shapes"),
+    "temperature": (0.4, "forward"),
+    "implementation": ("cudnn", "refused"),
+}
+TOP1 = ATTENTION | {"heads": (2, "shapes"), "qk_norm": (False, "shapes"), "implementation": ("nowhere", "refused")}
+DELTA = {
+    "heads": (2, "shapes"),
+    "key_dim": (8, "shapes"),
+    "value_dim": (32, "shapes"),
+    "conv_width": (2, "shapes"),
+    "norm_eps": (0.3, "forward"),
+    "chunk_size": (5, "forward"),
+}
+SSM = {
+    "expand": (1, "shapes"),
+    "state": (5, "shapes"),
+    "conv_width": (2, "shapes"),
+    "conv": (False, "shapes"),
+    "decay": ("one", "shapes"),
+    "chunk_size": (5, "forward"),
+}
+RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward")}
+MIXERS = {
+    "transformer": SOFTMAX | {
+        "position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
+        "bias": (False, "shapes"),
+    },
+    "transformer_pp": SOFTMAX,
+    "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward")},
+    "top1_element": TOP1 | {"v_grad": ("soft", "backward")},
+    "mamba1": SSM | {"dt_rank": (2, "shapes")},
+    "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},
+    "deltanet": DELTA,
+    "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
+    "rwkv5": RWKV,
+    "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
+    "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward")}
+    | {f"{name}_rank": (2, "shapes") for name in ("decay", "eta", "value", "gate")},
+    "rwkv7_shell": {
+        "heads": (2, "shapes"), "core": ("top1_approx", "forward"), "window": (3, "forward", "model.mixer.core=window"),
+        "chunk_size": (3, "forward"), "position": ("none", "forward"), "rope_base": (37.0, "forward"),
+        "value_rank": (2, "shapes"), "gate_rank": (2, "shapes"), "key_init": (0.1, "start"),
+        "token_shift": (False, "shapes"), "value_residual": (False, "shapes"), "gate": (False, "shapes"),
+        "head_norm": (False, "shapes"),
+        "implementation": ("nowhere", "refused"),
+    },
+    "based_conv": {"expand": (1, "shapes"), "conv_width": (2, "shapes")},
+    "based_linear": {"heads": (2, "shapes"), "feature_dim": (3, "shapes"), "chunk_size": (5, "forward")},
+}  # fmt: skip
+# Mixers that only a hybrid has: its config file and what makes them every layer's mixer.
+IN_HYBRID = {
+    "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
+    "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
+}
+SMALL = (
+    "model.dim=16,model.n_layers=2,model.vocab_size=24,model.mlp.dim=12,train.seq_len=13,model.loss_chunk=8,"
+    "model.scan_layers=True"
+)
+SIZES = {
+    "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
+    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
+}  # fmt: skip
+NO_HEAD_DIM = {"transformer", "transformer_pp", "top1_chunk", "top1_element"}  # theirs is width / heads
+
+
+@functools.cache
+def build(mixer: str, text: str) -> Model:
+    """The model of `configs/FILE.py:debug,TEXT` at a tiny size."""
+    file, own = IN_HYBRID.get(mixer, (mixer, ""))
+    get_config = importlib.import_module(f"configs.{file}").get_config
+    known = get_config(",".join(filter(None, ["debug", own]))).model.mixer
+    wanted = SIZES if mixer not in NO_HEAD_DIM else {k: v for k, v in SIZES.items() if k != "head_dim"}
+    sizes = [f"model.mixer.{k}={v}" for k, v in wanted.items() if k in known]
+    config = from_config_dict(get_config(",".join(filter(None, ["debug", SMALL, *sizes, own, text]))))
+    return Model(config.model, max_len=LENGTH)
+
+
+def start(model: Model) -> str:
+    return jax.jit(model.init).lower(jax.random.key(0)).as_text()
+
+
+def tokens() -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((BATCH, LENGTH + 1), jnp.int32)
+
+
+def forward(model: Model) -> str:
+    return jax.jit(lambda p, t: model.loss(p, t)[0]).lower(model.shapes, tokens()).as_text()
+
+
+def backward(model: Model) -> str:
+    return jax.jit(jax.grad(lambda p, t: model.loss(p, t)[0])).lower(model.shapes, tokens()).as_text()
+
+
+@functools.cache
+def before(mixer: str, also: str, program: types.FunctionType) -> str:
+    return program(build(mixer, also))
+
+
+def cases():
+    for key, (value, kind, *also) in MODEL.items():
+        yield "transformer_pp", f"model.{key}", value, kind, ",".join(also)
+    for mixer, settings in MIXERS.items():
+        for key, (value, kind, *also) in settings.items():
+            yield mixer, f"model.mixer.{key}", value, kind, ",".join(also)
+
+
+def changed(mixer: str, key: str, value, also: str) -> Model:
+    return build(mixer, ",".join(filter(None, [also, f"{key}={value}"])))
+
+
+@pytest.mark.parametrize(("mixer", "key", "value", "kind", "also"), list(cases()), ids=lambda x: str(x) or "-")
+def test_a_setting_changes_what_it_is_for(mixer, key, value, kind, also):
+    old, new = build(mixer, also), changed(mixer, key, value, also)
+    if kind == "shapes":
+        assert new.shapes != old.shapes, f"{key}={value} leaves the parameters as they are"
+        return
+    assert new.shapes == old.shapes
+    if kind == "refused":
+        with pytest.raises((ValueError, RuntimeError), match=f"{value}|cuDNN"):
+            forward(new)
+    elif kind == "start":
+        assert start(new) != before(mixer, also, start), f"{key}={value}: parameters start as before"
+        assert forward(new) == before(mixer, also, forward)
+    elif kind == "backward":
+        assert backward(new) != before(mixer, also, backward), f"{key}={value}: the gradient is computed as before"
+    else:
+        assert forward(new) != before(mixer, also, forward), f"{key}={value}: the loss is computed as before"
+
+
+@pytest.mark.parametrize("program", [start, forward, backward])
+def test_the_same_settings_give_the_same_program(program):
+    """Otherwise every comparison above would find a difference."""
+    build.cache_clear()
+    one = program(build("top1_chunk", ""))
+    build.cache_clear()
+    assert program(build("top1_chunk", "")) == one
+
+
+def flat(values: dict, prefix: str = "") -> set[str]:
+    keys = set()
+    for key, value in values.items():
+        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
+    return keys
+
+
+def test_every_setting_is_in_the_table():
+    assert set(MIXERS) == set(mixers.names())
+    for mixer, settings in MIXERS.items():
+        config = to_dict(build(mixer, "").config)
+        assert flat(config["mixer"]) - {"name"} == set(settings), mixer
+        shared = {key: value for key, value in config.items() if key != "mixer"}
+        assert flat(shared) == set(MODEL)

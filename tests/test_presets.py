@@ -1,0 +1,142 @@
+"""Config files by name and path from any directory, and what one file says of another."""
+
+import ast
+
+import pytest
+
+from seqjax import presets
+from seqjax.config import from_config_dict, to_dict
+from seqjax.errors import UserError
+from tests.support import ROOT
+
+MINE = """
+from seqjax import presets
+
+def get_config(arg=""):
+    return presets.get_config(arg, name="mine", base="ablations/window", settings={"optim.lr": 1.0})
+"""
+
+
+def read(flag, *overrides):
+    return from_config_dict(presets.read_config(flag, overrides))
+
+
+@pytest.mark.parametrize("name", ["top1_chunk", "configs/top1_chunk.py", str(ROOT / "configs" / "top1_chunk.py")])
+def test_a_config_is_found_from_any_directory(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert presets.find(name) == ROOT / "configs" / "top1_chunk.py"
+    config = read(f"{name}:debug,model.mixer.selection=approx")
+    assert (config.name, config.size, config.model.mixer.selection) == ("top1_chunk", "debug", "approx")
+
+
+@pytest.mark.parametrize("name", ["ablations/window", "ablations.window", "configs/ablations/window.py"])
+def test_a_config_in_a_folder_has_its_name(name):
+    assert read(f"{name}:64,debug").model.mixer.window == 64
+
+
+def test_a_file_of_ones_own_comes_before_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "top1_chunk.py").write_text(MINE)
+    assert read("configs/top1_chunk.py:debug").name == "mine"
+    assert read("top1_chunk:debug").name == "top1_chunk"
+
+
+def test_the_demo_without_an_argument():
+    assert to_dict(read("top1_chunk")) == to_dict(read("top1_chunk:demo,limited"))
+
+
+@pytest.mark.parametrize("name", ["top1_chnk", "configs/top1_chnk.py", "README.md", "top1_chunk.txt", "__init__", ""])
+def test_a_config_that_is_not_there(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match=r"no Python file .* and no config of that name.*Known: based, .*top1_chunk"):
+        presets.find(name)
+
+
+def test_a_study_is_no_config():
+    with pytest.raises(UserError, match=r"studies/window\.py has no get_config"):
+        read("studies/window:debug")
+
+
+def test_the_shipped_names_are_the_files():
+    assert presets.names() == sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=lambda p: p.stem)
+def test_a_config_file_needs_nothing_but_presets(path):
+    """So that it runs wherever it lies; and its header says the command, and what came of it."""
+    tree = ast.parse(path.read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert all(ast.unparse(node) == "from seqjax import presets" for node in imports)
+    if path.stem != "__init__":
+        header = ast.get_docstring(tree) or ""
+        assert f"={path.relative_to(ROOT)}" in header
+        assert "Not run" in header or "not run" in header or "reproduce.md" in header
+
+
+# ---------------------------------------------------------------------------------------------------------- flags
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("train.steps", "7", 7),
+        ("optim.lr", "1", 1.0),
+        ("optim.clip_norm", "None", None),
+        ("optim.clip_norm", "0.5", 0.5),
+        ("eval.batch_size", "16", 16),
+        ("log.tensorboard", "false", False),
+        ("data.train_domains", "('prose',)", ("prose",)),
+        ("data.path", "[a", "[a"),
+        ("name", "3", "3"),
+        ("model.remat", "full", "full"),
+    ],
+)
+def test_a_flag_sets_what_the_argument_could(key, text, value):
+    config = read("top1_chunk:debug", (key, text))
+    for part in key.split("."):
+        config = getattr(config, part)
+    assert config == value
+    assert type(config) is type(value)
+
+
+def test_flags_of_mixers():
+    assert read("based:debug", ("model.mixer[2].window", "9")).model.mixer[2].window == 9
+    assert read("transformer_pp:debug", ("model.mixer.window", "9")).model.mixer.window == 9
+    config = read("top1_chunk:debug", ("model.mixer.name", "mamba1"), ("model.mixer.state", "4"))
+    assert (config.model.mixer.name, config.model.mixer.state) == ("mamba1", 4)
+    with pytest.raises(UserError, match=r"model\.mixer has 5 here"):
+        read("based:debug", ("model.mixer.window", "9"))
+
+
+# ------------------------------------------------------------------------------------------ one file of another
+def test_what_the_command_line_says_wins_over_the_file_over_its_base(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    config = read(f"{path}:110m,mixed,train.seed=4")
+    assert (config.name, config.size, config.data.regime, config.train.seed) == ("mine", "110m", "mixed", 4)
+    assert (config.model.mixer.window, config.optim.lr, config.model.dim) == (256, 1.0, 768)
+    config = read(f"{path}:debug,optim.lr=2,model.mixer.window=None")
+    assert (config.model.mixer.window, config.optim.lr, config.size) == (None, 2.0, "debug")
+
+
+def test_a_size_gives_heads_and_rotation_where_nothing_else_does():
+    said = {"name": "transformer_pp", "heads": 8}
+    first, second, third = from_config_dict(
+        presets.get_config(
+            "135m_100k,model.n_layers=3",
+            name="x",
+            mixer=(said, {"name": "transformer_pp", "rope_base": 5.0}, {"name": "mamba2"}),
+        )
+    ).model.mixer
+    assert (first.heads, first.rope_base) == (8, 1e6)
+    assert (second.heads, second.rope_base) == (12, 5.0)
+    assert third.head_dim == 64
+    assert said == {"name": "transformer_pp", "heads": 8}, "what a file wrote stays as it is"
+
+
+def test_a_typo_in_a_config_file_is_named():
+    with pytest.raises(UserError, match=r"model\.nrom=layernorm: there is no setting 'nrom'.*'norm'"):
+        presets.get_config("debug", name="x", mixer={"name": "mamba2"}, settings={"model.nrom": "layernorm"})
+    with pytest.raises(UserError, match=r"config\.model\.mixer\.stat is not a setting.*'state'"):
+        from_config_dict(presets.get_config("debug", name="x", mixer={"name": "mamba2", "stat": 4}))
+    with pytest.raises(TypeError, match="mixer"):
+        presets.get_config("debug", name="x")

@@ -1,0 +1,128 @@
+"""Runs of earlier versions: their settings mean the same today, their parameters are found, later ones are refused.
+
+golden/configs_version_1.json holds what version 1 wrote as `config.json`, each under what asks for the same today.
+"""
+
+import json
+
+import pytest
+
+from seqjax import presets, upgrade
+from seqjax import workdir as workdirs
+from seqjax.config import from_config_dict, to_dict
+from seqjax.errors import UserError
+from tests import support
+
+OLD = json.loads((support.ROOT / "tests" / "golden" / "configs_version_1.json").read_text())
+
+
+def of(values, name="config.json"):
+    return from_config_dict(upgrade.upgrade_config(values, where=name))
+
+
+@pytest.mark.parametrize("today", OLD)
+def test_a_config_of_version_1_means_what_it_meant(today, tmp_path):
+    want = from_config_dict(presets.read_config(today))
+    text = json.dumps(OLD[today], indent=2) + "\n"
+    (tmp_path / "config.json").write_text(text)
+    assert workdirs.load_config(tmp_path) == want
+    assert (tmp_path / "config.json").read_text() == text, "reading leaves the file as it is"
+    workdirs.save_config(tmp_path, want)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written.pop("version") == upgrade.VERSION
+    assert written == to_dict(want)
+    assert workdirs.load_config(tmp_path) == want
+
+
+def test_the_old_files_hold_what_changed():
+    """A test of the test: without the upgrade none of them loads."""
+    for values in OLD.values():
+        with pytest.raises(UserError, match="config"):
+            from_config_dict(values)
+
+
+def test_another_run_is_told_from_an_old_one(tmp_path):
+    today = "top1_chunk:debug,model.mixer.selection=approx,data.path=x"
+    (tmp_path / "config.json").write_text(json.dumps(OLD[today]))
+    other = from_config_dict(presets.read_config(today, [("model.mixer.kv_heads", "1"), ("data.path", "y")]))
+    with pytest.raises(UserError, match=r"another config: model\.mixer\.kv_heads: None -> 1\. Give"):
+        workdirs.save_config(tmp_path, other)
+
+
+def mixer_of(**old):
+    values = json.loads(json.dumps(OLD["ablations/position_alibi:debug"]))
+    values["model"]["mixer"] |= old
+    return of(values).model.mixer
+
+
+def test_no_rotation_was_a_base_of_zero():
+    assert mixer_of(rope_base=0.0).position == "alibi"
+    assert mixer_of(rope_base=0.0, position="rope").position == "none"
+    assert mixer_of(rope_base=5.0, position="rope").rope_base == 5.0
+
+
+def test_what_was_set_stays():
+    assert mixer_of(kv_heads=1, head_dim=16, window=3, temperature=0.5).window == 3
+    assert mixer_of(kv_heads=1).kv_heads == 1
+    assert mixer_of().kv_heads is None
+
+
+def test_zero_stays_where_it_is_a_number():
+    values = OLD["top1_chunk:debug,model.mixer.selection=approx,data.path=x"]
+    config = of(values | {"eval": values["eval"] | {"every": 0}, "optim": values["optim"] | {"weight_decay": 0}})
+    assert (config.eval.every, config.optim.weight_decay, config.data.workers) == (0, 0.0, 0)
+
+
+def test_the_pattern_won_over_the_mixer():
+    config = of(OLD["based:110m,mixed"])
+    assert [m.name for m in config.model.mixers].count("based_conv") == 3
+    assert config.model.mixer_names == "based_conv, based_linear, transformer_pp"
+    values = OLD["based:110m,mixed"]
+    one = of(values | {"model": values["model"] | {"pattern": values["model"]["pattern"][2:3]}})
+    assert one.model.mixer == config.model.mixers[2], "a pattern of one is one"
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [(upgrade.VERSION + 1, "written by a later seqjax.*Update"), ("2", "is no number"), (0, "is no"), (True, "is no")],
+)
+def test_a_version_that_is_not_known(version, says, tmp_path):
+    values = to_dict(from_config_dict(presets.read_config("mamba2:debug")))
+    (tmp_path / "config.json").write_text(json.dumps({"version": version, **values}))
+    with pytest.raises(UserError, match=f"{tmp_path}/config.json.*{says}"):
+        workdirs.load_config(tmp_path)
+
+
+def test_what_is_no_config_of_any_version_is_told():
+    for values in ({"model": 3}, {"model": {"mixer": 3}}, {"model": {"pattern": [3]}}, {"optim": None}):
+        with pytest.raises(UserError, match="config"):
+            of(values)
+
+
+# ------------------------------------------------------------------------------------------------------- parameters
+TODAY = {
+    "embedder": {"table": 1},
+    "blocks": {"0": {"mixer": {"in": {"w": 2}, "out": {"w": 3}}}, "1": {"mixer": {"in": {"w": 4}}}},
+}
+BEFORE = {
+    "embed": 1,
+    "blocks": {"0": {"mixer": {"enter": {"w": 2}, "out": {"w": 3}}}, "1": {"mixer": {"enter": {"w": 4}}}},
+}
+TABLE = {3: {"embed": "embedder.table"}, 2: {"blocks.*.mixer.enter": "blocks.*.mixer.in"}}
+
+
+def test_parameters_are_found_where_they_were(monkeypatch):
+    monkeypatch.setattr(upgrade, "PARAMETERS", TABLE)
+    assert upgrade.rearranged(TODAY, version=1) == BEFORE
+    assert upgrade.upgrade_params(BEFORE, TODAY, version=1) == TODAY
+    between = {"embed": 1, "blocks": TODAY["blocks"]}
+    assert upgrade.rearranged(TODAY, version=2) == between
+    assert upgrade.upgrade_params(between, TODAY, version=2) == TODAY
+    assert upgrade.rearranged(TODAY, version=3) == TODAY == upgrade.upgrade_params(TODAY, TODAY, version=3)
+
+
+def test_a_parameter_renamed_twice(monkeypatch):
+    monkeypatch.setattr(upgrade, "PARAMETERS", {2: {"a": "b"}, 3: {"b": "c.d"}})
+    assert upgrade.saved_path(("c", "d", "w"), version=1) == ("a", "w")
+    assert upgrade.saved_path(("c", "d", "w"), version=2) == ("b", "w")
+    assert upgrade.saved_path(("c", "w"), version=1) == ("c", "w")
