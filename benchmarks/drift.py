@@ -29,7 +29,7 @@ from absl import app, flags
 from benchmarks.train_step import machine, names
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError, nearest
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.types import Array, Params
 
 U = 2.0**-8  # unit roundoff of bfloat16

@@ -21,8 +21,8 @@ from typing import Any
 from absl import app, flags
 
 from benchmarks.train_step import label, machine, names
-from seqjax import metrics
 from seqjax.data.slimpajama import NAMES, REGIMES
+from seqjax.training import metrics
 
 ROOT = Path(__file__).parent.parent
 

@@ -25,11 +25,11 @@ import matplotlib
 import numpy as np
 from absl import app, flags
 
-from seqjax import flops, optim
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError, nearest
-from seqjax.model import Model
-from seqjax.step import init_state, make_train_step
+from seqjax.models import Model, flops
+from seqjax.training import optim
+from seqjax.training.step import init_state, make_train_step
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 VERSIONS = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "triton")

@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from seqjax.errors import UserError
-from seqjax.params import is_axes
 from seqjax.types import Array, Params
 
 AXES = ("data", "fsdp", "tensor")
@@ -47,6 +46,11 @@ def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[A
             "set one size to -1, or sizes whose product is the number of devices."
         )
     return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def is_axes(leaf: Any) -> bool:
+    """Return whether `leaf` is a tuple of logical axis names, which is a leaf of a tree of axes."""
+    return isinstance(leaf, tuple)
 
 
 def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:

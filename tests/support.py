@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seqjax import metrics, mixers
+from seqjax import mixers
 from seqjax.config import Config, from_config_dict
 from seqjax.data import blocks
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.model import Model
+from seqjax.models import Model
+from seqjax.training import metrics
 
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32

@@ -14,9 +14,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from seqjax import metrics
 from seqjax.config import Config
 from seqjax.errors import UserError
+from seqjax.training import metrics
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
