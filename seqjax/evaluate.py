@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks, open_corpus
 from seqjax.errors import UserError, run_command
+from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
@@ -171,7 +172,7 @@ def main(argv: list[str]) -> None:
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
         sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
-    workdirs.write_json(args.workdir / "evaluation.json", result)
+    write_json(args.workdir / "evaluation.json", result)
 
 
 if __name__ == "__main__":

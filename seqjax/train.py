@@ -16,6 +16,7 @@ from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
+from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
@@ -117,7 +118,7 @@ def train(config: Config, workdir: Path) -> bool:
                     backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model)
                 )
                 if lead:
-                    workdirs.write_json(workdir / "run.json", facts)
+                    write_json(workdir / "run.json", facts)
 
             every = config.eval.every
             last = step == n_steps
@@ -167,7 +168,7 @@ def train(config: Config, workdir: Path) -> bool:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
             with jax.set_mesh(mesh):
                 sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
-        facts = workdirs.read_json(workdir / "run.json")
+        facts = read_json(workdir / "run.json")
         log.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True
 

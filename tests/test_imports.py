@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
-    ("seqjax.errors", "seqjax.types"),
+    ("seqjax.errors", "seqjax.types", "seqjax.terminal"),
+    ("seqjax.files",),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.nn", "seqjax.ops"),

@@ -15,9 +15,9 @@ from seqjax.convert.linear_attention import DELTANET, GATED_DELTANET, RWKV7
 from seqjax.convert.mamba import MAMBA, MAMBA2
 from seqjax.convert.rules import Family
 from seqjax.errors import UserError
+from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.nn.params import names
-from seqjax.training.workdir import write_json
 from seqjax.types import Params
 
 FAMILIES = {

@@ -5,7 +5,6 @@ A workdir's `eval_losses/blocks.npz` says which blocks there are, the same at ev
 `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's mean loss in nats per token after that step.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from seqjax.data.corpus import EvalBlocks
+from seqjax.files import replacing
 
 DIRECTORY = "eval_losses"
 FIELDS = ("index", "documents", "n_bytes")
@@ -43,11 +43,8 @@ def read(workdir: Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.n
 
 
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write atomically, with the same bytes for the same arrays."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
-    temporary.replace(path)
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

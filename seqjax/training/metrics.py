@@ -4,14 +4,14 @@ import io
 import json
 import platform
 import subprocess
-import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 from tensorboardX import SummaryWriter
+
+from seqjax.terminal import StatusLine, duration
 
 # What depends on the clock and the device, not on the run: left out when two runs are compared.
 TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
@@ -83,60 +83,21 @@ def read(workdir: Path) -> list[dict[str, Any]]:
 
 
 class Progress:
-    """One line that is rewritten on a terminal, and a plain line every half minute in a log file."""
+    """How far a training run is, on the terminal."""
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        quiet: bool = False,
-        stream: io.TextIOBase | None = None,
-        seconds_between_lines: float = 30.0,
-    ):
+    def __init__(self, total: int, *, quiet: bool = False, stream: io.TextIOBase | None = None):
         self._total = total
-        self._quiet = quiet
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
-        self._between = seconds_between_lines
-        self._last = -float("inf")
-        self._width = 0
+        self._line = StatusLine(stream=stream, quiet=quiet)
 
     def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
         """Show where the run is; `eta` in seconds."""
-        now = time.monotonic()
-        if self._quiet:
-            return
-        if not self._live and now - self._last < self._between and step < self._total:
-            return
-        self._last = now
         parts = [f"step {step}/{self._total}", f"loss {loss:.3f}", f"{tokens_per_s:,.0f} tokens/s"]
         parts += [f"MFU {mfu:.1%}"] if mfu is not None else []
-        self._show(" | ".join([*parts, f"ETA {duration(eta)}"]))
-
-    def _show(self, text: str) -> None:
-        if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+        self._line.show(" | ".join([*parts, f"ETA {duration(eta)}"]), last=step >= self._total)
 
     def say(self, text: str) -> None:
         """A line that stays, above the progress line."""
-        if self._quiet:
-            return
-        if self._live and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._width = 0
-        self._stream.write(text + "\n")
-        self._stream.flush()
-
-
-def duration(seconds: float) -> str:
-    """75 -> '1m15s'."""
-    minutes, s = divmod(round(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"
+        self._line.say(text)
 
 
 def device_peak_gib() -> float | None:

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from seqjax.config import Config
 from seqjax.data import Corpus
 from seqjax.errors import UserError
+from seqjax.terminal import duration
 from seqjax.training import metrics
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 
 def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None) -> str:
@@ -42,7 +41,7 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
     mfu = train[-1]["mfu"]
     summary = [
         f"{config.name}, size {config.size}: {facts['parameters']:,} parameters, mixer {config.model.mixer_names}",
-        f"{train[-1]['tokens']:,} tokens in {metrics.duration(train[-1]['seconds'])} on {facts['devices']} x "
+        f"{train[-1]['tokens']:,} tokens in {duration(train[-1]['seconds'])} on {facts['devices']} x "
         f"{facts['device']}: {rate:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu is not None else ""),
         f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "
         f"manifest {corpus.manifest_hash}",
@@ -109,10 +108,11 @@ def _plot(
     bigram: float | None,
 ) -> None:
     """Training loss and every domain's loss over tokens; out-of-domain lines are dashed."""
-    figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.subplots()
     tokens = [r["tokens"] / 1e6 for r in train]
     axes.plot(tokens, [r["train/loss"] for r in train], color="0.75", linewidth=1, label="training")
-    colors = plt.get_cmap("tab10")
+    colors = colormaps["tab10"]
     ends = []
     for i, name in enumerate(corpus.eval_domains):
         inside = name in corpus.in_domain
@@ -141,7 +141,6 @@ def _plot(
     axes.grid(axis="y", color="0.92")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="upper right")
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, Any]], x: float) -> None:

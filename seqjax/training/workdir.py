@@ -1,13 +1,11 @@
 """The directory of a run: which one, whose config it holds, and what may change when a run goes on in it."""
 
-import json
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
+from seqjax.files import read_json, write_json
 from seqjax.upgrade import VERSION, upgrade_config
 
 # Settings that do not change what a run computes; a resumed run may have others.
@@ -57,18 +55,3 @@ def load_config(workdir: Path) -> Config:
     if not path.exists():
         raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
     return from_config_dict(upgrade_config(read_json(path), where=str(path)))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write atomically, so that a killed process leaves the old file or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); restore it or give another --workdir.") from error

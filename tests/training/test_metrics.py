@@ -6,7 +6,8 @@ import json
 import jax
 import pytest
 
-from seqjax.training.metrics import TIMING, Metrics, Progress, duration, read, run_facts
+from seqjax.terminal import duration
+from seqjax.training.metrics import TIMING, Metrics, Progress, read, run_facts
 
 
 def write(workdir, steps, **options):
@@ -88,7 +89,7 @@ def test_the_progress_line_on_a_terminal_is_one_line():
 
 def test_the_progress_in_a_file_is_a_line_now_and_then():
     stream = Stream()
-    progress = Progress(100, stream=stream, seconds_between_lines=1000)
+    progress = Progress(100, stream=stream)
     for step in range(1, 101):
         update(progress, step)
     lines = stream.getvalue().splitlines()
