@@ -123,7 +123,7 @@ ROOMS = [
     (MODEL, "mixers"),
     (MODEL, "ops   nn"),
     (FILE, "sharding"),
-    (FILE, "types   errors"),
+    (FILE, "types  errors  files  terminal"),
 ]
 for i, (color, name) in enumerate(ROOMS):
     y = 39.9 - 3.42 * i
