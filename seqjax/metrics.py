@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -139,10 +140,26 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"
 
 
-def device_peak_gib() -> float | None:
+def device_peak_bytes() -> int | None:
     """Most memory that the first device of this process held since it began; None where it does not count."""
-    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def device_peak_gib() -> float | None:
+    """`device_peak_bytes` in GiB."""
+    peak = device_peak_bytes()
     return None if peak is None else peak / 2**30
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def run_facts(**extra: Any) -> dict[str, Any]:
@@ -159,21 +176,18 @@ def run_facts(**extra: Any) -> dict[str, Any]:
         "jax-triton",
         "triton",
     )
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     here = Path(__file__).parent
 
     def git(*args: str) -> str:
-        result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
+        try:
+            result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
+        except FileNotFoundError:  # a container without git
+            return ""
         return result.stdout.strip() if result.returncode == 0 else ""
 
     return {
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": installed_versions(packages),
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "processes": jax.process_count(),
