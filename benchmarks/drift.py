@@ -57,7 +57,7 @@ def bounds(name: str, layers: int) -> tuple[float, float]:
 
 def configured(name: str, size: str, dtype: str, seq_len: int | None = None) -> Config:
     """The shipped config with two layers, or one whole pattern, computing in `dtype`."""
-    config = presets.read_config(f"{name}:{size}")
+    config: Any = presets.read_config(f"{name}:{size}")
     config.model.n_layers = len(config.model.mixer) if isinstance(config.model.mixer, tuple) else 2
     config.model.dtype = dtype
     config.train.seq_len = seq_len or config.train.seq_len

@@ -4,6 +4,7 @@ For example `top1_chunk:model.mixer.selection=exact`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.harness import options
 from seqjax import presets
@@ -19,7 +20,7 @@ def chosen(given: Sequence[str]) -> list[str]:
 def configured(name: str, size: str, *, batch: int, seq_len: int, remat: str = "none") -> Config:
     """The shipped config at `size`, without accumulation; a batch or length of 0 keeps its own."""
     stem, _, settings = name.partition(":")
-    config = presets.read_config(f"{stem}:{','.join(filter(None, (size, settings)))}")
+    config: Any = presets.read_config(f"{stem}:{','.join(filter(None, (size, settings)))}")
     config.train.accumulate = 1
     config.train.batch_size = batch or config.train.batch_size
     config.train.seq_len = seq_len or config.train.seq_len
