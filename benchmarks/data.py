@@ -36,6 +36,7 @@ from seqjax.data import blocks, load_tokenizer, open_corpus, prepare, slimpajama
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError, run_command
+from seqjax.files import write_json
 
 SEQ_LEN = 2048
 BATCH = 64
@@ -62,7 +63,7 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
         entry["files"].append({"path": path.relative_to(out).as_posix(), "blocks": records, "sha256": digest})
     identity = {"name": tokenizer.name, "sha256": tokenizer.hash}
     manifest = {"format": blocks.FORMAT, "block": SEQ_LEN + 1, "tokenizer": identity}
-    blocks.write_json(out / "manifest.json", manifest | {"splits": {"train": entries, "validation": entries}})
+    write_json(out / "manifest.json", manifest | {"splits": {"train": entries, "validation": entries}})
 
 
 def read_rates(directory: Path, tokenizer: Tokenizer, *, runs: int, seconds: float) -> list[float]:

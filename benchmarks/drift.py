@@ -37,7 +37,7 @@ from benchmarks.harness.machine import machine
 from seqjax import presets
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import run_command
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.types import Array, Params
 
 U = 2.0**-8  # unit roundoff of bfloat16

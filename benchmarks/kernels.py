@@ -189,14 +189,14 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
             series = lines.setdefault((row["case"], row["implementation"], row["pass"]), [])
             series.append((row["T"], row["ms"] / row["B"]))
     figure, panels = plot.figure(11, 5, panels=2)
-    colors = dict(zip(CASES, plot.COLORS, strict=True))
-    markers = dict(zip(CASES, plot.MARKERS, strict=True))
+    look: dict[str, Any]
+    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, plot.COLORS, plot.MARKERS, strict=True)}
     ticks = sorted({row["T"] for row in written["results"]})
     for axes, what in zip(panels, PASSES, strict=True):
         for (case, name, of), points in lines.items():
             if of == what:
-                style = {"linestyle": line_style(name), "color": colors[case], "marker": markers[case]}
-                axes.plot(*zip(*points, strict=True), **style, markersize=4.5, linewidth=1.5)
+                look = looks[case] | {"linestyle": line_style(name)}
+                axes.plot(*zip(*points, strict=True), **look, markersize=4.5, linewidth=1.5)
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence")
         axes.set_xticks(ticks, [f"{T:,}" for T in ticks])
         axes.minorticks_off()
@@ -204,13 +204,17 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
         axes.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
         axes.set_title({"forward": "forward", "training": "forward and backward"}[what], fontsize=10, loc="left")
     panels[0].set_ylabel("ms per sequence")
-    cases = [case for case in CASES if any(case == of for of, _, _ in lines)]
-    names = dict.fromkeys(name for _, name, _ in lines)
-    handles = [Line2D([], [], color=colors[c], marker=markers[c], markersize=4.5, label=c) for c in cases]
+    handles = []
+    for case in CASES:
+        if any(case == drawn for drawn, _, _ in lines):
+            look = looks[case]
+            handles.append(Line2D([], [], **look, markersize=4.5, label=case))
     by_style: dict[str, list[str]] = {}
-    for name in names:
+    for name in dict.fromkeys(name for _, name, _ in lines):
         by_style.setdefault(line_style(name), []).append(name)
-    handles += [Line2D([], [], color="0.3", linestyle=s, label=", ".join(n)) for s, n in by_style.items()]
+    for linestyle, names in by_style.items():
+        look = {"linestyle": linestyle, "color": "0.3"}
+        handles.append(Line2D([], [], **look, label=", ".join(names)))
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9, handlelength=3)
     n = written["settings"]
     title = f"{n['H']} heads of {n['K']}, {n['dtype']}, {written['machine']['device']}"

@@ -33,10 +33,10 @@ from typing import Any
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, label
 from benchmarks.harness.machine import machine
-from seqjax import metrics
 from seqjax.data.slimpajama import NAMES, REGIMES
 from seqjax.errors import run_command
-from seqjax.workdir import read_json
+from seqjax.files import read_json
+from seqjax.training import metrics
 
 ROOT = Path(__file__).parent.parent
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.train_step [--mixers=a,b] [--quick] [--against=benchmarks/results/train_step.json]
 
-The step that `seqjax.train` runs, compiled and sharded as it does (`seqjax.step.jit_train_step`) over the mesh of the
-config, which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
+The step that `seqjax.train` runs, compiled and sharded as there (`seqjax.training.step.jit_train_step`) over the mesh of
+the config, which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
 model.mixer.selection=exact) at size 110m, batch 16 of 2,048 random tokens, without accumulation and, unless --remat
 says otherwise, without rematerialisation: forward, backward and the optimiser, compiled ahead, then the median over
 repeats of some steps. On a CPU, or with --quick, the debug size. Compare numbers of one run only, or with --against
@@ -41,12 +41,12 @@ from benchmarks.harness import plot, report
 from benchmarks.harness.configs import chosen, configured, label
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
-from seqjax import flops, metrics, optim
 from seqjax.config import Config
 from seqjax.errors import UserError, run_command
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh, require_divisible, to_devices
-from seqjax.step import init_state, jit_train_step, state_shardings
+from seqjax.training import metrics, optim
+from seqjax.training.step import init_state, jit_train_step, state_shardings
 
 TABLE = report.Table(
     30,

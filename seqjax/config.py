@@ -43,7 +43,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # compute; auto = bfloat16 on accelerators, float32 on CPU
     residual_dtype: Literal["compute", "float32"] = "compute"
-    remat: Literal["none", "full", "dots", "attention"] = "none"  # what the backward pass computes again
+    remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
     scan_layers: bool = True
     loss_chunk: int = 4096  # tokens whose logits exist at a time in the loss
 

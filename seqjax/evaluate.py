@@ -17,14 +17,16 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from seqjax import workdir as workdirs
-from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks, open_corpus
 from seqjax.errors import UserError, run_command
-from seqjax.model import Model
+from seqjax.files import write_json
+from seqjax.models import Model
+from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
-from seqjax.step import make_entropy_step, make_eval_step
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
 
 ENTROPY_TOKENS = 1_048_576  # per domain, where neither the config nor --tokens says how many
@@ -148,7 +150,7 @@ def main(argv: list[str]) -> None:
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     result: dict[str, Any] = {"step": step}
     if args.entropy:
-        model.require_entropy()
+        require_entropy(model)
     with jax.set_mesh(mesh):
         domains = load_domains(corpus, config, mesh=mesh, tokens=args.tokens)
         losses = evaluate(jax.jit(make_eval_step(model)), params, domains, mesh=mesh)
@@ -170,7 +172,7 @@ def main(argv: list[str]) -> None:
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
         sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
-    workdirs.write_json(args.workdir / "evaluation.json", result)
+    write_json(args.workdir / "evaluation.json", result)
 
 
 if __name__ == "__main__":

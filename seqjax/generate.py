@@ -16,7 +16,7 @@ from absl import logging
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.types import Array, Params, PRNGKey
 
 

@@ -15,10 +15,10 @@ import jax
 from absl import app, flags, logging
 
 from seqjax import presets
-from seqjax import workdir as workdirs
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError, run_command
 from seqjax.train import train
+from seqjax.training import workdir as workdirs
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; empty = a fresh one under runs/.")
 DISTRIBUTED = flags.DEFINE_bool(

@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from seqjax.errors import UserError
-from seqjax.params import is_axes
 from seqjax.types import Array, Params
 
 AXES = ("data", "fsdp", "tensor")
@@ -56,6 +55,11 @@ def require_divisible(micro_batch: int, mesh: Mesh) -> None:
             f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "
             f"fsdp={mesh.shape['fsdp']} devices; change config.train.batch_size, .accumulate or config.mesh."
         )
+
+
+def is_axes(leaf: Any) -> bool:
+    """Return whether `leaf` is a tuple of logical axis names, which is a leaf of a tree of axes."""
+    return isinstance(leaf, tuple)
 
 
 def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:

@@ -11,20 +11,23 @@ import jax
 import numpy as np
 
 import kernels_pallas
-from seqjax import flops, generate, metrics, report
-from seqjax import workdir as workdirs
-from seqjax.checkpoint import Checkpoints
+from seqjax import generate
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
-from seqjax.model import Model
-from seqjax.optim import optimizer as make_optimizer
-from seqjax.optim import schedule
+from seqjax.files import read_json, write_json
+from seqjax.models import Model, flops
+from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, to_devices
-from seqjax.signals import StopRequest
-from seqjax.step import init_state, jit_train_step, make_eval_step, state_shardings
+from seqjax.training import metrics, report
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.log import TrainLog
+from seqjax.training.optim import optimizer as make_optimizer
+from seqjax.training.optim import schedule
+from seqjax.training.signals import StopRequest
+from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
 
 
 def train(config: Config, workdir: Path) -> bool:
@@ -51,7 +54,7 @@ def train(config: Config, workdir: Path) -> bool:
     # ----------------------------------------------------------------------------------------------------- model
     model = Model(config.model, max_len=seq_len)
     if config.eval.entropy_tokens:
-        model.require_entropy()
+        require_entropy(model)
     optimizer = make_optimizer(config.optim, n_steps)
     log = TrainLog(workdir, config, lead=lead, flops_per_token=flops.flops_per_token(model, seq_len))
 
@@ -105,7 +108,7 @@ def train(config: Config, workdir: Path) -> bool:
                     backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model)
                 )
                 if lead:
-                    workdirs.write_json(workdir / "run.json", facts)
+                    write_json(workdir / "run.json", facts)
 
             every = config.eval.every
             last = step == n_steps
@@ -155,7 +158,7 @@ def train(config: Config, workdir: Path) -> bool:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
             with jax.set_mesh(mesh):
                 sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
-        facts = workdirs.read_json(workdir / "run.json")
+        facts = read_json(workdir / "run.json")
         log.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True
 

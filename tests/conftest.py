@@ -5,6 +5,8 @@
 # ruff: noqa: E402 - the order of the imports is the point of this file
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
@@ -21,6 +23,15 @@ wanted = [
 ]
 given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wanted if flag.split("=")[0] not in given)]))
+
+# Compiled programs are kept for the session: tests of different files, workers of xdist and the processes that tests
+# start compile the same steps. JAX keys them by program, flags and version. A directory that the environment already
+# names is used and left as it is.
+OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
+if OWN_CACHE:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="seqjax-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jaxtyping
 
@@ -50,6 +61,11 @@ from tests import support
 
 def pytest_report_header() -> str:
     return f"jax {jax.__version__} on {jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
+def pytest_unconfigure() -> None:
+    if OWN_CACHE:  # not in a worker of xdist, which inherited it
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks

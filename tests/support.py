@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seqjax import metrics, mixers
+from seqjax import mixers
 from seqjax.config import Config, from_config_dict
 from seqjax.data import blocks
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.model import Model
+from seqjax.files import write_json
+from seqjax.models import Model
+from seqjax.training import metrics
 
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32
@@ -143,7 +145,7 @@ def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_tr
             splits[split][domain] = {"files": [file], "blocks": count, "tokens": rows.size, "bytes": rows.size}
     tokenizer = {"name": "byte", "sha256": ByteTokenizer.hash}
     manifest = {"format": blocks.FORMAT, "tokenizer": tokenizer, "block": seq_len + 1, "splits": splits}
-    blocks.write_json(directory / "manifest.json", manifest)
+    write_json(directory / "manifest.json", manifest)
     return directory
 
 

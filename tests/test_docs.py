@@ -10,7 +10,7 @@ import pytest
 
 from seqjax import presets
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model
 from tests import support
 
 DOCS = Path(__file__).parent.parent / "docs"

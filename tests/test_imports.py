@@ -11,37 +11,36 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
-    ("seqjax.errors", "seqjax.types"),
-    ("seqjax.params", "seqjax.config_checks", "seqjax.upgrade"),
-    ("seqjax.layers",),
-    ("seqjax.ops",),
+    ("seqjax.errors", "seqjax.types", "seqjax.terminal"),
+    ("seqjax.files",),
+    ("seqjax.upgrade",),
+    ("seqjax.sharding",),
+    ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
-    ("seqjax.config_parse",),
+    ("seqjax.config_checks", "seqjax.config_parse"),
     ("seqjax.config",),
     ("seqjax.presets",),
-    ("seqjax.sharding",),
-    ("seqjax.block",),
-    ("seqjax.model",),
     # siblings that only what follows may import
-    (
-        "seqjax.data",
-        "seqjax.optim",
-        "seqjax.flops",
-        "seqjax.step",
-        "seqjax.metrics",
-        "seqjax.signals",
-        "seqjax.workdir",
-    ),
-    ("seqjax.checkpoint",),
-    ("seqjax.evaluate", "seqjax.report"),
+    ("seqjax.models", "seqjax.data"),
+    ("seqjax.training",),
+    ("seqjax.evaluate",),
     ("seqjax.generate",),
     ("seqjax.train",),
     ("seqjax.main",),
     # leaves: nothing else imports them
-    ("seqjax.study", "seqjax.convert", "seqjax.eval_harness"),
+    ("seqjax.study", "seqjax.convert"),
 )
 # Siblings of one layer do not know each other, except these.
-SIBLINGS = {"seqjax.data", "seqjax.ops", "seqjax.mixers", "seqjax.study", "seqjax.convert", "seqjax.eval_harness"}
+SIBLINGS = {
+    "seqjax.nn",
+    "seqjax.ops",
+    "seqjax.mixers",
+    "seqjax.models",
+    "seqjax.data",
+    "seqjax.training",
+    "seqjax.study",
+    "seqjax.convert",
+}
 FILES = sorted([*(ROOT / "seqjax").rglob("*.py"), *(ROOT / "kernels_pallas").rglob("*.py")])
 
 
@@ -112,15 +111,22 @@ def test_of_the_kernels_only_what_the_package_exports_is_used(path):
 def test_the_layers_name_what_exists():
     """A test of the test: files are found, and what they import is understood."""
     units = {unit(module_name(path)) for path in FILES}
-    assert {"seqjax.model", "seqjax.train", "seqjax.data", "seqjax.mixers", "kernels_pallas.backend"} <= units
-    assert "seqjax.mixers" in imported(ROOT / "seqjax" / "model.py")
-    assert "seqjax.workdir" in imported(ROOT / "seqjax" / "train.py")
-    assert level("seqjax.mixers._attention") < level("seqjax.model") < level("seqjax.train")
+    assert {
+        "seqjax.nn",
+        "seqjax.mixers",
+        "seqjax.models",
+        "seqjax.data",
+        "seqjax.train",
+        "kernels_pallas.backend",
+    } <= units
+    assert "seqjax.mixers" in imported(ROOT / "seqjax" / "models" / "language_model.py")
+    assert "seqjax.training.workdir" in imported(ROOT / "seqjax" / "train.py")
+    assert level("seqjax.nn.layers") < level("seqjax.mixers._attention") < level("seqjax.models.language_model")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if module_name(p) != "seqjax.params"], ids=module_name)
+@pytest.mark.parametrize("path", [p for p in FILES if module_name(p) != "seqjax.nn.params"], ids=module_name)
 def test_nnx_only_declares(path):
-    """Outside params.py nnx is Module, Param and Rngs; taking modules apart is done in one place."""
+    """Outside nn/params.py nnx is Module, Param and Rngs; taking modules apart is done in one place."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nnx":

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from seqjax import presets, upgrade
-from seqjax import workdir as workdirs
 from seqjax.config import from_config_dict, to_dict
 from seqjax.errors import UserError
+from seqjax.training import workdir as workdirs
 from tests import support
 
 OLD = json.loads((support.ROOT / "tests" / "golden" / "configs_version_1.json").read_text())

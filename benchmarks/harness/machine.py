@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from seqjax import metrics
+from seqjax.training import metrics
 
 # What a run of seqjax does not list among its versions, but what decides how fast something is.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda13-plugin", "array_record", "sentencepiece", "zstandard")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqjax import workdir as workdirs
+from seqjax.files import read_json, write_json
 
 
 class Column(NamedTuple):
@@ -53,12 +53,12 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def save(path: Path, report: Mapping[str, Any]) -> None:
     """Write a report; called after every measurement, so that a run that is cut keeps what it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    workdirs.write_json(path, report)
+    write_json(path, report)
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """What `save` wrote."""
-    return workdirs.read_json(Path(path))
+    return read_json(Path(path))
 
 
 def differences(report: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,8 @@ padding reads as zero and is not written. Offsets within one batch entry are int
 import triton
 import triton.language as tl
 
+LN2 = tl.constexpr(0.6931471805599453)  # what was kept to base 2 leaves a kernel to base e
+
 
 @triton.jit
 def load_rows(ptr, row_R, stride: tl.constexpr, n_rows, D: tl.constexpr, DP: tl.constexpr, BOUNDED: tl.constexpr):

@@ -14,13 +14,13 @@ from pathlib import Path
 from absl import logging
 
 from seqjax import presets
-from seqjax import workdir as workdirs
-from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config, from_config_dict
 from seqjax.convert.weights import export_weights, family_of, import_weights
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
-from seqjax.params import count
+from seqjax.nn.params import count
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
 
 
 def to_workdir(weights: Path, config: Config, workdir: Path) -> None:

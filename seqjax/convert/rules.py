@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from seqjax.block import default_mlp_dim
 from seqjax.config import Config
+from seqjax.models.block import default_mlp_dim
 
 MISSING = object()  # a key that a config.json lacks and that has no default: nothing to compare
 

@@ -15,10 +15,10 @@ from seqjax.convert.linear_attention import DELTANET, GATED_DELTANET, RWKV7
 from seqjax.convert.mamba import MAMBA, MAMBA2
 from seqjax.convert.rules import Family
 from seqjax.errors import UserError
-from seqjax.model import Model
-from seqjax.params import names
+from seqjax.files import write_json
+from seqjax.models import Model
+from seqjax.nn.params import names
 from seqjax.types import Params
-from seqjax.workdir import write_json
 
 FAMILIES = {
     "transformer": GPT2,

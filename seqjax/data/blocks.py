@@ -108,17 +108,6 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """The manifest of a directory of blocks, checked for format and for missing files."""
     root = Path(directory)

@@ -5,28 +5,24 @@ documents, not of blocks. `documents.npz` beside a manifest keeps the lengths of
 included, one array "SPLIT/DOMAIN" each, in the order in which they were joined. It is no part of the manifest's hash.
 """
 
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from seqjax.errors import UserError
+from seqjax.files import replacing
 
 FILE = "documents.npz"
 
 
 def write(path: Path, lengths: Mapping[str, np.ndarray]) -> None:
     """Write arrays of document lengths so that a reader sees the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        np.savez_compressed(
-            file, allow_pickle=False, **{key: value.astype(np.uint32) for key, value in lengths.items()}
-        )
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    arrays: dict[str, Any] = {key: value.astype(np.uint32) for key, value in lengths.items()}
+    with replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -1,19 +1,24 @@
-"""Sequence mixers, one file each: a frozen `Config` and an `nnx.Module` called `Mixer` (see docs/add_a_mixer.md)."""
+"""Sequence mixers, one file each: a frozen `Config` and a class `Mixer` after base.py (docs/add_a_mixer.md)."""
 
 import importlib
 import pkgutil
 from types import ModuleType
 
 from seqjax.errors import UserError, nearest
+from seqjax.mixers import base
 
 
 def names() -> list[str]:
-    """The mixers that ship with seqjax, by file name. A leading underscore marks a file that only helps others."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    """Return the mixers that ship with seqjax, by file name.
+
+    base.py is the contract, and a leading underscore marks a file that only helps others.
+    """
+    files = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
+    return sorted(name for name in files if not name.startswith("_"))
 
 
 def load(name: str) -> ModuleType:
-    """The module of mixer `name`; a dotted name is imported as given, so a notebook can bring its own."""
+    """Return the module of mixer `name`; a dotted name is imported as given, so that a notebook can bring its own."""
     if "." not in name and name not in names():
         raise UserError(f"config.model.mixer.name={name!r} is not a mixer.{nearest(name, names())}")
     try:
@@ -25,4 +30,9 @@ def load(name: str) -> ModuleType:
     for member in ("Config", "Mixer"):
         if not hasattr(module, member):
             raise UserError(f"config.model.mixer.name={name!r}: {module.__file__} does not define {member}.")
+    if not issubclass(module.Mixer, base.Mixer):
+        raise UserError(
+            f"config.model.mixer.name={name!r}: the Mixer of {module.__file__} must derive from "
+            "seqjax.mixers.base.Mixer (docs/add_a_mixer.md)."
+        )
     return module

@@ -1,9 +1,10 @@
-"""What the attention-shaped mixers share: projections, QK norm, rotary positions, the KV cache and its ring buffer.
+"""What the attention mixers share: projections, QK norm, rotary positions, the KV cache and its ring buffer.
 
-A mixer of this family says how queries look at keys, over the whole sequence (`attend`) and for one query over a
+A mixer of this family says how queries attend to keys, over the whole sequence (`attend`) and for one query over a
 cache (`attend_step`); everything around that is here, once.
 """
 
+import abc
 import dataclasses
 import math
 from typing import Any, Literal, NamedTuple
@@ -13,14 +14,16 @@ from flax import nnx
 from jax import lax
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, RMSNorm, residual_init
+from seqjax.mixers import base
+from seqjax.nn.initializers import residual_init
+from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
 from seqjax.types import Array, LayerSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """Settings that every attention-shaped mixer has."""
+    """The settings that every attention mixer has."""
 
     name: str
     heads: int
@@ -60,7 +63,10 @@ class AttentionConfig:
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the tokens seen; `length` counts all of them, also those that a ring buffer has dropped."""
+    """The keys and values of the tokens seen.
+
+    `length` counts all of them, also those that a ring buffer has dropped.
+    """
 
     k_BSGK: Array
     v_BSGK: Array
@@ -68,16 +74,16 @@ class KVCache(NamedTuple):
 
 
 class Projection(Linear):
-    """A `Linear` that is told the positions, and does not look at them."""
+    """A `Linear` that takes the positions, as a table over positions does, and ignores them."""
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
-        """[B, T, D] -> [B, T, width]."""
+        """Map [B, T, D] to [B, T, width]."""
         del positions_T
         return super().__call__(x_BTD)
 
 
-class AttentionMixer(nnx.Module):
-    """Base: x -> q, k, v -> `attend` -> output projection."""
+class AttentionMixer(base.Mixer):
+    """The base of the family: x -> q, k, v -> `attend` -> output projection."""
 
     def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config = config
@@ -100,67 +106,97 @@ class AttentionMixer(nnx.Module):
         self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
 
     def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """What gives queries [B, T, width] from the input and the positions."""
+        """Return what computes queries [B, T, width] from the input and the positions."""
         return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
 
     def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """The same for keys."""
+        """Return what computes keys [B, T, width] from the input and the positions."""
         return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
 
-    def normalise(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
-        """Queries and keys before their rotation."""
+    def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
+        """Return queries and keys as they are before their rotation."""
         if self.q_norm is not None and self.k_norm is not None:
             return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         return q_BTHK, k_BTGK
 
+    @abc.abstractmethod
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """All queries over all keys -> [B, T, H, K]."""
-        raise NotImplementedError
+        """Let all queries attend to all keys; return [B, T, H, K]."""
 
+    @abc.abstractmethod
     def attend_step(self, q_BHK: Array, cache: Any) -> Array:
-        """One query over the cache, which already holds its own key and value -> [B, H, K]."""
-        raise NotImplementedError
+        """Let one query attend to the cache, which already holds its own key and value; return [B, H, K]."""
+
+    def weights_entropy(self, q_BTHK: Array, k_BTGK: Array) -> Array | None:
+        """Return the entropy of the softmax weights in nats, float32 [B, T, H], of queries and keys after rotation.
+
+        None where the weights are not a softmax over the past.
+        """
+        del q_BTHK, k_BTGK
+        return None
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """ALiBi's slopes, one per head, or none."""
+        """ALiBi's slopes, one per head; empty without ALiBi."""
         return alibi_slopes(self.config.heads) if self.config.position == "alibi" else ()
 
     @property
     def window(self) -> int:
-        """Keys that a decode cache must hold; 0 = all."""
+        """The keys that a decode cache must hold; 0 means all."""
         return 0
 
-    def project(self, x_BTD: Array, positions_T: Array, max_len: int) -> tuple[Array, Array, Array]:
-        """Q [B, T, H, K], k and v [B, T, G, K]: projected, normalised, rotated."""
-        return self.split_heads(
-            self.q(x_BTD, positions_T), self.k(x_BTD, positions_T), self.v(x_BTD), positions_T, max_len
-        )
+    def project(self, x_BTD: Array, positions_T: Array) -> tuple[Array, Array, Array]:
+        """Return q [B, T, H * K], k and v [B, T, G * K] as projected."""
+        return self.q(x_BTD, positions_T), self.k(x_BTD, positions_T), self.v(x_BTD)
 
     def split_heads(
         self, q_BTE: Array, k_BTE: Array, v_BTE: Array, positions_T: Array, max_len: int
     ) -> tuple[Array, Array, Array]:
-        """What `project` does after the projections."""
-        q, k, v = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in (q_BTE, k_BTE, v_BTE))
-        q, k = self.normalise(q, k)
+        """Return q [B, T, H, K], k and v [B, T, G, K]: normalised and rotated, for positions below `max_len`."""
+        q_BTHK, k_BTGK, v_BTGK = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in (q_BTE, k_BTE, v_BTE))
+        q_BTHK, k_BTGK = self.normalize(q_BTHK, k_BTGK)
         if self.config.position == "rope":
             angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
-            q, k = rope(q, *angles), rope(k, *angles)
-        return q, k, v
+            q_BTHK, k_BTGK = rope(q_BTHK, *angles), rope(k_BTGK, *angles)
+        return q_BTHK, k_BTGK, v_BTGK
+
+    def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
+        """Attend over a whole sequence of projections; return [B, T, H, K] and the cache, filled where there is one."""
+        seq_len = q_BTE.shape[1]
+        q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, jnp.arange(seq_len), seq_len)
+        o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK)
+        return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK)
+
+    def attend_token(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
+        """Attend from one token (T = 1) over the cache; return [B, H, K] and the cache with the token in it."""
+        # A ring buffer outlives its own length, so the rotary table must not end with it.
+        max_len = cache.k_BSGK.shape[1] if not self.window else 2**20
+        q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, cache.length[None], max_len)
+        cache = self.extend(cache, k_BTGK, v_BTGK)
+        return self.attend_step(q_BTHK[:, 0], cache), cache
 
     def __call__(self, x_BTD: Array) -> Array:
-        seq_len = x_BTD.shape[1]
-        o_BTHK = self.attend(*self.project(x_BTD, jnp.arange(seq_len), seq_len))
-        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1))
+        """Apply the parallel form: [B, T, D] to [B, T, D]."""
+        return self.prefill(x_BTD, None)[0]
+
+    def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply the parallel form to a prompt and fill an empty cache, where there is one."""
+        o_BTHK, cache = self.attend_sequence(*self.project(x_BTD, jnp.arange(x_BTD.shape[1])), cache)
+        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
+
+    def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply the recurrent form to one token."""
+        o_BHK, cache = self.attend_token(*self.project(x_BD[:, None], cache.length[None]), cache)
+        return self.out(o_BHK.reshape(x_BD.shape[0], -1)), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
-        """An empty `KVCache` of `max_len` entries, or of `window` entries where that is fewer."""
+        """Return an empty `KVCache` of `max_len` entries, or of `window` entries where that is fewer."""
         slots = min(max_len, self.window or max_len)
         shape = (batch, slots, self.kv_heads, self.head_dim)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
 
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
-        """The cache with T more keys and values: T = 1 at any length, or any T that starts an empty cache."""
+        """Return the cache with T more keys and values: T = 1 at any length, or any T that starts an empty cache."""
         slots, n_new = cache.k_BSGK.shape[1], k_BTGK.shape[1]
         # Slot = position modulo slots, so of a long prompt only the last `slots` tokens stay, rotated into place.
         if n_new > slots:
@@ -172,23 +208,3 @@ class AttentionMixer(nnx.Module):
             v_BSGK=lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK.astype(cache.v_BSGK.dtype), at, 1),
             length=cache.length + n_new,
         )
-
-    def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """The parallel form over a prompt, filling an empty cache on the way."""
-        seq_len = x_BTD.shape[1]
-        q, k, v = self.project(x_BTD, jnp.arange(seq_len), seq_len)
-        y_BTD = self.out(self.attend(q, k, v).reshape(*x_BTD.shape[:2], -1))
-        return y_BTD, self.extend(cache, k, v)
-
-    def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
-        """One token."""
-        # A ring buffer outlives its own length, so the rotary table must not end with it.
-        max_len = cache.k_BSGK.shape[1] if not self.window else 2**20
-        q, k, v = self.project(x_BD[:, None], cache.length[None], max_len)
-        cache = self.extend(cache, k, v)
-        o_BHK = self.attend_step(q[:, 0], cache)
-        return self.out(o_BHK.reshape(x_BD.shape[0], -1)), cache
-
-    def state_size(self, seq_len: int) -> int:
-        """Cached key and value elements per sequence."""
-        return 2 * self.kv_heads * self.head_dim * min(seq_len, self.window or seq_len)

@@ -8,17 +8,19 @@ is gated, RMSNorm(q^T S) * silu(x W_g). Beta, the decay, norms and the state are
 """
 
 import dataclasses
-import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import GPT_INIT, Linear, RMSNorm, ShortConv
+from seqjax.mixers import base
+from seqjax.nn.initializers import GPT_INIT, dt_bias
+from seqjax.nn.layers import Linear, RMSNorm, l2_normalize
+from seqjax.nn.params import param
+from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 
@@ -48,7 +50,7 @@ class DeltaConfig:
                 )
 
     def widths(self, dim: int) -> tuple[int, int]:
-        """Of all keys and of all values, at model width `dim`."""
+        """Return the width of all keys and that of all values, at model width `dim`."""
         return dim if self.key_dim is None else self.key_dim, dim if self.value_dim is None else self.value_dim
 
 
@@ -61,33 +63,20 @@ class DeltaCache(NamedTuple):
     v_BWE: Array
 
 
-def l2_normalized(x: Array) -> Array:
-    """L2-normalise the last axis, x / sqrt(sum x^2 + 1e-6), in float32."""
-    x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
-
-
-def logits(linear: Linear, x: Array) -> Array:
-    """The projection with float32 sums and output: it goes into a sigmoid or an exponential."""
+def project_float32(linear: Linear, x: Array) -> Array:
+    """Project with float32 sums and output, because the result goes into a sigmoid or an exponential."""
     return jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
 
 
-def step_bias(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The inverse softplus of steps log-uniform in [0.001, 0.1], as Mamba starts them."""
-    low, high = math.log(1e-3), math.log(1e-1)
-    dt = jnp.maximum(jnp.exp(jax.random.uniform(key, shape, dtype, low, high)), 1e-4)
-    return dt + jnp.log(-jnp.expm1(-dt))
-
-
-def log_rate(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Log A for A uniform in (0, 16)."""
+def a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Draw log A for A uniform in (0, 16)."""
     return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, 0.0, 16.0), 1e-4))
 
 
-class DeltaMixer(nnx.Module):
-    """Both architectures; `gated` adds the decay and the output gate."""
+class DeltaMixer(base.Mixer):
+    """The mixer of both architectures; `gated` adds the decay and the output gate."""
 
-    gated: bool
+    gated: ClassVar[bool]
 
     def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config = config
@@ -106,28 +95,29 @@ class DeltaMixer(nnx.Module):
         self.q_conv, self.k_conv, self.v_conv = conv(self.key_width), conv(self.key_width), conv(self.value_width)
         self.beta = linear(dim, heads, "embed", "heads")
         self.norm = RMSNorm(self.value_width // heads, eps=config.norm_eps, axis=None, rngs=rngs)
-        # fla's models do not start this matrix smaller, unlike GPT
+        # Unlike GPT, fla's models do not start this matrix smaller.
         self.out = linear(self.value_width, dim, "heads", "embed")
         self.decay = linear(dim, heads, "embed", "heads") if self.gated else None
         self.gate = linear(dim, self.value_width, "embed", "heads") if self.gated else None
-        self.log_rate_H = param(rngs, log_rate, (heads,), ("heads",)) if self.gated else None
-        self.step_bias_H = param(rngs, step_bias, (heads,), ("heads",)) if self.gated else None
+        self.log_rate_H = param(rngs, a_log, (heads,), ("heads",)) if self.gated else None
+        self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",)) if self.gated else None
 
     def _inputs(self, x_BTD: Array, q: Array, k: Array, v: Array) -> tuple[Array | None, ...]:
-        """What the delta rule takes, from the convolved q, k, v [B, T, E]."""
+        """Return the arguments of the delta rule, from the convolved q, k, v [B, T, E]."""
         n_batch, seq_len, _ = x_BTD.shape
         q, k, v = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q, k, v))
-        q = (l2_normalized(q) * q.shape[-1] ** -0.5).astype(x_BTD.dtype)
-        k = l2_normalized(k).astype(x_BTD.dtype)
+        q = (l2_normalize(q) * q.shape[-1] ** -0.5).astype(x_BTD.dtype)
+        k = l2_normalize(k).astype(x_BTD.dtype)
         log_g = None
         if self.decay is not None and self.log_rate_H is not None and self.step_bias_H is not None:
-            log_g = -jnp.exp(self.log_rate_H[...]) * jax.nn.softplus(logits(self.decay, x_BTD) + self.step_bias_H[...])
-        return q, k, v, jax.nn.sigmoid(logits(self.beta, x_BTD)), log_g
+            dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
+            log_g = -jnp.exp(self.log_rate_H[...]) * dt_BTH
+        return q, k, v, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), log_g
 
     def _output(self, x_BTD: Array, o_BTHV: Array) -> Array:
         y = self.norm(o_BTHV).reshape(*x_BTD.shape[:-1], -1)
         if self.gate is not None:
-            y = (y.astype(jnp.float32) * jax.nn.silu(logits(self.gate, x_BTD))).astype(x_BTD.dtype)
+            y = (y.astype(jnp.float32) * jax.nn.silu(project_float32(self.gate, x_BTD))).astype(x_BTD.dtype)
         return self.out(y)
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -137,7 +127,7 @@ class DeltaMixer(nnx.Module):
         return self._output(x_BTD, o_BTHV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
-        """Zero state; `max_len` plays no part."""
+        """Return a cache that has seen no token; it does not depend on `max_len`."""
         del max_len
         heads = self.config.heads
         s_BHKV = jnp.zeros((batch, heads, self.key_width // heads, self.value_width // heads), jnp.float32)
@@ -150,7 +140,7 @@ class DeltaMixer(nnx.Module):
         return self._inputs(x_BTD, q, k, v), DeltaCache(cache.s_BHKV, q_last, k_last, v_last)
 
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
-        """The parallel form over a prompt, after what the cache has seen."""
+        """Apply the parallel form after the tokens that `cache` has seen."""
         args, cache = self._extend(x_BTD, cache)
         result: Any = gated_delta_rule(
             *args, initial_state=cache.s_BHKV, return_state=True, chunk_size=self.config.chunk_size
@@ -158,7 +148,7 @@ class DeltaMixer(nnx.Module):
         return self._output(x_BTD, result[0]), cache._replace(s_BHKV=result[1])
 
     def step(self, x_BD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
-        """One token."""
+        """Apply the recurrent form to one token."""
         args, cache = self._extend(x_BD[:, None], cache)
         one: Any = [None if x is None else x[:, 0] for x in args]
         q, k, v, beta, log_g = one
@@ -166,12 +156,9 @@ class DeltaMixer(nnx.Module):
         return self._output(x_BD, o_BHV), cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """The recurrence: k^T S, the correction and q^T S; a chunk spends two to three times that on faster units."""
+        """Count the recurrence: k^T S, the correction and q^T S.
+
+        A chunk spends two to three times that, on faster units.
+        """
         del seq_len
         return 6 * self.key_width * self.value_width / self.config.heads
-
-    def state_size(self, seq_len: int) -> int:
-        """The state and the convolutions' last inputs."""
-        del seq_len
-        state = self.key_width * self.value_width // self.config.heads
-        return state + (self.config.conv_width - 1) * (2 * self.key_width + self.value_width)

@@ -1,11 +1,10 @@
-"""What Mamba-1 and Mamba-2 share: the step size's bias, and the decay that every channel shares (ablation).
+"""What Mamba-1 and Mamba-2 share: the output's initialiser, and the decay that all channels share (ablation).
 
     one:  a_t = exp(-exp(alpha) softplus(u_t . w_a + b_a)),  a scalar per token;   none:  a_t = 1
 
 Only the transition changes, the input gate does not (arXiv 2505.18522, section 3; the definitions are ours).
 """
 
-import math
 from typing import Any
 
 import jax
@@ -13,38 +12,31 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import constant, uniform
-from seqjax.params import param
+from seqjax.nn.initializers import constant, dt_bias, uniform
+from seqjax.nn.params import param
 from seqjax.types import Array
 
 
-def dt_bias(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Initialiser: softplus of it is log-uniform in 0.001 to 0.1."""
-    dt = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(1e-3), math.log(0.1)))
-    dt = jnp.maximum(dt, 1e-4)
-    return dt + jnp.log(-jnp.expm1(-dt))
-
-
 def out_init(width: int, n_layers: int) -> Any:
-    """Torch's uniform, divided by sqrt(L): one residual branch per layer."""
+    """Return torch's uniform initialiser, divided by sqrt(L) because each layer has one residual branch."""
     return uniform((width * n_layers) ** -0.5)
 
 
 class SharedDecay(nnx.Module):
-    """One decay per token for all channels: u [B, T, U] -> log a [B, T], float32."""
+    """One decay per token for all channels."""
 
     def __init__(self, width: int, *, axis: str, rngs: nnx.Rngs):
         self.w = param(rngs, uniform(width**-0.5), (width,), (axis,))
         self.b = param(rngs, dt_bias, (), ())
         self.alpha = param(rngs, constant(0.0), (), ())
 
-    def step_size(self, u_BTU: Array) -> Array:
-        """The softplus, [B, T]."""
-        return jax.nn.softplus(u_BTU.astype(jnp.float32) @ self.w[...] + self.b[...])
+    def step_size(self, u: Array) -> Array:
+        """Return the softplus, float32 [B, T], of inputs [B, T, width]."""
+        return jax.nn.softplus(u.astype(jnp.float32) @ self.w[...] + self.b[...])
 
-    def __call__(self, u_BTU: Array) -> Array:
-        """Log decay of each token."""
-        return -jnp.exp(self.alpha[...]) * self.step_size(u_BTU)
+    def __call__(self, u: Array) -> Array:
+        """Return the log decay of each token, float32 [B, T], from inputs [B, T, width]."""
+        return -jnp.exp(self.alpha[...]) * self.step_size(u)
 
 
 def check_sizes(config: Any, **least: int) -> None:

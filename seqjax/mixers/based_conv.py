@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from seqjax.layers import Linear, ShortConv, residual_init
+from seqjax.mixers import base
 from seqjax.mixers._ssm import check_sizes
+from seqjax.nn.initializers import residual_init
+from seqjax.nn.layers import Linear
+from seqjax.nn.short_conv import ShortConv
 from seqjax.types import Array, LayerSpec
 
 
@@ -35,7 +38,7 @@ class ConvCache(NamedTuple):
     past_BWE: Array
 
 
-class Mixer(nnx.Module):
+class Mixer(base.RecurrentMixer):
     """See the module's docstring."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
@@ -47,16 +50,16 @@ class Mixer(nnx.Module):
         self.out = Linear(self.width, spec.dim, axes=("mlp", "embed"), bias=True, init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
-        """The parallel form after whatever `cache` has seen."""
+        """Apply the parallel form after the tokens that `cache` has seen."""
         y_BTE, past = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
         return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past)
 
     def __call__(self, x_BTD: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Apply the parallel form from an empty cache."""
         return self.out(self.conv(self.enter(x_BTD)) * self.gate(x_BTD))
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ConvCache:
-        """No token yet."""
+        """Return a cache that has seen no token."""
         del max_len
         return ConvCache(self.conv.init_cache(batch, dtype))
 
@@ -64,13 +67,3 @@ class Mixer(nnx.Module):
         """One token."""
         y_BTD, cache = self.prefill(x_BD[:, None], cache)
         return y_BTD[:, 0], cache
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Nothing beside the products with parameters."""
-        del seq_len
-        return 0.0
-
-    def state_size(self, seq_len: int) -> int:
-        """The inputs that the convolution still needs."""
-        del seq_len
-        return (self.config.conv_width - 1) * self.width

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, residual_init
+from seqjax.mixers import base
 from seqjax.mixers._ssm import check_sizes
+from seqjax.nn.initializers import residual_init
+from seqjax.nn.layers import Linear
 from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
 from seqjax.types import Array, LayerSpec
 
@@ -35,12 +37,12 @@ class Config:
 
 
 class TaylorCache(NamedTuple):
-    """Sums of features times values, and of features."""
+    """The sums of features times values, and of features (the last column of V)."""
 
     state_BHFV: Array
 
 
-class Mixer(nnx.Module):
+class Mixer(base.RecurrentMixer):
     """See the module's docstring."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
@@ -53,36 +55,22 @@ class Mixer(nnx.Module):
         self.out = Linear(spec.dim, spec.dim, axes=("heads", "embed"), init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
-        """The parallel form after whatever `cache` has seen."""
+        """Apply the parallel form after the tokens that `cache` has seen."""
         q, k, v = (p(x_BTD).reshape(*x_BTD.shape[:2], self.config.heads, -1) for p in (self.q, self.k, self.v))
         y_BTHV, state = taylor_linear_attention(
             q, k, v, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
         )
         return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state)
 
-    def __call__(self, x_BTD: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
-
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> TaylorCache:
-        """No token yet; sums are float32 whatever `dtype` is."""
+        """Return a cache that has seen no token; the sums are float32 whatever `dtype` is."""
         del max_len, dtype
         shape = (batch, self.config.heads, taylor_features(self.config.feature_dim), self.dim // self.config.heads + 1)
         return TaylorCache(jnp.zeros(shape, jnp.float32))
 
-    def step(self, x_BD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
-        """One token: a chunk of one."""
-        y_BTD, cache = self.prefill(x_BD[:, None], cache)
-        return y_BTD[:, 0], cache
-
     def flops_per_token(self, seq_len: int) -> float:
-        """Scores and their product with v over the causal half of a chunk, and the states' update and reading."""
+        """Count the scores and their product with v in half a chunk, and the update and reading of the state."""
         chunk = min(self.config.chunk_size, seq_len)
         values = self.dim + self.config.heads
         inside = (self.config.heads * self.config.feature_dim + values) * (chunk + 1)
         return inside + 4 * taylor_features(self.config.feature_dim) * values
-
-    def state_size(self, seq_len: int) -> int:
-        """The sums."""
-        del seq_len
-        return taylor_features(self.config.feature_dim) * (self.dim + self.config.heads)

@@ -15,7 +15,7 @@ class Config(DeltaConfig):
     """Keys take 3/4 of the model's width, values twice that."""
 
     def widths(self, dim: int) -> tuple[int, int]:
-        """Of all keys and of all values, at model width `dim`."""
+        """Return the width of all keys and that of all values, at model width `dim`."""
         key_width = 3 * dim // 4 if self.key_dim is None else self.key_dim
         return key_width, 2 * key_width if self.value_dim is None else self.value_dim
 

@@ -18,12 +18,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.layers import Linear, ShortConv, constant, uniform
-from seqjax.mixers._ssm import SharedDecay, check_sizes, dt_bias, out_init
+from seqjax.mixers import base
+from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
+from seqjax.nn.initializers import constant, dt_bias, uniform
+from seqjax.nn.layers import Linear
+from seqjax.nn.params import param
+from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.selective_scan import selective_scan
 from seqjax.ops.ssd import CHUNK as SSD_CHUNK
 from seqjax.ops.ssd import ssd
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 
@@ -53,7 +56,7 @@ class Mamba1Cache(NamedTuple):
     state_BEN: Array
 
 
-class Mixer(nnx.Module):
+class Mixer(base.RecurrentMixer):
     """See the module's docstring."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
@@ -88,7 +91,7 @@ class Mixer(nnx.Module):
             options: Any = {"initial_state": state_BEN, "return_state": True, "chunk_size": chunk}
             out: Any = selective_scan(x_BTE, dt_BTE, a_EN, b_BTN, c_BTN, self.skip[...], **options)
             return out
-        # one transition for all channels: a head as wide as the model
+        # All channels share one transition, so this is Mamba-2's scan with one head as wide as the model.
         log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
         x32 = x_BTE.astype(jnp.float32)
         y_BTHV, state = ssd(
@@ -104,7 +107,7 @@ class Mixer(nnx.Module):
         return y_BTE, jnp.moveaxis(state[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
-        """The parallel form after whatever `cache` has seen."""
+        """Apply the parallel form after the tokens that `cache` has seen."""
         x_BTE, past = self.x(u_BTD), cache.x_BWE
         if self.conv is None:
             x_BTE = jax.nn.silu(x_BTE)
@@ -113,34 +116,20 @@ class Mixer(nnx.Module):
         y_BTE, state = self._scan(x_BTE, cache.state_BEN)
         return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past, state)
 
-    def __call__(self, u_BTD: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        return self.prefill(u_BTD, self.init_cache(u_BTD.shape[0], u_BTD.shape[1], u_BTD.dtype))[0]
-
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
-        """No token yet."""
+        """Return a cache that has seen no token."""
         del max_len
         past = self.config.conv_width - 1 if self.config.conv else 0
         state = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
         return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state)
 
-    def step(self, u_BD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
-        """One token: a chunk of one."""
-        y_BTD, cache = self.prefill(u_BD[:, None], cache)
-        return y_BTD[:, 0], cache
-
     def flops_per_token(self, seq_len: int) -> float:
-        """The recurrence (no matrix product: 9 operations per channel and state), or Mamba-2's chunks."""
+        """Count the recurrence (no matrix product: 9 operations per channel and state), or Mamba-2's chunks."""
         n_state = self.config.state
         if self.config.decay == "full":
             return 9 * self.width * n_state
         chunk = min(self.config.chunk_size or SSD_CHUNK, seq_len)
         return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state
-
-    def state_size(self, seq_len: int) -> int:
-        """The state and the inputs that the convolution still needs."""
-        del seq_len
-        return self.width * (self.config.state + (self.config.conv_width - 1 if self.config.conv else 0))
 
 
 def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

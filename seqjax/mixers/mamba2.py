@@ -20,10 +20,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, RMSNorm, ShortConv, constant, uniform
-from seqjax.mixers._ssm import SharedDecay, check_sizes, dt_bias, out_init
+from seqjax.mixers import base
+from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
+from seqjax.nn.initializers import constant, dt_bias, uniform
+from seqjax.nn.layers import Linear, RMSNorm
+from seqjax.nn.params import param
+from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.ssd import CHUNK, ssd
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 
@@ -63,7 +66,7 @@ def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
 
 
-class Mixer(nnx.Module):
+class Mixer(base.RecurrentMixer):
     """See the module's docstring."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
@@ -94,7 +97,7 @@ class Mixer(nnx.Module):
         return jnp.zeros_like(dt_BTH)
 
     def prefill(self, u_BTD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
-        """The parallel form after whatever `cache` has seen."""
+        """Apply the parallel form after the tokens that `cache` has seen."""
         n_batch, seq_len, _ = u_BTD.shape
         x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
         if self.conv_x is not None and self.conv_bc is not None:
@@ -121,12 +124,8 @@ class Mixer(nnx.Module):
         y_BTE = y_BTE if self.norm is None else self.norm(y_BTE)
         return self.out(y_BTE), Mamba2Cache(past_x, past_bc, state)
 
-    def __call__(self, u_BTD: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        return self.prefill(u_BTD, self.init_cache(u_BTD.shape[0], u_BTD.shape[1], u_BTD.dtype))[0]
-
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
-        """No token yet."""
+        """Return a cache that has seen no token."""
         del max_len
         past = self.config.conv_width - 1 if self.config.conv else 0
         return Mamba2Cache(
@@ -135,18 +134,7 @@ class Mixer(nnx.Module):
             jnp.zeros((batch, self.heads, self.config.state, self.config.head_dim), jnp.float32),
         )
 
-    def step(self, u_BD: Array, cache: Mamba2Cache) -> tuple[Array, Mamba2Cache]:
-        """One token: a chunk of one."""
-        y_BTD, cache = self.prefill(u_BD[:, None], cache)
-        return y_BTD[:, 0], cache
-
     def flops_per_token(self, seq_len: int) -> float:
-        """Scores and their product with x over the causal half of a chunk, and the states' update and reading."""
+        """Count the scores and their product with x in half a chunk, and the update and reading of the state."""
         chunk, n_state = min(self.config.chunk_size, seq_len), self.config.state
         return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state
-
-    def state_size(self, seq_len: int) -> int:
-        """The state and the inputs that the convolutions still need."""
-        del seq_len
-        past = self.config.conv_width - 1 if self.config.conv else 0
-        return self.width * self.config.state + past * (self.width + 2 * self.config.state)

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, constant
-from seqjax.mixers._rwkv import HeadNorm, RwkvBlock, depth, head_norm_gain, lerp, orthogonal, ramp, shift, values
+from seqjax.mixers import base
+from seqjax.mixers._rwkv import GroupNorm, RwkvBlock, depth, group_norm_gain, lerp, ramp, token_shift
+from seqjax.nn.initializers import constant, orthogonal, values
+from seqjax.nn.layers import Linear
+from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK, wkv6
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 
@@ -48,19 +50,27 @@ class RwkvCache(NamedTuple):
 
 
 def omega_init(spec: LayerSpec) -> Any:
-    """Decays from slow to fast over the channels, steeper in deep layers."""
+    """Return the initialiser of the decays: from slow to fast over the channels, steeper in deep layers."""
     n = jnp.arange(spec.dim) / (spec.dim - 1)
     return values(-6 + 5 * n ** (0.7 + 1.3 * depth(spec)[0]))
 
 
 def bonus_init(spec: LayerSpec) -> Any:
-    """The bonus u of the token itself."""
+    """Return the initialiser of u, the bonus of the token itself."""
     n = jnp.arange(spec.dim)
     return values(depth(spec)[0] * (1 - n / (spec.dim - 1)) + 0.1 * ((n + 1) % 3 - 1))
 
 
-class Mixer(nnx.Module):
-    """Time mix; RWKV-6 changes how its inputs are mixed and where the decay comes from."""
+class Block(RwkvBlock):
+    """The block with ChannelMix of v5."""
+
+    version = 5
+
+
+class Mixer(base.RecurrentMixer):
+    """The time mix; RWKV-6 changes how its inputs are shifted and where the decay comes from."""
+
+    block = Block
 
     def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config = config
@@ -74,69 +84,49 @@ class Mixer(nnx.Module):
         self.out = square(constant(0.0), ("heads", "embed"))
         self.omega = param(rngs, omega_init(spec), (spec.dim,), ("heads",))
         self.u = param(rngs, bonus_init(spec), (spec.dim,), ("heads",))
-        self.norm = HeadNorm(self.heads, config.head_dim, gain=head_norm_gain(spec), rngs=rngs)
-        self._declare_mix(spec, rngs)
+        self.norm = GroupNorm(self.heads, config.head_dim, gain=group_norm_gain(spec), rngs=rngs)
+        self._init_token_shift(spec, rngs)
 
-    def _declare_mix(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
+    def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
         rho, kappa = depth(spec)
         slow, fast = ramp(spec.dim, kappa), ramp(spec.dim, kappa / 2)
-        # in the order r, k, v, g
+        # The rows are those of r, k, v and g.
         mu = jnp.stack([1 - kept for kept in (fast, slow, slow + 0.3 * rho, fast)])
         self.mu = param(rngs, values(mu), mu.shape, ("state", "embed"))
 
-    def _mix(self, x: Array, delta: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """The inputs of r, k, v, g, and the log decay (here [1, 1, D])."""
-        x_r, x_k, x_v, x_g = (lerp(x, delta, mu) for mu in self.mu[...])
-        return x_r, x_k, x_v, x_g, -jnp.exp(self.omega[...])[None, None]
+    def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D])."""
+        r_BTD, k_BTD, v_BTD, g_BTD = (lerp(x_BTD, delta_BTD, mu_D) for mu_D in self.mu[...])
+        return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(self.omega[...])[None, None]
 
     def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
-        """The parallel form after whatever `cache` has seen."""
-        delta = shift(x_BTD, cache.last_BD) - x_BTD
-        x_r, x_k, x_v, x_g, log_w = self._mix(x_BTD, delta)
+        """Apply the parallel form after the tokens that `cache` has seen."""
+        delta_BTD = token_shift(x_BTD, cache.last_BD) - x_BTD
+        r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, delta_BTD)
 
-        def heads(x: Array) -> Array:
+        def split_heads(x: Array) -> Array:
             return x.reshape(*x.shape[:2], self.heads, self.config.head_dim)
 
-        y_BTHV, state = wkv6(
-            heads(self.r(x_r)),
-            heads(self.k(x_k)),
-            heads(self.v(x_v)),
-            heads(log_w),
+        y_BTHV, state_BHKV = wkv6(
+            split_heads(self.r(r_BTD)),
+            split_heads(self.k(k_BTD)),
+            split_heads(self.v(v_BTD)),
+            split_heads(log_w_BTD),
             self.u[...].reshape(self.heads, -1),
             initial_state=cache.state_BHKV,
             return_state=True,
             chunk_size=self.config.chunk_size,
         )
-        y_BTD = self.norm(y_BTHV).astype(x_BTD.dtype) * jax.nn.silu(self.g(x_g))
-        return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state)
-
-    def __call__(self, x_BTD: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
+        y_BTD = self.norm(y_BTHV).astype(x_BTD.dtype) * jax.nn.silu(self.g(g_BTD))
+        return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state_BHKV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:
-        """No token yet."""
+        """Return a cache that has seen no token."""
         del max_len
         state = jnp.zeros((batch, self.heads, self.config.head_dim, self.config.head_dim), jnp.float32)
         return RwkvCache(jnp.zeros((batch, self.dim), dtype), state)
 
-    def step(self, x_BD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
-        """One token: a chunk of one."""
-        y_BTD, cache = self.prefill(x_BD[:, None], cache)
-        return y_BTD[:, 0], cache
-
     def flops_per_token(self, seq_len: int) -> float:
-        """Scores and their product with v over the causal half of a chunk, and the states' update and reading."""
+        """Count the scores and their product with v in half a chunk, and the update and reading of the state."""
         chunk = min(self.config.chunk_size, seq_len)
         return 2 * self.dim * (chunk + 1) + 4 * self.dim * self.config.head_dim
-
-    def state_size(self, seq_len: int) -> int:
-        """The state and the token before."""
-        del seq_len
-        return self.dim * self.config.head_dim + self.dim
-
-
-class Block(RwkvBlock):
-    """With ChannelMix of v5."""
-
-    version = 5

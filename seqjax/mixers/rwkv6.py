@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, constant, uniform
 from seqjax.mixers import rwkv5
-from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp, values
-from seqjax.params import param
+from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp
+from seqjax.nn.initializers import constant, uniform, values
+from seqjax.nn.layers import Linear
+from seqjax.nn.params import param
 from seqjax.types import Array, LayerSpec
 
 
@@ -35,14 +36,22 @@ class Config(rwkv5.Config):
                 raise UserError(f"config.model.mixer.{name} must be at least 1, not {getattr(self, name)}.")
 
 
-class Mixer(rwkv5.Mixer):
-    """Time mix with data-dependent shift and decay."""
+class Block(RwkvBlock):
+    """The block with ChannelMix of v6."""
 
-    def _declare_mix(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
+    version = 6
+
+
+class Mixer(rwkv5.Mixer):
+    """The time mix with data-dependent shift and decay."""
+
+    block = Block
+
+    def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
         dim, rank, zeros = spec.dim, self.config.shift_rank, constant(0.0)
         rho, kappa = depth(spec)
         slow, fast = ramp(dim, kappa), ramp(dim, kappa / 2)
-        # in the order of W_2: w, k, v, r, g
+        # The rows are in the order of W_2: w, k, v, r, g.
         mu = jnp.stack([1 - kept for kept in (slow, slow, slow + 0.3 * rho, fast, fast)])
         self.mu_x = param(rngs, values(1 - slow), (dim,), ("embed",))
         self.mu = param(rngs, values(mu), (5, dim), ("state", "embed"))
@@ -52,19 +61,11 @@ class Mixer(rwkv5.Mixer):
         self.d1 = Linear(dim, decay_rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
         self.d2 = Linear(decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
 
-    def _mix(self, x: Array, delta: Array) -> tuple[Array, Array, Array, Array, Array]:
-        m = jnp.tanh(self.w1(lerp(x, delta, self.mu_x)))
-        m = m.reshape(*m.shape[:-1], 5, self.config.shift_rank)
-        m = jnp.einsum("btir,ird->ibtd", m, self.w2[...].astype(x.dtype))
-        x_w, x_k, x_v, x_r, x_g = x + delta * (self.mu[...].astype(x.dtype)[:, None, None] + m)
-        omega = self.omega[...] + self.d2(jnp.tanh(self.d1(x_w))).astype(jnp.float32)
-        return x_r, x_k, x_v, x_g, -jnp.exp(omega)
-
-
-class Block(RwkvBlock):
-    """With ChannelMix of v6."""
-
-    version = 6
-
-
-__all__ = ["Block", "Config", "Mixer"]
+    def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
+        hidden_BTM = jnp.tanh(self.w1(lerp(x_BTD, delta_BTD, self.mu_x)))
+        hidden_BTPM = hidden_BTM.reshape(*x_BTD.shape[:2], 5, self.config.shift_rank)
+        moved_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
+        share_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + moved_PBTD
+        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = x_BTD + delta_BTD * share_PBTD
+        omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
+        return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(omega_BTD)

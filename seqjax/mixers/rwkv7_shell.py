@@ -1,4 +1,4 @@
-"""RWKV-7's block with another way of looking back: softmax attention, a window, or Top-1 Chunk.
+"""RWKV-7's block around another sequence core: softmax attention, a window, or Top-1 Chunk.
 
     q = lerp(x; mu_r) W_r;  k = lerp(x; mu_k) W_k;  v = lerp(x; mu_v) W_v, moved to the first layer's as in RWKV-7
     o = core(rope(q), rope(k), v);   out = (GroupNorm(o) * sigmoid(lerp(x; mu_g) g1) g2) W_o
@@ -18,10 +18,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import Linear, constant
-from seqjax.mixers import _rwkv as common
-from seqjax.mixers import rwkv7, top1_chunk, transformer_pp
+from seqjax.mixers import top1_chunk, transformer_pp
+from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
+from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, gate_rank, value_rank
 from seqjax.mixers._ssm import check_sizes
+from seqjax.nn.initializers import constant, orthogonal
+from seqjax.nn.layers import Linear
 from seqjax.types import Array, LayerSpec
 
 
@@ -47,7 +49,7 @@ class Config:
     implementation: str | None = None
 
     def core_config(self) -> Any:
-        """The attention mixer that does the looking back."""
+        """Return the settings of the attention mixer that replaces the recurrence."""
         shared: dict[str, Any] = {
             "heads": self.heads,
             "position": self.position,
@@ -75,8 +77,10 @@ class ShellCache(NamedTuple):
     last_BD: Array
 
 
-class Mixer(nnx.Module):
+class Mixer(TimeMix):
     """The time mix; the core is an attention mixer whose projections start as RWKV's do."""
+
+    block = Block
 
     def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.dim, dim = spec.dim, spec.dim
@@ -86,93 +90,60 @@ class Mixer(nnx.Module):
         self.heads, self.head_dim = config.heads, self.core.head_dim
 
         def linear(scale: float) -> Linear:
-            return Linear(dim, dim, axes=("embed", "heads"), init=common.orthogonal(scale), rngs=rngs)
+            return Linear(dim, dim, axes=("embed", "heads"), init=orthogonal(scale), rngs=rngs)
 
         self.core.q, self.core.k, self.core.v = linear(1.0), linear(config.key_init), linear(1.0)
         self.core.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
-        self.mu = rwkv7.Shift("rkvg" if config.gate else "rkv", spec, rngs=rngs) if config.token_shift else None
-        value_rank = config.value_rank or rwkv7.rank(dim, 1.3, 0.5)
-        gate_rank = config.gate_rank or rwkv7.rank(dim, 0.6, 0.8)
-        value_bias = 0.73 - 0.4 * rwkv7.centred(dim)
-        self.v_lora = rwkv7.Lora(dim, value_rank, bias=value_bias, rngs=rngs) if config.value_residual else None
-        self.g_lora = rwkv7.Lora(dim, gate_rank, activation=jax.nn.sigmoid, rngs=rngs) if config.gate else None
-        gain = common.head_norm_gain(spec)
-        self.norm = common.HeadNorm(config.heads, self.head_dim, gain=gain, rngs=rngs) if config.head_norm else None
+        self.mu = TokenShift("rkvg" if config.gate else "rkv", spec, rngs=rngs) if config.token_shift else None
+        self.v_lora = ValueResidual(dim, value_rank(config, dim), rngs=rngs) if config.value_residual else None
+        self.g_lora = Lora(dim, gate_rank(config, dim), activation=jax.nn.sigmoid, rngs=rngs) if config.gate else None
+        gain = group_norm_gain(spec)
+        self.norm = GroupNorm(config.heads, self.head_dim, gain=gain, rngs=rngs) if config.head_norm else None
 
-    def mix(
-        self, x_BTD: Array, v_first: Array | None, is_first: Array | None, cache: ShellCache | None
-    ) -> tuple[Array, Array, ShellCache | None]:
-        """Output, this layer's own values and the cache; with a cache, one token at any length or a first prompt."""
-        x = dict.fromkeys("rkvg", x_BTD)
-        if self.mu is not None:
-            x |= self.mu(x_BTD, None if cache is None else cache.last_BD)
-        q, k, v = self.core.q(x["r"]), self.core.k(x["k"]), self.core.v(x["v"])
-        own_v = v
-        if self.v_lora is not None and v_first is not None and is_first is not None:
-            share = jax.nn.sigmoid(self.v_lora(x["v"]))
-            moved = v + (v_first.astype(jnp.float32) - v) * share
-            v = jnp.where(is_first, v, moved.astype(v.dtype))
-        o_BTHK, seen = self._look_back(q, k, v, None if cache is None else cache.core)
-        if cache is not None:
-            cache = ShellCache(seen, x_BTD[:, -1].astype(cache.last_BD.dtype))
-        y = o_BTHK.reshape(x_BTD.shape) if self.norm is None else self.norm(o_BTHK)
-        y = y if self.g_lora is None else y * self.g_lora(x["g"])
-        return self.core.out(y.astype(x_BTD.dtype)), own_v, cache
+    def _shifted_inputs(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
+        """Return the inputs of r (the query), k, v and g."""
+        return dict.fromkeys("rkvg", x_BTD) if self.mu is None else self.mu(x_BTD, last_BD)
 
-    def _look_back(self, q: Array, k: Array, v: Array, cache: Any) -> tuple[Array, Any]:
-        seq_len = q.shape[1]
-        if cache is None or seq_len > 1:
-            q, k, v = self.core.split_heads(q, k, v, jnp.arange(seq_len), seq_len)
-            return self.core.attend(q, k, v), None if cache is None else self.core.extend(cache, k, v)
-        # a ring buffer outlives its own length, so the rotary table must not end with it
-        max_len = 2**20 if self.core.window else cache.k_BSGK.shape[1]
-        q, k, v = self.core.split_heads(q, k, v, cache.length[None], max_len)
-        cache = self.core.extend(cache, k, v)
-        return self.core.attend_step(q[:, 0], cache)[:, None], cache
+    def time_mix(
+        self, x_BTD: Array, cache: Any, *, v_first_BTD: Array | None = None, layer: Array | int = 0
+    ) -> tuple[Array, Array, Any]:
+        """Return the output, this layer's own values [B, T, D] and the cache.
 
-    def __call__(self, x_BTD: Array) -> Array:
-        """A first layer over a whole sequence."""
-        return self.mix(x_BTD, None, None, None)[0]
+        `cache` is None in training. A cache takes a prompt first, and then one token at a time.
+        """
+        x = self._shifted_inputs(x_BTD, None if cache is None else cache.last_BD)
+        q_BTD, k_BTD, own_v_BTD = self.core.q(x["r"]), self.core.k(x["k"]), self.core.v(x["v"])
+        v_BTD = own_v_BTD
+        if self.v_lora is not None and v_first_BTD is not None:
+            v_BTD = self.v_lora.move(x["v"], own_v_BTD, v_first_BTD, layer)
+        if cache is None:
+            o_BTHK, _ = self.core.attend_sequence(q_BTD, k_BTD, v_BTD, None)
+        else:
+            is_prompt = x_BTD.shape[1] > 1
+            attend = self.core.attend_sequence if is_prompt else self.core.attend_token
+            o, core_cache = attend(q_BTD, k_BTD, v_BTD, cache.core)
+            o_BTHK = o if is_prompt else o[:, None]
+            cache = ShellCache(core_cache, x_BTD[:, -1].astype(cache.last_BD.dtype))
+        y_BTD = o_BTHK.reshape(x_BTD.shape) if self.norm is None else self.norm(o_BTHK)
+        y_BTD = y_BTD if self.g_lora is None else y_BTD * self.g_lora(x["g"])
+        return self.core.out(y_BTD.astype(x_BTD.dtype)), own_v_BTD, cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:
-        """The core's empty cache, and no token before."""
+        """Return the core's empty cache, and zeros for the token before."""
         return ShellCache(self.core.init_cache(batch, max_len, dtype), jnp.zeros((batch, self.dim), dtype))
 
-    def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
-        """One token of a first layer."""
-        y_BTD, _, cache = self.mix(x_BD[:, None], None, None, cache)
-        return y_BTD[:, 0], cache
-
     def flops_per_token(self, seq_len: int) -> float:
-        """The core's."""
+        """Count what the core counts."""
         return self.core.flops_per_token(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """The core's: a selection has no backward."""
-        own = getattr(self.core, "train_flops_per_token", None)
-        return own(seq_len) if own else 3 * self.core.flops_per_token(seq_len)
-
-    def state_size(self, seq_len: int) -> int:
-        """The core's and the token before; ChannelMix keeps another."""
-        return self.core.state_size(seq_len) + self.dim
+        """Count what the core counts; a selection has no backward."""
+        return self.core.train_flops_per_token(seq_len)
 
     def entropy(self, x_BTD: Array) -> Array | None:
-        """Entropy of the core's weights in nats, float32 [B, T, H]; None for the Top-1 cores."""
-        if not hasattr(self.core, "entropy_of"):
-            return None
-        x = dict.fromkeys("rk", x_BTD) if self.mu is None else self.mu(x_BTD, None)
-        seq_len, k = x_BTD.shape[1], self.core.k(x["k"])
-        q, k, _ = self.core.split_heads(self.core.q(x["r"]), k, k, jnp.arange(seq_len), seq_len)
-        return self.core.entropy_of(q, k)
-
-
-class Block(rwkv7.Block):
-    """RWKV-7's, around another time mix."""
-
-    def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
-        """As `seqjax.block.Block.entropy`."""
-        return self.mixer.entropy(self.norm1(x_BTD).astype(dtype))
-
-    def train_flops_per_token(self, seq_len: int) -> float:
-        """Forward and backward, beside the products with parameters."""
-        return self.mixer.train_flops_per_token(seq_len)
+        """Return the entropy of the core's weights in nats, float32 [B, T, H]; None for the Top-1 cores."""
+        x, seq_len = self._shifted_inputs(x_BTD, None), x_BTD.shape[1]
+        k_BTD = self.core.k(x["k"])
+        # The entropy needs no values; the keys stand in for them.
+        q_BTHK, k_BTHK, _ = self.core.split_heads(self.core.q(x["r"]), k_BTD, k_BTD, jnp.arange(seq_len), seq_len)
+        return self.core.weights_entropy(q_BTHK, k_BTHK)

@@ -62,7 +62,7 @@ class Mixer(AttentionMixer):
         )
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
-        """An empty cache of `max_len` entries."""
+        """Return an empty cache of `max_len` entries."""
         cache = super().init_cache(batch, max_len, dtype)
         mean = None
         if self.config.selection == "approx":
@@ -71,7 +71,7 @@ class Mixer(AttentionMixer):
         return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, mean)
 
     def extend(self, cache: Top1Cache, k_BTGK: Array, v_BTGK: Array) -> Top1Cache:
-        """The cache with more keys and values, and with the mean keys of the chunks that they complete."""
+        """Return the cache with more keys and values, and with the mean keys of the chunks that they complete."""
         cache = super().extend(cache, k_BTGK, v_BTGK)
         if cache.mean_BcGK is None:
             return cache
@@ -84,7 +84,7 @@ class Mixer(AttentionMixer):
         return cache._replace(mean_BcGK=mean)
 
     def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
-        """One query over the cache."""
+        """Let one query attend to the cache."""
         return kernels_pallas.top1_chunk_decode(
             q_BHK,
             cache.k_BSGK,
@@ -96,30 +96,23 @@ class Mixer(AttentionMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Selection (forward only) and attention over the keys it leaves, averaged over positions."""
+        """Count selection and attention over the keys it leaves, averaged over positions."""
         return self._selection_flops(seq_len) + self._attention_flops(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """The selection has no backward."""
+        """Count the selection once, because it has no backward."""
         return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
 
     def _selection_flops(self, seq_len: int) -> float:
         n_chunks, chunk = seq_len // self.config.chunk_size, self.config.chunk_size
-        # chunk n has n past chunks to score; a trailing partial chunk has all of them
+        # Chunk n has n past chunks to score; a trailing partial chunk has all of them.
         scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
         keys_per_chunk = chunk if self.config.selection == "exact" else 1
         return 2 * self.config.heads * self.head_dim * keys_per_chunk * scored / seq_len
 
     def _attention_flops(self, seq_len: int) -> float:
         chunk = self.config.chunk_size
-        n_chunks, rest = divmod(seq_len, chunk)
-        local = (n_chunks * chunk * (chunk + 1) + rest * (rest + 1)) / 2
+        n_chunks, remainder = divmod(seq_len, chunk)
+        local = (n_chunks * chunk * (chunk + 1) + remainder * (remainder + 1)) / 2
         remote = max(0, seq_len - chunk) * chunk
         return 4 * self.config.heads * self.head_dim * (local + remote) / seq_len
-
-    def state_size(self, seq_len: int) -> int:
-        """Cached keys and values, and for approx one mean key per chunk."""
-        size = super().state_size(seq_len)
-        if self.config.selection == "approx":
-            size += seq_len // self.config.chunk_size * self.kv_heads * self.head_dim
-        return size

@@ -40,9 +40,9 @@ class Mixer(AttentionMixer):
         )
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """One query over the cache."""
+        """Let one query attend to the cache."""
         return kernels_pallas.top1_element_decode(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """QK^T and, for the backward, PV over the causal half."""
+        """Count QK^T and, for the backward, PV over the causal half."""
         return 4 * self.config.heads * self.head_dim * (seq_len + 1) / 2

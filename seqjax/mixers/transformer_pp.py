@@ -6,23 +6,23 @@ its sliding-window model.
 
 Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, from a trained table over
 positions, where sequences end), `temperature` (q and k of unit length, scores sqrt(K) / temperature times their cosine;
-the entropy of the weights is `Mixer.entropy`).
+their entropy is `Mixer.entropy`).
 """
 
 import dataclasses
 import math
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.layers import normal
 from seqjax.mixers._attention import AttentionConfig, AttentionMixer
+from seqjax.nn.initializers import normal
+from seqjax.nn.layers import l2_normalize
+from seqjax.nn.params import param
 from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
-from seqjax.params import param
 from seqjax.types import Array, LayerSpec
 
 
@@ -54,13 +54,13 @@ class Config(AttentionConfig):
 
 
 class Table(nnx.Module):
-    """Queries or keys by position, whatever the input; as spread as those that an input gives at the start."""
+    """Queries or keys by position, whatever the input; they start as spread as those of an input would be."""
 
     def __init__(self, spec: LayerSpec, width: int, *, rngs: nnx.Rngs):
         self.table = param(rngs, normal(0.02 * math.sqrt(spec.dim)), (spec.max_len, width), ("positions", "heads"))
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
-        """The rows at some positions, [1, T, width] in the dtype of `x_BTD`: one for all sequences of the batch."""
+        """Return the rows at some positions, [1, T, width] in the dtype of `x_BTD`, for all sequences of the batch."""
         return self.table[...][positions_T].astype(x_BTD.dtype)[None]
 
 
@@ -68,42 +68,44 @@ class Mixer(AttentionMixer):
     """Softmax attention."""
 
     def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """A projection, or a table."""
+        """Return a projection, or a table."""
         return Table(spec, width, rngs=rngs) if self.config.const == "qk" else super().make_q(spec, width, rngs)
 
     def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """A projection, or a table."""
+        """Return a projection, or a table."""
         return Table(spec, width, rngs=rngs) if self.config.const != "none" else super().make_k(spec, width, rngs)
 
-    def normalise(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
-        """To unit length where there is a temperature: no gain, which would be a temperature of its own."""
+    def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
+        """Scale to unit length where there is a temperature, without a gain, which would be a second temperature."""
         if self.config.temperature is None:
-            return super().normalise(q_BTHK, k_BTGK)
-        return _unit(q_BTHK), _unit(k_BTGK)
+            return super().normalize(q_BTHK, k_BTGK)
+        return l2_normalize(q_BTHK).astype(q_BTHK.dtype), l2_normalize(k_BTGK).astype(k_BTGK.dtype)
 
     @property
     def scale(self) -> float | None:
-        """What multiplies q . k."""
+        """The factor of q . k; None means 1 / sqrt(K)."""
         return None if self.config.temperature is None else self.head_dim**0.5 / self.config.temperature
 
     def entropy(self, x_BTD: Array) -> Array:
-        """Entropy of every query's weights in nats, float32 [B, T, H]."""
-        q, k, _ = self.project(x_BTD, jnp.arange(x_BTD.shape[1]), x_BTD.shape[1])
-        e_BTH = self.entropy_of(q, jnp.broadcast_to(k, (q.shape[0], *k.shape[1:])))
+        """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
+        seq_len = x_BTD.shape[1]
+        positions_T = jnp.arange(seq_len)
+        q_BTHK, k_BTGK, _ = self.split_heads(*self.project(x_BTD, positions_T), positions_T, seq_len)
+        e_BTH = self.weights_entropy(q_BTHK, jnp.broadcast_to(k_BTGK, (q_BTHK.shape[0], *k_BTGK.shape[1:])))
         return jnp.broadcast_to(e_BTH, (x_BTD.shape[0], *e_BTH.shape[1:]))
 
-    def entropy_of(self, q_BTHK: Array, k_BTGK: Array) -> Array:
-        """The same from queries and keys that are projected, normalised and rotated."""
+    def weights_entropy(self, q_BTHK: Array, k_BTGK: Array) -> Array:
+        """Return the entropy of the weights in nats, float32 [B, T, H], of queries and keys after rotation."""
         return attention_entropy(q_BTHK, k_BTGK, window=self.window, scale=self.scale, slopes=self.slopes)
 
     @property
     def window(self) -> int:
-        """Keys a query sees; 0 = all."""
+        """The keys that a query sees; 0 means all."""
         return self.config.window or 0
 
     @property
     def longest(self) -> int:
-        """Positions that the tables have; 0 = no table, no end."""
+        """The positions that the tables have; 0 without a table."""
         return self.k.table.shape[0] if self.config.const != "none" else 0
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
@@ -115,21 +117,16 @@ class Mixer(AttentionMixer):
         return causal_attention(q_BTHK, k_BTGK, v_BTGK, implementation=self.config.implementation, **options)
 
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
-        """The cache with T more keys and values."""
+        """Return the cache with T more keys and values."""
         return super().extend(cache, jnp.broadcast_to(k_BTGK, v_BTGK.shape), v_BTGK)
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """One query over the cache."""
+        """Let one query attend to the cache."""
         q_BHK = jnp.broadcast_to(q_BHK, (cache.k_BSGK.shape[0], *q_BHK.shape[1:]))
         return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, scale=self.scale, slopes=self.slopes)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """QK^T (unless one serves the batch) and PV over the keys that the mask leaves, averaged over positions."""
+        """Count QK^T (unless one serves the batch) and PV over the keys that the mask leaves, per token."""
         width = min(self.window or seq_len, seq_len)
         keys = width - width * (width - 1) / (2 * seq_len)
         return (2 if self.config.const == "qk" else 4) * self.config.heads * self.head_dim * keys
-
-
-def _unit(x: Array) -> Array:
-    x32 = x.astype(jnp.float32)
-    return (x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)

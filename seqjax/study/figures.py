@@ -3,12 +3,10 @@
 import math
 from pathlib import Path
 
-import matplotlib
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from seqjax.study.protocol import Point
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 
 def against_training_loss(
@@ -17,9 +15,8 @@ def against_training_loss(
     """Lower is better; a line below another at the same x generalises better at equal training loss."""
     columns = min(3, len(domains))
     rows = math.ceil(len(domains) / columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.7 * columns, 3.5 * rows), layout="constrained", sharex=True, squeeze=False
-    )
+    figure = Figure(figsize=(3.7 * columns, 3.5 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, squeeze=False)
     worst = min(min(p.train_loss for p in points) for points in runs.values()) + 1.0
     for i, domain in enumerate(domains):
         panel = axes[i // columns][i % columns]
@@ -31,7 +28,7 @@ def against_training_loss(
                 marker="o",
                 markersize=3.5,
                 linewidth=1.3,
-                color=plt.get_cmap("tab10")(j),
+                color=colormaps["tab10"](j),
                 label=name,
             )
         panel.set_title(domain, loc="left", fontsize=10)
@@ -47,4 +44,3 @@ def against_training_loss(
     axes[0][0].legend(frameon=False, fontsize=8.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)
-    plt.close(figure)

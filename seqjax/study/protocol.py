@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqjax import metrics
 from seqjax.errors import UserError
+from seqjax.training import metrics
 
 
 class Point(NamedTuple):

@@ -14,9 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from seqjax import metrics
 from seqjax.config import Config
 from seqjax.errors import UserError
+from seqjax.terminal import duration
+from seqjax.training import metrics
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
@@ -145,7 +146,7 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
                 eta = eta_seconds(runs, jobs=jobs)
-                left = f", ETA {metrics.duration(eta)}" if eta is not None else ""
+                left = f", ETA {duration(eta)}" if eta is not None else ""
                 done = sum(run.complete for run in runs)
                 sys.stdout.write(
                     f"{table(runs, running=set(active), failed=set(failed))}\n{done}/{len(runs)} complete{left}\n\n"

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from seqjax import block_losses, flops, metrics
 from seqjax.config import Config
 from seqjax.data import EvalBlocks
+from seqjax.models import flops
+from seqjax.training import block_losses, metrics
 from seqjax.training.clock import ThroughputClock
 
 

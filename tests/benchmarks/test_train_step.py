@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks import profile_step, train_step
 from benchmarks.harness import report
-from seqjax import flops, optim
-from seqjax.model import Model
+from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh
-from seqjax.step import init_state, make_train_step
+from seqjax.training import optim
+from seqjax.training.step import init_state, make_train_step
 
 SMALL = ":model.n_layers=1,model.vocab_size=64"
 

@@ -8,11 +8,11 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from seqjax import workdir as workdirs
-from seqjax.checkpoint import Checkpoints
 from seqjax.config import Config
-from seqjax.model import Model
+from seqjax.models import Model
 from seqjax.train import train
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
 from tests import support
 
 STEPS = 6
@@ -100,7 +100,7 @@ def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def write_checkpoint(workdir: Path, config: Config, step: int) -> Run:
     """A workdir with random parameters, as large as those of a trained model: every input gives other tokens."""
-    workdirs.claim(workdir, config)
+    workdirs.save_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     model = Model(config.model, max_len=config.train.seq_len)
     checkpoints.save_params(step, support.random_params(model))

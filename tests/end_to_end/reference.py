@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seqjax.config import Config
-from seqjax.model import Model
+from seqjax.models import Model
 
 
 def mean_loss(logits_BTO: jax.Array, targets_BT: jax.Array) -> jax.Array:

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, metrics
+from seqjax import evaluate
+from seqjax.models.entropy import mean_entropy
+from seqjax.training import metrics
 from tests import support
 from tests.end_to_end.conftest import Run
 from tests.end_to_end.reference import mean_loss
@@ -24,7 +26,7 @@ class Blocks:
         self.params, self.seed = jax.device_get(params), config.eval.seed
         self.corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
         self._loss = jax.jit(lambda p, x: mean_loss(self.model.logits(p, x[:, :-1]), x[:, 1:]))
-        self._entropy = jax.jit(self.model.entropy)
+        self._entropy = jax.jit(lambda params, tokens_BT: mean_entropy(self.model, params, tokens_BT))
 
     def tokens(self, domain: str, count: int) -> jax.Array:
         rows = self.corpus.eval_blocks(domain, count=count, seed=self.seed).tokens

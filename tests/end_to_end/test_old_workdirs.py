@@ -12,8 +12,14 @@ import pytest
 from tests.golden import make_losses, make_workdirs
 
 GOLDEN = make_workdirs.read()["workdirs"]
-FEW = ("approx", "hybrid")  # the others go on in the slow tests
-SLOW = [name for name in make_workdirs.GO_ON if name not in FEW]
+# The others are for the slow tests.
+LOOK = ("approx", "hybrid", "builtin", "converted")
+GO_ON = ("approx", "hybrid")
+
+
+def groups(few, names):
+    rest = [name for name in names if name not in few]
+    return [pytest.param(few, id="few"), pytest.param(rest, marks=pytest.mark.slow, id="rest")]
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +27,10 @@ def blocks(tmp_path_factory):
     return make_losses.unpack_blocks(tmp_path_factory.mktemp("golden") / "blocks")
 
 
-@pytest.fixture(scope="module")
-def looks(blocks, tmp_path_factory):
-    """What `seqjax.evaluate` and `seqjax.generate` say of every archive."""
-    return make_workdirs.look(list(GOLDEN), blocks, tmp_path_factory.mktemp("looks"))
+@pytest.fixture(scope="module", params=groups(LOOK, make_workdirs.NAMES))
+def looks(request, blocks, tmp_path_factory):
+    """What `seqjax.evaluate` and `seqjax.generate` say of archives."""
+    return make_workdirs.look(request.param, blocks, tmp_path_factory.mktemp("looks"))
 
 
 def test_every_run_has_its_archive():
@@ -32,20 +38,19 @@ def test_every_run_has_its_archive():
     assert archives == GOLDEN.keys() == set(make_workdirs.NAMES)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_an_old_checkpoint_has_its_losses(name, looks):
-    got, want = looks[name]["evaluation"], GOLDEN[name]["evaluation"]
-    assert got["step"] == want["step"] == (0 if name == "converted" else make_workdirs.STOPPED)
-    assert list(got["loss"]) == list(want["loss"])
-    assert got["loss"] == pytest.approx(want["loss"], rel=make_losses.TOLERANCE)
+def test_old_checkpoints_have_their_losses(looks):
+    for name, look in looks.items():
+        got, want = look["evaluation"], GOLDEN[name]["evaluation"]
+        assert got["step"] == want["step"] == (0 if name == "converted" else make_workdirs.STOPPED)
+        assert list(got["loss"]) == list(want["loss"])
+        assert got["loss"] == pytest.approx(want["loss"], rel=make_losses.TOLERANCE), name
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_an_old_checkpoint_generates_its_text(name, looks):
-    assert looks[name]["text"] == GOLDEN[name]["text"]
+def test_old_checkpoints_generate_their_text(looks):
+    assert {name: look["text"] for name, look in looks.items()} == {name: GOLDEN[name]["text"] for name in looks}
 
 
-@pytest.mark.parametrize("names", [FEW, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["few", "rest"])
+@pytest.mark.parametrize("names", groups(GO_ON, make_workdirs.GO_ON))
 def test_an_old_run_goes_on_as_if_it_had_not_stopped(names, blocks, tmp_path):
     rows = make_workdirs.go_on(names, blocks, tmp_path)
     for name in names:

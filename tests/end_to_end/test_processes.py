@@ -12,7 +12,7 @@ import pytest
 
 from seqjax import evaluate
 from seqjax.config import from_config_dict
-from seqjax.workdir import read_json
+from seqjax.files import read_json
 from tests import support
 from tests.end_to_end.reference import Reference
 

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import evaluate, metrics
+from seqjax import evaluate
 from seqjax.config import OptimConfig
+from seqjax.training import metrics
 from tests import support
 from tests.end_to_end.conftest import SETTINGS, STEPS, Run
 from tests.end_to_end.reference import Reference

@@ -53,7 +53,7 @@ TOLERANCE = 1e-4
 # Beside the config files as they are, or in place of one: NAME -> FILE.py:TEXT
 HYBRID = (
     '({"name":"rwkv7","heads":2,"decay_rank":4,"eta_rank":4,"value_rank":4,"gate_rank":4,"chunk_size":32},'
-    '{"name":"rwkv7_shell","heads":2,"core":"top1_approx","select_chunk":16,"value_rank":4,"gate_rank":4})'
+    '{"name":"rwkv7_shell","heads":2,"core":"top1_approx","rope_base":1e6,"chunk_size":16,"value_rank":4,"gate_rank":4})'
 )
 VARIANTS = {
     "ablations/window": "configs/ablations/window.py:32,debug",  # the default is wider than the sequence
@@ -65,8 +65,8 @@ VARIANTS = {
     "data.train_domains=('c4','commoncrawl'),data.weights=(0.7,0.3)",
     "transformer_pp mixed": "configs/transformer_pp.py:debug,mixed,model.mixer.window=7,model.mixer.kv_heads=1",
     "rwkv7_shell window": "configs/rwkv7_shell.py:debug,model.mixer.core=window,model.mixer.window=7",
-    "hybrid": f"configs/rwkv7.py:debug,model.n_layers=4,model.pattern={HYBRID}",
-    "hybrid attention": "configs/transformer_pp.py:debug,model.n_layers=4,model.pattern="
+    "hybrid": f"configs/rwkv7.py:debug,model.n_layers=4,model.mixer={HYBRID}",
+    "hybrid attention": "configs/transformer_pp.py:debug,model.n_layers=4,model.mixer="
     '({"name":"mamba2","head_dim":32,"state":16,"chunk_size":32},{"name":"top1_chunk","heads":2,"chunk_size":16})',
 }
 
@@ -76,7 +76,7 @@ def cases() -> dict[str, str]:
     found = {}
     for folder in ("configs", "configs/ablations"):
         for path in sorted((commands.ROOT / folder).glob("*.py")):
-            if path.stem not in ("__init__", "common"):
+            if path.stem != "__init__":
                 found[f"{folder}/{path.stem}".removeprefix("configs/")] = f"{folder}/{path.name}:debug"
     return found | VARIANTS
 

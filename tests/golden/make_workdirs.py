@@ -36,19 +36,19 @@ PROMPT = "abc de"
 TINY = {"model.dim": 8, "model.n_layers": 2, "model.mlp.dim": 12} | make_losses.SETTINGS
 STOPPED = 3  # of six steps
 HYBRID = (
-    '({"name":"rwkv7_shell","heads":2,"core":"top1_approx","select_chunk":16,"value_rank":2,"gate_rank":2},'
+    '({"name":"rwkv7_shell","heads":2,"core":"top1_approx","rope_base":1e6,"chunk_size":16,"value_rank":2,"gate_rank":2},'
     '{"name":"rwkv7","heads":2,"decay_rank":2,"eta_rank":2,"value_rank":2,"gate_rank":2,"chunk_size":32})'
 )
 # NAME -> FILE.py:TEXT, with what is not in TINY.
 RUNS = {
     "blocks": "configs/transformer_pp.py:debug,model.mixer.bias=True",
     "approx": "configs/top1_chunk.py:debug,model.mixer.selection=approx",
-    "hybrid": f"configs/rwkv7.py:debug,model.pattern={HYBRID}",
-    "mamba2": "configs/mamba2.py:debug,model.mixer.head_dim=8,model.mixer.state=4,model.mlp.dim=0",
+    "hybrid": f"configs/rwkv7.py:debug,model.mixer={HYBRID}",
+    "mamba2": "configs/mamba2.py:debug,model.mixer.head_dim=8,model.mixer.state=4,model.mlp.dim=None",
     "rwkv6": "configs/rwkv6.py:debug,model.mixer.head_dim=4,model.mixer.shift_rank=2,model.mixer.decay_rank=2,"
-    "model.mlp.dim=0",
+    "model.mlp.dim=None",
     "gated_deltanet": "configs/gated_deltanet.py:debug",
-    "mamba1": "configs/mamba1.py:debug,model.mixer.state=4,model.mlp.dim=0",
+    "mamba1": "configs/mamba1.py:debug,model.mixer.state=4,model.mlp.dim=None",
     "based": "configs/based.py:debug,model.n_layers=5",
     "builtin": "configs/top1_element.py:debug,data.corpus=builtin,data.path=",
 }

@@ -38,6 +38,17 @@ def oracle(x, log_a, b, c, dt, state):
     return reference.ssd(x, log_a, b, c, state, dt)
 
 
+def pulled(f: Any) -> Any:
+    """(arrays, cotangents) -> (f(*arrays), the cotangents of arrays), compiled."""
+
+    @fast_jit
+    def run(arrays, cotangents):
+        out, pull = jax.vjp(f, *arrays)
+        return out, pull(cotangents)
+
+    return run
+
+
 def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
     """(f(*arrays), the cotangents of arrays) for a fixed random cotangent of every output; in float64 if `wide`."""
     shapes = jax.eval_shape(f, *arrays)
@@ -47,12 +58,7 @@ def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
         if wide:
             arrays, cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), cotangents))
 
-        @fast_jit
-        def run(arrays, cotangents):
-            out, pull = jax.vjp(f, *arrays)
-            return out, pull(cotangents)
-
-        return jax.tree.map(np.asarray, run(tuple(arrays), cotangents))
+        return jax.tree.map(np.asarray, pulled(f)(tuple(arrays), cotangents))
 
 
 def assert_trees_close(got: Any, want: Any, dtype: str) -> None:
@@ -94,12 +100,10 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype) -> None:
     # the same cotangents: those of the oracle are rounded to what its outputs would be
     rng = np.random.default_rng(1)
     dy, d_last = (jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in jax.eval_shape(f, *arrays))
-    out, pull = jax.vjp(f, *arrays)
+    got = pulled(f)(tuple(arrays), (dy, d_last))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), (dy, d_last)))
-        want, pull_wide = jax.vjp(oracle, *wide[0])
-        want = jax.tree.map(np.asarray, (want, pull_wide(wide[1])))
-    got = (out, pull((dy, d_last)))
+        want = jax.tree.map(np.asarray, pulled(oracle)(*wide))
     assert [t.dtype for t in got[1]] == [t.dtype for t in arrays]
     assert_trees_close(got, want, dtype)
 
@@ -142,11 +146,11 @@ def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
     run = partial(op, implementation=implementation)
     stacked = [jnp.stack(x) for x in zip(*each, strict=True)]
     want = jax.tree.map(lambda *x: np.stack(x), *(with_gradients(run, x)[0] for x in each))
-    assert_trees_close(jax.vmap(run)(*stacked), want, "float32")
+    assert_trees_close(fast_jit(jax.vmap(run))(*stacked), want, "float32")
     got = with_gradients(jax.checkpoint(run), each[0])
     assert_trees_close(got, with_gradients(run, each[0]), "float32")
-    grad = jax.vmap(jax.grad(lambda *a: run(*a)[0].sum(), argnums=1))(*stacked)
-    assert_close(grad[1], jax.grad(lambda *a: run(*a)[0].sum(), argnums=1)(*each[1]), "float32")
+    grad = jax.grad(lambda *a: run(*a)[0].sum(), argnums=1)
+    assert_close(fast_jit(jax.vmap(grad))(*stacked)[1], fast_jit(grad)(*each[1]), "float32")
 
 
 def test_memory_of_the_backward_pass_is_linear() -> None:

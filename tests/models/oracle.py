@@ -105,12 +105,12 @@ def queries_and_keys(m, p, x_q, x_k):
     """After projection or table, norm and rotation, one key head per query head."""
     inputs = {"q": x_q, "k": x_k}
     q, k = (p[n]["table"][: len(x)] if "table" in p[n] else linear(p[n], x) for n, x in inputs.items())
-    q, k = heads_of(q, m.heads), heads_of(k, getattr(m, "kv_heads", 0) or m.heads)
-    if getattr(m, "temperature", 0.0):
+    q, k = heads_of(q, m.heads), heads_of(k, getattr(m, "kv_heads", None) or m.heads)
+    if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
         q, k = rms_norm(q, p["q_norm"]["g"], 1e-5), rms_norm(k, p["k_norm"]["g"], 1e-5)
-    if getattr(m, "position", "rope") == "rope" and m.rope_base:
+    if m.position == "rope":
         q, k = rotate(q, m.rope_base), rotate(k, m.rope_base)
     return q, np.repeat(k, m.heads // k.shape[1], axis=1)
 
@@ -118,13 +118,13 @@ def queries_and_keys(m, p, x_q, x_k):
 def softmax_weights(m, q, k):
     """[T, H, S]: causal, over a window that counts the query's own position."""
     n = len(q)
-    temperature = getattr(m, "temperature", 0.0)
+    temperature = getattr(m, "temperature", None)
     factor = math.sqrt(q.shape[-1]) / temperature if temperature else 1 / math.sqrt(q.shape[-1])
     s = factor * np.einsum("thk,shk->ths", q, k)
     ago = np.arange(n)[:, None] - np.arange(n)
-    if getattr(m, "position", "") == "alibi":
+    if m.position == "alibi":
         s = s - slopes(m.heads)[:, None] * ago[:, None]
-    seen = (ago >= 0) & (ago < (getattr(m, "window", 0) or n))
+    seen = (ago >= 0) & (ago < (getattr(m, "window", None) or n))
     return softmax(np.where(seen[:, None], s, -np.inf))
 
 
@@ -327,24 +327,24 @@ class Core:
     """The attention inside RWKV-7's shell, as settings of the attention mixers."""
 
     def __init__(self, m):
-        self.heads, self.rope_base = m.heads, m.rope_base
-        self.chunk_size, self.selection = m.select_chunk, m.core.removeprefix("top1_")
+        self.heads, self.position, self.rope_base = m.heads, m.position, m.rope_base
+        self.chunk_size, self.selection = m.chunk_size, m.core.removeprefix("top1_")
         self.qk_norm = m.core.startswith("top1")
-        self.window = m.window if m.core == "window" else 0
+        self.window = m.window if m.core == "window" else None
 
 
 def rwkv7_shell(m, p, x, v_first):
     mixed = dict.fromkeys("rkvg", x)
-    if m.shell.shift:
+    if m.token_shift:
         mixed |= {name: lerp(x, mu) for name, mu in p["mu"].items()}
     core = Core(m)
     q, k = queries_and_keys(core, p["core"], mixed["r"], mixed["k"])
     own = linear(p["core"]["v"], mixed["v"])
-    v = value_residual(p, mixed["v"], own, v_first) if m.shell.vres else own
+    v = value_residual(p, mixed["v"], own, v_first) if m.value_residual else own
     attend = top1_chunk if core.qk_norm else softmax_attention
     o = attend(core, q, k, heads_of(v, m.heads))
-    y = head_norm(o, p["norm"]) if m.shell.lnx else o.reshape(len(x), -1)
-    y = y * lora(p["g_lora"], mixed["g"], sigmoid) if m.shell.gate else y
+    y = head_norm(o, p["norm"]) if m.head_norm else o.reshape(len(x), -1)
+    y = y * lora(p["g_lora"], mixed["g"], sigmoid) if m.gate else y
     return linear(p["core"]["out"], y), own
 
 
@@ -375,9 +375,9 @@ def one(tree, index):
 
 def layers(config, params):
     """(settings of the mixer, parameters) from the first layer to the last: a pattern repeats itself."""
-    pattern = config.pattern or (config.mixer,)
+    mixers = config.mixers
     for i in range(config.n_layers):
-        yield pattern[i % len(pattern)], one(params["blocks"][str(i % len(pattern))], i // len(pattern))
+        yield mixers[i % len(mixers)], one(params["blocks"][str(i % len(mixers))], i // len(mixers))
 
 
 def weights_of(m, p, x):
@@ -386,7 +386,7 @@ def weights_of(m, p, x):
         return softmax_weights(m, *queries_and_keys(m, p, x, x))
     if m.name != "rwkv7_shell" or m.core.startswith("top1"):
         return None
-    x_q, x_k = (lerp(x, p["mu"][name]) if m.shell.shift else x for name in "rk")
+    x_q, x_k = (lerp(x, p["mu"][name]) if m.token_shift else x for name in "rk")
     return softmax_weights(Core(m), *queries_and_keys(Core(m), p["core"], x_q, x_k))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model
 from tests import support
 from tests.models import oracle
 
@@ -25,7 +25,7 @@ SMALL = {
 }
 SIZES = {
     "heads": 4, "chunk_size": 4, "head_dim": 4, "state": 3, "dt_rank": 2, "shift_rank": 3, "decay_rank": 2,
-    "eta_rank": 3, "value_rank": 2, "gate_rank": 4, "select_chunk": 4, "window": 3, "feature_dim": 3,
+    "eta_rank": 3, "value_rank": 2, "gate_rank": 4, "window": 3, "feature_dim": 3,
 }  # fmt: skip
 ATTENTION = {
     "default": "",
@@ -57,16 +57,16 @@ VARIANTS = {
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
     "rwkv7": {"default": ""},
     "rwkv7_shell": {
-        "default": "rope_base=37.0", "approx": "core=top1_approx,select_chunk=3", "window": "core=window",
-        "no_shift": "core=full,shell.shift=False,shell.vres=False", "bare": "shell.gate=False,shell.lnx=False",
+        "default": "rope_base=37.0", "approx": "core=top1_approx,chunk_size=3", "window": "core=window",
+        "no_shift": "core=full,token_shift=False,value_residual=False", "bare": "gate=False,head_norm=False",
     },
     "based": {"default": ""},
 }  # fmt: skip
 MODELS = {
     "gpt": ("transformer", "model.norm_eps=0.3"),
-    "layernorm": ("transformer_pp", "model.norm=layernorm,model.mlp.kind=gelu,model.mlp.bias=True,model.mlp.dim=0"),
+    "layernorm": ("transformer_pp", "model.norm=layernorm,model.mlp.kind=gelu,model.mlp.bias=True,model.mlp.dim=None"),
     "swiglu": ("transformer_pp", "model.mlp.kind=swiglu,model.embed_norm=True,model.tie_embeddings=False"),
-    "tanh": ("transformer_pp", "model.mlp.approximate_gelu=True,model.learned_positions=True,model.mlp.dim=0"),
+    "tanh": ("transformer_pp", "model.mlp.approximate_gelu=True,model.learned_positions=True,model.mlp.dim=None"),
     "no_mlp": ("transformer_pp", "model.mlp.kind=none,model.n_layers=3,model.scan_layers=False"),
     "pattern": ("based", "model.scan_layers=False"),
 }
@@ -83,8 +83,9 @@ def build(name: str, text: str = ""):
     """The model of `configs/NAME.py:debug,TEXT` at a size for loops in Python."""
     get_config = importlib.import_module(f"configs.{name}").get_config
     config = get_config("debug")
-    settings = {key: value for key, value in SMALL.items() if key != "model.n_layers" or not config.model.pattern}
-    own = {f"model.mixer.{key}": value for key, value in SIZES.items() if key in config.model.mixer}
+    several = isinstance(config.model.mixer, tuple)
+    settings = {key: value for key, value in SMALL.items() if key != "model.n_layers" or not several}
+    own = {f"model.mixer.{key}": value for key, value in SIZES.items() if not several and key in config.model.mixer}
     given = dict(part.split("=") for part in text.split(",") if part)
     settings = {key: value for key, value in (settings | own).items() if key not in given}
     if name == "transformer_pp":
@@ -92,7 +93,7 @@ def build(name: str, text: str = ""):
         settings.pop("model.mixer.head_dim", None)
     merged = {key: str(value) for key, value in settings.items()} | given
     config = get_config(",".join(["debug", *(f"{key}={value}" for key, value in merged.items())]))
-    for place in config.model.pattern:
+    for place in config.model.mixer if several else ():
         with config.ignore_type():
             place.update({key: value for key, value in SIZES.items() if key in place and key != "head_dim"})
     checked = from_config_dict(config).model
@@ -129,7 +130,7 @@ def test_every_mixer_is_compared():
 
 
 def layers_of(config):
-    return config.pattern or (config.mixer,)
+    return config.mixers
 
 
 # ------------------------------------------------------------------------------------------------------------- entropy

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import params as params_lib
 from seqjax.config import from_config_dict
-from seqjax.model import Model
+from seqjax.models import Model
+from seqjax.nn import params as params_lib
 
 D, L, F, O = 64, 4, 96, 256  # width, layers, inner width of the MLP, vocabulary
 E = 2 * D
@@ -192,10 +192,10 @@ def test_parameters_start_as_published(text):
             raise AssertionError(f"{path}: {error}") from error
 
 
-def test_a_pattern_counts_its_layers_in_order():
+def test_a_hybrid_counts_its_layers_in_order():
     """Two kinds in turn, four layers: the first has layers 0 and 2, the second 1 and 3."""
     place = "{'name':'%s','head_dim':16}"
-    text = f"rwkv5:model.pattern=({place % 'rwkv5'},{place % 'rwkv6'})"
+    text = f"rwkv5:model.mixer=({place % 'rwkv5'},{place % 'rwkv6'})"
     settings = text.partition(":")[2]
     config = importlib.import_module("configs.rwkv5").get_config(f"debug,model.dim={D},model.n_layers={L},{settings}")
     model = Model(from_config_dict(config).model, max_len=32)

@@ -16,7 +16,7 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict, to_dict
-from seqjax.model import Model
+from seqjax.models import Model
 
 BATCH, LENGTH = 2, 13
 # value and kind; "also" is set before and after
@@ -92,18 +92,19 @@ MIXERS = {
     | {f"{name}_rank": (2, "shapes") for name in ("decay", "eta", "value", "gate")},
     "rwkv7_shell": {
         "heads": (2, "shapes"), "core": ("top1_approx", "forward"), "window": (3, "forward", "model.mixer.core=window"),
-        "select_chunk": (3, "forward"), "rope_base": (37.0, "forward"), "value_rank": (2, "shapes"),
-        "gate_rank": (2, "shapes"), "key_init": (0.1, "start"), "shell.shift": (False, "shapes"),
-        "shell.vres": (False, "shapes"), "shell.gate": (False, "shapes"), "shell.lnx": (False, "shapes"),
+        "chunk_size": (3, "forward"), "position": ("none", "forward"), "rope_base": (37.0, "forward"),
+        "value_rank": (2, "shapes"), "gate_rank": (2, "shapes"), "key_init": (0.1, "start"),
+        "token_shift": (False, "shapes"), "value_residual": (False, "shapes"), "gate": (False, "shapes"),
+        "head_norm": (False, "shapes"),
         "implementation": ("nowhere", "refused"),
     },
     "based_conv": {"expand": (1, "shapes"), "conv_width": (2, "shapes")},
     "based_linear": {"heads": (2, "shapes"), "feature_dim": (3, "shapes"), "chunk_size": (5, "forward")},
 }  # fmt: skip
-# Mixers that only a pattern has: their config file and what makes them every layer's mixer.
-IN_PATTERN = {
-    "based_linear": ("based", "model.pattern=(),model.mixer.feature_dim=2"),
-    "based_conv": ("based", "model.pattern=({'name':'based_conv'},)"),
+# Mixers that only a hybrid has: its config file and what makes them every layer's mixer.
+IN_HYBRID = {
+    "based_linear": ("based", "model.mixer={'name':'based_linear','feature_dim':2}"),
+    "based_conv": ("based", "model.mixer={'name':'based_conv'}"),
 }
 SMALL = (
     "model.dim=16,model.n_layers=2,model.vocab_size=24,model.mlp.dim=12,train.seq_len=13,model.loss_chunk=8,"
@@ -111,7 +112,7 @@ SMALL = (
 )
 SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
-    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "select_chunk": 4, "rope_base": 1e4,
+    "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
 NO_HEAD_DIM = {"transformer", "transformer_pp", "top1_chunk", "top1_element"}  # theirs is width / heads
 
@@ -119,7 +120,7 @@ NO_HEAD_DIM = {"transformer", "transformer_pp", "top1_chunk", "top1_element"}  #
 @functools.cache
 def build(mixer: str, text: str) -> Model:
     """The model of `configs/FILE.py:debug,TEXT` at a tiny size."""
-    file, own = IN_PATTERN.get(mixer, (mixer, ""))
+    file, own = IN_HYBRID.get(mixer, (mixer, ""))
     get_config = importlib.import_module(f"configs.{file}").get_config
     known = get_config(",".join(filter(None, ["debug", own]))).model.mixer
     wanted = SIZES if mixer not in NO_HEAD_DIM else {k: v for k, v in SIZES.items() if k != "head_dim"}
@@ -158,8 +159,6 @@ def cases():
 
 
 def changed(mixer: str, key: str, value, also: str) -> Model:
-    if mixer == "based_conv":  # a place of a pattern is set as a whole
-        return build(mixer, f"model.pattern=({{'name':'based_conv','{key.removeprefix('model.mixer.')}':{value}}},)")
     return build(mixer, ",".join(filter(None, [also, f"{key}={value}"])))
 
 
@@ -202,7 +201,6 @@ def test_every_setting_is_in_the_table():
     assert set(MIXERS) == set(mixers.names())
     for mixer, settings in MIXERS.items():
         config = to_dict(build(mixer, "").config)
-        own = config["pattern"][0] if config["pattern"] else config["mixer"]
-        assert flat(own) - {"name"} == set(settings), mixer
-        shared = {key: value for key, value in config.items() if key not in ("mixer", "pattern")}
+        assert flat(config["mixer"]) - {"name"} == set(settings), mixer
+        shared = {key: value for key, value in config.items() if key != "mixer"}
         assert flat(shared) == set(MODEL)

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, metrics
+from seqjax import evaluate
 from seqjax.config import Config, from_config_dict
 from seqjax.data import open_corpus
-from seqjax.params import names
+from seqjax.nn.params import names
 from seqjax.train import train
+from seqjax.training import metrics
 from tests import support
 
 STEPS, LR, WARMUP, FINAL = 5, 0.02, 2, 0.004

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.selective_scan.triton.fwd_kernels import load_rows, widened
-
-LN2 = tl.constexpr(0.6931471805599453)
+from kernels_pallas.triton.tile_io import LN2
 
 
 @triton.jit

@@ -11,9 +11,7 @@ x = scale log2(e) q . k, and log-sum-exps are kept to base 2 inside.
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import load_rows, store_rows
-
-LN2 = tl.constexpr(0.6931471805599453)
+from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
 
 
 @triton.jit

@@ -15,9 +15,7 @@ rows of tiles start first.
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import load_rows, store_rows
-
-LN2 = tl.constexpr(0.6931471805599453)
+from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
 
 
 @triton.jit

@@ -29,6 +29,7 @@ from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError
+from seqjax.files import write_json
 
 VERSION = 1  # raise when the text or its order changes
 HELD_OUT = 0.05
@@ -159,7 +160,7 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
     content = {"tokenizer": tokenizer.hash, "splits": splits, "version": VERSION}
     document_index.write(directory / document_index.FILE, lengths)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    blocks.write_json(directory / "manifest.json", content | {"hash": digest, "held_out": sorted(held)})
+    write_json(directory / "manifest.json", content | {"hash": digest, "held_out": sorted(held)}, sort_keys=True)
 
 
 def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:

@@ -15,6 +15,7 @@ from seqjax.data import blocks, slimpajama
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write
 from seqjax.data.prepare.tokenize import ShardJob
+from seqjax.files import write_json
 
 READ_TOKENS = 1 << 22
 
@@ -75,7 +76,7 @@ def write_file(job: FileJob) -> None:
         digest = blocks.write_records(job.path, _rows(job))
         records = sum(tokens for _, _, tokens in job.segments) // job.block
         job.done.parent.mkdir(parents=True, exist_ok=True)
-        blocks.write_json(job.done, {"sha256": digest, "blocks": records})
+        write_json(job.done, {"sha256": digest, "blocks": records})
     except OSError as error:
         raise cannot_write(job.path, error) from error
     count(source=sum(tokens for _, _, tokens in job.segments))

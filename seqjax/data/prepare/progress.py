@@ -6,13 +6,13 @@ The line is redrawn on a terminal, and comes now and then in a log.
 import multiprocessing
 import multiprocessing.connection
 import os
-import sys
 import threading
 import time
 from types import TracebackType
 
-TERMINAL_SECONDS = 0.5
-LOG_SECONDS = 30.0
+from seqjax.terminal import LOG_SECONDS, StatusLine, duration
+
+REDRAW_SECONDS = 0.5
 
 
 class Progress:
@@ -63,7 +63,7 @@ class Display:
 
     def __init__(self, counters: Progress, *, title: str, total: int, jobs: int):
         self._counters, self._title, self._total, self._jobs = counters, title, total, jobs
-        self._terminal = sys.stderr.isatty()
+        self._line = StatusLine()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._start = time.monotonic()
@@ -78,7 +78,7 @@ class Display:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self._write(self.line() + "\n")
+        self._line.say(self.line())
 
     def line(self) -> str:
         """What is shown now."""
@@ -91,14 +91,9 @@ class Display:
             text += f" | {tokens / 1e6:,.1f}M tokens, {tokens / seconds / 1e6:.2f}M tokens/s"
             text += f", {self._counters.text.value / seconds / 1e6:.1f} MB/s"
         if 0 < share < 1:
-            left = int(seconds * (1 - share) / share)
-            text += f" | ETA {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+            text += f" | ETA {duration(seconds * (1 - share) / share)}"
         return text
 
     def _loop(self) -> None:
-        while not self._stop.wait(TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
-            self._write(self.line() + ("" if self._terminal else "\n"))
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}" if self._terminal else text)
-        sys.stderr.flush()
+        while not self._stop.wait(REDRAW_SECONDS if self._line.live else LOG_SECONDS):
+            self._line.show(self.line())

@@ -32,6 +32,7 @@ from seqjax.data.prepare.reports import read_report
 from seqjax.data.prepare.tokenize import ShardJob, is_done, tokenize_shard
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, nearest
+from seqjax.files import write_json
 
 
 def prepare(
@@ -123,7 +124,7 @@ def prepare(
     for leftover in out.rglob(".*.tmp"):  # of a process that was killed
         leftover.unlink()
     document_index.write(out / document_index.FILE, document_lengths(jobs))
-    blocks.write_json(out / "manifest.json", manifest)
+    write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)
     return manifest
 
@@ -139,7 +140,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
             raise UserError(f"{out} is not empty and was not made by this command; give another --out.")
         try:
             parts.mkdir(parents=True, exist_ok=True)
-            blocks.write_json(parts / "settings.json", settings)
+            write_json(parts / "settings.json", settings)
         except OSError as error:
             raise UserError(f"Cannot write to {out}: {error.strerror}; give another --out.") from error
         return

@@ -14,6 +14,7 @@ from seqjax.data import blocks, document_index, shards, slimpajama
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, read_report
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.files import write_json
 
 BATCH_CHARS = 1 << 19  # of text given to the tokenizer at a time
 HISTOGRAM = 24  # documents by log2 of their tokens
@@ -111,7 +112,7 @@ def tokenize_shard(job: ShardJob) -> None:
         document_index.write(
             job.part.with_suffix(".npz"), {name: np.array(tokens.lengths) for name, tokens in used.items()}
         )
-        blocks.write_json(job.part.with_suffix(".json"), report)
+        write_json(job.part.with_suffix(".json"), report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
 

@@ -1,0 +1,131 @@
+"""What RWKV-7 and its shell share: low-rank maps, token shift by name, the value residual and their block.
+
+    v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first, whose v is v_first
+
+Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7.
+"""
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.mixers import base
+from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp, token_shift
+from seqjax.mixers.base import Carry
+from seqjax.nn.initializers import constant, orthogonal, values
+from seqjax.nn.params import param
+from seqjax.types import Array, LayerSpec
+
+
+def rank(dim: int, factor: float, power: float) -> int:
+    """Apply a published rule: factor * dim ** power, rounded to a multiple of 32 and at least 32."""
+    return max(32, 32 * round(factor * dim**power / 32))
+
+
+def value_rank(config: Any, dim: int) -> int:
+    """Return the rank of the value residual."""
+    return config.value_rank or rank(dim, 1.3, 0.5)
+
+
+def gate_rank(config: Any, dim: int) -> int:
+    """Return the rank of the output gate."""
+    return config.gate_rank or rank(dim, 0.6, 0.8)
+
+
+class Lora(nnx.Module):
+    """b + act(x A) B; A starts as zero and B as a tenth of an orthogonal matrix."""
+
+    def __init__(self, dim: int, n_rank: int, *, bias: Any = None, activation: Any = None, rngs: nnx.Rngs):
+        self.activation = activation
+        self.a = param(rngs, constant(0.0), (dim, n_rank), ("embed", "rank"))
+        self.b = param(rngs, orthogonal(0.1), (n_rank, dim), ("rank", "heads"))
+        self.bias = None if bias is None else param(rngs, values(bias), (dim,), ("heads",))
+
+    def __call__(self, x: Array) -> Array:
+        """Map [..., D] to float32 [..., D], because most results go into a sigmoid."""
+        hidden = x @ self.a[...].astype(x.dtype)
+        hidden = hidden if self.activation is None else self.activation(hidden)
+        y = jnp.matmul(hidden, self.b[...].astype(x.dtype), preferred_element_type=jnp.float32)
+        return y if self.bias is None else y + self.bias[...]
+
+
+class ValueResidual(Lora):
+    """The value residual: v + (v_first - v) sigmoid(v0 + (x_v v1) v2), in every layer but the first.
+
+    `v_first` holds the values of the first layer, which reach the others in the block's `carry`.
+    """
+
+    def __init__(self, dim: int, n_rank: int, *, rngs: nnx.Rngs):
+        super().__init__(dim, n_rank, bias=0.73 - 0.4 * centred(dim), rngs=rngs)
+
+    def move(self, x_BTD: Array, v_BTD: Array, v_first_BTD: Array, layer: Array | int) -> Array:
+        """Return the values of `layer`, moved towards those of the first by a share that `x_BTD` decides."""
+        share_BTD = jax.nn.sigmoid(self(x_BTD))
+        moved_BTD = v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * share_BTD
+        return jnp.where(layer == 0, v_BTD, moved_BTD.astype(v_BTD.dtype))
+
+
+class TokenShift(nnx.Module):
+    """One token shift per name; mu starts as 1 - (n / D) ** (power * kappa)."""
+
+    def __init__(self, names: str, spec: LayerSpec, *, rngs: nnx.Rngs):
+        self.names = names
+        powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+        for name in names:
+            mu = 1 - ramp(spec.dim, powers[name] * depth(spec)[1])
+            setattr(self, name, param(rngs, values(mu), (spec.dim,), ("embed",)))
+
+    def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
+        """Return [B, T, D] moved towards the token before, by name; `last_BD` is what came before the first."""
+        delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
+        return {name: lerp(x_BTD, delta_BTD, getattr(self, name)) for name in self.names}
+
+
+def centred(dim: int) -> Array:
+    """Return a ramp from -1/2 to 1/2 over the channels."""
+    return jnp.arange(dim) / max(1, dim - 1) - 0.5
+
+
+class TimeMix(base.Mixer):
+    """A time mix that takes the first layer's values from its block; alone it is a first layer."""
+
+    @abc.abstractmethod
+    def time_mix(
+        self, x_BTD: Array, cache: Any, *, v_first_BTD: Array | None = None, layer: Array | int = 0
+    ) -> tuple[Array, Array, Any]:
+        """Return the output, this layer's own values [B, T, D] and the cache; `cache` is None in training."""
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """Apply a first layer to a whole sequence."""
+        return self.time_mix(x_BTD, None)[0]
+
+    def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply a first layer to a prompt and fill its cache."""
+        y_BTD, _, cache = self.time_mix(x_BTD, cache)
+        return y_BTD, cache
+
+    def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply a first layer to one token."""
+        y_BTD, cache = self.prefill(x_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+
+class Block(RwkvBlock):
+    """The block of RWKV-7; the first layer's values travel in `carry` under "v_first"."""
+
+    version = 7
+    mixer: TimeMix
+
+    def init_carry(self, x: Array) -> Carry:
+        """Return zeros in the place of the first layer's values."""
+        return {"v_first": jnp.zeros_like(x)}
+
+    def time_mix(self, h_BTD: Array, carry: Carry, cache: Any, layer: Array) -> tuple[Array, Carry, Any]:
+        """Apply the time mix, and put the first layer's values into `carry`."""
+        v_first_BTD = carry["v_first"]
+        y_BTD, v_BTD, cache = self.mixer.time_mix(h_BTD, cache, v_first_BTD=v_first_BTD, layer=layer)
+        v_first_BTD = jnp.where(layer == 0, v_BTD.astype(v_first_BTD.dtype), v_first_BTD)
+        return y_BTD, {**carry, "v_first": v_first_BTD}, cache

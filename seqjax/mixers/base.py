@@ -1,0 +1,171 @@
+"""The contract of a mixer and of the block that stands around it.
+
+A mixer is a class that derives from `Mixer`: it must give a parallel form, an empty cache and a recurrent form, and may
+override the rest (docs/add_a_mixer.md). A block is one layer of the model. Most mixers stand in the pre-norm block of
+seqjax/models/block.py; an architecture whose block differs derives its own from `Block` and names it in `Mixer.block`.
+
+What a block hands to later blocks beside the residual stream is a dict, the `carry` (RWKV-7: the values of the first
+layer). The model starts it as the union of what the blocks' `init_carry` return; a block returns it whole, changed or
+not.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm
+from seqjax.types import Array, Cache, LayerSpec
+
+Carry = dict[str, Any]
+
+
+class Mixer(nnx.Module):
+    """A sequence mixer: causal, parallel over time where it trains, one token at a time where it decodes.
+
+    A subclass is built as `Mixer(config, spec, rngs=rngs)` from its file's `Config`.
+    """
+
+    # The block of this architecture; None stands for the model's own pre-norm block.
+    block: ClassVar[type["Block"] | None] = None
+
+    @abc.abstractmethod
+    def __call__(self, x_BTD: Array) -> Array:
+        """Apply the parallel form: [B, T, D] to [B, T, D], causal in T, for any T >= 1."""
+
+    @abc.abstractmethod
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
+        """Return an empty cache for `max_len` tokens: a NamedTuple of arrays with the batch axis first."""
+
+    @abc.abstractmethod
+    def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Apply the recurrent form to one token; it equals the parallel form over the tokens seen so far."""
+
+    def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Apply the mixer to a prompt and fill an empty cache; by default token by token."""
+
+        def body(cache: Cache, x_BD: Array) -> tuple[Cache, Array]:
+            y_BD, cache = self.step(x_BD, cache)
+            return cache, y_BD
+
+        cache, y_TBD = jax.lax.scan(body, cache, jnp.moveaxis(x_BTD, 1, 0))
+        return jnp.moveaxis(y_TBD, 0, 1), cache
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return the forward FLOPs per token beside the products with parameters.
+
+        They are averaged over a causal sequence of `seq_len` tokens and count what the mask, window or selection
+        needs. The default, 0, is right for a mixer that consists of products with parameters.
+        """
+        del seq_len
+        return 0.0
+
+    def train_flops_per_token(self, seq_len: int) -> float:
+        """Return the same for forward and backward: three times the forward, unless a part has no backward."""
+        return 3 * self.flops_per_token(seq_len)
+
+    def state_size(self, seq_len: int) -> int:
+        """Return how many elements a cache for `seq_len` tokens holds per sequence; scalars do not count."""
+        return _cache_elements(self, seq_len)
+
+    def entropy(self, x_BTD: Array) -> Array | None:
+        """Return the entropy of each query's weights over the past in nats, float32 [B, T, H]; None without any."""
+        del x_BTD
+        return None
+
+    @property
+    def longest(self) -> int:
+        """The most tokens a sequence may have, where there is a table over positions; 0 means any number."""
+        return 0
+
+
+class RecurrentMixer(Mixer):
+    """A mixer whose parallel form goes on from any cache: a subclass gives `prefill`, and the rest follows."""
+
+    @abc.abstractmethod
+    def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Apply the parallel form after the tokens that `cache` has seen."""
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """Apply the parallel form from an empty cache."""
+        return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
+
+    def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Apply the parallel form to a sequence of one token."""
+        y_BTD, cache = self.prefill(x_BD[:, None], cache)
+        return y_BTD[:, 0], cache
+
+
+# What builds the mixer of a block when it is called with `rngs=`, which by then has given the keys of the first norm.
+MakeMixer = Callable[..., Mixer]
+
+
+class Block(nnx.Module):
+    """One layer of the model: a mixer, what stands around it, and the residual stream through both.
+
+    `layer` is the 0-based index of the layer, an int32 scalar that may be traced, because one program may serve all
+    layers. `dtype` is what the mixer and the MLP compute in; the residual stream keeps its own.
+    """
+
+    def __init__(self, config: Any, mixer: MakeMixer, spec: LayerSpec, *, rngs: nnx.Rngs):
+        """Build the block of layer `spec.layer`; `config` is the model's (`seqjax.config.ModelConfig`)."""
+        del spec
+        self.norm1 = make_norm(config, rngs=rngs)
+        self.mixer = mixer(rngs=rngs)
+
+    def init_carry(self, x: Array) -> Carry:
+        """Return what this block expects in `carry`, from the embeddings [B, T, D] or [B, D]; most expect nothing."""
+        del x
+        return {}
+
+    @abc.abstractmethod
+    def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
+        """Apply the layer to the residual stream [B, T, D]."""
+
+    @abc.abstractmethod
+    def prefill(
+        self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
+    ) -> tuple[Array, Carry, Cache]:
+        """Apply the layer to a prompt and fill an empty cache."""
+
+    @abc.abstractmethod
+    def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
+        """Apply the layer to one token."""
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
+        """Return an empty cache for `prefill` and `step`."""
+        return self.mixer.init_cache(batch, max_len, dtype)
+
+    def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
+        """Return the entropy of the mixer's weights in nats, float32 [B, T, H]; None where it has none."""
+        return self.mixer.entropy(self.norm1(x_BTD).astype(dtype))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return the forward FLOPs per token beside the products with parameters."""
+        return self.mixer.flops_per_token(seq_len)
+
+    def train_flops_per_token(self, seq_len: int) -> float:
+        """Return the forward and backward FLOPs per token beside the products with parameters."""
+        return self.mixer.train_flops_per_token(seq_len)
+
+    def state_size(self, seq_len: int) -> int:
+        """Return how many elements a cache for `seq_len` tokens holds per sequence; scalars do not count."""
+        return _cache_elements(self, seq_len)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens a sequence may have; 0 means any number."""
+        return self.mixer.longest
+
+
+def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
+    """Return a norm over the model's width, of the kind that the model's config names."""
+    return NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
+
+
+def _cache_elements(owner: Mixer | Block, seq_len: int) -> int:
+    cache = jax.eval_shape(lambda: owner.init_cache(1, seq_len, jnp.float32))
+    return sum(x.size for x in jax.tree.leaves(cache) if x.ndim)

@@ -1,0 +1,58 @@
+"""The embedder: from tokens to the first residual stream, and from the last one to logits."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.config import ModelConfig
+from seqjax.mixers.base import make_norm
+from seqjax.nn.initializers import GPT_INIT, Init, uniform
+from seqjax.nn.params import param
+from seqjax.types import Array
+
+
+class Embedder(nnx.Module):
+    """Embedding with its norm and learned positions (`encode`), final norm, and head (`decode`).
+
+    The head is the embedding's transpose where the config ties them. `max_len` is the length of the position table.
+    """
+
+    def __init__(self, config: ModelConfig, *, max_len: int, rngs: nnx.Rngs):
+        shape = (config.vocab_size, config.dim)
+        embed, head = _initializers(config)
+        self.embed = param(rngs, embed, shape, ("vocab", "embed"))
+        self.embed_norm = make_norm(config, rngs=rngs) if config.embed_norm else None
+        learned, table = config.learned_positions, (max_len, config.dim)
+        self.positions = param(rngs, GPT_INIT, table, ("positions", "embed")) if learned else None
+        self.head = None if config.tie_embeddings else param(rngs, head, shape[::-1], ("embed", "vocab"))
+        self.norm = make_norm(config, rngs=rngs)
+
+    def encode(self, tokens_BT: Array, start: Array | int = 0) -> Array:
+        """Return the embeddings [B, T, D] of tokens whose first one stands at position `start`."""
+        x_BTD = self.embed[...][tokens_BT]
+        if self.embed_norm is not None:
+            x_BTD = self.embed_norm(x_BTD)
+        if self.positions is not None:
+            x_BTD = x_BTD + jax.lax.dynamic_slice_in_dim(self.positions[...], start, tokens_BT.shape[1])
+        return x_BTD
+
+    @property
+    def unembedding(self) -> Any:
+        """The matrix [D, O] that maps hidden states to logits."""
+        return self.embed[...].T if self.head is None else self.head[...]
+
+    def decode(self, h: Array) -> Array:
+        """Return the float32 logits [..., O] of normalised hidden states [..., D]."""
+        w_DO = self.unembedding.astype(h.dtype)
+        return jnp.einsum("...d,do->...o", h, w_DO, preferred_element_type=jnp.float32)
+
+
+def _initializers(config: ModelConfig) -> tuple[Init, Init]:
+    """Return those of the embedding and the head. RWKV's tiny embedding needs its norm and a head of its own."""
+    if config.init == "gpt" or config.tie_embeddings:
+        return GPT_INIT, GPT_INIT
+    scale = 0.5 * math.sqrt(max(1.0, config.vocab_size / config.dim))
+    return uniform(1e-4), jax.nn.initializers.orthogonal(scale)

@@ -1,0 +1,52 @@
+"""How widely attention spreads its weights: E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3).
+
+It is measured in a forward pass of its own, beside the one that trains.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from seqjax.errors import UserError
+from seqjax.models.language_model import Model, State
+from seqjax.sharding import constrain_batch
+from seqjax.types import Array, Params
+
+
+def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array, Array]:
+    """Return the entropy of the attention weights, each float32 [L, B]: in nats, and as a share of ln(i + 1).
+
+    ln(i + 1) is the maximum at position i. Both are means over the heads and over the positions i >= 1 (at 0 there is
+    nothing to choose), for every layer that has attention weights; in a hybrid those are the layers with softmax
+    attention. Raises `UserError` where no layer has any, or where T is 1.
+    """
+    n_tokens = tokens_BT.shape[1]
+    if n_tokens < 2:
+        raise UserError("Entropy needs positions with something to choose: config.train.seq_len of at least 2.")
+    largest_T = jnp.log(jnp.arange(2, n_tokens + 1, dtype=jnp.float32))
+
+    def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
+        measured = {}
+        for i, (place, template) in enumerate(model.blocks.items()):
+            block, (x_BTD, carry) = template.bind(layers[place]), state
+            e_BTH = block.entropy(x_BTD, dtype=model.dtype)
+            if e_BTH is not None:
+                e_BT = jnp.mean(e_BTH, axis=-1)[:, 1:]
+                measured[place] = jnp.mean(e_BT, axis=1), jnp.mean(e_BT / largest_T, axis=1)
+            x_BTD, carry = block(x_BTD, carry, layer=first_layer + i, dtype=model.dtype)
+            state = constrain_batch(x_BTD), carry
+        return state, measured
+
+    _, measured = model.over_layers(group, model.initial_state(params, tokens_BT), params["blocks"])
+    if not measured:
+        raise UserError(
+            f"{model.config.mixer_names}: no layer has softmax weights over the past, so there is no entropy to "
+            "measure. Leave --entropy out and config.eval.entropy_tokens at 0."
+        )
+    nats_LB, relative_LB = (jnp.concatenate(parts) for parts in zip(*measured.values(), strict=True))
+    return nats_LB, relative_LB
+
+
+def require_entropy(model: Model) -> None:
+    """Raise the `UserError` of `mean_entropy` before anything has run."""
+    tokens_BT = jax.ShapeDtypeStruct((1, model.max_len), jnp.int32)
+    jax.eval_shape(lambda params, tokens: mean_entropy(model, params, tokens), model.shapes, tokens_BT)

@@ -1,0 +1,204 @@
+"""The language model: embed -> blocks -> norm -> head, over plain dicts of parameters.
+
+    params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
+
+With several mixers, layers alternate between them: "blocks" then holds one stack per place in that pattern, and the
+scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from seqjax import mixers
+from seqjax.config import ModelConfig
+from seqjax.errors import UserError
+from seqjax.mixers.base import Block, Carry
+from seqjax.models.block import PreNormBlock
+from seqjax.models.embedder import Embedder
+from seqjax.models.remat import rematerialize
+from seqjax.nn.params import Template, stacked_axes, unstack
+from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
+from seqjax.sharding import constrain_batch
+from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
+
+# The residual stream and what blocks hand to later blocks beside it.
+State = tuple[Array, Carry]
+
+
+def compute_dtype(config: ModelConfig) -> Any:
+    """Return bfloat16 on accelerators and float32 on a CPU, unless the config says which."""
+    if config.dtype == "auto":
+        return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    return jnp.dtype(config.dtype)
+
+
+class Model:
+    """The structure of a language model. `max_len` is the training sequence length; tables over positions need it."""
+
+    def __init__(self, config: ModelConfig, *, max_len: int):
+        self.config = config
+        self.max_len = max_len
+        self.dtype = compute_dtype(config)
+        self.residual_dtype = jnp.float32 if config.residual_dtype == "float32" else self.dtype
+        self.pattern = config.mixers
+        self.repeats = config.n_layers // len(self.pattern)
+
+        self.blocks = {str(i): self._block_template(mixer) for i, mixer in enumerate(self.pattern)}
+        self.embedder = Template(lambda rngs, layer: Embedder(config, max_len=max_len, rngs=rngs))
+        stack = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct((self.repeats, *x.shape), x.dtype))
+        self.shapes: Params = {**self.embedder.shapes, "blocks": {i: stack(b.shapes) for i, b in self.blocks.items()}}
+        self.axes: Params = {**self.embedder.axes, "blocks": {i: stacked_axes(b.axes) for i, b in self.blocks.items()}}
+
+    def _block_template(self, mixer_config: Any) -> Template:
+        config, max_len = self.config, self.max_len
+        mixer_class = mixers.load(mixer_config.name).Mixer
+
+        def build(rngs: Any, layer: Any) -> Block:
+            spec = LayerSpec(config.dim, config.n_layers, layer, max_len)
+            mixer = functools.partial(mixer_class, mixer_config, spec)
+            return (mixer_class.block or PreNormBlock)(config, mixer, spec, rngs=rngs)
+
+        return Template(build)
+
+    def init(self, key: PRNGKey) -> Params:
+        """Return fresh float32 parameters."""
+        embedder_key, *keys = jax.random.split(key, 1 + len(self.blocks))
+        layers = jnp.arange(self.config.n_layers).reshape(self.repeats, -1).T
+        blocks = {
+            i: b.init_stacked(k, index) for (i, b), k, index in zip(self.blocks.items(), keys, layers, strict=True)
+        }
+        return {**self.embedder.init(embedder_key), "blocks": blocks}
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a sequence may have, where there are tables over positions; 0 means any number."""
+        ends = [block.longest for block in self.abstract_blocks()]
+        return min((n for n in (*ends, self.max_len * self.config.learned_positions) if n), default=0)
+
+    def _check_length(self, n_tokens: int) -> None:
+        if self.longest and n_tokens > self.longest:
+            raise UserError(
+                f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, as many as it "
+                "was trained with (config.train.seq_len). Ask for fewer tokens, or train with longer sequences."
+            )
+
+    def abstract_blocks(self) -> list[Block]:
+        """Return one block per place in the pattern, with shapes for parameters; each stands for `repeats` layers."""
+        return [block.bind(block.shapes) for block in self.blocks.values()]
+
+    # ------------------------------------------------------------------------------------------- the parallel form
+    def logits(self, params: Params, tokens_BT: Array) -> Array:
+        """Return the float32 logits [B, T, O]; for short sequences and tests."""
+        return self._embedder(params).decode(self.hidden(params, tokens_BT))
+
+    def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
+        """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
+        h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
+        with jax.named_scope("loss"):
+            return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
+
+    def loss(self, params: Params, tokens_BT1: Array) -> tuple[Array, Array]:
+        """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens."""
+        inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
+        weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
+        h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding
+        with jax.named_scope("loss"):
+            total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)
+        return total, jnp.sum(weights_BT)
+
+    def hidden(self, params: Params, tokens_BT: Array) -> Array:
+        """Return the normalised hidden states that the head reads, [B, T, D]."""
+        apply = rematerialize(self._apply_block, self.config.remat, in_scan=self.config.scan_layers)
+
+        def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
+            for i, (place, template) in enumerate(self.blocks.items()):
+                state = apply(template, layers[place], *state, first_layer + i)
+            return state, None
+
+        (x_BTD, _), _ = self.over_layers(group, self.initial_state(params, tokens_BT), params["blocks"])
+        return self._normalize(params, x_BTD)
+
+    def initial_state(self, params: Params, tokens_BT: Array) -> State:
+        """Return what the first block gets: the embeddings [B, T, D] and the empty carry."""
+        self._check_length(tokens_BT.shape[1])
+        x_BTD = constrain_batch(self.embed(params, tokens_BT))
+        return x_BTD, self._init_carry(x_BTD)
+
+    def over_layers(
+        self, body: Callable[[State, Params, Array], tuple[State, Any]], state: State, blocks: Params
+    ) -> tuple[State, Any]:
+        """Run `body(state, layers, first_layer) -> (state, out)` for every group of layers, one turn of the pattern.
+
+        `layers` holds one layer per place in the pattern, and `first_layer` is the index of the first of them. The outs
+        come back stacked. It is a scan or, where the config says so, a loop that is unrolled.
+        """
+        per_group = len(self.pattern)
+        if self.config.scan_layers:
+            first_layers = jnp.arange(0, self.config.n_layers, per_group, dtype=jnp.int32)
+            return jax.lax.scan(lambda state, xs: body(state, *xs), state, (blocks, first_layers))
+        outs = []
+        for i, layers in enumerate(unstack(blocks, self.repeats)):
+            state, out = body(state, layers, jnp.int32(i * per_group))
+            outs.append(out)
+        return state, jax.tree.map(lambda *xs: jnp.stack(xs), *outs)
+
+    def _apply_block(self, template: Template, params: Params, x_BTD: Array, carry: Carry, layer: Array) -> State:
+        x_BTD, carry = template.bind(params)(x_BTD, carry, layer=layer, dtype=self.dtype)
+        return constrain_batch(x_BTD), carry
+
+    # ------------------------------------------------------------------------------------------ the recurrent form
+    def init_cache(self, batch: int, max_len: int) -> Cache:
+        """Return empty caches of all layers for `max_len` tokens, stacked as the parameters are.
+
+        Raises `UserError` where the model has a table over fewer positions.
+        """
+        self._check_length(max_len)
+        caches = {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.repeats, *x.shape)), caches)
+
+    def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Put a prompt into an empty cache; return the float32 logits after its last token [B, O], and the cache."""
+        x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache)
+        return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
+
+    def step(self, params: Params, token_B: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Put one token at `position` into the cache; return the float32 logits of the next [B, O], and the cache."""
+        x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache)
+        return self._embedder(params).decode(self._normalize(params, x_BD)), cache
+
+    def _decode(self, params: Params, x: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Take a prompt [B, T, D] or one token [B, D] through all layers and their caches."""
+
+        def group(state: State, group_inputs: tuple[Params, Cache, Array]) -> tuple[State, Cache]:
+            (x, carry), (layers, caches, first_layer) = state, group_inputs
+            new = {}
+            for i, (place, template) in enumerate(self.blocks.items()):
+                block = template.bind(layers[place])
+                apply = block.prefill if x.ndim == 3 else block.step
+                x, carry, new[place] = apply(x, carry, caches[place], layer=first_layer + i, dtype=self.dtype)
+            return (x, carry), new
+
+        first_layers = jnp.arange(0, self.config.n_layers, len(self.pattern), dtype=jnp.int32)
+        (x, _), cache = jax.lax.scan(group, (x, self._init_carry(x)), (params["blocks"], cache, first_layers))
+        return x, cache
+
+    # ------------------------------------------------------------------------------------------------ both ends
+    def embed(self, params: Params, tokens_BT: Array, start: Array | int = 0) -> Array:
+        """Return the embeddings [B, T, D] of tokens from position `start` on, in the residual stream's dtype."""
+        return self._embedder(params).encode(tokens_BT, start).astype(self.residual_dtype)
+
+    def _init_carry(self, x: Array) -> Carry:
+        carry: Carry = {}
+        for block in self.abstract_blocks():
+            carry |= block.init_carry(x)
+        return carry
+
+    def _embedder(self, params: Params) -> Embedder:
+        return self.embedder.bind({name: x for name, x in params.items() if name != "blocks"})
+
+    def _normalize(self, params: Params, x: Array) -> Array:
+        return self._embedder(params).norm(x).astype(self.dtype)

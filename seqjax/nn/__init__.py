@@ -1,0 +1,22 @@
+"""What mixers and models are made of: parameters, their initialisers, and the layers that architectures share."""
+
+from seqjax.nn.initializers import constant, normal, orthogonal, residual_init, uniform, values
+from seqjax.nn.layers import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize
+from seqjax.nn.params import param
+from seqjax.nn.short_conv import ShortConv
+
+__all__ = [
+    "LayerNorm",
+    "Linear",
+    "Mlp",
+    "RMSNorm",
+    "ShortConv",
+    "constant",
+    "l2_normalize",
+    "normal",
+    "orthogonal",
+    "param",
+    "residual_init",
+    "uniform",
+    "values",
+]

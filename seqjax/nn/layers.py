@@ -1,0 +1,153 @@
+"""The layers that architectures share: projections, norms and MLPs.
+
+Parameters are float32 and are cast to the dtype of the input where they are used; the statistics of norms are float32
+whatever the input is.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.nn.initializers import GPT_INIT, Init, constant
+from seqjax.nn.params import param
+from seqjax.types import Array
+
+Axes = tuple[str | None, str | None]
+
+
+class Linear(nnx.Module):
+    """y = x W (+ b), W of shape (in, out), with logical axis names for both dimensions."""
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        *,
+        axes: Axes,
+        bias: bool = False,
+        init: Init = GPT_INIT,
+        rngs: nnx.Rngs,
+    ):
+        self.w = param(rngs, init, (n_in, n_out), axes)
+        self.b = param(rngs, constant(0.0), (n_out,), axes[1:]) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        """Map [..., in] to [..., out]."""
+        y = x @ self.w[...].astype(x.dtype)
+        return y if self.b is None else y + self.b[...].astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """y = x / sqrt(mean(x^2) + eps) * g over the last axis, statistics in float32."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
+        self.eps = eps
+        self.g = param(rngs, constant(1.0), (dim,), (axis,))
+
+    def __call__(self, x: Array) -> Array:
+        """Map [..., D] to [..., D]."""
+        y: Any = _rms_norm(x, self.g[...], self.eps)
+        return y
+
+
+# This has its own gradient because autodiff keeps float32 copies of x, which cost more than the norm itself.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
+    return _rms_norm_forward(x, g_D, eps)[0]
+
+
+def _rms_norm_forward(x: Array, g_D: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale * g_D).astype(x.dtype), (x, g_D, scale)
+
+
+def _rms_norm_backward(eps: float, saved: tuple[Array, Array, Array], dy: Array) -> tuple[Array, Array]:
+    del eps
+    x, g_D, scale = saved
+    unit, dy32 = x.astype(jnp.float32) * scale, dy.astype(jnp.float32)
+    du = dy32 * g_D
+    dx = scale * (du - unit * jnp.mean(du * unit, axis=-1, keepdims=True))
+    return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=tuple(range(x.ndim - 1)))
+
+
+_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+class LayerNorm(nnx.Module):
+    """y = (x - mean) / sqrt(var + eps) * g + b over the last axis, statistics in float32."""
+
+    def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
+        self.eps = eps
+        self.g = param(rngs, constant(1.0), (dim,), (axis,))
+        self.b = param(rngs, constant(0.0), (dim,), (axis,))
+
+    def __call__(self, x: Array) -> Array:
+        """Map [..., D] to [..., D]."""
+        x32 = x.astype(jnp.float32)
+        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (x32 * scale * self.g[...] + self.b[...]).astype(x.dtype)
+
+
+NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+def l2_normalize(x: Array) -> Array:
+    """Return x / sqrt(sum x^2 + 1e-6) over the last axis, computed and returned in float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.sum(x32 * x32, axis=-1, keepdims=True) + 1e-6)
+
+
+class Mlp(nnx.Module):
+    """The MLP of a block. Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d."""
+
+    def __init__(
+        self,
+        dim: int,
+        inner: int,
+        *,
+        kind: str,
+        down_init: Init = GPT_INIT,
+        bias: bool = False,
+        approximate_gelu: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.activation = (
+            jax.nn.silu if kind == "swiglu" else functools.partial(jax.nn.gelu, approximate=approximate_gelu)
+        )
+        gated = kind in ("geglu", "swiglu")
+        self.gate = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs) if gated else None
+        self.up = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs)
+        self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=down_init, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """Map [..., D] to [..., D]."""
+        up = self.up(x)
+        if self.gate is None:
+            return self.down(self.activation(up))
+        hidden: Any = _gated(self.gate(x), up, self.activation)
+        return self.down(hidden)
+
+
+# This has its own gradient because autodiff keeps the activation and its derivative beside the two inputs.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _gated(gate: Array, up: Array, activation: Any) -> Array:
+    return (activation(gate.astype(jnp.promote_types(gate.dtype, jnp.float32))) * up).astype(up.dtype)
+
+
+def _gated_forward(gate: Array, up: Array, activation: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _gated(gate, up, activation), (gate, up)
+
+
+def _gated_backward(activation: Any, saved: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
+    gate, up = saved
+    active, pull = jax.vjp(activation, gate.astype(jnp.promote_types(gate.dtype, jnp.float32)))
+    dh = dh.astype(active.dtype)
+    return pull(dh * up)[0].astype(gate.dtype), (dh * active).astype(up.dtype)
+
+
+_gated.defvjp(_gated_forward, _gated_backward)

@@ -1,0 +1,87 @@
+"""Parameters as plain nested dicts: the only file that takes nnx modules apart and puts them together.
+
+An `nnx.Module` declares parameters and their shapes; a `Template` keeps its structure without any array. After that
+the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` makes the module again,
+inside a trace, where its methods are called. Layers that share a template are stacked along a leading axis.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.nn.initializers import Init
+from seqjax.sharding import is_axes
+from seqjax.types import Array, Params, PRNGKey
+
+Build = Callable[[nnx.Rngs, Any], nnx.Module]
+
+
+def param(rngs: nnx.Rngs, init: Init, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
+    """Return a float32 parameter with its logical axes, one name (or None) per dimension."""
+    assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
+    return nnx.Param(init(rngs.params(), shape, jnp.float32), logical_axes=axes)
+
+
+class Template:
+    """The structure of a module that `build(rngs, layer)` makes; `layer` may be traced."""
+
+    def __init__(self, build: Build):
+        self._build = build
+        module = nnx.eval_shape(lambda: build(nnx.Rngs(params=0), 0))
+        self._graph, self._state = nnx.split(module)
+        self.shapes: Params = nnx.to_pure_dict(self._state)
+        self.axes: Params = _axes(self._state)
+
+    def init(self, key: PRNGKey, layer: Any = 0) -> Params:
+        """Return fresh parameters."""
+        return nnx.to_pure_dict(nnx.state(self._build(nnx.Rngs(params=key), layer)))
+
+    def init_stacked(self, key: PRNGKey, layers: Array) -> Params:
+        """Return the parameters of the layers with indices `layers`, stacked along axis 0."""
+        return jax.vmap(self.init)(jax.random.split(key, len(layers)), layers)
+
+    def bind(self, params: Params) -> Any:
+        """Return the module over `params`. This is cheap and meant for use inside a trace."""
+        # A merge copies the structure, so the template's own state is never written.
+        state = jax.tree.map(lambda x: x, self._state)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(self._graph, state)
+
+
+def _axes(state: nnx.State) -> Params:
+    axes: Params = {}
+    for path, variable in nnx.to_flat_state(state):
+        node: Any = axes
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = variable.get_metadata("logical_axes")
+    return axes
+
+
+def stacked_axes(axes: Params) -> Params:
+    """Return the logical axes of stacked layers: 'layers' in front of each."""
+    return jax.tree.map(lambda a: ("layers", *a), axes, is_leaf=is_axes)
+
+
+def unstack(params: Params, n_layers: int) -> list[Params]:
+    """Return the layers of a stack, one dict each.
+
+    They are cut by `split`, whose gradient is one concatenation and not a sum of pads.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    columns = [[x[0] for x in jax.lax.split(leaf, (1,) * n_layers)] for leaf in leaves]
+    return [jax.tree.unflatten(tree, layer) for layer in zip(*columns, strict=True)]
+
+
+def count(params: Params) -> int:
+    """Return the number of parameters, of arrays or of their shapes."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def names(tree: Params) -> list[tuple[str, Any]]:
+    """Return every leaf with its path, as ('blocks.0.mixer.q.w', leaf)."""
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)[0]
+    return [(".".join(str(k.key) for k in path), leaf) for path, leaf in flat]

@@ -1,0 +1,48 @@
+"""A line on standard error that is rewritten on a terminal, and comes every half minute in a log file."""
+
+import io
+import sys
+import time
+
+LOG_SECONDS = 30.0
+
+
+class StatusLine:
+    """Shows how far something is, and lines that stay."""
+
+    def __init__(self, *, stream: io.TextIOBase | None = None, quiet: bool = False, log_seconds: float = LOG_SECONDS):
+        self._stream = stream or sys.stderr
+        self._quiet, self._between = quiet, log_seconds
+        self._shown = -float("inf")
+        self._width = 0
+        self.live = self._stream.isatty()
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        """Rewrite the line; in a log it is left out if one came shortly before, unless it is the `last`."""
+        now = time.monotonic()
+        if self._quiet or (not self.live and not last and now - self._shown < self._between):
+            return
+        self._shown = now
+        if self.live:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the other."""
+        if self._quiet:
+            return
+        if self.live and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """75 -> '1m15s'."""
+    minutes, s = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"

@@ -1,0 +1,52 @@
+"""The losses of every evaluated block, kept beside `metrics.jsonl` so that a difference can be given an interval.
+
+A workdir's `eval_losses/blocks.npz` says which blocks there are, the same at every evaluation: per domain arrays
+"DOMAIN/index", "DOMAIN/documents" and "DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and
+`eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's mean loss in nats per token after that step.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.data.corpus import EvalBlocks
+from seqjax.files import replacing
+
+DIRECTORY = "eval_losses"
+FIELDS = ("index", "documents", "n_bytes")
+
+
+def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
+    """Begin, or go on from `step`: what a killed process evaluated after it is removed, to be written again."""
+    directory = workdir / DIRECTORY
+    directory.mkdir(exist_ok=True)
+    for path in directory.glob("[0-9]*.npz"):
+        if int(path.stem) > step:
+            path.unlink()
+    arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
+    _save(directory / "blocks.npz", arrays)
+
+
+def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
+    """Keep the losses of one evaluation, "DOMAIN" -> [n]."""
+    _save(workdir / DIRECTORY / f"{step:08d}.npz", {domain: loss.astype(np.float32) for domain, loss in losses.items()})
+
+
+def read(workdir: Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
+    """The blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty where none were kept."""
+    directory = workdir / DIRECTORY
+    if not (directory / "blocks.npz").is_file():
+        return {}, {}
+    return _load(directory / "blocks.npz"), {int(p.stem): _load(p) for p in sorted(directory.glob("[0-9]*.npz"))}
+
+
+def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+    with replacing(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return dict(arrays)

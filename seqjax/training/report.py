@@ -1,0 +1,155 @@
+"""What a run leaves for a reader: `report.md`, `report.png`, and the table on the terminal."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from seqjax.config import Config
+from seqjax.data import Corpus
+from seqjax.errors import UserError
+from seqjax.terminal import duration
+from seqjax.training import metrics
+
+
+def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None) -> str:
+    """Write `report.md` and `report.png` from `metrics.jsonl`; returns what to show on the terminal."""
+    rows = metrics.read(workdir)
+    train = [r for r in rows if "seconds" in r]
+    evals = [r for r in rows if any(k.startswith("eval/") for k in r)]
+    if not train or not evals:
+        raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
+    bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
+    _plot(workdir / "report.png", config, corpus, train, evals, bigram)
+
+    last = evals[-1]
+    spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
+    table = [("domain", "loss", "perplexity", *((spread, "of ln(i+1)") if spread else ()), "")]
+    table += [_row("training", last["train/loss"], "mean since the evaluation before", spread and ("", ""))]
+    for name in corpus.eval_domains:
+        side = "in domain" if name in corpus.in_domain else "out of domain"
+        entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
+        table.append(_row(name, last[f"eval/{name}/loss"], side, entropy))
+    if bigram is not None:
+        note = "in domain; what counting pairs of bytes reaches"
+        table.append(_row("byte bigram", bigram, note, spread and ("", "")))
+    lines = _align(table)
+    rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
+    mfu = train[-1]["mfu"]
+    summary = [
+        f"{config.name}, size {config.size}: {facts['parameters']:,} parameters, mixer {config.model.mixer_names}",
+        f"{train[-1]['tokens']:,} tokens in {duration(train[-1]['seconds'])} on {facts['devices']} x "
+        f"{facts['device']}: {rate:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu is not None else ""),
+        f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "
+        f"manifest {corpus.manifest_hash}",
+    ]
+    summary += [corpus.note] if corpus.note else []
+    following = [
+        f'python -m seqjax.generate --workdir={workdir} --prompt="def "',
+        f"python -m seqjax.main --config=configs/transformer_pp.py:{config.size},{config.data.regime}",
+    ]
+    if config.name == "transformer_pp":
+        following[1] = f"python -m seqjax.main --config=configs/top1_chunk.py:{config.size},{config.data.regime}"
+
+    markdown = [
+        f"# {workdir.name}",
+        "",
+        *(f"* {line}" for line in summary),
+        "",
+        "Loss in nats per token:",
+        "",
+    ]
+    rule = ("---", *("---:",) * (len(table[0]) - 2), "---")
+    markdown += [f"| {' | '.join(row)} |" for row in (table[0], rule, *table[1:])]
+    markdown += ["", "![losses over tokens](report.png)", ""]
+    if sample is not None:
+        # text of a model may hold a fence of its own
+        markdown += ["A sample, temperature 0.8:", "", "````text", sample, "````", ""]
+    markdown += ["Next:", "", "```", *following, "```", "", "Made with:", "", "```"]
+    markdown += [f"{name} {version}" for name, version in facts["versions"].items()]
+    markdown += [
+        f"commit {facts['commit'] or 'unknown'}",
+        f"backends {facts['backends'] or 'none chosen'}",
+        "```",
+        "",
+    ]
+    (workdir / "report.md").write_text("\n".join(markdown))
+
+    shown = ["", *summary, "", *lines]
+    if sample is not None:
+        shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
+    shown += ["", f"Report: {workdir / 'report.md'}", "Try next:", *("  " + line for line in following)]
+    return "\n".join(shown)
+
+
+def _row(name: str, loss: float, note: str, entropy: Sequence[str] = ()) -> tuple[str, ...]:
+    return (name, f"{loss:.4f}", f"{math.exp(min(loss, 50.0)):.2f}", *entropy, note)
+
+
+def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """Names to the left, numbers to the right, notes as they are."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for name, *numbers, note in table:
+        cells = [f"{x:>{width}}" for x, width in zip(numbers, widths[1:-1], strict=True)]
+        lines.append("  ".join([f"  {name:<{widths[0]}}", *cells, note]).rstrip())
+    return lines
+
+
+def _plot(
+    path: Path,
+    config: Config,
+    corpus: Corpus,
+    train: list[dict[str, Any]],
+    evals: list[dict[str, Any]],
+    bigram: float | None,
+) -> None:
+    """Training loss and every domain's loss over tokens; out-of-domain lines are dashed."""
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.subplots()
+    tokens = [r["tokens"] / 1e6 for r in train]
+    axes.plot(tokens, [r["train/loss"] for r in train], color="0.75", linewidth=1, label="training")
+    colors = colormaps["tab10"]
+    ends = []
+    for i, name in enumerate(corpus.eval_domains):
+        inside = name in corpus.in_domain
+        losses = [r[f"eval/{name}/loss"] for r in evals]
+        axes.plot(
+            [r["tokens"] / 1e6 for r in evals],
+            losses,
+            color=colors(i % 10),
+            linestyle="-" if inside else "--",
+            marker="o",
+            markersize=3.5,
+            label=f"{name} ({'in' if inside else 'out of'} domain)",
+        )
+        ends.append((losses[-1], f"{name} {losses[-1]:.2f}", colors(i % 10)))
+    if bigram is not None:
+        axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
+    shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
+    shown += [r["train/loss"] for r in train[len(train) // 10 :]] + ([bigram] if bigram is not None else [])
+    margin = 0.06 * (max(shown) - min(shown) + 0.1)
+    axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    _label_ends(axes, ends, tokens[-1])
+    axes.set_xlabel("training tokens (millions)")
+    axes.set_ylabel("loss (nats per token)")
+    axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.92")
+    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="upper right")
+    figure.savefig(path, dpi=130)
+
+
+def _label_ends(axes: Any, ends: list[tuple[float, str, Any]], x: float) -> None:
+    """Name each line at its end, pushed apart where two would overlap."""
+    low, high = axes.get_ylim()
+    gap, floor = 0.045 * (high - low), -math.inf
+    for y, text, color in sorted(ends):
+        floor = max(y, floor + gap)
+        axes.annotate(
+            text, (x, floor), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5, color=color,
+            annotation_clip=False,
+        )  # fmt: skip

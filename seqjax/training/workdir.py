@@ -1,0 +1,57 @@
+"""The directory of a run: which one, whose config it holds, and what may change when a run goes on in it."""
+
+import time
+from pathlib import Path
+
+from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.errors import UserError
+from seqjax.files import read_json, write_json
+from seqjax.upgrade import VERSION, upgrade_config
+
+# Settings that do not change what a run computes; a resumed run may have others.
+MAY_CHANGE = (
+    "log.",
+    "checkpoint.",
+    "mesh.",
+    "data.path",
+    "data.cache_dir",
+    "data.tokenizer_path",
+    "eval.entropy_tokens",
+)
+
+
+def fresh(config: Config) -> Path:
+    """`runs/<config>-<size>-<time>`, for a run that was given no workdir."""
+    return Path("runs") / f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def save_config(workdir: Path, config: Config) -> None:
+    """Make `workdir` and write `config.json`; `UserError` where the one that is there asks for another run."""
+    path = workdir / "config.json"
+    if path.exists():
+        old, new = to_dict(load_config(workdir)), to_dict(config)
+        changed = [d for d in differences(old, new) if not d.startswith(MAY_CHANGE)]
+        if changed:
+            raise UserError(
+                f"{workdir} holds a run with another config: {'; '.join(changed)}. "
+                "Give the old values to go on with it, or another --workdir to start anew."
+            )
+    elif workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir={workdir} is a file; give a directory.")
+    elif workdir.exists() and (workdir / "checkpoints").exists():
+        raise UserError(
+            f"{workdir} has checkpoints but no config.json, so what made them is unknown. Give another one."
+        )
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"version": VERSION, **to_dict(config)})
+    except OSError as error:
+        raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
+
+
+def load_config(workdir: Path) -> Config:
+    """The config of the run in `workdir`."""
+    path = workdir / "config.json"
+    if not path.exists():
+        raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
+    return from_config_dict(upgrade_config(read_json(path), where=str(path)))

@@ -1,0 +1,56 @@
+"""Every config file through the commands: train two steps, evaluate the checkpoint, generate from it.
+
+Generation goes through a mixer's cache, so it is compared with the parallel form, token by token.
+"""
+
+import importlib
+import json
+
+import pytest
+
+from seqjax import evaluate, generate
+from seqjax.config import from_config_dict
+from seqjax.train import train
+from seqjax.training import metrics
+from tests import support
+from tests.end_to_end.greedy import greedy
+
+N_NEW = 20
+FILES = [p for folder in ("configs", "configs/ablations") for p in sorted((support.ROOT / folder).glob("*.py"))]
+CONFIGS = [
+    ".".join(path.relative_to(support.ROOT / "configs").with_suffix("").parts)
+    for path in FILES
+    if path.stem != "__init__"
+]
+
+
+def check_commands(workdir, config, prompt, capsys):
+    """`seqjax.evaluate` and `seqjax.generate` on a finished run."""
+    evaluate.main([f"--workdir={workdir}"])
+    written = json.loads((workdir / "evaluation.json").read_text())
+    last = [r for r in metrics.read(workdir) if "eval/c4/loss" in r][-1]
+    assert written["step"] == last["step"] == config.train.steps
+    assert len(written["loss"]) == 5
+    for domain, loss in written["loss"].items():
+        assert loss == pytest.approx(last[f"eval/{domain}/loss"], rel=1e-6)
+    capsys.readouterr()
+    generate.main([f"--workdir={workdir}", f"--prompt={prompt}", f"--max_new_tokens={N_NEW}", "--temperature=0"])
+    want, margins = greedy(workdir, prompt, N_NEW)
+    assert capsys.readouterr().out == prompt + want + "\n"
+    assert min(margins) > 0, "a tie: either token would be right"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "ablations.position_absolute" else pytest.mark.slow) for name in CONFIGS],
+)
+def test_a_checkpoint_of_every_config_is_evaluated_and_generated_from(name, blocks_dir, tmp_path, capsys):
+    # tables over positions end at 32 = BOS + 7 + 20 and a bit, so absolute positions and constant keys are used up
+    overrides = {"train__steps": 2, "eval__every": 0, "checkpoint__every": 0, "log__sample_tokens": 200}
+    values = importlib.import_module(f"configs.{name}").get_config("debug")
+    settings = support.run_settings(blocks_dir, **overrides)
+    values.update_from_flattened_dict({k: v for k, v in settings.items() if not k.startswith("model.")})
+    config = from_config_dict(values)
+    assert train(config, tmp_path / "run") is True
+    assert "A sample" in (tmp_path / "run" / "report.md").read_text()
+    check_commands(tmp_path / "run", config, "qwerty ", capsys)

@@ -1,0 +1,236 @@
+"""What goes wrong in a run is told in words that name the fix, with exit status 2, and costs nothing that was saved."""
+
+import dataclasses
+import json
+import shutil
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import evaluate, generate, main
+from seqjax import train as train_module
+from seqjax.errors import UserError
+from seqjax.train import train
+from seqjax.training.step import make_train_step
+from tests import support
+
+
+@pytest.fixture(scope="module")
+def midway(blocks_dir, tmp_path_factory):
+    """A run that stopped by itself at step 15 of 24, with checkpoints of steps 12 and 15; no signal, no process."""
+    workdir = tmp_path_factory.mktemp("midway") / "run"
+    config = settings(blocks_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_module.StopRequest, "agreed", lambda self, check: support.n_rows(workdir) >= 14)
+        assert train(config, workdir) is False
+    assert support.checkpoint_steps(workdir) == [12, 15]
+    return workdir
+
+
+def settings(blocks_dir, **overrides):
+    return support.run_config(
+        blocks_dir, "transformer_pp", **({"train__steps": 24, "checkpoint__every": 4, "eval__every": 0} | overrides)
+    )
+
+
+@pytest.fixture
+def workdir(midway, tmp_path):
+    shutil.copytree(midway, tmp_path / "run")
+    return tmp_path / "run"
+
+
+# ------------------------------------------------------------------------------------- another config, data
+def test_another_config_is_refused_by_its_keys(blocks_dir, workdir):
+    before = (workdir / "config.json").read_text()
+    with pytest.raises(UserError) as caught:
+        train(settings(blocks_dir, optim__lr=1.0, model__mixer__window=8), workdir)
+    assert "optim.lr: 0.002 -> 1.0" in str(caught.value)
+    assert "model.mixer.window: None -> 8" in str(caught.value)
+    assert "another --workdir" in str(caught.value)
+    assert "train.seed" not in str(caught.value)
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_what_does_not_decide_a_run_may_change(blocks_dir, workdir, tmp_path):
+    shutil.copytree(blocks_dir, tmp_path / "moved")
+    changed = settings(tmp_path / "moved", log__every=10, checkpoint__every=7, mesh__fsdp=2)
+    assert train(changed, workdir) is True
+    steps = [r["step"] for r in support.rows(workdir) if "train/lr" in r]
+    assert steps == [*range(1, 16), 20, 24]
+    assert json.loads((workdir / "config.json").read_text())["log"]["every"] == 10
+
+
+def test_other_data_under_a_workdir_is_refused(workdir, tmp_path):
+    other = support.write_blocks(tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match=r"manifest|other settings"):
+        train(settings(other), workdir)
+    assert support.checkpoint_steps(workdir) == [12, 15]
+
+
+def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
+    with pytest.raises(UserError, match=r"config\.data\.path.*seqjax\.data\.prepare"):
+        train(settings(tmp_path / "nothing"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"config\.train\.seq_len=32"):
+        train(settings(blocks_dir, train__seq_len=16), tmp_path / "run2")
+    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size"):
+        train(settings(blocks_dir, model__vocab_size=100), tmp_path / "run3")
+
+
+def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
+    with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*config\.train\.batch_size"):
+        train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------- not finite
+def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatch):
+    """Poisoned at step 18, two steps after the checkpoint of step 16."""
+
+    def poisoned(*args):
+        step = make_train_step(*args)
+
+        def train_step(state, tokens):
+            new, values = step(state, tokens)
+            return new, {**values, "loss": jnp.where(state.step == 17, jnp.nan, values["loss"])}
+
+        return train_step
+
+    monkeypatch.setattr(train_module, "make_train_step", poisoned)
+    with pytest.raises(UserError) as caught:
+        train(settings(blocks_dir), workdir)
+    text = str(caught.value)
+    assert "Step 18: loss nan" in text
+    assert "step 16" in text
+    assert "config.optim.lr" in text
+    kept = workdir / "not_finite_step18.npz"
+    assert str(kept) in text
+    assert np.load(kept)["tokens"].shape == (8, support.SEQ_LEN + 1)
+    assert support.checkpoint_steps(workdir) == [15, 16]
+    assert [r["step"] for r in support.rows(workdir)][-1] == 17, "what is not a number is not written as one"
+
+
+def test_a_run_that_explodes_at_once_says_that_nothing_was_saved(blocks_dir, tmp_path):
+    with pytest.raises(UserError, match=r"Step [12]: .*No checkpoint was made before") as caught:
+        train(settings(blocks_dir, optim__lr=1e30, optim__warmup_steps=0), tmp_path / "run")
+    assert "Lower config.optim.lr" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------- broken workdirs
+@pytest.mark.parametrize("command", [evaluate.main, generate.main])
+def test_commands_on_what_is_no_run(command, workdir, tmp_path):
+    with pytest.raises(UserError, match=r"is not a run: it has no config\.json"):
+        command([f"--workdir={tmp_path / 'nothing'}"])
+    shutil.rmtree(workdir / "checkpoints")
+    with pytest.raises(UserError, match=r"no complete checkpoint.*config\.checkpoint\.every"):
+        command([f"--workdir={workdir}"])
+    (workdir / "checkpoints").mkdir()
+    (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # what a killed save leaves
+    with pytest.raises(UserError, match=r"no complete checkpoint"):
+        command([f"--workdir={workdir}"])
+    (workdir / "config.json").write_text('{"name": "tor')
+    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+        command([f"--workdir={workdir}"])
+
+
+def test_a_run_from_the_start_when_no_checkpoint_is_complete(blocks_dir, workdir):
+    """Killed before its first save: the rows of then are written again, once."""
+    shutil.rmtree(workdir / "checkpoints")
+    (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert train(settings(blocks_dir), workdir) is True
+    assert [r["step"] for r in support.rows(workdir) if "train/lr" in r] == list(range(1, 25))
+
+
+def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
+    (workdir / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+        train(settings(blocks_dir), workdir)
+    (workdir / "config.json").unlink()
+    with pytest.raises(UserError, match=r"checkpoints but no config\.json"):
+        train(settings(blocks_dir), workdir)
+    file = workdir / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        train(settings(blocks_dir), file)
+
+
+def test_generate_refuses_what_makes_no_sense(workdir):
+    for option in ("--max_new_tokens=0", "--temperature=-1", "--top_k=-1", "--top_k=100000"):
+        with pytest.raises(UserError, match=r"--(max_new_tokens|temperature|top_k)"):
+            generate.main([f"--workdir={workdir}", option])
+
+
+# ------------------------------------------------------------------------------------- the command line
+def test_overrides_are_told_from_flags():
+    argv = ["--workdir=a", "--config.train.steps=3", "--config=b.py:debug", "--config.data.path", "c=d", "-v=1"]
+    rest, overrides = main.split_overrides(argv)
+    assert rest == ["--workdir=a", "--config=b.py:debug", "-v=1"]
+    assert overrides == [("train.steps", "3"), ("data.path", "c=d")]
+    with pytest.raises(UserError, match=r"--config\.train\.steps has no value"):
+        main.split_overrides(["--config.train.steps"])
+
+
+def run_cli(*args, **options):
+    return support.run([sys.executable, "-m", "seqjax.main", *args], **options)
+
+
+def test_exit_status_and_no_traceback(blocks_dir, workdir):
+    """Through a real process: the words on stderr, status 2, nothing of Python's."""
+    with_typo = run_cli("--config=configs/top1_chunk.py:debug,trian.steps=3")
+    elsewhere = {"cwd": workdir, "env": {**support.environment(), "PYTHONPATH": str(support.ROOT)}}
+    flag_typo = run_cli("--config=top1_chunk:debug", "--config.model.mixer.selection=exactly", **elsewhere)
+    no_config, stray = run_cli(), run_cli("top1_chunk")
+    args = support.command(blocks_dir, workdir, "transformer_pp", train__seed=5)
+    refused = support.run(args)
+    for result, says in (
+        (with_typo, "Did you mean 'train'"),
+        (flag_typo, "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"),
+        (no_config, "--config=configs/top1_chunk.py. Shipped: based, "),
+        (stray, "top1_chunk: every argument is --NAME=VALUE"),
+        (refused, "train.seed: 0 -> 5"),
+    ):
+        assert result.returncode == 2, result.stderr
+        assert "error: " in result.stderr
+        assert says in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("who", ["checkpoint", "metrics"])
+def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
+    """A limit on the size of files, as the kernel says "no" the same way: to Orbax, or to the next row of metrics."""
+    written = (workdir / "metrics.jsonl").stat().st_size
+    assert written > (workdir / "config.json").stat().st_size, "the limit must let the config through"
+    # Orbax packs arrays into files as they come, so sizes differ from run to run; but one array goes into one file. The
+    # limit is below the embedding's (16 KB, random bits), above what nine more rows of metrics take.
+    limit = written + (4_000 if who == "checkpoint" else 50)
+    embedding_bytes = 4 * settings(blocks_dir).model.vocab_size * settings(blocks_dir).model.dim
+    assert limit < 0.6 * embedding_bytes
+    args = support.command(blocks_dir, workdir, "transformer_pp", train__steps=24, checkpoint__every=4, eval__every=0)
+    full = support.run([sys.executable, "-c", LIMITED, str(limit), *args])
+    assert full.returncode == 2, full.stderr
+    last = full.stderr[full.stderr.rindex("error: ") :]
+    assert f"the last good checkpoint is {workdir / 'checkpoints' / '15'}" in last
+    assert "Free some disk space" in last
+    assert ("orbax-checkpoint-tmp" in last) == (who == "checkpoint"), "the other one failed first"
+    assert support.checkpoint_steps(workdir) == [12, 15]
+
+
+def test_after_a_full_disk_the_run_goes_on(blocks_dir, workdir):
+    """What a save that failed left behind is no hindrance."""
+    (workdir / "checkpoints" / "16.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
+    assert train(settings(blocks_dir), workdir) is True
+    assert support.checkpoint_steps(workdir) == [20, 24]
+
+
+def test_mesh_sizes_that_do_not_fit(blocks_dir, tmp_path):
+    config = settings(blocks_dir)
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, tensor=3))
+    with pytest.raises(UserError, match=r"config\.mesh.*8 device"):
+        train(config, tmp_path / "run")

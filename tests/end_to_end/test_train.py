@@ -1,0 +1,174 @@
+"""One whole run in this process, on eight devices, and everything that is done with its workdir afterwards."""
+
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import evaluate, generate
+from seqjax.generate import sample
+from seqjax.train import train
+from seqjax.training import metrics
+from seqjax.training import workdir as workdirs
+from tests import support
+from tests.end_to_end.greedy import greedy
+
+DOMAINS = ("commoncrawl", "c4", "arxiv", "github", "stackexchange")  # in domain first
+
+
+@pytest.fixture(scope="module")
+def run(blocks_dir, tmp_path_factory):
+    """The workdir of a finished run and its config."""
+    workdir = tmp_path_factory.mktemp("run") / "limited"
+    config = support.run_config(blocks_dir, train__steps=30, log__tensorboard=True, log__sample_tokens=16)
+    assert train(config, workdir) is True
+    return workdir, config
+
+
+def test_what_a_workdir_holds(run):
+    workdir, config = run
+    files = {"config.json", "run.json", "metrics.jsonl", "report.md", "report.png"}
+    assert {p.name for p in workdir.iterdir()} == files | {"checkpoints", "eval_losses", "tensorboard"}
+    assert workdirs.load_config(workdir) == config
+    assert support.checkpoint_steps(workdir) == [25, 30]  # `keep` is 2
+    facts = json.loads((workdir / "run.json").read_text())
+    assert facts["versions"]["jax"] == jax.__version__
+    assert facts["devices"] == 8
+    assert facts["backends"]["top1_chunk_attention"] == "xla"
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|", facts["commit"])
+    assert any(p.stat().st_size > 500 for p in (workdir / "tensorboard").iterdir())
+
+
+def test_metrics_hold_pairs_of_losses(run):
+    rows = metrics.read(run[0])
+    steps = [r for r in rows if "tokens_per_s" in r]
+    assert [r["tokens"] for r in steps] == [256 * s for s in range(1, 31)]
+    assert all(r["tokens_per_s"] > 0 for r in steps)
+    assert steps[-1]["mfu"] is None, "the peak of a CPU is not known"
+    assert all(a["seconds"] < b["seconds"] for a, b in itertools.pairwise(steps))
+    pairs = [r for r in rows if "eval/c4/loss" in r]
+    assert [r["step"] for r in pairs] == [7, 14, 21, 28, 30]
+    for r in pairs:
+        fields = [f"eval/{d}/{field}" for field in ("loss", "bits_per_byte") for d in DOMAINS]
+        assert [k for k in r if k.startswith("eval/")] == fields
+        assert r["tokens"] == 256 * r["step"]
+
+
+def test_the_report_names_every_domain_and_the_commands(run):
+    workdir, config = run
+    text = (workdir / "report.md").read_text()
+    last = [r for r in metrics.read(workdir) if "eval/c4/loss" in r][-1]
+    for domain in DOMAINS:
+        line = next(line for line in text.splitlines() if line.startswith(f"| {domain} |"))
+        assert f"{last[f'eval/{domain}/loss']:.4f}" in line
+        assert ("out of domain" in line) == (domain not in ("commoncrawl", "c4"))
+    assert "| byte bigram |" in text
+    assert f"--workdir={workdir}" in text
+    assert "configs/transformer_pp.py:debug,limited" in text
+    assert "A sample" in text
+    assert (workdir / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert config.name in text
+
+
+# ----------------------------------------------------------------------------------------- evaluate and generate
+def test_evaluate_repeats_the_last_evaluation(run, capsys):
+    workdir = run[0]
+    evaluate.main([f"--workdir={workdir}"])
+    shown = capsys.readouterr().out
+    written = json.loads((workdir / "evaluation.json").read_text())
+    last = [r for r in metrics.read(workdir) if "eval/c4/loss" in r][-1]
+    assert written["step"] == 30
+    for domain in DOMAINS:
+        assert written["loss"][domain] == pytest.approx(last[f"eval/{domain}/loss"], rel=1e-6)
+        assert domain in shown
+    (workdir / "evaluation.json").unlink()
+
+
+def test_evaluation_is_the_mean_over_all_tokens(run):
+    """Against the logits of each block; 10 blocks in batches of 8, so the second batch has padding rows."""
+    workdir, config = run
+    _, model, weights, _, mesh = evaluate.restore(workdir)
+    corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+    with jax.set_mesh(mesh):
+        domains = evaluate.load_domains(corpus, config, mesh=mesh)
+        losses = evaluate.evaluate(jax.jit(evaluate.make_eval_step(model)), weights, domains, mesh=mesh)
+        assert [w.sum() for w in domains["arxiv"].weights] == [8, 2]
+        rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
+        p = jax.nn.log_softmax(jax.jit(model.logits)(jax.device_get(weights), rows[:, :-1]))
+    want = -jnp.take_along_axis(p, rows[:, 1:, None], axis=-1).mean((1, 2))
+    np.testing.assert_allclose(losses["arxiv"], want, rtol=1e-5)
+
+
+def test_greedy_generation_is_the_argmax_of_growing_prefixes(run, capsys):
+    """Of a run that has learned something; test_commands.py does it for every config after two steps."""
+    want, margins = greedy(run[0], "qwerty ", 24)
+    generate.main([f"--workdir={run[0]}", "--prompt=qwerty ", "--max_new_tokens=24", "--temperature=0"])
+    assert capsys.readouterr().out == f"qwerty {want}\n"
+    assert len(want) == 24, "choose another prompt: this one ends, or writes what is no character"
+    assert min(margins) > 0
+
+
+def test_generation_depends_on_its_seed_alone(run):
+    _, model, weights, _, _ = evaluate.restore(run[0])
+    weights = jax.device_get(weights)
+    prompt = jnp.full((2, 3), 100)
+
+    def new(seed, **options):
+        return np.asarray(generate.generate(weights, prompt, jax.random.key(seed), model=model, n_new=40, **options))
+
+    assert (new(1) == new(1)).all()
+    assert (new(1) != new(2)).any()
+    assert (new(1)[0] != new(1)[1]).any(), "rows of a batch are drawn apart"
+    assert (new(1, top_k=1) == new(3, temperature=0.0)).all()
+
+
+def test_sampling_follows_the_logits():
+    logits = jnp.log(jnp.asarray([[0.5, 0.3, 0.15, 0.05]]))
+    keys = jax.random.split(jax.random.key(0), 4000)
+
+    def shares(**options):
+        drawn = jax.vmap(lambda key: sample(logits, key, **options)[0])(keys)
+        return np.bincount(np.asarray(drawn), minlength=4) / len(keys)
+
+    np.testing.assert_allclose(shares(temperature=1.0, top_k=0), [0.5, 0.3, 0.15, 0.05], atol=0.03)
+    np.testing.assert_allclose(shares(temperature=1.0, top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
+    squared = np.array([0.25, 0.09, 0.0225, 0.0025])
+    np.testing.assert_allclose(shares(temperature=0.5, top_k=0), squared / squared.sum(), atol=0.03)
+
+
+# ---------------------------------------------------------------------------------------------------- other runs
+def test_the_regime_decides_the_domains(blocks_dir, tmp_path):
+    config = support.run_config(blocks_dir, train__steps=2, data__regime="mixed", eval__every=0, checkpoint__every=0)
+    assert train(config, tmp_path / "mixed")
+    rows = [r for r in metrics.read(tmp_path / "mixed") if "eval/c4/loss" in r]
+    assert [r["step"] for r in rows] == [2]
+    assert sum(k.startswith("eval/") and k.endswith("/loss") for k in rows[0]) == 7
+    assert support.checkpoint_steps(tmp_path / "mixed") == [2]
+    assert "out of domain" not in (tmp_path / "mixed" / "report.md").read_text()
+
+
+def test_the_profiler_window_is_written(blocks_dir, tmp_path):
+    config = support.run_config(
+        blocks_dir, "transformer_pp", train__steps=4, log__profile_start=2, log__profile_steps=50, eval__every=0
+    )
+    assert train(config, tmp_path / "run")
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb")), "a window longer than the run ends with it"
+
+
+def test_the_default_command_on_the_builtin_corpus(corpus_cache, tmp_path):
+    """What a newcomer types, at debug size: real text, no download, no workdir given."""
+    args = support.command(tmp_path, tmp_path)[:3]
+    config = f"--config={support.ROOT}/configs/top1_chunk.py:debug"
+    extra = [f"--config.data.cache_dir={corpus_cache}", "--config.train.steps=6", "--config.log.sample_tokens=8"]
+    environment = support.environment(optimised=True) | {"PYTHONPATH": str(support.ROOT)}
+    result = support.run([*args, config, *extra], cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    (workdir,) = (tmp_path / "runs").iterdir()
+    assert workdir.name.startswith("top1_chunk-debug-")
+    assert "This is not SlimPajama" in " ".join(result.stderr.split())
+    assert (workdir / "report.md").exists()
+    assert json.loads((workdir / "config.json").read_text())["train"]["steps"] == 6

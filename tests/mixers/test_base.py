@@ -1,0 +1,101 @@
+"""The contract itself: what a mixer must define, what it is given, and that every block is told its layer."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import mixers
+from seqjax.config import from_config_dict
+from seqjax.errors import UserError
+from seqjax.mixers import base
+from seqjax.models import Model
+from tests import support
+from tests.mixers import layer_probe
+
+PROBE = "tests.mixers.layer_probe"
+
+
+class Doubling(base.Mixer):
+    """The three methods that a mixer must define."""
+
+    def __call__(self, x_BTD):
+        return jnp.cumsum(x_BTD, axis=1)
+
+    def init_cache(self, batch, max_len, dtype):
+        return layer_probe.Seen(jnp.zeros((batch, 4), dtype))
+
+    def step(self, x_BD, cache):
+        total_BD = cache.layer + x_BD
+        return total_BD, layer_probe.Seen(total_BD)
+
+
+@pytest.mark.parametrize("method", ["__call__", "init_cache", "step"])
+def test_a_mixer_without_one_of_its_three_methods_cannot_be_made(method):
+    members = {name: getattr(Doubling, name) for name in ("__call__", "init_cache", "step") if name != method}
+    with pytest.raises(TypeError, match=method):
+        type("Incomplete", (base.Mixer,), members)()
+
+
+def test_the_rest_has_defaults():
+    mixer, x_BTD = Doubling(), jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 4), np.float32))
+    y_BTD, cache = mixer.prefill(x_BTD, mixer.init_cache(2, 5, jnp.float32))
+    np.testing.assert_allclose(y_BTD, mixer(x_BTD), rtol=1e-6)
+    np.testing.assert_allclose(cache.layer, y_BTD[:, -1], rtol=1e-6)
+    assert mixer.state_size(100) == 4
+    assert (mixer.flops_per_token(7), mixer.train_flops_per_token(7), mixer.longest) == (0, 0, 0)
+    assert mixer.entropy(x_BTD) is None
+
+
+def test_training_costs_three_times_the_forward():
+    class Counting(Doubling):
+        def flops_per_token(self, seq_len):
+            return seq_len + 1.0
+
+    assert Counting().train_flops_per_token(9) == 30.0
+
+
+def test_every_shipped_mixer_derives_from_the_contract():
+    assert "base" not in mixers.names()
+    for name in mixers.names():
+        assert issubclass(mixers.load(name).Mixer, base.Mixer), name
+
+
+def test_another_class_is_refused_with_the_contract_s_name(monkeypatch):
+    monkeypatch.setattr(layer_probe, "Mixer", object)
+    with pytest.raises(UserError, match=rf"{PROBE}.*must derive from seqjax\.mixers\.base\.Mixer"):
+        mixers.load(PROBE)
+
+
+def probe_model(*, scan: bool, pattern: bool) -> Model:
+    config = importlib.import_module("configs.transformer_pp").get_config("debug")
+    with config.ignore_type():
+        if pattern:  # two places, so that a group of layers is not a layer
+            config.model.mixer = ({"name": PROBE}, {"name": PROBE})
+        else:
+            config.model.mixer = {"name": PROBE}
+        config.update_from_flattened_dict({"model.n_layers": 4, "model.dim": 8, "model.scan_layers": scan})
+    return Model(from_config_dict(config).model, max_len=6)
+
+
+@pytest.mark.parametrize("pattern", [False, True])
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_block_is_told_its_layer(scan, pattern):
+    """Under scan and in a loop, in training, prefill and step: 2 x + layer + 1, four times over."""
+    model = probe_model(scan=scan, pattern=pattern)
+    params, tokens = jax.jit(model.init)(jax.random.key(0)), support.random_tokens((2, 3))
+    x_BTD = np.asarray(params["embed"])[tokens]
+    for layer in range(4):
+        x_BTD = 2 * x_BTD + layer + 1
+    h_BTD = x_BTD / np.sqrt((x_BTD**2).mean(-1, keepdims=True) + 1e-5)
+    want = h_BTD @ np.asarray(params["embed"]).T
+    np.testing.assert_allclose(jax.jit(model.logits)(params, tokens), want, rtol=1e-4, atol=1e-5)
+    logits, cache = jax.jit(model.prefill)(params, tokens[:, :2], model.init_cache(2, 6))
+    np.testing.assert_allclose(logits, want[:, 1], rtol=1e-4, atol=1e-5)
+    places = len(model.blocks)
+    seen = np.stack([cache[str(i)].layer for i in range(places)], axis=1).ravel()
+    np.testing.assert_array_equal(seen, np.arange(4))
+    logits, _ = jax.jit(model.step)(params, tokens[:, 2], jnp.asarray(2), cache)
+    np.testing.assert_allclose(logits, want[:, 2], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,282 @@
+"""What every mixer promises, whichever it is: a new file under seqjax/mixers/ is tested here without a line of its own.
+
+Causality, equality of the parallel and the recurrent form, and what a mixer says of itself: FLOPs, state, parameters.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import mixers
+from seqjax.mixers._attention import AttentionMixer
+from seqjax.models import flops
+from seqjax.nn import params
+from tests import support
+
+B = 8
+T = 23  # neither 4, the chunk of the tiny configs, nor the window of 5 divides it
+every_case = pytest.mark.parametrize(("mixer", "variant"), support.CASES)
+every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
+
+
+@functools.cache
+def built(mixer, variant):
+    model = support.tiny_model(mixer, variant)
+    return model, support.random_params(model), jax.jit(model.logits)
+
+
+def test_every_mixer_has_a_config_file_and_is_listed():
+    assert {"transformer_pp", "top1_chunk", "top1_element"} <= set(mixers.names())
+    for name in mixers.names():
+        assert support.tiny(name, dict(support.FIRST)[name]).model.mixer.name == name
+    assert set(support.VARIANTS) <= set(mixers.names()), "variants of a mixer that is gone"
+
+
+# ----------------------------------------------------------------------------------------------------------- causality
+@every_case
+def test_a_token_changes_nothing_before_it(mixer, variant):
+    _, weights, logits = built(mixer, variant)
+    at = [0, 1, 3, 4, 7, 8, 12, T - 1]
+    tokens = support.random_tokens((B, T))
+    changed = tokens.at[jnp.arange(len(at)), jnp.array(at)].add(1) % 48
+    before, after = np.asarray(logits(weights, tokens)), np.asarray(logits(weights, changed))
+    same = (before == after).all(-1)
+    for row, t in enumerate(at):
+        assert same[row, :t].all(), f"token {t} changed position {np.flatnonzero(~same[row, :t])} before it"
+        assert not same[row, t], f"token {t} did not change its own output"
+    later = [not same[row, t + 1 : t + 4].all() for row, t in enumerate(at[:-1])]
+    assert sum(later) >= len(later) // 2, "tokens hardly reach the positions after them: nothing is mixed"
+
+
+def reach(model, weights):
+    """[T, S]: how much output t moves with input s, by gradient."""
+    tokens = jnp.arange(T)[None]  # each token once, so that a row of the embedding is a position
+    direction = jax.random.normal(jax.random.key(3), (model.config.dim,))
+    cotangents = jnp.eye(T)[:, :, None] * direction
+
+    @jax.jit
+    def jacobian(embed):
+        _, pullback = jax.vjp(lambda e: model.hidden({**weights, "embed": e}, tokens)[0], embed)
+        return jax.vmap(lambda c: pullback(c)[0])(cotangents)
+
+    return np.abs(np.asarray(jacobian(weights["embed"])))[:, :T].sum(-1)
+
+
+@pytest.mark.parametrize(("mixer", "variant"), [(m, v) for m, v in support.CASES if "gqa" not in v])
+def test_gradients_flow_from_the_past_only(mixer, variant):
+    model, weights, _ = built(mixer, variant)
+    reach_TS = reach(model, weights)
+    assert np.isfinite(reach_TS).all()
+    assert (np.triu(reach_TS, 1) == 0).all(), "an output depends on a later input"
+    assert (np.diag(reach_TS) > 0).all()
+    assert (np.diag(reach_TS, -1) > 0).mean() > 0.5, "outputs do not depend on the token before"
+
+
+# ----------------------------------------------------------------------------------------- parallel and recurrent form
+@every_case
+@pytest.mark.parametrize("n_prompt", [0, 1, 5, 12])
+def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
+    """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
+    model, weights, logits = built(mixer, variant)
+    tokens = support.random_tokens((B, T), seed=n_prompt)
+    want = np.asarray(logits(weights, tokens))
+    cache, got = model.init_cache(B, T), {}
+    if n_prompt:
+        got[n_prompt - 1], cache = jax.jit(model.prefill)(weights, tokens[:, :n_prompt], cache)
+    step = stepper(mixer, variant)
+    for t in range(n_prompt, T):
+        got[t], cache = step(weights, tokens[:, t], jnp.asarray(t), cache)
+    for t, have in got.items():
+        np.testing.assert_allclose(have, want[:, t], rtol=2e-4, atol=2e-4, err_msg=f"position {t}")
+
+
+@functools.cache
+def stepper(mixer, variant):
+    return jax.jit(built(mixer, variant)[0].step)
+
+
+@every_case
+def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
+    model, weights, logits = built(mixer, variant)
+    tokens = support.random_tokens((B, T - 3), seed=5)
+    got, _ = jax.jit(model.prefill)(weights, tokens, model.init_cache(B, model.longest or 64))
+    np.testing.assert_allclose(got, logits(weights, tokens)[:, -1], rtol=2e-4, atol=2e-4)
+
+
+@every_mixer
+def test_one_token_is_a_sequence(mixer, variant):
+    _, weights, logits = built(mixer, variant)
+    tokens = support.random_tokens((B, T))
+    # RWKV's norm per head divides a single token's small output: half an ulp on its weights moves logits by 2e-5
+    # (Mamba-2's: 2e-6), so two programs that round differently cannot agree better
+    tol = 5e-5 if mixer.startswith("rwkv") else 1e-5
+    np.testing.assert_allclose(logits(weights, tokens[:, :1])[:, 0], logits(weights, tokens)[:, 0], rtol=tol, atol=tol)
+
+
+# ----------------------------------------------------------------------------------------- what a mixer says of itself
+# Elements of a layer's cache after T tokens, by hand, at width 32 with 4 heads: keys and values of 4 heads of 8 in
+# attention, the state and the last inputs of the convolutions elsewhere.
+STATE = {
+    "transformer": lambda n: 64 * n,
+    "transformer/window": lambda n: 64 * min(n, 5),
+    "transformer_pp": lambda n: 64 * n,
+    "transformer_pp/window": lambda n: 64 * min(n, 5),
+    "transformer_pp/gqa": lambda n: 32 * n,
+    "transformer_pp/alibi_window_gqa": lambda n: 32 * min(n, 5),
+    "top1_element": lambda n: 64 * n,
+    "top1_element/gqa": lambda n: 32 * n,
+    "top1_chunk": lambda n: 64 * n,
+    "top1_chunk/gqa": lambda n: 32 * n,
+    "top1_chunk/approx": lambda n: 64 * n + 32 * (n // 4),  # and a mean key per chunk
+    "top1_chunk/approx_gqa": lambda n: 16 * n + 8 * (n // 4),
+    "rwkv7_shell": lambda n: 64 * n + 32,  # and the token before
+    "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
+    "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
+    "rwkv5": lambda n: 4 * 8 * 8 + 32,
+    "rwkv6": lambda n: 4 * 8 * 8 + 32,
+    "rwkv7": lambda n: 4 * 8 * 8 + 32,
+    "deltanet": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
+    "gated_deltanet": lambda n: 4 * 6 * 12 + 3 * (24 + 24 + 48),
+    "mamba1": lambda n: 64 * 16 + 3 * 64,
+    "mamba1/bare": lambda n: 64 * 16,
+    "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),
+    "mamba2/bare": lambda n: 64 * 8,
+    "based_conv": lambda n: 2 * 64,
+}
+
+
+@every_case
+@pytest.mark.parametrize("seq_len", [1, 4, T])
+def test_state_size_counts_the_cache(mixer, variant, seq_len):
+    block = built(mixer, variant)[0].abstract_blocks()[0]
+    expected = STATE.get(f"{mixer}/{variant}", STATE.get(mixer))
+    if expected is not None:
+        assert block.mixer.state_size(seq_len) == expected(seq_len)
+    has_channel_mix = mixer.startswith("rwkv")  # which keeps the token before, too
+    assert block.state_size(seq_len) == block.mixer.state_size(seq_len) + 32 * has_channel_mix
+
+
+@every_case
+def test_parameters_are_declared_as_they_are_made(mixer, variant):
+    model, weights, _ = built(mixer, variant)
+    made = jax.tree.map(lambda x: (x.shape, x.dtype), weights)
+    assert made == jax.tree.map(lambda x: (x.shape, x.dtype), model.shapes)
+    assert flops.n_params(model) == params.count(weights)
+    for (name, axes), (same, x) in zip(params.names(model.axes), params.names(weights), strict=True):
+        assert name == same
+        assert len(axes) == x.ndim, f"{name}: axes {axes} for shape {x.shape}"
+        assert x.dtype == jnp.float32
+
+
+@every_case
+def test_layers_start_different(mixer, variant):
+    """Layers are initialised under vmap: one key for all of them would give L copies of one layer."""
+    init = jax.jit(built(mixer, variant)[0].init)
+    made, again = (params.names(init(jax.random.key(seed))["blocks"]["0"]) for seed in (0, 1))
+    # what another key leaves as it is was not drawn: ones, zeros, the ramps over channels of RWKV
+    drawn = {name: np.asarray(x) for (name, x), (_, y) in zip(made, again, strict=True) if not np.array_equal(x, y)}
+    assert any(name.startswith("mixer.") for name in drawn)
+    for name, x in drawn.items():
+        assert not np.array_equal(x[0], x[1]), name
+
+
+# The smallest share of XLA's count that ours may be. XLA counts whole [T, S] score matrices, and for Top-1 Chunk a
+# second one for the selection; we count what the mask leaves of them: half for causal attention, 5 / T for a window,
+# two chunks of 4 for Top-1 Chunk. It also counts norms, activations and softmax (a tenth of this small layer), which
+# we leave out. At T = 128 and D = 64 the products with parameters, which both count in full, are 0.6 to 0.75 of XLA's.
+FLOPS_FLOOR = {
+    "transformer/window": 0.65,
+    "transformer_pp/window": 0.65,
+    "transformer_pp/alibi_window_gqa": 0.6,
+    "top1_chunk": 0.6,
+    "rwkv7_shell": 0.6,
+}
+DEFAULT_FLOOR = 0.75
+
+
+@every_case
+def test_flops_against_xla_on_one_layer(mixer, variant, monkeypatch):
+    """Before optimisation every product is a dot that XLA counts. Of a loop it counts one turn: they are unrolled."""
+    monkeypatch.setattr(jax.lax, "scan", functools.partial(jax.lax.scan, unroll=True))
+    length, batch = 128, 2
+    model = support.tiny_model(mixer, variant, train__seq_len=length, model__dim=64, model__mlp__dim=192)
+    layer = jax.eval_shape(model.blocks["0"].init, jax.random.key(0))
+    x_BTD = jax.ShapeDtypeStruct((batch, length, 64), jnp.float32)
+
+    def one_layer(p, x_BTD):
+        block = model.blocks["0"].bind(p)
+        return block(x_BTD, block.init_carry(x_BTD), layer=jnp.int32(1), dtype=jnp.float32)
+
+    lowered = jax.jit(one_layer).lower(layer, x_BTD)
+    xla = lowered.cost_analysis()["flops"] / (batch * length)
+    head = model.config.vocab_size * model.config.dim
+    dense = 2 * (flops.matmul_params(model) - head) / model.config.n_layers
+    ours = dense + model.abstract_blocks()[0].mixer.flops_per_token(length)
+    floor = FLOPS_FLOOR.get(f"{mixer}/{variant}", FLOPS_FLOOR.get(mixer, DEFAULT_FLOOR))
+    assert floor * xla <= ours <= xla, f"ours {ours:.0f}, XLA's {xla:.0f} per token: {ours / xla:.2f}"
+
+
+ATTENTION = [(m, v) for m, v in support.CASES if issubclass(mixers.load(m).Mixer, AttentionMixer) and "gqa" not in v]
+
+
+@pytest.mark.parametrize(("mixer", "variant"), ATTENTION)
+def test_flops_count_the_keys_that_are_read(mixer, variant):
+    """One layer of one head: the gradient shows which keys each query read; QK^T and PV take 2 K FLOPs each for it."""
+    model = support.tiny_model(mixer, variant, model__n_layers=1, model__mixer__heads=1)
+    pairs = np.count_nonzero(reach(model, support.random_params(model)))
+    bound = model.abstract_blocks()[0].mixer
+    forward = bound.flops_per_token(T)
+    forward = (bound.train_flops_per_token(T) - forward) / 2  # without the selection, which has no backward
+    products = 1 if variant == "const_qk" else 2  # QK^T is made once for all sequences of a batch
+    assert forward == pytest.approx(products * 2 * 32 * pairs / T)
+
+
+def test_flops_of_the_selection():
+    """Exact selection multiplies each query with the keys of its past chunks, approx with one mean per chunk."""
+    past_chunks = sum(t // 4 for t in range(T))
+    for variant, keys in (("exact", 4), ("approx", 1)):
+        bound = built("top1_chunk", variant)[0]
+        mixer = bound.abstract_blocks()[0].mixer
+        attention = (mixer.train_flops_per_token(T) - mixer.flops_per_token(T)) / 2
+        assert mixer.flops_per_token(T) - attention == pytest.approx(2 * 32 * keys * past_chunks / T)
+
+
+# ----------------------------------------------------------------------------------------------------- chunk semantics
+@pytest.mark.parametrize(("chunk", "selection"), [(T, "exact"), (12, "exact"), (12, "approx")])
+def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection):
+    """Own chunk and a past chunk are everything up to two chunks: parameters of Transformer++ give its outputs."""
+    full = support.tiny_model("transformer_pp", model__mixer__qk_norm=True)
+    weights = support.random_params(full)
+    overrides = {"model__mixer__chunk_size": chunk, "model__mixer__selection": selection}
+    chunked = support.tiny_model("top1_chunk", **overrides)
+    tokens = support.random_tokens((2, T))
+    want, got = jax.jit(full.logits)(weights, tokens), jax.jit(chunked.logits)(weights, tokens)
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_a_chunk_changes_what_top1_chunk_computes():
+    model, weights, logits = built("top1_chunk", "exact")
+    other = support.tiny_model("top1_chunk", model__mixer__chunk_size=8)
+    tokens = support.random_tokens((B, T))
+    difference = np.abs(np.asarray(logits(weights, tokens) - jax.jit(other.logits)(weights, tokens))).max((0, 2))
+    assert model.config.mixer.chunk_size == 4
+    # up to two chunks of 4 both see everything; after that 4 sees less
+    assert (difference[:8] < 1e-3).all()
+    assert (difference[8:] > 1e-2).mean() > 0.8
+
+
+# Where a chunk is a matter of speed, the result must not know it. In Top-1 Chunk it is the model.
+INVARIANT = [name for name in mixers.names() if name != "top1_chunk" and "chunk_size" in support.fields(name)]
+
+
+@pytest.mark.parametrize("mixer", INVARIANT)
+@pytest.mark.parametrize("chunk", [1, 5, 8, 64])
+def test_chunk_size_does_not_change_the_result(mixer, chunk):
+    variant = dict(support.FIRST)[mixer]
+    model = support.tiny_model(mixer, variant)
+    other = support.tiny_model(mixer, variant, model__mixer__chunk_size=chunk)
+    weights, tokens = support.random_params(model), support.random_tokens((2, T))
+    np.testing.assert_allclose(model.logits(weights, tokens), other.logits(weights, tokens), rtol=2e-4, atol=2e-4)

@@ -1,0 +1,113 @@
+"""Outputs and gradients of the public implementations, kept as arrays (tests/golden/make_*.py made them)."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax import mixers, ops
+from seqjax.config import from_config_dict
+from seqjax.models import Model
+from seqjax.nn.params import Template
+from seqjax.types import LayerSpec
+from tests.support import ROOT
+
+
+def golden(name):
+    with np.load(ROOT / "tests" / "golden" / f"{name}.npz") as file:
+        return dict(file)
+
+
+def tree(arrays, prefix):
+    """'p.norm.g' -> {'norm': {'g': ...}}."""
+    out = {}
+    for name, x in arrays.items():
+        if name.startswith(prefix):
+            *path, last = name.removeprefix(prefix).split(".")
+            node = out
+            for key in path:
+                node = node.setdefault(key, {})
+            node[last] = jnp.asarray(x)
+    return out
+
+
+def close(got, want, tolerance=2e-5):
+    """float32 against float32: relative to the largest value, since both sum in their own order."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max())), got, want
+    )
+
+
+SETTINGS = {
+    "mamba1": {"state": 4, "dt_rank": 2, "chunk_size": 3},
+    "mamba2": {"state": 4, "head_dim": 4, "chunk_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_mamba_layers(name):
+    arrays = golden(name)
+    module = mixers.load(name)
+    config = module.Config(name=name, **SETTINGS[name])
+    template = Template(lambda rngs, layer: module.Mixer(config, LayerSpec(8, 1, layer, 19), rngs=rngs))
+    params, x = tree(arrays, "p."), jnp.asarray(arrays["x"])
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, template.shapes)
+
+    def loss(params, x):
+        y = template.bind(params)(x)
+        return jnp.sum(y * arrays["weight"]), y
+
+    (_, y), (grads, dx) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+    close(y, arrays["y"])
+    close((grads, dx), (tree(arrays, "g."), arrays["dx"]), 5e-5)
+
+
+def model(name, n_positions, **changes):
+    config = importlib.import_module(f"configs.{name}").get_config("debug")
+    settings = {"dim": 8, "n_layers": 2, "vocab_size": 24} | changes
+    with config.ignore_type():
+        config.update_from_flattened_dict({f"model.{key}": value for key, value in settings.items()})
+    return Model(from_config_dict(config).model, max_len=n_positions)
+
+
+def test_gpt2():
+    arrays = golden("gpt2")
+    gpt = model("transformer", 16, **{"mixer.heads": 2, "mlp.dim": 32})
+    params, tokens = tree(arrays, "p."), jnp.asarray(arrays["tokens"], jnp.int32)
+    close(gpt.logits(params, tokens[:, :-1]), arrays["logits"])
+    loss, grads = jax.jit(jax.value_and_grad(lambda p: gpt.loss(p, tokens)[0]))(params)
+    np.testing.assert_allclose(loss, arrays["loss"], rtol=1e-5)
+    close(grads, tree(arrays, "g."), 5e-5)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("rwkv5", {}), ("rwkv6", {"mixer.shift_rank": 3, "mixer.decay_rank": 5})])
+def test_rwkv_models(name, ranks):
+    arrays = golden(name)
+    changes = {"mixer.head_dim": 4, "mixer.chunk_size": 8, "mlp.dim": 12, "tie_embeddings": False}
+    rwkv = model(name, 21, **changes | ranks)
+    logits = rwkv.logits(tree(arrays, "p."), jnp.asarray(arrays["tokens"], jnp.int32)[None])
+    close(logits[0], arrays["logits"], 5e-5)
+
+
+CORES = {
+    "wkv6": (ops.wkv6, ("r", "k", "v", "log_w", "u"), 8, 2e-5),
+    # theirs divides by the sum + 1e-6
+    "based": (ops.taylor_linear_attention, ("q", "k", "v"), 8, 2e-5),
+}
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_cores(name):
+    op, names, chunk, tolerance = CORES[name]
+    arrays = {k: np.moveaxis(x, 1, 2) if x.ndim == 4 else x for k, x in golden(name).items()}
+
+    def loss(inputs):
+        y = op(*inputs, chunk_size=chunk)
+        return jnp.sum(y * arrays["weight"]), y
+
+    inputs = [jnp.asarray(arrays[k]) for k in names]
+    (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(inputs)
+    close(y, arrays["y"], tolerance)
+    close(grads, [arrays[f"d{k}"] for k in names], 5 * tolerance)

@@ -1,0 +1,88 @@
+"""FLOPs of the whole model by hand, and MFU."""
+
+import importlib
+import types
+
+import jax
+import pytest
+
+from seqjax.config import from_config_dict
+from seqjax.models import Model, flops
+from tests import support
+
+
+def test_transformer_by_hand():
+    """2 per matrix parameter, 4 d (T + 1) / 2 per layer for attention, and three times that to train."""
+    from configs import transformer_pp
+
+    config = from_config_dict(transformer_pp.get_config("110m"))
+    model = Model(config.model, max_len=2048)
+    matrices = 12 * (4 * 768**2 + 3 * 768 * 2048) + 32_000 * 768
+    assert flops.matmul_params(model) == matrices
+    forward = 2 * matrices + 12 * 4 * 768 * 2049 / 2
+    assert flops.flops_per_token(model, 2048, train=False) == pytest.approx(forward)
+    assert flops.flops_per_token(model, 2048) == pytest.approx(3 * forward)
+
+
+# Forward FLOPs per token and layer beside the products with parameters, at 110m and T = 2,048, by hand: a product of a
+# [m, n] state with a vector is 2 m n, chunks of C compute (C + 1) / 2 pairs per token.
+T = 2048
+BESIDE = {
+    "transformer_pp": 4 * 768 * (T + 1) / 2,
+    "top1_element": 4 * 768 * (T + 1) / 2,
+    # k^T S, the correction of S, q^T S
+    "deltanet": 3 * 2 * 8 * 96 * 96,
+    "gated_deltanet": 3 * 2 * 6 * 96 * 192,
+    # nine operations per channel and state
+    "mamba1": 9 * 1536 * 16,
+    # C B^T once for all heads and its product with x, then S <- S + B x^T and C S
+    "mamba2": 2 * (128 + 1536) * 129 / 2 + 2 * 2 * 128 * 1536,
+    "rwkv5": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
+    "rwkv6": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
+    # decay 1, a^T S 2, two updates of rank one 4, r^T S 2
+    "rwkv7": 9 * 12 * 64 * 64,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_mixers_by_hand(name):
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config("110m")).model
+    model = Model(config, max_len=T)
+    for train, times in ((False, 1), (True, 3)):
+        beside = flops.flops_per_token(model, T, train=train) - times * 2 * flops.matmul_params(model)
+        assert beside / config.n_layers == pytest.approx(times * BESIDE[name], rel=1e-9)
+
+
+def test_a_selection_has_no_backward():
+    exact, approx = (support.tiny_model("top1_chunk", v) for v in ("exact", "approx"))
+    for length in (23, 64):
+        forward = flops.flops_per_token(exact, length, train=False)
+        assert flops.flops_per_token(exact, length) < 3 * forward
+        assert flops.flops_per_token(approx, length) < flops.flops_per_token(exact, length)
+        selection = forward - flops.flops_per_token(approx, length, train=False)
+        trained = flops.flops_per_token(exact, length) - flops.flops_per_token(approx, length)
+        assert trained == pytest.approx(selection), "it counts once, in training too"
+
+
+def test_tables_and_vectors_multiply_nothing():
+    plain = support.tiny_model("transformer_pp")
+    more = support.tiny_model("transformer_pp", "bias_norm", model__learned_positions=True, model__norm="layernorm")
+    assert flops.n_params(more) > flops.n_params(plain)
+    assert flops.matmul_params(more) == flops.matmul_params(plain)
+    untied = support.tiny_model("transformer_pp", model__tie_embeddings=False)
+    assert flops.n_params(untied) == flops.n_params(plain) + 48 * 32
+    assert flops.matmul_params(untied) == flops.matmul_params(plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12)],
+)
+def test_peaks(kind, peak):
+    assert flops.peak_flops(types.SimpleNamespace(device_kind=kind)) == peak
+
+
+def test_mfu(monkeypatch):
+    assert flops.mfu(1e6, 1e9) is None, "nobody knows the peak of this CPU"
+    monkeypatch.setattr(flops, "peak_flops", lambda device=None: 1e15)
+    assert flops.mfu(1e6, 1e9) == pytest.approx(1 / jax.device_count())

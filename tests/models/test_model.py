@@ -1,0 +1,196 @@
+"""The model around the mixers: the same numbers whether layers are scanned, rematerialised or spread over devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.harness import configs
+from seqjax.models import Model
+from seqjax.models.remat import ATTENTION_NAMES
+from seqjax.nn import params as params_lib
+from seqjax.sharding import batch_sharding, make_mesh, shardings
+from seqjax.training.step import init_state, make_train_step
+from tests import support
+from tests.kernels.common import count_primitive
+
+every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
+B, T = 8, 23
+
+
+def loss_and_grads(model, weights, tokens):
+    return jax.jit(jax.value_and_grad(lambda p: model.loss(p, tokens)[0]))(weights)
+
+
+@functools.cache
+def reference(mixer, variant):
+    """Scanned, nothing rematerialised, one device, float32: what the other forms are compared with."""
+    model = support.tiny_model(mixer, variant)
+    weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
+    return model, weights, tokens, *loss_and_grads(model, weights, tokens)
+
+
+# A bias of the keys moves all scores of a query alike and cancels in the softmax: its gradient is rounding.
+ZERO = {"blocks.0.mixer.k.b"}
+
+
+def assert_same(got, want, *, rtol=1e-4):
+    """Every leaf, with an absolute tolerance from the size of that leaf."""
+    for (name, a), (_, b) in zip(params_lib.names(got), params_lib.names(want), strict=True):
+        if name in ZERO and float(np.abs(b).max()) < 1e-5:
+            continue
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * float(np.abs(b).max()), err_msg=name)
+
+
+FORMS = {
+    "unrolled": {"model__scan_layers": False},
+    "remat_full": {"model__remat": "full"},
+    "remat_attention": {"model__remat": "attention"},
+    "remat_dots": {"model__remat": "dots"},
+    "remat_attention_unrolled": {"model__remat": "attention", "model__scan_layers": False},
+    "loss_in_chunks": {"model__loss_chunk": 5},
+}
+# Every mixer where it has a say; the last are the model's own and one mixer or two show them.
+FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3]] + [
+    ("transformer_pp", "full", "remat_dots"),
+    ("rwkv7_shell", "top1_exact", "remat_dots"),
+    ("top1_chunk", "exact", "remat_attention_unrolled"),
+    ("transformer_pp", "full", "loss_in_chunks"),
+]
+
+
+@pytest.mark.parametrize(("mixer", "variant", "form"), FORM_CASES)
+def test_the_form_does_not_change_the_result(mixer, variant, form):
+    _, weights, tokens, loss, grads = reference(mixer, variant)
+    got_loss, got_grads = loss_and_grads(support.tiny_model(mixer, variant, **FORMS[form]), weights, tokens)
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
+    assert_same(got_grads, grads)
+
+
+@pytest.mark.parametrize(("mixer", "name"), [("top1_chunk", "top1_selection"), ("top1_chunk", "attention_out")])
+def test_remat_attention_keeps_what_is_quadratic(mixer, name):
+    """The policy saves by name, so the name must be there and must be in the list."""
+    model = support.tiny_model(mixer)
+    tokens = support.random_tokens((2, T))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(model.hidden(p, tokens))))(model.init(jax.random.key(0)))
+    assert f"name={name}" in str(jaxpr)
+    assert name in ATTENTION_NAMES
+
+
+@pytest.mark.parametrize("mixer", ["top1_chunk", "rwkv7_shell"])
+def test_remat_dots_runs_no_product_and_no_selection_twice(mixer):
+    tokens, calls = support.random_tokens((2, T + 1)), {}
+    for remat in ("none", "dots", "full"):
+        model = support.tiny_model(mixer, model__remat=remat)
+        gradient = jax.make_jaxpr(jax.grad(lambda p, model=model: model.loss(p, tokens)[0]))(model.shapes)
+        calls[remat] = [count_primitive(gradient.jaxpr, name) for name in ("dot_general", "argmax")]
+    assert calls["none"] == calls["dots"]
+    assert all(twice > once for twice, once in zip(calls["full"], calls["dots"], strict=True))
+
+
+def test_remat_dots_leaves_room_at_the_longest_context():
+    """What the backward pass reads of RWKV-7's shell at 102,400 tokens, the widest of all: half of an 80 GB GPU."""
+    name = "rwkv7_shell:model.dtype=bfloat16"
+    config = configs.configured(name, "135m_100k", batch=1, seq_len=102_400, remat="dots")
+    model = Model(config.model, max_len=config.train.seq_len)
+    tokens = jax.ShapeDtypeStruct((1, config.train.seq_len + 1), jnp.int32)
+    read = jax.eval_shape(lambda p, t: jax.vjp(lambda p: model.loss(p, t)[0], p)[1], model.shapes, tokens)
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(read)) < 40 * 2**30
+
+
+@every_mixer
+def test_eight_devices_equal_one(mixer, variant):
+    model, weights, tokens, loss, grads = reference(mixer, variant)
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    specs = shardings(mesh, model.shapes, model.axes)
+    placed = jax.device_put(weights, specs)
+    split = [x.sharding.spec for x in jax.tree.leaves(placed) if not x.sharding.is_fully_replicated]
+    assert len(split) > 5, "hardly a parameter is split"
+    with jax.set_mesh(mesh):
+        got_loss, got_grads = loss_and_grads(model, placed, jax.device_put(tokens, batch_sharding(mesh)))
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
+    assert_same(got_grads, grads)
+
+
+@pytest.mark.parametrize(("mixer", "variant"), [(m, v) for m, v in support.CASES if "gqa" not in v])
+def test_bfloat16_gradients_are_finite(mixer, variant):
+    model = support.tiny_model(mixer, variant, model__dtype="bfloat16")
+    weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
+    assert jax.eval_shape(model.hidden, weights, tokens[:, 1:]).dtype == jnp.bfloat16
+    loss, grads = loss_and_grads(model, weights, tokens)
+    for name, g in params_lib.names(grads):
+        assert g.dtype == jnp.float32, name
+        assert np.isfinite(g).all(), name
+        assert np.abs(g).max() > 0, f"{name} gets no gradient"
+    if (mixer, variant) in support.FIRST:
+        np.testing.assert_allclose(loss, reference(mixer, variant)[3], rtol=0.03)
+
+
+@every_mixer
+def test_a_tiny_set_is_memorised_without_tracing_again(mixer, variant):
+    model = support.tiny_model(mixer, variant, train__seq_len=16)
+    optimizer = optax.adam(1e-2)
+    step = jax.jit(make_train_step(model, optimizer, lambda _: jnp.float32(1e-2)), donate_argnums=0)
+    state = jax.jit(lambda: init_state(model, optimizer, jax.random.key(0)))()
+    tokens = support.random_tokens((1, 4, 17))
+    losses = []
+    for _ in range(80):
+        state, metrics = step(state, tokens)
+        losses.append(float(metrics["loss"]))
+    assert step._cache_size() == 1, "the train step was traced again"
+    assert abs(losses[0] - np.log(48)) < 0.5
+    assert losses[-1] < 0.2 * losses[0], f"{losses[0]:.2f} -> {losses[-1]:.2f}"
+    assert int(state.step) == 80
+
+
+def test_a_tied_head_is_the_embedding_and_an_untied_one_is_not():
+    tied = support.tiny_model("transformer_pp")
+    untied = support.tiny_model("transformer_pp", model__tie_embeddings=False)
+    assert "head" not in tied.shapes
+    assert untied.shapes["head"].shape == (32, 48)
+    weights = support.random_params(untied)
+    tokens = support.random_tokens((1, 4))
+    logits = jax.jit(untied.logits)
+    own, same = logits(weights, tokens), logits({**weights, "head": weights["embed"].T}, tokens)
+    headless = {name: x for name, x in weights.items() if name != "head"}
+    np.testing.assert_allclose(same, jax.jit(tied.logits)(headless, tokens), rtol=1e-5, atol=1e-5)
+    assert np.abs(np.asarray(own - same)).max() > 0.1
+
+
+def test_learned_positions_reach_the_parallel_and_the_recurrent_form():
+    model = support.tiny_model("transformer_pp", model__learned_positions=True, model__mixer__position="none")
+    weights = support.random_params(model)
+    tokens = support.random_tokens((B, T))
+    parallel = jax.jit(model.logits)
+    want = parallel(weights, tokens)
+    without = {**weights, "positions": jnp.zeros_like(weights["positions"])}
+    assert np.abs(np.asarray(want - parallel(without, tokens))).max() > 0.1
+    logits, cache = jax.jit(model.prefill)(weights, tokens[:, :7], model.init_cache(B, T))
+    np.testing.assert_allclose(logits, want[:, 6], atol=1e-4)
+    logits, _ = jax.jit(model.step)(weights, tokens[:, 7], jnp.asarray(7), cache)
+    np.testing.assert_allclose(logits, want[:, 7], atol=1e-4)
+
+
+def test_initial_parameters_have_the_stated_spread():
+    """N(0, 0.02^2), and 1 / sqrt(2 L) of that for the two matrices that write to the residual stream; gains 1."""
+    config = support.tiny("transformer_pp", model__dim=256, model__n_layers=8, model__mlp__dim=0)
+    made = dict(params_lib.names(jax.jit(Model(config.model, max_len=8).init)(jax.random.key(0))))
+    for name, x in made.items():
+        std = 0.02 / np.sqrt(16) if name.endswith(("mixer.out.w", "mlp.down.w")) else 0.02
+        if name.endswith(".g"):
+            assert (np.asarray(x) == 1).all(), name
+        else:
+            assert np.std(x) == pytest.approx(std, rel=0.03), name
+            assert abs(np.mean(x)) < 0.05 * std, name
+    assert made["blocks.0.mlp.up.w"].shape == (8, 256, 8 * 256 // 3)
+
+
+def test_the_residual_stream_may_stay_float32():
+    model = support.tiny_model("transformer_pp", model__dtype="bfloat16", model__residual_dtype="float32")
+    tokens = support.random_tokens((2, 5))
+    weights = support.random_params(model)
+    assert jax.eval_shape(model.embed, weights, tokens).dtype == jnp.float32
+    assert jax.eval_shape(model.hidden, weights, tokens).dtype == jnp.bfloat16

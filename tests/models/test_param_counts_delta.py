@@ -1,0 +1,42 @@
+"""Parameter counts of the delta-rule family, as the public implementations have them."""
+
+import importlib
+
+import pytest
+
+from seqjax.config import from_config_dict
+from seqjax.models import Model, flops
+
+# millions, vocabulary 32,000; tied at 2k tokens, untied at 100k
+COUNTS = {
+    ("deltanet", "110m"): 109.7,
+    ("deltanet", "135m_100k"): 134.3,
+    ("gated_deltanet", "110m"): 123.9,
+    ("gated_deltanet", "135m_100k"): 148.5,
+    ("rwkv7", "110m"): 114.9,
+    ("rwkv7", "135m_100k"): 139.5,
+}
+
+# The first layer's v-LoRA of rank 32 and its bias: stacked layers have one structure, the official code leaves it out.
+UNUSED = {"rwkv7": 2 * 768 * 32 + 768}
+
+NOTHING = {"token_shift": False, "value_residual": False, "gate": False, "head_norm": False}
+SHIFT_AND_GATE = NOTHING | {"token_shift": True, "gate": True}
+SHELLS = [("full", {}, 137.1), ("full", SHIFT_AND_GATE, 136.5), ("full", NOTHING, 134.1)]
+OTHERS = [(core, {}, 137.1) for core in ("window", "top1_exact", "top1_approx")]
+
+
+@pytest.mark.parametrize(("core", "flags", "millions"), [*SHELLS, *OTHERS])
+def test_rwkv7_shell(core, flags, millions):
+    config = importlib.import_module("configs.rwkv7_shell").get_config("135m_100k")
+    config.model.mixer.update({"core": core, **flags})
+    model = Model(from_config_dict(config).model, max_len=8)
+    unused = UNUSED["rwkv7"] if config.model.mixer.value_residual else 0
+    assert round((flops.n_params(model) - unused) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(("name", "size"), COUNTS)
+def test_parameter_count(name, size):
+    config = from_config_dict(importlib.import_module(f"configs.{name}").get_config(size))
+    count = flops.n_params(Model(config.model, max_len=8)) - UNUSED.get(name, 0)
+    assert round(count / 1e6, 1) == COUNTS[name, size]

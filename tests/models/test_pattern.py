@@ -1,0 +1,130 @@
+"""Hybrids: several mixers in a pattern over the layers, under scan, in both forms, and in what is counted."""
+
+import importlib
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from seqjax.config import Config, from_config_dict, to_dict
+from seqjax.errors import UserError
+from seqjax.models import Model, flops
+from tests import support
+
+B, T = 2, 11
+
+
+def hybrid(n_layers: int = 4, **overrides) -> Config:
+    config = importlib.import_module("configs.transformer_pp").get_config("debug")
+    window = {**config.model.mixer.to_dict(), "heads": 4, "window": 3}
+    chunk = {"name": "top1_chunk", "heads": 2, "kv_heads": 1, "chunk_size": 4, "selection": "approx"}
+    settings = {"model.dim": 32, "model.n_layers": n_layers, "model.vocab_size": 48, "train.seq_len": T}
+    with config.ignore_type():
+        config.model.mixer = (window, chunk)
+        config.update_from_flattened_dict(settings | overrides)
+    return from_config_dict(config)
+
+
+def build(**overrides) -> Model:
+    return Model(hybrid(**overrides).model, max_len=T)
+
+
+def test_both_mixers_are_there_and_start_different():
+    model = build()
+    params = jax.jit(model.init)(jax.random.key(0))
+    assert params["blocks"]["0"]["mixer"]["k"]["w"].shape == (2, 32, 32)
+    assert params["blocks"]["1"]["mixer"]["k"]["w"].shape == (2, 32, 16)
+    gates = [np.asarray(params["blocks"][i]["mlp"]["gate"]["w"]) for i in "01"]
+    assert not np.array_equal(gates[0], gates[1])
+
+
+def test_scan_equals_unrolled_layers_in_order():
+    tokens = support.random_tokens((B, T))
+    scanned, unrolled = build(), build(**{"model.scan_layers": False})
+    weights = support.random_params(scanned)
+    want = jax.jit(unrolled.logits)(weights, tokens)
+    np.testing.assert_allclose(jax.jit(scanned.logits)(weights, tokens), want, rtol=1e-5, atol=1e-5)
+    # the order of the layers matters: with the two repeats of the pattern swapped it is another model
+    swapped = {**weights, "blocks": jax.tree.map(lambda x: x[::-1], weights["blocks"])}
+    assert np.abs(np.asarray(jax.jit(scanned.logits)(swapped, tokens) - want)).max() > 1e-2
+
+
+@pytest.mark.parametrize("remat", ["full", "attention"])
+def test_remat_changes_no_gradient(remat):
+    tokens = support.random_tokens((B, T + 1))
+    weights = support.random_params(build())
+    plain, saved = (
+        jax.jit(jax.grad(lambda p, m=m: m.loss(p, tokens)[0]))(weights)
+        for m in (build(), build(**{"model.remat": remat}))
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, saved)
+
+
+def test_step_equals_the_parallel_form():
+    model, tokens = build(), support.random_tokens((B, T))
+    weights = support.random_params(model)
+    want = jax.jit(model.logits)(weights, tokens)
+    logits, cache = jax.jit(model.prefill)(weights, tokens[:, :5], model.init_cache(B, T))
+    step = jax.jit(model.step)
+    for t in range(5, T):
+        np.testing.assert_allclose(logits, want[:, t - 1], rtol=1e-4, atol=1e-4)
+        logits, cache = step(weights, tokens[:, t], np.int32(t), cache)
+    np.testing.assert_allclose(logits, want[:, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_flops_are_the_mean_of_the_two_models():
+    config = hybrid().model
+
+    def of(mixer, **changes):
+        return flops.flops_per_token(Model(replace(config, mixer=mixer, **changes), max_len=T), T)
+
+    parts = [of(mixer) for mixer in config.mixers]
+    assert flops.flops_per_token(build(), T) == pytest.approx(sum(parts) / 2)
+
+
+def test_config_round_trip():
+    config = hybrid()
+    assert from_config_dict(to_dict(config)) == config
+
+
+def test_errors_name_the_place():
+    with pytest.raises(UserError, match=r"2 mixers, which do not divide config\.model\.n_layers=3"):
+        hybrid(n_layers=3)
+    config = importlib.import_module("configs.transformer_pp").get_config("debug")
+    with config.ignore_type():
+        config.model.mixer = ({"name": "top1_chunk", "heads": 2, "chunk": 4},)
+    with pytest.raises(UserError, match=r"config\.model\.mixer\[0\]\.chunk.*chunk_size"):
+        from_config_dict(config)
+
+
+# ----------------------------------------------------------------------------------------------------------- Based
+def based() -> Model:
+    config = importlib.import_module("configs.based").get_config("debug")
+    with config.ignore_type():
+        for mixer in config.model.mixer:
+            mixer.update({k: v for k, v in {"heads": 2, "feature_dim": 3, "window": 4}.items() if k in mixer})
+        config.update_from_flattened_dict({"model.dim": 16, "model.vocab_size": 48, "model.mlp.dim": 24})
+    return Model(from_config_dict(config).model, max_len=T)
+
+
+def test_based_has_its_layers_where_it_should():
+    config = from_config_dict(importlib.import_module("configs.based").get_config("110m")).model
+    names = [config.mixers[i % 5].name for i in range(config.n_layers)]
+    assert len(names) == 15
+    assert [i for i, name in enumerate(names) if name == "based_linear"] == [1, 6, 11]
+    assert [i for i, name in enumerate(names) if name == "transformer_pp"] == [2, 7, 12]
+    assert names.count("based_conv") == 9
+    assert (config.mixers[2].window, config.mixers[2].heads, config.mixers[1].heads) == (128, 12, 12)
+
+
+def test_based_steps_as_it_trains():
+    model, tokens = based(), support.random_tokens((B, T))
+    weights = support.random_params(model)
+    want = jax.jit(model.logits)(weights, tokens)
+    logits, cache = jax.jit(model.prefill)(weights, tokens[:, :6], model.init_cache(B, T))
+    step = jax.jit(model.step)
+    for t in range(6, T):
+        np.testing.assert_allclose(logits, want[:, t - 1], rtol=2e-4, atol=2e-4)
+        logits, cache = step(weights, tokens[:, t], np.int32(t), cache)
+    np.testing.assert_allclose(logits, want[:, -1], rtol=2e-4, atol=2e-4)

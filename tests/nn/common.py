@@ -1,0 +1,18 @@
+"""Helpers of the tests of layers."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+rng = np.random.default_rng(0)
+
+
+def fill(module):
+    """Random values in every parameter, so that a gain or bias that is ignored shows."""
+    for _, variable in nnx.to_flat_state(nnx.state(module)):
+        variable[...] = jnp.asarray(rng.standard_normal(variable[...].shape, np.float32))
+    return module
+
+
+def value(variable):
+    return np.asarray(variable[...], np.float64)

@@ -1,0 +1,120 @@
+"""The schedule at its corners, clipping, weight decay, and gradient accumulation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from seqjax.config import OptimConfig
+from seqjax.training.optim import optimizer, schedule
+from seqjax.training.step import init_state, make_eval_step, make_train_step
+from tests import support
+
+
+@pytest.mark.parametrize(("warmup", "steps", "final"), [(10, 100, 0.0), (10, 100, 1e-4), (1, 7, 0.0), (0, 7, 0.0)])
+def test_schedule_corners(warmup, steps, final):
+    rate = jax.jit(schedule(OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), steps))
+    values = np.array([float(rate(jnp.asarray(s))) for s in range(steps)])
+    peak = max(1, warmup) - 1
+    assert values[0] == pytest.approx(1e-3 / max(1, warmup), rel=1e-5)
+    assert values[peak] == pytest.approx(1e-3, rel=1e-5)
+    assert values.argmax() == peak
+    fallen = (np.arange(peak, steps) - peak) / (steps - peak)  # step `steps`, which is not taken, would have `final`
+    np.testing.assert_allclose(values[peak:], 1e-3 + (final - 1e-3) * fallen, rtol=1e-4)
+    assert (np.diff(values[: peak + 1]) > 0).all()
+    assert (np.diff(values[peak:]) < 0).all()
+    assert (values > final).all(), "a step that learns nothing, or climbs"
+
+
+def test_a_warmup_longer_than_the_run_only_rises():
+    rate = schedule(OptimConfig(lr=1e-3, warmup_steps=2500), 20)
+    values = [float(rate(s)) for s in range(20)]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(1e-3, rel=1e-5)
+
+
+def updates(config, grads, params, steps=1):
+    """What the optimiser adds to the parameters in its last step."""
+    transform = optimizer(config, 1)
+    state = transform.init(params)
+    for _ in range(steps):
+        change, state = transform.update(grads, state, params)
+    return change
+
+
+FLAT = OptimConfig(lr=1e-2, warmup_steps=0, final_lr=1e-2)
+TREE = {
+    "embed": jnp.ones((4, 3)),
+    "norm": {"g": jnp.ones(3)},
+    "blocks": {"w": jnp.ones((2, 3, 3)), "g": jnp.ones((2, 3))},
+}
+
+
+def test_adam_as_the_paper_has_it():
+    """First step: the bias-corrected ratio is g / |g|; second step with another gradient by hand."""
+    config = dataclasses.replace(FLAT, clip_norm=None)
+    transform = optimizer(config, 2)
+    params = {"x": jnp.zeros(2)}
+    state = transform.init(params)
+    first, state = transform.update({"x": jnp.array([0.5, -2.0])}, state, params)
+    np.testing.assert_allclose(first["x"], [-1e-2, 1e-2], rtol=1e-4)
+    second, _ = transform.update({"x": jnp.array([1.0, 1.0])}, state, params)
+    g1, g2 = np.array([0.5, -2.0]), np.array([1.0, 1.0])
+    m = (0.9 * 0.1 * g1 + 0.1 * g2) / (1 - 0.9**2)
+    v = (0.95 * 0.05 * g1**2 + 0.05 * g2**2) / (1 - 0.95**2)
+    np.testing.assert_allclose(second["x"], -1e-2 * m / (np.sqrt(v) + 1e-8), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("clip", "scale"), [(1.0, 1.0), (1.0, 100.0), (None, 100.0)])
+def test_clipping_bounds_the_global_norm(clip, scale):
+    """Adam hides a common factor, so look at its first moment."""
+    params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
+    grads = jax.tree.map(lambda x: scale * jnp.ones_like(x), params)
+    transform = optimizer(dataclasses.replace(FLAT, clip_norm=clip), 1)
+    _, state = transform.update(grads, transform.init(params), params)
+    moments = [s.mu for s in jax.tree.leaves(state, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu")]
+    assert len(moments) == 1
+    norm = float(optax.tree.norm(moments[0])) / 0.1
+    assert norm == pytest.approx(min(clip or np.inf, scale * np.sqrt(7)), rel=1e-5)
+
+
+def test_weight_decay_is_for_matrices():
+    grads = jax.tree.map(jnp.zeros_like, TREE)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(updates(FLAT, grads, TREE)))
+    decayed = updates(dataclasses.replace(FLAT, weight_decay=0.1), grads, TREE)
+    np.testing.assert_allclose(decayed["embed"], -1e-3, rtol=1e-5)
+    np.testing.assert_allclose(decayed["blocks"]["w"], -1e-3, rtol=1e-5)
+    assert (np.asarray(decayed["norm"]["g"]) == 0).all()
+    assert (np.asarray(decayed["blocks"]["g"]) == 0).all(), "gains of stacked layers are vectors, not a matrix"
+
+
+def test_micro_batches_give_the_gradient_of_the_batch():
+    model = support.tiny_model("transformer_pp", train__seq_len=9)
+    transform = optax.sgd(1.0)  # the update is the gradient
+    step = jax.jit(make_train_step(model, transform, lambda _: jnp.float32(0)))
+    state = init_state(model, transform, jax.random.key(0))
+    state = state._replace(params=support.random_params(model))
+    tokens = support.random_tokens((8, 10))
+    whole, whole_metrics = step(state, tokens.reshape(1, 8, 10))
+    parts, part_metrics = step(state, tokens.reshape(4, 2, 10))
+    assert float(whole_metrics["grad_norm"]) > 0.1
+    for name in ("loss", "grad_norm"):
+        assert float(part_metrics[name]) == pytest.approx(float(whole_metrics[name]), rel=1e-5)
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert int(whole.step) == int(parts.step) == 1
+
+
+def test_evaluation_gives_the_loss_of_every_row():
+    model = support.tiny_model("transformer_pp", train__seq_len=9)
+    weights, tokens = support.random_params(model), support.random_tokens((4, 10))
+    nats_B = jax.jit(make_eval_step(model))(weights, tokens)
+    log_p_BTO = jax.nn.log_softmax(model.logits(weights, tokens[:, :-1]))
+    want_B = -jnp.take_along_axis(log_p_BTO, tokens[:, 1:, None], axis=-1).sum((1, 2))
+    np.testing.assert_allclose(nats_B, want_B, rtol=1e-5)
+    total, count = model.loss(weights, tokens)
+    assert float(count) == 36
+    assert float(total) == pytest.approx(float(nats_B.sum()), rel=1e-6)

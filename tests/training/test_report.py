@@ -1,0 +1,99 @@
+"""The report from rows that were made up, so that every number in it is known."""
+
+import dataclasses
+import json
+
+import pytest
+
+from seqjax import presets
+from seqjax.config import from_config_dict
+from seqjax.data.corpus import Corpus
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.training import report
+from tests import support
+
+FACTS = {"parameters": 1234567, "devices": 2, "device": "Toy", "versions": {"jax": "9.9"}, "commit": "", "backends": {}}
+
+
+class Toys(Corpus):
+    """Two domains and no data."""
+
+    def __init__(self):
+        super().__init__(
+            name="toys",
+            tokenizer=ByteTokenizer(),
+            seq_len=32,
+            train_domains=("c4",),
+            eval_domains=("c4", "arxiv"),
+            weights={"c4": 1.0},
+            natural_shares={"c4": 3.0, "arxiv": 1.0},
+            manifest_hash="f00d",
+        )
+        self.bigram = 2.5
+
+    def bigram_loss(self, *, max_tokens=0):
+        return self.bigram
+
+    def train_iterator(self, **_):
+        raise NotImplementedError
+
+    def eval_blocks(self, domain, *, count, seed=0):
+        raise NotImplementedError
+
+    def train_sample(self, domain, *, count):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def corpus():
+    return Toys()
+
+
+def rows(workdir, *, losses=(3.0, 2.0), mfu=None):
+    lines = []
+    for step, loss in enumerate(losses, 1):
+        timing = {"tokens_per_s": 1000.0 * step, "mfu": mfu, "seconds": 60.0 * step}
+        lines.append({"step": step, "tokens": 500_000 * step, "train/loss": loss, **timing})
+    evals = {"train/loss": 2.25, "eval/c4/loss": 2.125, "eval/arxiv/loss": 3.0625}
+    lines.append({"step": len(losses), "tokens": 500_000 * len(losses), **evals})
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_every_mixer_of_a_hybrid_is_named(tmp_path, corpus):
+    config = from_config_dict(presets.read_config("based:debug"))
+    rows(tmp_path)
+    assert "mixer based_conv, based_linear, transformer_pp\n" in report.write(tmp_path, config, corpus, facts=FACTS)
+
+
+@pytest.mark.parametrize("sample", [None, "ab ```` c\nd"])
+def test_numbers(tmp_path, corpus, blocks_dir, sample):
+    rows(tmp_path, mfu=0.5)
+    shown = report.write(tmp_path, support.run_config(blocks_dir), corpus, facts=FACTS, sample=sample)
+    text = (tmp_path / "report.md").read_text()
+    for part in ("1,234,567 parameters", "1,000,000 tokens in 2m00s on 2 x Toy", "MFU 50.0%", "f00d"):
+        assert part in text
+        assert part in shown
+    assert "| c4 | 2.1250 | 8.37 | in domain |" in text
+    assert "| arxiv | 3.0625 | 21.38 | out of domain |" in text
+    assert "| training | 2.2500 |" in text
+    assert "| byte bigram | 2.5000 |" in text
+    assert ("A sample" in text) == (sample is not None)
+    assert "commit unknown" in text
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
+    rows(tmp_path, losses=(3.0,))
+    corpus.bigram = None
+    corpus.note = "These are toys."
+    config = dataclasses.replace(support.run_config(blocks_dir, "transformer_pp"), name="transformer_pp")
+    shown = report.write(tmp_path, config, corpus, facts=FACTS)
+    assert "byte bigram" not in shown
+    assert "MFU" not in shown
+    assert "These are toys." in shown
+    assert "configs/top1_chunk.py:debug,limited" in shown, "the other architecture is what to try next"
+
+
+def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):
+    rows(tmp_path, losses=(3e4, 2e4))
+    assert "Report:" in report.write(tmp_path, support.run_config(blocks_dir), corpus, facts=FACTS)

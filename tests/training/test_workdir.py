@@ -1,0 +1,102 @@
+"""Whose a directory is, which settings may change in it, and the two kinds of errors of a command."""
+
+import errno
+import json
+import re
+
+import pytest
+
+from seqjax.config import from_config_dict, to_dict
+from seqjax.errors import UserError, nearest, run_command
+from seqjax.training import workdir as workdirs
+from tests import support
+
+
+@pytest.fixture
+def config(blocks_dir):
+    return support.run_config(blocks_dir)
+
+
+def test_a_fresh_directory_says_what_it_holds(config):
+    assert re.fullmatch(r"runs/top1_chunk-debug-\d{8}-\d{6}", str(workdirs.fresh(config)))
+
+
+def test_the_config_is_saved_and_saving_it_again_is_fine(config, tmp_path):
+    workdir = tmp_path / "deep" / "run"
+    workdirs.save_config(workdir, config)
+    workdirs.save_config(workdir, config)
+    assert workdirs.load_config(workdir) == config
+    assert [p.name for p in workdir.iterdir()] == ["config.json"], "no temporary file stays"
+
+
+@pytest.mark.parametrize(
+    "key", ["log.every", "log.tensorboard", "checkpoint.every", "checkpoint.keep", "mesh.fsdp", "data.path"]
+)
+def test_free_settings_are_free_and_kept(config, tmp_path, key):
+    workdirs.save_config(tmp_path, config)
+    values = to_dict(config)
+    group, name = key.split(".")
+    old = values[group][name]
+    values[group][name] = not old if isinstance(old, bool) else old + type(old)(1)
+    changed = from_config_dict(values)
+    workdirs.save_config(tmp_path, changed)
+    assert workdirs.load_config(tmp_path) == changed
+
+
+def test_every_other_setting_decides_the_run(config, tmp_path):
+    """Each number of the config in turn: a change is refused by its name, unless it is one of the free ones."""
+    workdirs.save_config(tmp_path, config)
+    tried = 0
+    for group, settings in to_dict(config).items():
+        if not isinstance(settings, dict):
+            continue
+        for name, old in settings.items():
+            if type(old) not in (int, float) or f"{group}.{name}".startswith(workdirs.MAY_CHANGE):
+                continue
+            values = to_dict(config)
+            values[group][name] = (old / 2 if isinstance(old, float) else old * 2) or 1
+            with pytest.raises(UserError, match=re.escape(f"{group}.{name}: {old!r} -> ")):
+                workdirs.save_config(tmp_path, from_config_dict(values))
+            tried += 1
+    assert tried > 15
+
+
+def test_a_config_of_an_older_version_names_what_it_lacks(config, tmp_path):
+    values = to_dict(config)
+    values["train"]["stepz"] = values["train"].pop("steps")
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"config\.train\.stepz is not a setting. Did you mean 'steps'"):
+        workdirs.load_config(tmp_path)
+
+
+# ------------------------------------------------------------------------------------- errors
+def command_that_raises(error):
+    def main(argv):
+        raise error
+
+    return main
+
+
+def test_a_user_error_is_a_line_and_status_2(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(UserError("Do this.")), [])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: Do this.\n"
+
+
+def test_a_full_disk_is_no_bug_of_ours(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(OSError(errno.ENOSPC, "No space left on device", "a/b")), [])
+    assert caught.value.code == 2
+    assert "a/b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file"), KeyboardInterrupt()])
+def test_other_errors_keep_their_traceback(error):
+    with pytest.raises(type(error)):
+        run_command(command_that_raises(error), [])
+
+
+def test_nearest_names_the_list_even_when_nothing_is_near():
+    assert nearest("stepz", ["steps", "seed"]) == " Did you mean 'steps'? Known: seed, steps."
+    assert nearest("qqq", ["steps", "seed"]) == " Known: seed, steps."
