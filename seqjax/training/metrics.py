@@ -4,6 +4,7 @@ import io
 import json
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,26 @@ class Progress:
         self._line.say(text)
 
 
-def device_peak_gib() -> float | None:
+def device_peak_bytes() -> int | None:
     """Most memory that the first device of this process held since it began; None where it does not count."""
-    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def device_peak_gib() -> float | None:
+    """`device_peak_bytes` in GiB."""
+    peak = device_peak_bytes()
     return None if peak is None else peak / 2**30
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def run_facts(**extra: Any) -> dict[str, Any]:
@@ -120,21 +137,18 @@ def run_facts(**extra: Any) -> dict[str, Any]:
         "jax-triton",
         "triton",
     )
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     here = Path(__file__).parent
 
     def git(*args: str) -> str:
-        result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
+        try:
+            result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
+        except FileNotFoundError:  # a container without git
+            return ""
         return result.stdout.strip() if result.returncode == 0 else ""
 
     return {
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": installed_versions(packages),
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "processes": jax.process_count(),
