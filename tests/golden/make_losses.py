@@ -118,9 +118,14 @@ def measure(names: Iterable[str], *, flags: str = commands.XLA_FLAGS, jobs: int 
 
 
 def differences(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """What differs between two lists of rows and by which part of the wanted value; inf where it is another thing."""
-    if [row.keys() for row in got] != [row.keys() for row in want]:
-        return [("rows or fields", math.inf)]
+    """What differs between two lists of rows and by which part of the wanted value; inf where it is another thing.
+
+    Rows may have got fields since; those that were recorded must be there.
+    """
+    if [row.get("step") for row in got] != [row["step"] for row in want]:
+        return [("other rows", math.inf)]
+    if missing := {field for a, b in zip(got, want, strict=True) for field in b.keys() - a.keys()}:
+        return [(f"missing: {', '.join(sorted(missing))}", math.inf)]
     found = []
     for a, b in zip(got, want, strict=True):
         for field, value in b.items():
