@@ -201,7 +201,9 @@ def report(names: list[str], *, spread: bool, jobs: int) -> int:
             found = differences(rows, golden["losses"][name])
             status |= bool(found) and not spread
             worst = max(found, key=lambda item: item[1], default=("bit-equal", 0.0))
-            sys.stdout.write(f"{label:18s} {name:32s} {len(found):3d} differ, most {worst[1]:.1e} {worst[0]}\n")
+            count = sum("eval/" not in text for text, _ in found)
+            numbers = f"{count:3d} of training and {len(found) - count:3d} of evaluation differ"
+            sys.stdout.write(f"{label:18s} {name:32s} {numbers}, most {worst[1]:.1e} {worst[0]}\n")
     return status
 
 
