@@ -28,8 +28,8 @@ def read_points(workdir: Path, *, against: Sequence[str] = ()) -> list[Point]:
     """Return the evaluations of a run so far, in order.
 
     `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
-    behind the domain losses, which belong to the last of those steps. `against` names domains (held-out data of training
-    domains) whose mean loss takes its place; it is measured at the same step, so it does not depend on that speed.
+    behind the domain losses, which belong to the last of those steps. `against` names domains (held-out data of the
+    training domains) whose mean loss takes its place; it is measured at the same step, so it has no such lag.
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
