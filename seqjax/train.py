@@ -85,13 +85,13 @@ def train(config: Config, workdir: Path) -> bool:
         if checkpoints.params_only:  # a workdir that seqjax.convert wrote
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
         log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
-    log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
 
     # ------------------------------------------------------------------------------------------------------ loop
     stop = StopRequest()
     pending = None  # the newest step, whose metrics are still on the device
     profiling = False
     with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
+        log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))

@@ -25,8 +25,9 @@ def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None
     for path in directory.glob("[0-9]*.npz"):
         if int(path.stem) > step:
             path.unlink()
-    arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
-    _save(directory / "blocks.npz", arrays)
+    if step == 0 or not (directory / "blocks.npz").is_file():  # The config keeps them the same for the whole run.
+        arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
+        _save(directory / "blocks.npz", arrays)
 
 
 def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
