@@ -5,8 +5,8 @@
     S_t = a_t S_{t-1} + B_t (D_t x_t)^T,   y_t = C_t S_t + D x_t                  S [N, V] per head
     out = RMSNorm(y * silu(z)) W_out                                              one group, the gate before the norm
 
-Heads share B and C. Step sizes, decays and the state are float32. W_in is four matrices here (z, x, BC, dt) and the
-convolution two, so that each can be split over devices. The block has no MLP and keeps a float32 residual stream.
+The heads share B and C. Step sizes, decays and the state are float32. W_in is four matrices here (z, x, BC, dt) and the
+convolution two, so that each can be sharded over devices. The block has no MLP and keeps a float32 residual stream.
 
 Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py), `conv=False` (the SiLU stays),
 `norm=False`.
@@ -32,17 +32,17 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes and ablations of Mamba-2."""
+    """The sizes and ablations of Mamba-2."""
 
     name: str
     expand: int = 2  # inner width / model width
     head_dim: int = 64
     state: int = 128
     conv_width: int = 4
-    conv: bool = True  # False leaves the SiLU alone
+    conv: bool = True  # False = only the SiLU
     decay: Literal["full", "one", "none"] = "full"
     norm: bool = True
-    chunk_size: int = CHUNK  # tokens per chunk; speed only
+    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -55,7 +55,7 @@ class Config:
 
 
 class Mamba2Cache(NamedTuple):
-    """The last inputs of the convolutions and the state."""
+    """The last inputs of the convolutions, and the float32 state."""
 
     x_BWE: Array
     bc_BWN: Array
@@ -67,7 +67,7 @@ def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 class Mixer(base.RecurrentMixer):
-    """See the module's docstring."""
+    """The state space model with its projections, convolutions, gate and norm."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config = config
@@ -135,6 +135,6 @@ class Mixer(base.RecurrentMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the scores and their product with x in half a chunk, and the update and reading of the state."""
+        """Return the FLOPs of scores and their product with x in half a chunk, and of updating and reading a state."""
         chunk, n_state = min(self.config.chunk_size, seq_len), self.config.state
         return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state
