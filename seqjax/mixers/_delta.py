@@ -102,10 +102,10 @@ class DeltaMixer(base.Mixer):
         self.log_rate_H = param(rngs, a_log, (heads,), ("heads",)) if self.gated else None
         self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",)) if self.gated else None
 
-    def _inputs(self, x_BTD: Array, q: Array, k: Array, v: Array) -> tuple[Array | None, ...]:
-        """Return the arguments of the delta rule, from the convolved q, k, v [B, T, E]."""
+    def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
+        """Return q, k, v, beta and log_g of the delta rule from the convolved q, k and v."""
         n_batch, seq_len, _ = x_BTD.shape
-        q, k, v = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q, k, v))
+        q, k, v = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         q = (l2_normalize(q) * q.shape[-1] ** -0.5).astype(x_BTD.dtype)
         k = l2_normalize(k).astype(x_BTD.dtype)
         log_g = None

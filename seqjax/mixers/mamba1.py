@@ -94,7 +94,7 @@ class Mixer(base.RecurrentMixer):
         # All channels share one transition, so this is Mamba-2's scan with one head as wide as the model.
         log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
         x32 = x_BTE.astype(jnp.float32)
-        y_BTHV, state = ssd(
+        y_BTHV, state_BHNV = ssd(
             (x32 * dt_BTE).astype(x_BTE.dtype)[:, :, None],
             log_a_BT[..., None],
             b_BTN,
@@ -104,17 +104,17 @@ class Mixer(base.RecurrentMixer):
             chunk_size=chunk,
         )
         y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32).astype(x_BTE.dtype)
-        return y_BTE, jnp.moveaxis(state[:, 0], 1, 2)
+        return y_BTE, jnp.moveaxis(state_BHNV[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        x_BTE, past = self.x(u_BTD), cache.x_BWE
+        x_BTE, past_BWE = self.x(u_BTD), cache.x_BWE
         if self.conv is None:
             x_BTE = jax.nn.silu(x_BTE)
         else:
-            x_BTE, past = self.conv.extend(x_BTE, past)
-        y_BTE, state = self._scan(x_BTE, cache.state_BEN)
-        return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past, state)
+            x_BTE, past_BWE = self.conv.extend(x_BTE, past_BWE)
+        y_BTE, state_BEN = self._scan(x_BTE, cache.state_BEN)
+        return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past_BWE, state_BEN)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
         """Return a cache that has seen no token."""

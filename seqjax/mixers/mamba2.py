@@ -101,15 +101,15 @@ class Mixer(base.RecurrentMixer):
         n_batch, seq_len, _ = u_BTD.shape
         x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
         if self.conv_x is not None and self.conv_bc is not None:
-            x_BTE, past_x = self.conv_x.extend(x_BTE, cache.x_BWE)
-            bc_BTN, past_bc = self.conv_bc.extend(bc_BTN, cache.bc_BWN)
+            x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, cache.x_BWE)
+            bc_BTN, past_bc_BWN = self.conv_bc.extend(bc_BTN, cache.bc_BWN)
         else:
             x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
-            past_x, past_bc = cache.x_BWE, cache.bc_BWN
+            past_x_BWE, past_bc_BWN = cache.x_BWE, cache.bc_BWN
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
         dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
         x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.config.head_dim)
-        y_BTHV, state = ssd(
+        y_BTHV, state_BHNV = ssd(
             x_BTHV,
             self._log_decay(u_BTD, dt_BTH),
             b_BTN,
@@ -122,7 +122,7 @@ class Mixer(base.RecurrentMixer):
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
         y_BTE = y_BTHV.reshape(n_batch, seq_len, -1) * jax.nn.silu(self.z(u_BTD))
         y_BTE = y_BTE if self.norm is None else self.norm(y_BTE)
-        return self.out(y_BTE), Mamba2Cache(past_x, past_bc, state)
+        return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return a cache that has seen no token."""

@@ -52,6 +52,7 @@ def gated_delta_rule(
 
 @rematerialized
 def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
+    # In chunks, arrays are [c, B, H, C, ...]; i and j index positions within a chunk.
     seq_len, dtype, acc = q.shape[1], q.dtype, s_BHKV.dtype
     q, k, v = (to_chunks(x, chunk) for x in (q, k.astype(dtype), v.astype(dtype)))
     beta = to_chunks(beta.astype(acc), chunk)

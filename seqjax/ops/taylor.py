@@ -35,10 +35,10 @@ def taylor_linear_attention(
     k_BTHK: Float[Array, "B T H K"],
     v_BTHV: Float[Array, "B T H V"],
     *,
-    initial_state: Float[Array, "B H F W"] | None = None,
+    initial_state: Float[Array, "B H F V+1"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
-) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H F W"]]:
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H F V+1"]]:
     """Return the outputs in the dtype of `v_BTHV`, and with `return_state` the float32 state.
 
     The state is [B, H, taylor_features(K), V + 1]. The result does not depend on `chunk_size` (default 128, at most T).

@@ -53,6 +53,7 @@ def wkv7(
 
 @rematerialized
 def _chunked(chunk: int, r, k, v, log_w, a, b, s_BHKV) -> tuple[Array, Array]:
+    # In chunks, arrays are [c, B, H, C, ...]; i and j index positions within a chunk.
     seq_len, dtype, acc = r.shape[1], r.dtype, s_BHKV.dtype
     r, k, v, a, b = (to_chunks(x.astype(dtype), chunk) for x in (r, k, v, a, b))
     log_w = to_chunks(log_w.astype(acc), chunk)
