@@ -1,5 +1,4 @@
-"""Measurements: each module prints a table and writes JSON with the device and versions under `results/`."""
+"""Measurements, one script per question: each prints a table and writes JSON with the machine it ran on.
 
-from kernels_pallas import cpu_compiler
-
-cpu_compiler.use_safe_fusions()  # each module is a command, and JAX has not started yet
+`harness/` holds what the scripts share, `results/` what was recorded.
+"""

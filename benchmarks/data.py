@@ -1,38 +1,52 @@
-"""Tokens per second of the data side: `python -m benchmarks.data [--quick] [--source=DIR]`.
+"""Tokens per second of the data side:
+
+    python -m benchmarks.data [--quick] [--source=DIR]
 
 1. Reading: synthetic block files (12 of 10,000 blocks of 2,049 tokens, 492 MB in a temporary directory; 2 of 2,000
    with --quick) through the training iterator of the limited regime, which shuffles and mixes.
 2. Preparing: `seqjax.data.prepare` in this process alone, on the built-in corpus or on --source, with the Mixtral
    vocabulary where it is installed, else with bytes.
 
-Writes benchmarks/results/data.json: the machine, versions, the median and every run.
+Writes benchmarks/results/data.json: the machine, versions, the median and every run; with --quick or --source,
+runs/benchmarks/data.json.
 """
 
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, quick="seconds instead of a minute")
+FLAGS.add_argument("--source", default="", help="real shards to prepare instead of the built-in corpus")
+options.parse_early(FLAGS, __name__)
+
 import json
-import os
 import platform
 import shutil
 import statistics
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import zstandard
-from absl import app, flags
 
+from benchmarks.harness import report
+from benchmarks.harness.machine import machine
 from seqjax.config import DataConfig
 from seqjax.data import blocks, load_tokenizer, open_corpus, prepare, slimpajama
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.errors import UserError
+from seqjax.errors import UserError, run_command
 from seqjax.files import write_json
 
 SEQ_LEN = 2048
 BATCH = 64
-TARGETS = {"blocks": 30e6, "prepare": 1.4e6}  # tokens/s, on two cores; on one
+TABLE = report.Table(
+    10,
+    (
+        report.Column("median", "median", ">14.2f", 1e-6),
+        report.Column("lowest", "lowest", ">14.2f", 1e-6),
+    ),
+)
 
 
 def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -> None:
@@ -99,27 +113,6 @@ def prepare_rates(source: str, tokenizer: Tokenizer, *, scratch: Path, runs: int
     return rates
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    names = ("array_record", "grain", "numpy", "sentencepiece", "zstandard")
-    versions = {name: metadata.version(name) for name in names if _installed(name)}
-    return {
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": versions,
-    }
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
     """Measure both; gives what is written as JSON."""
     byte = load_tokenizer("byte")
@@ -147,26 +140,21 @@ def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
             "text": "given" if source else "built-in corpus",
         },
     }
-    return {"machine": machine(), "settings": settings, "results": results}
+    facts = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator has no part in it
+    return {"machine": facts, "settings": settings, "results": results}
 
 
 def main(argv: list[str]) -> None:
     """Measure, print a table, write the JSON."""
-    del argv
-    given: Any = flags.FLAGS
-    report = benchmark(quick=given.quick, source=given.source)
-    print(f"{'':<10}{'median':>14}{'lowest':>14}{'target':>14}   million tokens/s")
-    for name, result in report["results"].items():
-        numbers = (result["median"], min(result["runs"]), TARGETS[name])
-        print(f"{name:<10}" + "".join(f"{number / 1e6:>14.2f}" for number in numbers))
-    path = Path(given.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    given = FLAGS.parse_args(argv)
+    written = benchmark(quick=given.quick, source=given.source)
+    print(f"{TABLE.header()}   million tokens/s")
+    for name, result in written["results"].items():
+        print(TABLE.row(name, {**result, "lowest": min(result["runs"])}))
+    path = options.destination(given.json, "data", recorded=not (given.quick or given.source))
+    report.save(path, written)
     print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_bool("quick", False, "Seconds instead of a minute.")
-    flags.DEFINE_string("source", "", "Real shards to prepare instead of the built-in corpus.")
-    flags.DEFINE_string("json", "benchmarks/results/data.json", "Where the report goes.")
-    app.run(main)
+    run_command(main)

@@ -1,4 +1,6 @@
-"""One decoding step against a long cache: `python -m benchmarks.decode [--quick] [--context=51200] [--batch=64]`.
+"""One decoding step against a long cache:
+
+    python -m benchmarks.decode [--quick] [--context=51200] [--batch=64]
 
 12 heads of 64, chunks of 128, bf16, 64 sequences: attention over the whole cache (`seqjax.ops.attention.attention_step`
 and jax.nn's, by XLA), Top-1 Element, Top-1 Chunk exact and approx (with its table of chunk means), each by
@@ -6,10 +8,16 @@ implementation. A time is that of one layer; caches are drawn once per layer, as
 the device's memory, and a call steps through them one after the other, so that none is found in a cache by luck and
 dispatch is paid once. Beside it: bytes that must be read, the bandwidth that makes, and the ratio to attention.
 
-Writes benchmarks/results/decode.json and decode.png.
+Writes benchmarks/results/decode.json and decode.png; a quick run writes to runs/benchmarks/.
 """
 
-import json
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, quick="a short cache, as on a CPU")
+FLAGS.add_argument("--context", type=int, default=51200, help="slots of the cache (51200)")
+FLAGS.add_argument("--batch", type=int, default=64, help="sequences (64)")
+options.parse_early(FLAGS, __name__)
+
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -18,18 +26,26 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-from absl import app, flags
 
 import kernels_pallas as kp
-from benchmarks import limits
-from benchmarks.kernels import time_ms
-from benchmarks.train_step import machine
+from benchmarks.harness import limits, plot, report
+from benchmarks.harness.machine import machine
+from benchmarks.harness.timing import time_ms
+from seqjax.errors import run_command
 from seqjax.ops.attention import attention_step
 
 LAYERS = 12
-COLUMNS = (
-    f"{'':<28}{'ms/layer':>10}{'12 layers':>11}{'GB':>8}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'/attention':>12}"
+TABLE = report.Table(
+    28,
+    (
+        report.Column("ms", "ms/layer", ">10.4f"),
+        report.Column("ms", f"{LAYERS} layers", ">11.3f", LAYERS),
+        report.Column("bytes", "GB", ">8.3f", 1e-9),
+        report.Column("gbytes_per_s", "GB/s", ">8.0f"),
+        report.Column("limit_ms", "limit ms", ">10.3f"),
+        report.Column("times_limit", "x limit", ">9.2f"),
+        report.Column("of_attention", "/attention", ">12.3f"),
+    ),
 )
 
 
@@ -103,13 +119,7 @@ def measure(f: Callable, layers: list[tuple], length: jax.Array, *, repeats: int
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
-    head = f"{row['case'] + ' ' + row['implementation']:<28}"
-    if "error" in row:
-        return f"{head}  {row['error'].splitlines()[0][:90]}"
-    limit = f"{row['limit_ms']:>10.3f}{row['times_limit']:>9.2f}" if "limit_ms" in row else f"{'-':>10}{'-':>9}"
-    share = f"{row['of_attention']:>12.3f}" if "of_attention" in row else f"{'-':>12}"
-    numbers = f"{row['ms']:>10.4f}{LAYERS * row['ms']:>11.3f}{row['bytes'] / 1e9:>8.3f}{row['gbytes_per_s']:>8.0f}"
-    return head + numbers + limit + share
+    return TABLE.row(f"{row['case']} {row['implementation']}", row)
 
 
 def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
@@ -141,24 +151,12 @@ def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[s
     return rows
 
 
-def plot(report: dict[str, Any], path: Path) -> None:
+def plot_report(written: dict[str, Any], path: Path) -> None:
     """Milliseconds per layer."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = [row for row in report["results"] if "error" not in row][::-1]
-    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.35 * len(rows)), layout="constrained")
-    names = [f"{row['case']}, {row['implementation']}" for row in rows]
-    bars = axes.barh(names, [row["ms"] for row in rows], color="#4c72b0")
-    axes.bar_label(bars, [f"{row['ms']:.3g}" for row in rows], padding=3, fontsize=8)
-    axes.set_xlabel("ms per layer and token")
-    axes.margins(x=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    n = report["settings"]
-    title = f"One decoding step, batch {n['B']}, context {n['S']:,}, {n['H']} heads of {n['K']}, {n['dtype']}"
-    axes.set_title(f"{title}, {report['machine']['device']}", fontsize=9, loc="left")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    rows = [(f"{r['case']}, {r['implementation']}", r["ms"]) for r in written["results"] if "error" not in r]
+    n = written["settings"]
+    title = f"One decoding step: batch {n['B']}, context {n['S']:,}, {n['H']} heads of {n['K']}, {n['dtype']}"
+    plot.bars(path, rows, title=f"{title}, {written['machine']['device']}", axis="ms per layer and token")
 
 
 def layers_that_fit(n: Sizes) -> int:
@@ -170,26 +168,21 @@ def layers_that_fit(n: Sizes) -> int:
 
 def main(argv: list[str]) -> None:
     """Measure, print, write."""
-    del argv
-    given: Any = flags.FLAGS
-    if given.quick or jax.default_backend() == "cpu":
+    given = FLAGS.parse_args(argv)
+    quick = given.quick or jax.default_backend() == "cpu"
+    if quick:
         n, repeats, seconds = Sizes(2, 1024, 2, 16, 64, spare=17, dtype="float32"), 3, 0.02
     else:
         n, repeats, seconds = Sizes(given.batch, given.context, 12, 64, 128), 5, 0.2
     n_layers = layers_that_fit(n)
-    print(f"{n}, {n_layers} distinct caches\n{COLUMNS}")
-    report: dict[str, Any] = {"machine": machine(), "settings": n._asdict() | {"layers": n_layers}}
-    report["results"] = run(n, n_layers, repeats=repeats, seconds=seconds)
-    path = Path(given.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    plot(report, path.with_suffix(".png"))
+    print(f"{n}, {n_layers} distinct caches\n{TABLE.header()}")
+    written: dict[str, Any] = {"machine": machine(), "settings": n._asdict() | {"layers": n_layers}}
+    written["results"] = run(n, n_layers, repeats=repeats, seconds=seconds)
+    path = options.destination(given.json, "decode", recorded=not quick)
+    report.save(path, written)
+    plot_report(written, path.with_suffix(".png"))
     print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_bool("quick", False, "A short cache, as on a CPU.")
-    flags.DEFINE_integer("context", 51200, "Slots of the cache.")
-    flags.DEFINE_integer("batch", 64, "Sequences.")
-    flags.DEFINE_string("json", "benchmarks/results/decode.json", "Where the report goes.")
-    app.run(main)
+    run_command(main)

@@ -1,4 +1,6 @@
-"""How far bfloat16 compute is from float32, per architecture: `python -m benchmarks.drift [--mixers=a,b]`.
+"""How far bfloat16 compute is from float32, per architecture:
+
+    python -m benchmarks.drift [--mixers=a,b] [--size=debug]
 
 The same float32 parameters and tokens, once with `model.dtype` float32 (and the highest matmul precision) and once with
 bfloat16. Reported: the difference of the mean loss in nats, and of logits and gradients |x_bf16 - x_fp32| / |x_fp32|
@@ -13,22 +15,28 @@ they are independent; gradients make the way twice. Where a choice is made (Top-
 score that is rounded across another one changes a whole output, and what is left is that of two unrelated vectors of
 one length, sqrt(2).
 
-Writes benchmarks/results/drift.json and prints a table in Markdown.
+Writes benchmarks/results/drift.json (a run of some mixers only: runs/benchmarks/) and prints a table in Markdown.
 """
 
-import importlib
-import json
-from pathlib import Path
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__)
+FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these configs; all by default")
+FLAGS.add_argument("--size", default="debug", help="size of the configs (debug)")
+options.parse_early(FLAGS, __name__)
+
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
 
-from benchmarks.train_step import machine, names
+from benchmarks.harness import report
+from benchmarks.harness.configs import chosen
+from benchmarks.harness.machine import machine
+from seqjax import presets
 from seqjax.config import Config, from_config_dict
-from seqjax.errors import UserError, nearest
+from seqjax.errors import run_command
 from seqjax.models import Model
 from seqjax.types import Array, Params
 
@@ -49,7 +57,7 @@ def bounds(name: str, layers: int) -> tuple[float, float]:
 
 def configured(name: str, size: str, dtype: str, seq_len: int | None = None) -> Config:
     """The shipped config with two layers, or one whole pattern, computing in `dtype`."""
-    config = importlib.import_module(f"configs.{name}").get_config(size)
+    config: Any = presets.read_config(f"{name}:{size}")
     config.model.n_layers = len(config.model.mixer) if isinstance(config.model.mixer, tuple) else 2
     config.model.dtype = dtype
     config.train.seq_len = seq_len or config.train.seq_len
@@ -109,40 +117,33 @@ def measure(name: str, size: str = "debug", seq_len: int | None = None) -> dict[
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Markdown, in percent where a share is meant."""
-    lines = [
-        "| mixer | layers | loss (fp32) | loss, bf16 - fp32 | logits | gradients |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for name, r in results.items():
-        lines.append(
-            f"| `{name}` | {r['layers']} | {r['loss']:.3f} | {r['loss_difference']:+.4f} | {r['logits']:.2%} | "
-            f"{r['gradients']:.2%} |"
+    rows = [
+        (
+            f"`{name}`",
+            f"{r['layers']}",
+            f"{r['loss']:.3f}",
+            f"{r['loss_difference']:+.4f}",
+            f"{r['logits']:.2%}",
+            f"{r['gradients']:.2%}",
         )
-    return "\n".join(lines)
+        for name, r in results.items()
+    ]
+    return report.markdown(("mixer", "layers", "loss (fp32)", "loss, bf16 - fp32", "logits", "gradients"), rows)
 
 
 def main(argv: list[str]) -> None:
-    """Measure one after the other, write, print."""
-    del argv
-    given: Any = flags.FLAGS
-    chosen = given.mixers or names()
-    for name in chosen:
-        if name not in names():
-            raise UserError(f"--mixers={name}: configs/ has no such file.{nearest(name, names())}")
-    results = {}
-    for name in chosen:
-        results[name] = measure(name, given.size)
-        print(name, {key: f"{value:.4g}" for key, value in results[name].items()}, flush=True)
-    report = {"machine": machine(), "settings": {"size": given.size, "noise": NOISE}, "results": results}
-    path = Path(given.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(table(results))
+    """Measure one after the other, print and write as it goes."""
+    given = FLAGS.parse_args(argv)
+    settings = {"size": given.size, "noise": NOISE}
+    written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
+    path = options.destination(given.json, "drift", recorded=not given.mixers)
+    for name in chosen(given.mixers):
+        result = written["results"][name] = measure(name, given.size)
+        print(name, {key: f"{value:.4g}" for key, value in result.items()}, flush=True)
+        report.save(path, written)
+    print(table(written["results"]))
     print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("mixers", [], "Only these files of configs/; all by default.")
-    flags.DEFINE_string("size", "debug", "Size of the configs.")
-    flags.DEFINE_string("json", "benchmarks/results/drift.json", "Where the report goes.")
-    app.run(main)
+    run_command(main)

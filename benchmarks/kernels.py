@@ -1,6 +1,6 @@
 """The kernels against attention, by implementation and length:
 
-    python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element] [--seconds=420]
+    python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element]
 
 12 heads of 64, chunks of 128, bf16, 8 sequences at T = 2,048 and one above; q and k are random normal and then
 normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk (exact, approx) and its selection alone, Top-1 Element, each
@@ -9,13 +9,23 @@ torch with CUDA is installed. All in one run on one card: another run is another
 CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8,192.
 
 A time is the median over repeats of some calls that are enqueued together and waited for once. Beside it: what share of
-the device's limit that is (benchmarks/limits.py), and what XLA reserves. `forward` of element is evaluation (no
-softmax). Writes benchmarks/results/kernels.json (kernels_cpu.json) as it goes, the .png beside it at the end.
+the device's limit that is (benchmarks/harness/limits.py), and what XLA reserves. `forward` of element is evaluation (no
+softmax). Writes benchmarks/results/kernels.json (kernels_cpu.json) as it goes, the plot beside it at the end; a
+run that is quick, partial or against a recorded one writes to runs/benchmarks/. With --against, for instance
+--against=benchmarks/results/kernels.json, each time is also shown relative to that report's.
 """
 
-import json
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, quick="two short lengths, as on a CPU")
+FLAGS.add_argument("--cpu_table", action="store_true", help="4 heads of 64 in float32, 512 to 8,192 tokens")
+FLAGS.add_argument("--lengths", type=options.integers, default=[], help="sequence lengths (2048,8192,32768,102400)")
+FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
+FLAGS.add_argument("--seconds", type=float, default=420, help="begin no further measurement after so many (420)")
+FLAGS.add_argument("--against", default="", help="a recorded report to show times relative to")
+options.parse_early(FLAGS, __name__)
+
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,16 +36,16 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.6")  # the rest is to
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-from absl import app, flags
+from matplotlib.lines import Line2D
 
 import kernels_pallas as kp
-from benchmarks import limits, torch_flash
-from benchmarks.train_step import machine
+from benchmarks.harness import limits, plot, report, torch_flash
+from benchmarks.harness.machine import machine
+from benchmarks.harness.timing import measure
 from kernels_pallas.select_chunk import xla as select_xla
 from kernels_pallas.top1_chunk import api as chunk_api
 from kernels_pallas.top1_chunk.xla.attention import MASKED, SORTED
-from seqjax.errors import UserError, nearest
+from seqjax.errors import run_command
 from seqjax.ops.attention import causal_attention
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
@@ -43,7 +53,18 @@ CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
 CASES = ("attention", "window", "chunk-exact", "chunk-approx", "select-exact", "select-approx", "element")
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
-COLUMNS = f"{'':<30}{'T':>8}{'pass':>10}{'ms':>10}{'TFLOP/s':>10}{'GB/s':>8}{'limit ms':>10}{'x limit':>9}{'GiB':>7}"
+TABLE = report.Table(
+    48,
+    (
+        report.Column("ms", "ms", ">10.3f"),
+        report.Column("tflops", "TFLOP/s", ">10.1f"),
+        report.Column("gbytes_per_s", "GB/s", ">8.0f"),
+        report.Column("limit_ms", "limit ms", ">10.3f"),
+        report.Column("times_limit", "x limit", ">9.2f"),
+        report.Column("compiled_bytes", "GiB", ">7.2f", 2**-30),
+        report.Column("of_recorded", "/ recorded", ">12.3f"),
+    ),
+)
 
 
 def operands(n: limits.Sizes, dtype: str) -> tuple[jax.Array, ...]:
@@ -91,33 +112,6 @@ def with_gradient(f: Callable) -> Callable:
     return both
 
 
-def time_ms(call: Callable[[], Any], *, repeats: int, seconds: float) -> list[float]:
-    """Milliseconds per call, one number per repeat; each repeat enqueues about `seconds` of calls and waits once."""
-    jax.block_until_ready(call())  # the first may still load code
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    calls = max(1, min(100, round(seconds / (time.perf_counter() - start))))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            out = call()
-        jax.block_until_ready(out)
-        times.append(1e3 * (time.perf_counter() - start) / calls)
-    return times
-
-
-def measure(f: Callable, args: tuple, *, repeats: int, seconds: float) -> dict[str, Any]:
-    """Compiles f for args and times it."""
-    start = time.perf_counter()
-    compiled = jax.jit(f).lower(*args).compile()
-    compile_s = time.perf_counter() - start
-    memory: Any = compiled.memory_analysis()
-    runs = time_ms(lambda: compiled(*args), repeats=repeats, seconds=seconds)
-    parts = (memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)
-    return {"ms": statistics.median(runs), "runs": runs, "compiled_bytes": sum(parts), "compile_s": compile_s}
-
-
 def rated(result: dict[str, Any], works: list[limits.Work], device: limits.Device | None) -> dict[str, Any]:
     """A result with its rates and its distance from the limit."""
     work, seconds = limits.total(works), result["ms"] / 1e3
@@ -128,14 +122,16 @@ def rated(result: dict[str, Any], works: list[limits.Work], device: limits.Devic
     return result
 
 
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    head = f"{row['case'] + ' ' + row['implementation']:<30}{row['T']:>8}{row['pass']:>10}"
-    if "error" in row:
-        return f"{head}  {row['error'].splitlines()[0][:90]}"
-    limit = f"{row['limit_ms']:>10.3f}{row['times_limit']:>9.2f}" if "limit_ms" in row else f"{'-':>10}{'-':>9}"
-    memory = f"{row['compiled_bytes'] / 2**30:>7.2f}" if "compiled_bytes" in row else f"{'-':>7}"
-    return f"{head}{row['ms']:>10.3f}{row['tflops']:>10.1f}{row['gbytes_per_s']:>8.0f}{limit}{memory}"
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row measures."""
+    return tuple(row[name] for name in ("case", "implementation", "T", "B", "pass"))
+
+
+def line(row: dict[str, Any], recorded_ms: float | None = None) -> str:
+    """A row of the table; `recorded_ms` is the time of the same row in another report."""
+    if recorded_ms is not None and "ms" in row:
+        row = {**row, "of_recorded": row["ms"] / recorded_ms}
+    return TABLE.row(f"{row['case'] + ' ' + row['implementation']:<30}{row['T']:>8}{row['pass']:>10}", row)
 
 
 def run(
@@ -178,73 +174,84 @@ def run(
                 yield row | rated(result, works, device)
 
 
-def plot(report: dict[str, Any], path: Path) -> None:
-    """Time per sequence against its length, both axes logarithmic; forward on the left, training on the right."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def line_style(implementation: str) -> str:
+    """Solid for what a GPU's default is or a library has, dashed for xla, dotted for what stands beside them."""
+    if implementation in ("triton", "cudnn", "default"):
+        return "-"
+    return "-." if implementation == "xla-masked" else "--" if implementation.startswith("xla") else ":"
 
+
+def plot_report(written: dict[str, Any], path: Path) -> None:
+    """Time per sequence against its length, both axes logarithmic; forward on the left, training on the right."""
     lines: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
-    for row in report["results"]:
+    for row in written["results"]:
         if "error" not in row:
             series = lines.setdefault((row["case"], row["implementation"], row["pass"]), [])
             series.append((row["T"], row["ms"] / row["B"]))
-    figure, both = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    colors = {case: f"C{i}" for i, case in enumerate(CASES)}
-    for axes, what in zip(both, PASSES, strict=True):
+    figure, panels = plot.figure(11, 5, panels=2)
+    look: dict[str, Any]
+    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, plot.COLORS, plot.MARKERS, strict=True)}
+    ticks = sorted({row["T"] for row in written["results"]})
+    for axes, what in zip(panels, PASSES, strict=True):
         for (case, name, of), points in lines.items():
             if of == what:
-                solid = name in ("triton", "cudnn", "default")
-                style = "-" if solid else "-." if name == "xla-masked" else "--" if name.startswith("xla") else ":"
-                axes.plot(*zip(*points, strict=True), style, color=colors[case], marker=".", label=f"{case}, {name}")
-        axes.set(xscale="log", yscale="log", xlabel="tokens per sequence", ylabel="ms per sequence")
-        ticks = sorted({row["T"] for row in report["results"]})
+                look = looks[case] | {"linestyle": line_style(name)}
+                axes.plot(*zip(*points, strict=True), **look, markersize=4.5, linewidth=1.5)
+        axes.set(xscale="log", yscale="log", xlabel="tokens per sequence")
         axes.set_xticks(ticks, [f"{T:,}" for T in ticks])
         axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="0.9")
+        axes.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
         axes.set_title({"forward": "forward", "training": "forward and backward"}[what], fontsize=10, loc="left")
-        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    n = report["settings"]
-    figure.suptitle(f"{n['H']} heads of {n['K']}, {n['dtype']}, {report['machine']['device']}", fontsize=10)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    panels[0].set_ylabel("ms per sequence")
+    handles = []
+    for case in CASES:
+        if any(case == drawn for drawn, _, _ in lines):
+            look = looks[case]
+            handles.append(Line2D([], [], **look, markersize=4.5, label=case))
+    by_style: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for _, name, _ in lines):
+        by_style.setdefault(line_style(name), []).append(name)
+    for linestyle, names in by_style.items():
+        look = {"linestyle": linestyle, "color": "0.3"}
+        handles.append(Line2D([], [], **look, label=", ".join(names)))
+    figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9, handlelength=3)
+    n = written["settings"]
+    title = f"{n['H']} heads of {n['K']}, {n['dtype']}, {written['machine']['device']}"
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    plot.save(figure, path)
 
 
 def main(argv: list[str]) -> None:
     """Measure, print and write as it goes."""
-    del argv
-    given: Any = flags.FLAGS
+    given = FLAGS.parse_args(argv)
     quick = given.quick or (jax.default_backend() == "cpu" and not given.cpu_table)
     cases = given.cases or CASES
-    for case in cases:
-        if case not in CASES:
-            raise UserError(f"--cases={case}: no such case.{nearest(case, CASES)}")
+    options.check_known("cases", cases, CASES)
     if quick:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 2, 16, C=64), "float32", {256: 2, 512: 1}, 3, 0.02
     elif given.cpu_table:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 4, 64, itemsize=4), "float32", CPU_LENGTHS, 5, 0.1
     else:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 12, 64), "bfloat16", LENGTHS, 5, 0.1
-    lengths = {int(T): lengths.get(int(T), 1) for T in given.lengths} or lengths
+    lengths = {T: lengths.get(T, 1) for T in given.lengths} or lengths
     settings = {"H": n.H, "K": n.K, "C": n.C, "window": n.window, "dtype": dtype, "repeats": repeats}
-    report: dict[str, Any] = {"machine": machine(), "settings": settings, "results": []}
-    path = Path(given.json or f"benchmarks/results/kernels{'_cpu' if given.cpu_table else ''}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    print(COLUMNS)
+    written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": []}
+    recorded = report.load(given.against) if given.against else None
+    recorded_ms = {key(row): row["ms"] for row in recorded["results"] if "error" not in row} if recorded else {}
+    if recorded:
+        print("\n".join(report.differences(written, recorded)))
+    whole = not (quick or given.cases or given.lengths or given.against)
+    path = options.destination(given.json, "kernels_cpu" if given.cpu_table else "kernels", recorded=whole)
+    print(TABLE.header())
     for row in run(cases, lengths, n, dtype=dtype, repeats=repeats, call_s=call_s, budget_s=given.seconds):
-        report["results"].append(row)
-        print(line(row), flush=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
-    if any("error" not in row for row in report["results"]):
-        plot(report, path.with_suffix(".png"))
+        written["results"].append(row)
+        print(line(row, recorded_ms.get(key(row))), flush=True)
+        report.save(path, written)
+    if any("error" not in row for row in written["results"]):
+        plot_report(written, path.with_suffix(".png"))
     print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_bool("quick", False, "Two short lengths, as on a CPU.")
-    flags.DEFINE_bool("cpu_table", False, "4 heads of 64 in float32, 512 to 8,192 tokens.")
-    flags.DEFINE_list("lengths", [], "Sequence lengths; 2048, 8192, 32768 and 102400 by default.")
-    flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}; all by default.")
-    flags.DEFINE_float("seconds", 420, "Begin no further measurement after so many seconds.")
-    flags.DEFINE_string("json", "", "Where the report goes; empty: benchmarks/results/kernels.json, kernels_cpu.json.")
-    app.run(main)
+    run_command(main)

@@ -8,21 +8,28 @@ clock as nvidia-smi samples them, joules per call, and the joules that as many F
 at its power limit gets faster by spending less energy, and by nothing else. Writes benchmarks/results/power.json.
 """
 
-import json
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__)
+FLAGS.add_argument("--length", type=int, default=102400, help="tokens of the one sequence (102400)")
+FLAGS.add_argument("--seconds", type=float, default=3, help="per case (3)")
+options.parse_early(FLAGS, __name__)
+
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
 
-from benchmarks import kernels, limits
-from benchmarks.train_step import machine
+from benchmarks import kernels
+from benchmarks.harness import limits, report
+from benchmarks.harness.machine import machine
+from benchmarks.harness.timing import calls_within
+from seqjax.errors import UserError, run_command
 
 PRODUCT = 8192  # rows and columns of the matrices that are multiplied
 QUERY = [
@@ -32,14 +39,21 @@ QUERY = [
     "-i",
     "0",
 ]
+TABLE = report.Table(
+    24,
+    (
+        report.Column("ms", "ms", ">9.3f"),
+        report.Column("watts", "W", ">7.0f"),
+        report.Column("mhz", "MHz", ">7.0f"),
+        report.Column("joules", "J", ">8.3f"),
+        report.Column("product_joules", "J of a product", ">16.3f"),
+    ),
+)
 
 
 def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
     """Repeats a call and reads power and clock meanwhile, but for the first third, in which they settle."""
-    jax.block_until_ready(call())
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    calls = max(1, round(seconds / (time.perf_counter() - start)))
+    calls = calls_within(call, seconds)
     meter = subprocess.Popen([*QUERY, "-lms", "100"], stdout=subprocess.PIPE, text=True)
     assert meter.stdout is not None
     try:
@@ -62,8 +76,10 @@ def sampled(call: Callable[[], Any], seconds: float) -> dict[str, float]:
 
 def main(argv: list[str]) -> None:
     """Measure, print, write."""
-    del argv
-    n = limits.Sizes(1, flags.FLAGS.length, 12, 64)
+    given = FLAGS.parse_args(argv)
+    if jax.default_backend() != "gpu":
+        raise UserError("benchmarks.power asks nvidia-smi, and JAX sees no GPU here; run it on a machine with one.")
+    n = limits.Sizes(1, given.length, 12, 64)
     q, k, v, _ = kernels.operands(n, "bfloat16")
     a = jax.random.normal(jax.random.key(1), (PRODUCT, PRODUCT), jnp.bfloat16)
     product = jax.jit(jnp.matmul)
@@ -76,24 +92,18 @@ def main(argv: list[str]) -> None:
     ):
         f = jax.jit(kernels.function(case, name, n))
         cases[f"{case} {name}"] = (partial(f, q, k, v), limits.total(limits.phases(case, n)[0]).flops)
-    rows = {}
-    print(f"{'':<24}{'ms':>9}{'W':>7}{'MHz':>7}{'J':>8}{'J of a product':>16}")
+    rows: dict[str, dict[str, float]] = {}
+    written: dict[str, Any] = {"machine": machine(), "length": n.T, "results": rows}
+    path = options.destination(given.json, "power", recorded=True)
+    print(TABLE.header())
     for name, (call, flops) in cases.items():
-        row = sampled(call, flags.FLAGS.seconds)
+        row = sampled(call, given.seconds)
         per_flop = rows["product"]["joules"] / cases["product"][1] if rows else row["joules"] / flops
         rows[name] = row | {"product_joules": per_flop * flops}
-        print(
-            f"{name:<24}{row['ms']:>9.3f}{row['watts']:>7.0f}{row['mhz']:>7.0f}{row['joules']:>8.3f}"
-            f"{per_flop * flops:>16.3f}",
-            flush=True,
-        )
-    path = Path(flags.FLAGS.json)
-    path.write_text(json.dumps({"machine": machine(), "length": n.T, "results": rows}, indent=1) + "\n")
+        print(TABLE.row(name, rows[name]), flush=True)
+        report.save(path, written)
     print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("length", 102400, "Tokens of the one sequence.")
-    flags.DEFINE_float("seconds", 3, "Per case.")
-    flags.DEFINE_string("json", "benchmarks/results/power.json", "Where the report goes.")
-    app.run(main)
+    run_command(main)

@@ -1,13 +1,26 @@
-"""Where a training step's time goes: `python -m benchmarks.profile_step --mixers=a,b [--size=110m] [--top=12]`.
+"""Where a training step's time goes:
+
+    python -m benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12]
 
 Runs the step of `benchmarks.train_step` under JAX's profiler and adds up the device's kernels: first by part of the
 model (the named scopes mixer, mlp, loss, optimizer; forward, backward, or computed again for it), then the kernels that
 take longest, each with the operation that XLA says it came from and the shape that it writes. Idle is what the device
-waited between kernels. Writes benchmarks/results/profile_step.json.
+waited between kernels. Writes benchmarks/results/profile_step.json; a quick or partial run
+writes to runs/benchmarks/.
 """
 
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, quick="the debug size, as on a CPU")
+FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these configs; all by default")
+FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
+FLAGS.add_argument("--batch", type=int, default=16, help="sequences per step (16)")
+FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
+FLAGS.add_argument("--top", type=int, default=12, help="kernels to list (12)")
+FLAGS.add_argument("--seconds", type=float, default=480, help="begin no further architecture after so many (480)")
+options.parse_early(FLAGS, __name__)
+
 import collections
-import json
 import re
 import tempfile
 import time
@@ -15,9 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags
 
 from benchmarks import train_step
+from benchmarks.harness import report
+from benchmarks.harness.configs import chosen, configured
+from benchmarks.harness.machine import machine
+from benchmarks.harness.timing import seconds_per_call
+from seqjax.config import Config
+from seqjax.errors import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\],{}: ]*?[\])}]\)?) ([\w\-]+)\(")
@@ -75,18 +93,14 @@ def kernels(directory: str) -> tuple[list[tuple[str, float]], float]:
     return events, wall
 
 
-def profile(config: Any, *, steps: int) -> dict[str, Any]:
+def profile(config: Config, *, steps: int) -> dict[str, Any]:
     """Milliseconds per step: by part, by kernel, idle."""
-    _, compiled, _, state, tokens = train_step.prepare(config)
-    known = instructions(compiled.as_text())
-    for _ in range(3):
-        state, _ = compiled(state, tokens)
-    jax.block_until_ready(state)
+    stepper = train_step.Stepper(config)
+    known = instructions(stepper.compiled.as_text())
+    seconds_per_call(stepper, calls=3, repeats=1)
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
-            for _ in range(steps):
-                state, _ = compiled(state, tokens)
-            jax.block_until_ready(state)
+            seconds_per_call(stepper, calls=steps, repeats=1)
         events, wall = kernels(directory)
     parts: dict[str, float] = collections.defaultdict(float)
     # unrolled layers have a kernel each, which differ in a number at the end of their names
@@ -125,30 +139,22 @@ def show(name: str, result: dict[str, Any], top: int) -> None:
 
 def main(argv: list[str]) -> None:
     """Profile one after the other."""
-    del argv
-    given: Any = flags.FLAGS
+    given = FLAGS.parse_args(argv)
     quick = given.quick or jax.default_backend() == "cpu"
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
-    report: dict[str, Any] = {"machine": train_step.machine(), "results": {}}
-    path, start = Path(given.json), time.monotonic()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name in given.mixers or train_step.names():
+    written: dict[str, Any] = {"machine": machine(), "results": {}}
+    path = options.destination(given.json, "profile_step", recorded=not (quick or given.mixers))
+    start = time.monotonic()
+    for name in chosen(given.mixers):
         if time.monotonic() - start > given.seconds:
             print(f"{name}: not profiled, --seconds={given.seconds} are over")
             continue
-        result = profile(train_step.configured(name, size, batch=batch, seq_len=seq_len), steps=3)
+        result = profile(configured(name, size, batch=batch, seq_len=seq_len), steps=3)
         show(name, result, given.top)
-        report["results"][name] = {**result, "kernels": result["kernels"][:40]}
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        written["results"][name] = {**result, "kernels": result["kernels"][:40]}
+        report.save(path, written)
+    print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_bool("quick", False, "The debug size, as on a CPU.")
-    flags.DEFINE_list("mixers", [], "Only these files of configs/; all by default.")
-    flags.DEFINE_string("size", "110m", "Size of the configs.")
-    flags.DEFINE_integer("batch", 16, "Sequences per step.")
-    flags.DEFINE_integer("seq_len", 2048, "Tokens per sequence.")
-    flags.DEFINE_integer("top", 12, "Kernels to list.")
-    flags.DEFINE_float("seconds", 480, "Begin no further architecture after so many seconds.")
-    flags.DEFINE_string("json", "benchmarks/results/profile_step.json", "Where the report goes.")
-    app.run(main)
+    run_command(main)

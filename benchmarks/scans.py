@@ -6,25 +6,41 @@ ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1'
 state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64). One layer each, 16-bit inputs where
 the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
-largest entry. Writes benchmarks/results/scans.json.
+largest entry. Writes benchmarks/results/scans.json; a quick or
+partial run writes to runs/benchmarks/.
 """
 
-import json
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, quick="small sizes, as on a CPU")
+FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
+FLAGS.add_argument("--batch", type=int, default=16, help="sequences (16)")
+FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
+options.parse_early(FLAGS, __name__)
+
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
 
-from benchmarks.kernels import measure
-from benchmarks.train_step import machine
+from benchmarks.harness import report
+from benchmarks.harness.machine import machine
+from benchmarks.harness.timing import measure
 from kernels_pallas import selective_scan, ssd, state_scan
-from seqjax.errors import UserError, nearest
+from seqjax.errors import run_command
 
 CASES = ("ssd", "selective_scan", "state_scan")
+TABLE = report.Table(
+    26,
+    (
+        report.Column("forward_ms", "forward ms", ">12.3f"),
+        report.Column("training_ms", "training ms", ">13.3f"),
+        report.Column("compiled_bytes", "GiB", ">7.2f", 2**-30),
+        report.Column("difference", "difference", ">12.1e"),
+    ),
+)
 
 
 def normal(i: int, *shape: int, dtype: Any = jnp.float32, scale: float = 1.0) -> jax.Array:
@@ -70,7 +86,7 @@ def difference(got: Any, want: Any) -> float:
 
 
 def run(case: str, B: int, T: int, *, small: bool, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
-    """{implementation: times in ms and error}."""
+    """{implementation: times in ms, bytes, and difference from xla in float32}."""
     given = operands(case, B, T, small=small)
     wide = [x.astype(jnp.float32) for x in given]
 
@@ -94,36 +110,28 @@ def run(case: str, B: int, T: int, *, small: bool, repeats: int, call_s: float) 
             "forward_ms": forward["ms"],
             "training_ms": training["ms"],
             "compiled_bytes": training["compiled_bytes"],
-            "error": difference(both(f)(cotangent, *given), want),
+            "difference": difference(both(f)(cotangent, *given), want),
         }
     return rows
 
 
 def main(argv: list[str]) -> None:
     """Measure, print and write as it goes."""
-    del argv
-    flag: Any = flags.FLAGS
-    small = flag.quick or jax.default_backend() == "cpu"
-    B, T = (2, 256) if small else (flag.batch, flag.seq_len)
-    report: dict[str, Any] = {"machine": machine(), "settings": {"batch": B, "seq_len": T}, "results": {}}
-    path = Path(flag.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{'':<26}{'forward ms':>12}{'training ms':>13}{'GiB':>7}{'error':>10}")
-    for case in flag.cases or CASES:
-        if case not in CASES:
-            raise UserError(f"--cases={case}: no such case.{nearest(case, CASES)}")
-        report["results"][case] = run(case, B, T, small=small, repeats=5, call_s=0.02 if small else 0.1)
-        for name, row in report["results"][case].items():
-            times = f"{row['forward_ms']:>12.3f}{row['training_ms']:>13.3f}{row['compiled_bytes'] / 2**30:>7.2f}"
-            print(f"{case + ' ' + name:<26}{times}{row['error']:>10.1e}", flush=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
+    given = FLAGS.parse_args(argv)
+    cases = given.cases or CASES
+    options.check_known("cases", cases, CASES)
+    small = given.quick or jax.default_backend() == "cpu"
+    B, T = (2, 256) if small else (given.batch, given.seq_len)
+    written: dict[str, Any] = {"machine": machine(), "settings": {"batch": B, "seq_len": T}, "results": {}}
+    path = options.destination(given.json, "scans", recorded=not (small or given.cases))
+    print(TABLE.header())
+    for case in cases:
+        written["results"][case] = run(case, B, T, small=small, repeats=5, call_s=0.02 if small else 0.1)
+        for name, row in written["results"][case].items():
+            print(TABLE.row(f"{case} {name}", row), flush=True)
+        report.save(path, written)
     print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_bool("quick", False, "Small sizes, as on a CPU.")
-    flags.DEFINE_list("cases", [], f"Of {', '.join(CASES)}; all by default.")
-    flags.DEFINE_integer("batch", 16, "Sequences.")
-    flags.DEFINE_integer("seq_len", 2048, "Tokens per sequence.")
-    flags.DEFINE_string("json", "benchmarks/results/scans.json", "Where the report goes.")
-    app.run(main)
+    run_command(main)

@@ -7,10 +7,22 @@ Each is `seqjax.main` in a process of its own, limited regime, on blocks that `s
 first and last training loss, tokens/s as the median of the logged steps after the first quarter (compiling is in the
 first), and the device's peak where it counts one. Names may carry settings, as in `benchmarks.train_step`.
 
-Writes benchmarks/results/short_runs_SIZE.json after every run and prints a Markdown table at the end.
+Writes benchmarks/results/short_runs_SIZE.json after every run (a run of some mixers only: runs/benchmarks/) and prints
+a Markdown table at the end.
 """
 
-import json
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__)
+FLAGS.add_argument("--data", required=True, help="blocks that seqjax.data.prepare made")
+FLAGS.add_argument("--size", default="debug", help="size of the configs (debug)")
+FLAGS.add_argument("--steps", type=int, default=200, help="optimiser steps (200)")
+FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these configs; all by default")
+FLAGS.add_argument("--set", type=options.words, default=[], help="more settings for every run, key=value")
+FLAGS.add_argument("--runs", default="runs/short", help="where the workdirs go (runs/short)")
+FLAGS.add_argument("--seconds", type=float, default=86_400, help="begin no further run after so many (86400)")
+options.parse_early(FLAGS, __name__)
+
 import statistics
 import subprocess
 import sys
@@ -18,10 +30,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
-from benchmarks.train_step import label, machine, names
+from benchmarks.harness import report
+from benchmarks.harness.configs import chosen, label
+from benchmarks.harness.machine import machine
 from seqjax.data.slimpajama import NAMES, REGIMES
+from seqjax.errors import run_command
+from seqjax.files import read_json
 from seqjax.training import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +64,7 @@ def read(workdir: Path) -> dict[str, Any]:
     rates = [row["tokens_per_s"] for row in steps[len(steps) // 4 :]]
     peaks = [row["device_peak_gib"] for row in steps if row.get("device_peak_gib")]
     return {
-        "parameters": json.loads((workdir / "run.json").read_text())["parameters"],
+        "parameters": read_json(workdir / "run.json")["parameters"],
         "steps": steps[-1]["step"],
         "tokens": steps[-1]["tokens"],
         "tokens_per_s": statistics.median(rates),
@@ -61,16 +75,15 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown, lowest in-domain loss first."""
+    """Markdown, lowest in-domain loss first, then what failed."""
     done = {name: r for name, r in results.items() if "error" not in r}
     domains = [d for d in NAMES if any(d in r["loss"] for r in done.values())]
-    head = ["run", "parameters (M)", "tokens/s", "GiB", "train loss, first and last", *domains]
-    rows = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
 
     def in_domain(item: tuple[str, Any]) -> float:
         losses = item[1]["loss"]
         return sum(losses[d] for d in losses if d in REGIMES["limited"].train)
 
+    rows = []
     for name, r in sorted(done.items(), key=in_domain):
         peak = f"{r['device_peak_gib']:.1f}" if r["device_peak_gib"] else "-"
         first, last = r["train_loss"]
@@ -81,40 +94,33 @@ def table(results: dict[str, Any]) -> str:
             peak,
             f"{first:.2f} {last:.2f}",
         ]
-        rows.append("| " + " | ".join([*cells, *(f"{r['loss'][d]:.3f}" for d in domains)]) + " |")
-    rows += [f"{label(name)}: {r['error']}" for name, r in results.items() if "error" in r]
-    return "\n".join(rows)
+        rows.append([*cells, *(f"{r['loss'][d]:.3f}" for d in domains)])
+    headings = ["run", "parameters (M)", "tokens/s", "GiB", "train loss, first and last", *domains]
+    failed = [f"{label(name)}: {r['error']}" for name, r in results.items() if "error" in r]
+    return "\n".join([report.markdown(headings, rows), *failed])
 
 
 def main(argv: list[str]) -> None:
-    """Run one after the other, or several at a time on a CPU with cores to spare."""
-    del argv
-    given: Any = flags.FLAGS
-    out, runs = Path(given.json or f"benchmarks/results/short_runs_{given.size}.json"), Path(given.runs)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    """Run one after the other."""
+    given = FLAGS.parse_args(argv)
+    path = options.destination(given.json, f"short_runs_{given.size}", recorded=not given.mixers)
+    runs = Path(given.runs)
     settings = [
         "data.corpus=blocks", "data.tokenizer=mixtral", f"data.path={Path(given.data).resolve()}",
         f"train.steps={given.steps}", "model.vocab_size=32000", "log.every=10", *filter(None, given.set),
     ]  # fmt: skip
-    report: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
+    written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
     start = time.monotonic()
-    for name in given.mixers or names():
+    for name in chosen(given.mixers):
         workdir = runs / f"{given.size}-{label(name).replace(' ', '-')}"
         left = given.seconds - (time.monotonic() - start)
         error = "not run: out of time" if left < 20 else train(name, workdir, settings, size=given.size, timeout=left)
-        report["results"][name] = {"error": error} if error else read(workdir)
-        out.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{label(name):<28}{error or report['results'][name]['loss']}", flush=True)
-    print(table(report["results"]))
+        written["results"][name] = {"error": error} if error else read(workdir)
+        report.save(path, written)
+        print(f"{label(name):<28}{error or written['results'][name]['loss']}", flush=True)
+    print(table(written["results"]))
+    print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", None, "Blocks that seqjax.data.prepare made.", required=True)
-    flags.DEFINE_string("size", "debug", "Size of the configs.")
-    flags.DEFINE_integer("steps", 200, "Optimiser steps.")
-    flags.DEFINE_list("mixers", [], "Only these files of configs/; all by default.")
-    flags.DEFINE_list("set", [], "More settings for every run, key=value.")
-    flags.DEFINE_string("runs", "runs/short", "Where the workdirs go.")
-    flags.DEFINE_float("seconds", 86_400, "Begin no further run after so many seconds.")
-    flags.DEFINE_string("json", "", "Where the report goes.")
-    app.run(main)
+    run_command(main)

@@ -6,6 +6,15 @@ Times one kernel at a time over candidate tiles, the table's entry first, and pr
 Nothing is written: the winner goes into kernels_pallas/top1_element/triton/tile_sizes.py by hand, with its reason.
 """
 
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, writes=False)
+FLAGS.add_argument("--kernels", type=options.words, default=["forward", "dq", "dk"], help="(forward,dq,dk)")
+FLAGS.add_argument("--length", type=int, default=32768, help="tokens (32768)")
+FLAGS.add_argument("--dim", type=int, default=64, help="head dim (64)")
+FLAGS.add_argument("--seconds", type=float, default=300, help="begin nothing after so many (300)")
+options.parse_early(FLAGS, __name__)
+
 import statistics
 import time
 from collections.abc import Callable
@@ -14,13 +23,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
 
-from benchmarks import limits
-from benchmarks.kernels import operands, time_ms
+from benchmarks.harness import limits
+from benchmarks.harness.timing import time_ms
+from benchmarks.kernels import operands
 from kernels_pallas import device
 from kernels_pallas.top1_element.triton import tile_sizes
+from seqjax.errors import UserError, run_command
 
+KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; what is not used is not run
 
 
@@ -55,11 +66,12 @@ def call(kernel: str, args: tuple) -> Callable:
 
 def main(argv: list[str]) -> None:
     """Measure and print."""
-    del argv
-    given: Any = flags.FLAGS
-    args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")
+    given = FLAGS.parse_args(argv)
+    options.check_known("kernels", given.kernels, KERNELS)
     capability = device.compute_capability()
-    assert capability is not None, "needs a GPU"
+    if capability is None:
+        raise UserError("benchmarks.tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
+    args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")
     begin = time.monotonic()
     for kernel in given.kernels:
         entry = "forward" if kernel == "evaluate" else kernel
@@ -82,8 +94,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("kernels", ["forward", "dq", "dk"], "Of forward, evaluate, dq, dk, dkv.")
-    flags.DEFINE_integer("length", 32768, "Tokens.")
-    flags.DEFINE_integer("dim", 64, "Head dim.")
-    flags.DEFINE_float("seconds", 300, "Begin nothing after so many seconds.")
-    app.run(main)
+    run_command(main)

@@ -5,8 +5,8 @@ float32 residual stream.
 
 python -m seqjax.main --config=configs/based.py:110m
 
-One H200, 443k tokens/s; 200 steps end at 5.11 / 5.22 nats in domain (docs/mixers.md, with the settings). A full run and
-the other sizes: not run.
+On one H200 110m trains at 443k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.11 nats on CommonCrawl and 5.22
+on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
 """
 
 from seqjax import presets

@@ -3,9 +3,9 @@
 python -m seqjax.main --config=configs/top1_chunk.py         two CPU cores, 3 minutes: prose 1.81, doctest 1.79 nats
 python -m seqjax.main --config=configs/top1_chunk.py:110m
 
-110m on one H200: 499k tokens/s at batch 16 of 2,048 (docs/mixers.md). 1,580 steps of 65,536 tokens ended at 3.11 nats
-on CommonCrawl, 2.95 on C4, after 7m22s with the `xla` backend, before the Triton kernels (docs/reproduce.md has the
-settings). The paper's length and the other sizes: not run.
+On one H200 110m trains at 499k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run with the
+`xla` backend alone, 1,580 steps of 65,536 tokens, took 7m22s and ended at 3.11 nats on CommonCrawl and 2.95 on C4
+(docs/results/first_110m.md has the settings). The paper's length and the other sizes: not run.
 """
 
 from seqjax import presets

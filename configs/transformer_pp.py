@@ -2,9 +2,9 @@
 
 python -m seqjax.main --config=configs/transformer_pp.py:110m
 
-One H200: 514k tokens/s at batch 16 of 2,048 (docs/mixers.md). 1,580 steps of 65,536 tokens took 4m18s and ended at 3.20
-nats on CommonCrawl, 3.04 on C4 (3.13 and 2.96 with QK norm; docs/reproduce.md has the settings). The paper's length and
-the other sizes: not run.
+On one H200 110m trains at 514k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run of 1,580
+steps of 65,536 tokens took 4m18s (412k tokens/s) and ended at 3.20 nats on CommonCrawl and 3.04 on C4, at 3.13 and 2.96
+with QK norm (docs/results/first_110m.md has the settings). The paper's length and the other sizes: not run.
 """
 
 from seqjax import presets

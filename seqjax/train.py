@@ -19,7 +19,7 @@ from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
-from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
+from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, to_devices
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
@@ -27,7 +27,7 @@ from seqjax.training.log import TrainLog
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.signals import StopRequest
-from seqjax.training.step import init_state, make_eval_step, make_train_step, state_shardings
+from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
 
 
 def train(config: Config, workdir: Path) -> bool:
@@ -40,12 +40,7 @@ def train(config: Config, workdir: Path) -> bool:
     if lead:
         workdirs.save_config(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
-    micro_batch = config.train.batch_size // config.train.accumulate
-    if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
-        raise UserError(
-            f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "
-            f"fsdp={mesh.shape['fsdp']} devices; change config.train.batch_size, .accumulate or config.mesh."
-        )
+    require_divisible(config.train.batch_size // config.train.accumulate, mesh)
 
     # ------------------------------------------------------------------------------------------------------ data
     corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size)
@@ -68,11 +63,8 @@ def train(config: Config, workdir: Path) -> bool:
     shapes = jax.eval_shape(init_fn)
     state_sharding, unsharded = state_shardings(mesh, model, optimizer, shapes), replicated(mesh)
     tokens_sharding = batch_sharding(mesh, leading=1)
-    train_step = jax.jit(
-        make_train_step(model, optimizer, schedule(config.optim, n_steps)),
-        donate_argnums=0,
-        in_shardings=(state_sharding, tokens_sharding),
-        out_shardings=(state_sharding, unsharded),
+    train_step = jit_train_step(
+        model, optimizer, schedule(config.optim, n_steps), state=state_sharding, tokens=tokens_sharding
     )
     eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 

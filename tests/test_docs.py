@@ -50,7 +50,7 @@ def test_the_example_mixer_is_causal_and_decodes(model):
 
 def test_links_lead_somewhere():
     root = DOCS.parent
-    for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
+    for page in [root / "README.md", root / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

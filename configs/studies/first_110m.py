@@ -1,4 +1,4 @@
-"""The runs of docs/reproduce.md: Transformer++ and Top-1 Chunk at 110M, read from their recorded metrics.
+"""The runs of docs/results/first_110m.md: Transformer++ and Top-1 Chunk at 110M, read from their recorded metrics.
 
     python -m seqjax.study --study=configs/studies/first_110m.py --out=docs/results/first_110m
 

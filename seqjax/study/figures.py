@@ -3,10 +3,13 @@
 import math
 from pathlib import Path
 
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from seqjax.study.protocol import Point
+
+# Okabe and Ito's palette, which colour-blind readers can distinguish; each repetition of it has another marker.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+MARKERS = ("o", "^", "s", "D")
 
 
 def against_training_loss(
@@ -15,7 +18,7 @@ def against_training_loss(
     """Plot each domain's loss over the training loss; the lower line generalises better at equal training loss."""
     columns = min(3, len(domains))
     rows = math.ceil(len(domains) / columns)
-    figure = Figure(figsize=(3.7 * columns, 3.5 * rows), layout="constrained")
+    figure = Figure(figsize=(3.5 * columns + 2, 3.5 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, squeeze=False)
     largest_shown = min(min(p.train_loss for p in points) for points in runs.values()) + 1.0
     for i, domain in enumerate(domains):
@@ -25,10 +28,10 @@ def against_training_loss(
             panel.plot(
                 [p.train_loss for p in shown],
                 [p.domains[domain] for p in shown],
-                marker="o",
+                marker=MARKERS[j // len(COLORS) % len(MARKERS)],
                 markersize=3.5,
                 linewidth=1.3,
-                color=colormaps["tab10"](j),
+                color=COLORS[j % len(COLORS)],
                 label=name,
             )
         panel.set_title(domain, loc="left", fontsize=10)
@@ -41,6 +44,6 @@ def against_training_loss(
     for empty in list(axes.flat)[len(domains) :]:
         empty.set_visible(False)
     axes[0][0].invert_xaxis()  # The axis is shared; inverted, training goes from left to right.
-    axes[0][0].legend(frameon=False, fontsize=8.5)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8.5, loc="outside right center")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)

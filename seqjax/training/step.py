@@ -1,12 +1,12 @@
 """The pure functions of training: initialisation, the optimiser step and the evaluation steps."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy
@@ -79,6 +79,26 @@ def make_train_step(
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
 
     return train_step
+
+
+def jit_train_step(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    state: TrainState,
+    tokens: NamedSharding,
+) -> Any:
+    """Return `make_train_step` under `jax.jit`, for a state and tokens int32 [A, B, T + 1] with these shardings.
+
+    The buffers of the input state are donated to the output state. Call it inside `jax.set_mesh`.
+    """
+    return jax.jit(
+        make_train_step(model, optimizer, schedule),
+        donate_argnums=0,
+        in_shardings=(state, tokens),
+        out_shardings=(state, replicated(cast(Mesh, tokens.mesh))),
+    )
 
 
 def make_eval_step(model: Model) -> Callable[[Params, Array], Array]:

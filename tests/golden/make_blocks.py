@@ -4,8 +4,7 @@
 
 The archive is what counts, not this script: checkpoints in workdirs/ and losses.json belong to these very blocks, so
 making them anew (another zstandard or array_record is enough to change bytes) asks for making those anew too. Every
-domain has its own words. CommonCrawl and C4 can be trained on; in validation arXiv has a single block, so that
-evaluating on two takes one of its training blocks, and the others have more than are asked for.
+domain has its own words. In validation arXiv has a single block, so that most it is evaluated on are training blocks.
 """
 
 import json

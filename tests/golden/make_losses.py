@@ -39,7 +39,7 @@ SETTINGS = {
     "optim.lr": 0.01,
     "optim.warmup_steps": 2,
     "eval.every": 3 * 4 * 136,
-    "eval.tokens": 2 * 136,
+    "eval.tokens": 20 * 136,  # every block there is, so that it does not matter which would be chosen
     "checkpoint.every": 0,
     "log.every": 1,
     "log.tensorboard": False,

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import train_step
+from benchmarks.harness import configs
 from seqjax.models import Model
 from seqjax.models.remat import ATTENTION_NAMES
 from seqjax.nn import params as params_lib
@@ -94,7 +94,7 @@ def test_remat_dots_runs_no_product_and_no_selection_twice(mixer):
 def test_remat_dots_leaves_room_at_the_longest_context():
     """What the backward pass reads of RWKV-7's shell at 102,400 tokens, the widest of all: half of an 80 GB GPU."""
     name = "rwkv7_shell:model.dtype=bfloat16"
-    config = train_step.configured(name, "135m_100k", batch=1, seq_len=102_400, remat="dots")
+    config = configs.configured(name, "135m_100k", batch=1, seq_len=102_400, remat="dots")
     model = Model(config.model, max_len=config.train.seq_len)
     tokens = jax.ShapeDtypeStruct((1, config.train.seq_len + 1), jnp.int32)
     read = jax.eval_shape(lambda p, t: jax.vjp(lambda p: model.loss(p, t)[0], p)[1], model.shapes, tokens)

@@ -1,14 +1,12 @@
-"""The parts of benchmarks.kernels and benchmarks.decode: their counts, and a run of a few milliseconds."""
+"""The parts of benchmarks.kernels: its counts, and a run of a few milliseconds."""
 
 import json
-import sys
-import time
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-from benchmarks import decode, kernels, limits, power, scans
+from benchmarks import kernels
+from benchmarks.harness import limits
 
 TINY = limits.Sizes(1, 0, 2, 8, C=16, window=8, itemsize=4)
 
@@ -49,7 +47,7 @@ def test_a_tiny_run_measures_every_case(tmp_path) -> None:
         assert row["ms"] > 0
         assert row["case"] in kernels.line(row)
     report = {"machine": {"device": "a test"}, "settings": {"H": 2, "K": 8, "dtype": "float32"}, "results": rows}
-    kernels.plot(json.loads(json.dumps(report)), tmp_path / "kernels.png")
+    kernels.plot_report(json.loads(json.dumps(report)), tmp_path / "kernels.png")
     assert (tmp_path / "kernels.png").stat().st_size > 1000
 
 
@@ -61,46 +59,3 @@ def test_over_budget_is_said() -> None:
 def test_a_rate_beside_its_limit() -> None:
     row = kernels.rated({"ms": 2.0}, [limits.Work(1e12, 1e9), limits.Work(1e12, 4e9)], limits.Device(1e15, 1e12, 1e12))
     assert row == {"ms": 2.0, "tflops": 1000.0, "gbytes_per_s": 2500.0, "limit_ms": 5.0, "times_limit": 0.4}
-
-
-def test_decoding_in_a_tiny_run(tmp_path, capsys) -> None:
-    n = decode.Sizes(2, 64, 2, 8, 16, spare=5, dtype="float32")
-    rows = decode.run(n, 1, repeats=1, seconds=0)
-    assert not [row for row in rows if "error" in row]
-    assert rows[0]["bytes"] == 2 * 59 * 2 * 2 * 8 * 4
-    assert {row["case"] for row in rows} == {"attention", "element", "chunk-exact", "chunk-approx"}
-    assert "chunk-approx xla" in capsys.readouterr().out
-    settings = n._asdict() | {"layers": 1}
-    decode.plot({"machine": {"device": "a test"}, "settings": settings, "results": rows}, tmp_path / "decode.png")
-    assert (tmp_path / "decode.png").stat().st_size > 1000
-
-
-def test_decoding_cases_agree_with_each_other() -> None:
-    n = decode.Sizes(2, 64, 2, 8, 16, spare=5, dtype="float32")
-    operands = decode.layer_operands(n, jax.random.key(0))
-    outs = [decode.function("attention", name, n)(*operands, jnp.asarray(n.length)) for name in ("step", "jax.nn")]
-    assert abs(outs[0] - outs[1]).max() < 1e-5
-
-
-def test_power_is_the_mean_of_what_the_meter_says(monkeypatch) -> None:
-    lines = "\\n".join(["9, 9, 700"] * 4 + ["600, 1500, 700", "640, 1700, 700"] * 4 + ["9, 9, 700"])
-    monkeypatch.setattr(power, "QUERY", [sys.executable, "-c", f"print('{lines}', flush=True)"])
-    row = power.sampled(lambda: time.sleep(0.01), seconds=0.02)
-    assert (row["watts"], row["mhz"], row["limit_watts"]) == (620, 1600, 700)
-    assert row["joules"] == pytest.approx(row["ms"] * 0.62)
-    monkeypatch.setattr(power, "QUERY", [sys.executable, "-c", "print('1, 2, 3')"])
-    with pytest.raises(RuntimeError, match="raise --seconds"):
-        power.sampled(lambda: None, seconds=0.01)
-
-
-@pytest.mark.parametrize("case", scans.CASES)
-def test_recurrences_in_a_tiny_run(case) -> None:
-    rows = scans.run(case, 1, 64, small=True, repeats=1, call_s=0)
-    assert "xla" in rows
-    assert all(row["forward_ms"] > 0 and row["training_ms"] > 0 for row in rows.values())
-
-
-def test_the_error_is_that_of_the_worst_result() -> None:
-    want = jnp.array([1.0, -4.0]), jnp.array([2.0])
-    assert scans.difference((jnp.array([1.0, -3.0]), jnp.array([2.2])), want) == pytest.approx(0.25)
-    assert scans.difference(want, want) == 0

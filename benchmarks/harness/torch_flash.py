@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.limits import Sizes
+from benchmarks.harness.limits import Sizes
 
 
 def is_available() -> bool:

@@ -5,7 +5,8 @@ import math
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import drift, train_step
+from benchmarks import drift
+from seqjax import presets
 
 
 def test_relative_is_the_norm_over_all_leaves():
@@ -21,7 +22,7 @@ def test_the_table_has_a_row_per_mixer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", train_step.names())
+@pytest.mark.parametrize("name", presets.names())
 def test_bfloat16_stays_within_its_roundings(name):
     result = drift.measure(name)
     numbers = [result[key] for key in ("loss", "loss_difference", "logits", "gradients")]

@@ -1,0 +1,59 @@
+"""The flags of a benchmark, in one style: `--name=value`, and commas in lists. Imports nothing heavy.
+
+A script defines its flags before its other imports and calls `parse_early`, so that `--help` and a misspelt flag are
+answered before JAX is loaded.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from seqjax.errors import UserError, nearest
+
+RECORDED = Path("benchmarks/results")
+UNRECORDED = Path("runs/benchmarks")  # git ignores it
+
+
+def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.ArgumentParser:
+    """A parser whose help is a docstring, with `--json` if the script writes, and `--quick` if that has a help text."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if writes:
+        parser.add_argument("--json", default="", help="where the report goes, and a plot beside it")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def parse_early(parser: argparse.ArgumentParser, module: str) -> None:
+    """Answer `--help` and refuse unknown flags if `module`, a `__name__`, is what Python was asked to run."""
+    if module == "__main__":
+        parser.parse_args()
+
+
+def words(text: str) -> list[str]:
+    """The type of a flag that holds a list: "a,b" -> ["a", "b"]."""
+    return [word for word in text.split(",") if word]
+
+
+def integers(text: str) -> list[int]:
+    """The type of a flag that holds a list of numbers: "1,2" -> [1, 2]."""
+    return [int(word) for word in words(text)]
+
+
+def check_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `UserError` for the first of `given` that is not `known`."""
+    known = list(known)
+    for word in given:
+        if word not in known:
+            raise UserError(f"--{flag}={word}: there is no such thing.{nearest(word, known)}")
+
+
+def destination(given: str, name: str, *, recorded: bool) -> Path:
+    """Where a report goes: as `--json` says, else among the recorded results, which only a whole run may replace."""
+    return Path(given) if given else (RECORDED if recorded else UNRECORDED) / f"{name}.json"

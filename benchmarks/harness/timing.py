@@ -1,0 +1,44 @@
+"""How long a call takes on a device that works behind the host's back: enqueue several calls, wait once."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def seconds_per_call(call: Callable[[], Any], *, calls: int, repeats: int) -> list[float]:
+    """One number per repeat; `call` returns what to wait for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = call()
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / calls)
+    return times
+
+
+def calls_within(call: Callable[[], Any], seconds: float, *, at_most: int | None = None) -> int:
+    """How many calls take about `seconds`, at least one; runs the call twice, because the first may still load code."""
+    jax.block_until_ready(call())
+    calls = max(1, round(seconds / seconds_per_call(call, calls=1, repeats=1)[0]))
+    return calls if at_most is None else min(at_most, calls)
+
+
+def time_ms(call: Callable[[], Any], *, repeats: int, seconds: float) -> list[float]:
+    """Milliseconds per call, one number per repeat of about `seconds`."""
+    calls = calls_within(call, seconds, at_most=100)
+    return [1e3 * s for s in seconds_per_call(call, calls=calls, repeats=repeats)]
+
+
+def measure(f: Callable, args: tuple, *, repeats: int, seconds: float) -> dict[str, Any]:
+    """Compile `f` for `args` and time it: median and runs in ms, and what XLA reserves in bytes."""
+    start = time.perf_counter()
+    compiled = jax.jit(f).lower(*args).compile()
+    compile_s = time.perf_counter() - start
+    memory: Any = compiled.memory_analysis()
+    runs = time_ms(lambda: compiled(*args), repeats=repeats, seconds=seconds)
+    parts = (memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)
+    return {"ms": statistics.median(runs), "runs": runs, "compiled_bytes": sum(parts), "compile_s": compile_s}

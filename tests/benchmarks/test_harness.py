@@ -1,0 +1,126 @@
+"""What the benchmarks share: flags, files, tables, timing, names of models, and the scripts' help."""
+
+import json
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from benchmarks.harness import configs, options, plot, report, timing
+from benchmarks.harness.machine import machine
+from seqjax import presets
+from seqjax.errors import UserError
+from tests import support
+
+SCRIPTS = sorted(p.stem for p in (support.ROOT / "benchmarks").glob("*.py") if p.stem != "__init__")
+
+ASK_FOR_HELP = """
+import runpy, sys
+for script in sys.argv[1:]:
+    sys.argv = ["benchmarks/" + script + ".py", "--help"]
+    try:
+        runpy.run_module("benchmarks." + script, run_name="__main__")
+    except SystemExit as end:
+        assert end.code == 0, (script, end.code)
+    else:
+        raise AssertionError(script + " ignores --help")
+    heavy = {"jax", "numpy", "matplotlib", "flax", "grain", "torch"} & set(sys.modules)
+    assert not heavy, (script, heavy)
+"""
+
+
+def test_help_of_every_script_loads_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_FOR_HELP, *SCRIPTS], cwd=support.ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for script in SCRIPTS:
+        assert f"usage: python -m benchmarks.{script} " in done.stdout
+        assert f"    python -m benchmarks.{script} [" in done.stdout.replace(f"{script} --data=DIR", f"{script} [")
+
+
+def test_flags_of_lists_and_unknown_words() -> None:
+    parser = options.flags("What it does.", quick="small")
+    parser.add_argument("--cases", type=options.words, default=[])
+    parser.add_argument("--lengths", type=options.integers, default=[])
+    given = parser.parse_args(["--cases=a,b", "--lengths=2048,102400", "--quick"])
+    assert (given.cases, given.lengths, given.quick, given.json) == (["a", "b"], [2048, 102400], True, "")
+    with pytest.raises(UserError, match=r"--cases=elemnt: .* Did you mean 'element'\? Known: element, window"):
+        options.check_known("cases", ["window", "elemnt"], ["element", "window"])
+
+
+def test_only_a_whole_run_replaces_recorded_results() -> None:
+    assert options.destination("", "decode", recorded=True) == options.RECORDED / "decode.json"
+    assert options.destination("", "decode", recorded=False) == options.UNRECORDED / "decode.json"
+    assert options.destination("a/b.json", "decode", recorded=True).as_posix() == "a/b.json"
+
+
+def test_a_table_scales_aligns_and_says_errors() -> None:
+    columns = (report.Column("tokens_per_s", "ktok/s", ">9.1f", 1e-3), report.Column("mfu", "MFU", ">8.1%"))
+    table = report.Table(10, columns)
+    assert table.header() == "             ktok/s     MFU"
+    assert table.row("mamba2", {"tokens_per_s": 304_745, "mfu": 0.235}) == "mamba2        304.7   23.5%"
+    assert table.row("mamba2", {"tokens_per_s": 0.0, "mfu": None}) == "mamba2          0.0       -"
+    assert table.row("mamba2", {"error": "out of memory\nand more"}) == "mamba2      out of memory"
+    assert report.markdown(("a", "b"), [("x", "1")]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_what_two_reports_do_not_share() -> None:
+    new = {"machine": {"device": "H100", "load": 1}, "settings": {"batch": 16, "size": "110m"}}
+    old = {"machine": {"device": "H200", "load": 2}, "settings": {"batch": 8, "size": "110m"}}
+    assert report.differences(new, old) == ["device H100, recorded with H200", "batch 16, recorded with 8"]
+    assert report.differences(new, new) == []
+
+
+def test_a_report_is_read_as_it_was_saved(tmp_path) -> None:
+    written = {"machine": machine(), "results": [1.5]}
+    report.save(tmp_path / "new" / "x.json", written)
+    assert report.load(tmp_path / "new" / "x.json") == json.loads(json.dumps(written))
+    assert written["machine"]["device"] == jax.devices()[0].device_kind
+    assert written["machine"]["versions"]["jax"] == jax.__version__
+    assert {"backend", "cores", "load", "python", "commit"} <= set(written["machine"])
+
+
+def test_every_recorded_report_says_its_machine() -> None:
+    paths = sorted((support.ROOT / options.RECORDED).glob("*.json"))
+    assert len(paths) >= 9
+    for path in paths:
+        recorded = report.load(path)
+        assert {"device", "cores", "python", "versions"} <= set(recorded["machine"]), path.name
+        assert recorded["results"], path.name
+
+
+def test_time_per_call_is_that_of_a_call() -> None:
+    calls = []
+    seconds = timing.seconds_per_call(lambda: calls.append(time.sleep(0.02)), calls=3, repeats=2)
+    assert len(calls) == 6
+    assert all(0.02 <= s < 0.06 for s in seconds) or min(seconds) >= 0.02  # a busy machine takes longer, never less
+    assert timing.calls_within(lambda: time.sleep(0.02), 0.0) == 1
+    assert 1 <= timing.calls_within(lambda: time.sleep(0.002), 0.1) <= 50
+    assert timing.calls_within(lambda: None, 0.1, at_most=7) == 7
+
+
+def test_names_of_models() -> None:
+    assert configs.label("top1_chunk:model.mixer.selection=approx") == "top1_chunk approx"
+    assert (
+        configs.label("transformer_pp:model.mixer.window=256,model.dtype=float32")
+        == "transformer_pp window=256 float32"
+    )
+    assert configs.chosen([]) == presets.names()
+    with pytest.raises(UserError, match=r"--mixers=mamba3: .* Did you mean 'mamba2'"):
+        configs.chosen(["rwkv7", "mamba3:x=1"])
+    config = configs.configured("top1_chunk:model.mixer.selection=exact", "110m", batch=16, seq_len=0, remat="dots")
+    assert (config.train.accumulate, config.train.batch_size, config.train.seq_len) == (1, 16, 2048)
+    assert (config.model.remat, config.model.mixer.selection) == ("dots", "exact")
+
+
+def test_bars_name_their_numbers(tmp_path, monkeypatch) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "save", lambda made, path: figures.append(made))
+    plot.bars(tmp_path / "x.png", [("fast", 513.53), ("slow", 0.04873)], title="Speed", axis="k")
+    (axes,) = figures[0].axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["fast", "slow"]
+    assert {"514", "0.0487"} <= {text.get_text() for text in axes.texts}
+    assert axes.yaxis_inverted()

@@ -1,0 +1,79 @@
+"""The benchmark of the training step: its step is the trainer's, and what it writes."""
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import profile_step, train_step
+from benchmarks.harness import report
+from seqjax.models import Model, flops
+from seqjax.sharding import batch_sharding, make_mesh
+from seqjax.training import optim
+from seqjax.training.step import init_state, make_train_step
+
+SMALL = ":model.n_layers=1,model.vocab_size=64"
+
+
+def test_its_step_is_sharded_and_computes_as_the_trainers() -> None:
+    """On a mesh of data 2, fsdp 2, tensor 2 as given by the config; against a plain jit on one device."""
+    settings = f"{SMALL},mesh.data=2,mesh.fsdp=2,mesh.tensor=2"
+    config = train_step.configured("transformer_pp" + settings, "debug", batch=8, seq_len=16)
+    stepper = train_step.Stepper(config)
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    assert stepper.tokens.sharding == batch_sharding(mesh, leading=1)
+    split = [x for x in jax.tree.leaves(stepper.state.params) if not x.sharding.is_fully_replicated]
+    assert len(split) > 3, "hardly a parameter is split"
+    (state_in, _), _ = stepper.compiled.input_shardings
+    for spec, x in zip(jax.tree.leaves(state_in), jax.tree.leaves(stepper.state), strict=True):
+        assert spec.is_equivalent_to(x.sharding, x.ndim)
+
+    model = Model(config.model, max_len=16)
+    optimizer, rate = (
+        optim.optimizer(config.optim, config.train.steps),
+        optim.schedule(config.optim, config.train.steps),
+    )
+    state = init_state(model, optimizer, jax.random.key(config.train.seed))
+    _, want = jax.jit(make_train_step(model, optimizer, rate))(state, np.asarray(stepper.tokens))
+    before = stepper.state
+    got = stepper()
+    np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-5)
+    np.testing.assert_allclose(got["grad_norm"], want["grad_norm"], rtol=1e-4)
+    assert int(stepper.state.step) == 1
+    assert jax.tree.leaves(before.params)[0].is_deleted(), "the step does not reuse the buffers of its state"
+
+
+def test_a_tiny_run_is_written_plotted_and_compared(tmp_path, capsys) -> None:
+    path = tmp_path / "new.json"
+    name = "transformer_pp:train.batch_size=8"  # one sequence per device of the tests
+    train_step.main(["--quick", f"--mixers=transformer_pp:train.batch_size=7,{name}", f"--json={path}"])
+    written = report.load(path)
+    assert written["settings"]["size"] == "debug"
+    assert "micro-batch of 7" in written["results"]["transformer_pp:train.batch_size=7"]["error"]
+    result = written["results"][name]
+    assert result["tokens_per_s"] == np.median(result["runs"])
+    assert np.isfinite(result["loss"])
+    config = train_step.configured("transformer_pp", "debug", batch=0, seq_len=0)
+    assert result["flops_per_token"] == flops.flops_per_token(
+        Model(config.model, max_len=config.train.seq_len), config.train.seq_len
+    )
+    assert path.with_suffix(".png").stat().st_size > 1000
+    report.save(path, {**written, "results": {name: {"tokens_per_s": 1e-3 * result["tokens_per_s"]}}})
+    capsys.readouterr()
+    train_step.main(["--quick", f"--mixers={name}", f"--against={path}", f"--json={tmp_path}/again.json"])
+    again = report.load(tmp_path / "again.json")["results"][name]["tokens_per_s"]
+    line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("transformer_pp"))
+    assert float(line.split()[-1]) == pytest.approx(1e3 * again / result["tokens_per_s"], rel=1e-3)
+
+
+def test_over_budget_is_said(tmp_path, capsys) -> None:
+    train_step.main(["--mixers=mamba2", "--seconds=-1", f"--json={tmp_path}/x.json"])
+    assert "--seconds=-1.0 are over" in capsys.readouterr().out
+
+
+def test_operations_of_a_profile_by_part() -> None:
+    assert profile_step.part("jit(train_step)/jvp(mixer)/dot_general") == "mixer, forward"
+    assert profile_step.part("jit(train_step)/transpose(jvp(mlp))/dot_general") == "mlp, backward"
+    assert profile_step.part("jit(train_step)/transpose(jvp(mlp))/rematted_computation/mul") == "mlp, again"
+    assert profile_step.part("jit(train_step)/optimizer/add") == "optimizer"
+    hlo = '  %fusion.3 = f32[8,16]{1,0} fusion(%a), kind=kLoop, metadata={op_name="jit(f)/mixer/add"}\n'
+    assert profile_step.instructions(hlo) == {"fusion.3": ("jit(f)/mixer/add", "f32[8,16]")}
