@@ -70,9 +70,9 @@ def attention_step(
     """
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
-    scale = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     q_BGRK = q_BHK.reshape(n_batch, n_kv, n_heads // n_kv, head_dim)
-    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * scale
+    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * factor
     if slopes:
         distance_S = (length - 1 - jnp.arange(k_BSGK.shape[1])) % k_BSGK.shape[1]
         s_BGRS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1) * distance_S
