@@ -172,16 +172,16 @@ def _hint(owner: Any, node: Any, name: str) -> Any:
     return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
 
 
-def _one_of(node: Any, index: int | None, path: str, said: str, rest: str) -> Any:
+def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> Any:
     """Return the group itself, or the one at `index` if there are several."""
     path = re.sub(r"\[\d+\]$", "", path)
     if not isinstance(node, tuple):
         if index is not None:
-            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{rest}.")
+            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{suffix}.")
         return node
     names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
     if index is None or index >= len(node):
-        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{rest}.")
+        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{suffix}.")
     return node[index]
 
 

@@ -52,7 +52,7 @@ def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[A
 
 
 def require_divisible(micro_batch: int, mesh: Mesh) -> None:
-    """Raise `UserError` where so many sequences cannot be split over the mesh."""
+    """Raise `UserError` if a micro-batch of that many sequences cannot be split over the mesh."""
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
         raise UserError(
             f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "

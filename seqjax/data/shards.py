@@ -96,12 +96,12 @@ def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) ->
     with cast(Any, fsspec.open(shard.url, "rb")) as file:
         pieces = _chunks(file, on_read)
         for piece in _decompressed(pieces) if shard.url.endswith(".zst") else pieces:
-            head, *rest = piece.split(b"\n")
+            head, *tail = piece.split(b"\n")
             pending.append(head)
-            if rest:
+            if tail:
                 yield b"".join(pending)
-                yield from rest[:-1]
-                pending = [rest[-1]]
+                yield from tail[:-1]
+                pending = [tail[-1]]
     last = b"".join(pending)
     if last:
         yield last

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from seqjax.study.protocol import Point
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in print, with a marker for each round of them.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; each repetition of it has another marker.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = ("o", "^", "s", "D")
 

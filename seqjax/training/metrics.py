@@ -113,7 +113,7 @@ def device_peak_gib() -> float | None:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """Return the versions of those of the packages that are installed."""
     versions = {}
     for name in packages:
         try:

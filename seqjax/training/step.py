@@ -89,9 +89,9 @@ def jit_train_step(
     state: TrainState,
     tokens: NamedSharding,
 ) -> Any:
-    """`make_train_step` under `jax.jit`, for a state and tokens [A, B, T + 1] with these shardings.
+    """Return `make_train_step` under `jax.jit`, for a state and tokens int32 [A, B, T + 1] with these shardings.
 
-    The state that goes in gives its buffers to the one that comes out. Call it inside `jax.set_mesh`.
+    The buffers of the input state are donated to the output state. Call it inside `jax.set_mesh`.
     """
     return jax.jit(
         make_train_step(model, optimizer, schedule),
