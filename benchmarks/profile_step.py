@@ -153,6 +153,7 @@ def main(argv: list[str]) -> None:
         show(name, result, given.top)
         written["results"][name] = {**result, "kernels": result["kernels"][:40]}
         report.save(path, written)
+    print(f"Wrote {path}.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_step [--mixers=a,b] [--quick] [--against=benchmarks/results/train_step.json]
 
-The step that `seqjax.train` runs, compiled and sharded as there (`seqjax.training.step.jit_train_step`) over the mesh of
+The step of `seqjax.train`, compiled and sharded as there (`seqjax.training.step.jit_train_step`) over the mesh of
 the config, which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
 model.mixer.selection=exact) at size 110m, batch 16 of 2,048 random tokens, without accumulation and, unless --remat
 says otherwise, without rematerialisation: forward, backward and the optimiser, compiled ahead, then the median over

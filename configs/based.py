@@ -17,7 +17,7 @@ WINDOW = {"name": "transformer_pp", "window": 128}
 
 
 def settings(size: presets.Size):
-    """What differs from Transformer++: 15 layers for its 12."""
+    """Return what differs from Transformer++, among others 15 layers instead of 12."""
     return {
         "model.n_layers": 5 * max(1, round(size.n_layers / 4)),
         "model.mlp.kind": "swiglu",
@@ -27,5 +27,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="based", mixer=(CONV, LINEAR, WINDOW, CONV, CONV), settings=settings)

@@ -10,7 +10,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """What differs from a Transformer++ of this size; DeltaNet has 8 heads at a width of 768, not 12."""
+    """Return what differs from a Transformer++ of this size; DeltaNet has 8 heads at a width of 768, not 12."""
     return {
         "model.norm_eps": 1e-6,
         "model.mlp.kind": "swiglu",
@@ -20,5 +20,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="deltanet", mixer={"name": "deltanet"}, settings=settings)

@@ -10,7 +10,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """What differs from Transformer++."""
+    """Return what differs from Transformer++."""
     return {
         "model.n_layers": 2 * size.n_layers,
         "model.mlp.kind": "none",
@@ -20,5 +20,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="mamba2", mixer={"name": "mamba2"}, settings=settings)

@@ -19,5 +19,5 @@ SETTINGS = {
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="rwkv6", mixer={"name": "rwkv6"}, settings=SETTINGS)

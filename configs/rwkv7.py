@@ -10,7 +10,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """What differs from a Transformer++ of this size: ChannelMix is 4 times as wide as the model."""
+    """Return what differs from a Transformer++ of this size; ChannelMix is 4 times as wide as the model."""
     return {
         "model.norm": "layernorm",
         "model.embed_norm": True,
@@ -20,5 +20,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="rwkv7", mixer={"name": "rwkv7"}, settings=settings)

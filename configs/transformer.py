@@ -10,7 +10,7 @@ from seqjax import presets
 
 
 def settings(size: presets.Size):
-    """What differs from Transformer++. GPT's GELU is the tanh form."""
+    """Return what differs from Transformer++; GPT's GELU is the tanh form."""
     return {
         "model.norm": "layernorm",
         "model.learned_positions": True,
@@ -22,5 +22,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="transformer", mixer={"name": "transformer"}, settings=settings)

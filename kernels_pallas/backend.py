@@ -1,4 +1,4 @@
-"""Which implementation of an op runs.
+"""Chooses the implementation of an op.
 
 An op has a tuple of `Backend`s, each declared beside its kernels: `refusal(problem)` says why it cannot run a problem
 (None when it can), `load()` imports the kernels. Nothing of a backend is imported before it has accepted, so a machine

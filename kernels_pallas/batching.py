@@ -23,11 +23,11 @@ from kernels_pallas.triton import interpreter
 
 
 def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, axis: int = 0) -> Callable:
-    """`f(*arrays)`, arrays and results (one or a tuple) with the batch on `axis`: every transformation but derivatives.
+    """Return `f(*arrays)` with rules for vmap and sharding; arrays and results have the batch on `axis`.
 
-    Static arguments belong into a closure or a `partial`. `rule`, `g` and `r` as in `partitioned`.
+    Derivatives are not covered. Bind static arguments with a `partial`. `rule`, `g` and `r` are as in `partitioned`.
     """
-    # the interpreter's callback does not outlive the partitioner, so there the operands are gathered
+    # The interpreter's callback does not survive the partitioner, so with it the operands are gathered.
     inner = f if rule is None or interpreter.is_chosen() else partitioned(f, rule, g=g, r=r)
     folded = jax.custom_batching.custom_vmap(inner)
 
@@ -55,9 +55,9 @@ def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, a
 
 
 def vary_alike(*arrays: Array) -> tuple[Array, ...]:
-    """Under `jax.shard_map`: the arrays, those that are the same on every device of an axis counted as varying too.
+    """Return the arrays such that under `jax.shard_map` all of them vary over the same mesh axes.
 
-    One set of axes for all. The gradient of what is the same is the sum over the devices.
+    The gradient of an array that was the same on several devices is then the sum over these.
     """
     axes = frozenset().union(*(_varying_axes(x) for x in arrays))
     return tuple(_varying(x, axes) for x in arrays)
@@ -70,7 +70,7 @@ def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
 
 
 def heads(per_head: Array, per_kv_head: Array) -> dict[str, int]:
-    """{"g": G, "r": H / G} of arrays [B, T, H, ...] and [B, T, G, ...], for a rule."""
+    """Return the sizes {"g": G, "r": H / G} of arrays [B, T, H, ...] and [B, T, G, ...] for a sharding rule."""
     H, G = per_head.shape[2], per_kv_head.shape[2]
     return {"g": G, "r": H // G}
 
@@ -103,7 +103,7 @@ def partitioned(f: Callable, rule: str, *, g: int, r: int) -> Callable:
 
 
 def _proposed(mesh: Any, given: tuple, operands: list[list[str]], factor: str, size: int) -> Any:
-    """The mesh axes that some operand's dim named `factor` is sharded over, if they divide `size`."""
+    """Return the mesh axes over which an operand's dimension named `factor` is sharded, if they divide `size`."""
     for shape, dims in zip(given, operands, strict=True):
         spec = getattr(shape.sharding, "spec", ())
         for axes, dim in zip(spec, dims, strict=False):

@@ -51,6 +51,6 @@ def use_safe_fusions() -> None:
 
 
 def _has_started() -> bool:
-    """Whether JAX has its backends; there is no public way to ask that does not start them."""
+    """Return whether JAX has started its backends; no public function tells without starting them."""
     bridge = importlib.import_module("jax._src.xla_bridge")
     return getattr(bridge, "backends_are_initialized", lambda: False)()

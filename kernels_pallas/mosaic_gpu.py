@@ -59,7 +59,7 @@ def kernel(
 
 
 def transposed(ref: Any) -> Any:
-    """A matrix in shared memory, transposed without moving it."""
+    """Return a transposed view of a matrix in shared memory."""
     if jax.__version_info__ >= (0, 11):
         return ref.transpose((1, 0))
     return importlib.import_module("jax.experimental.pallas.mosaic_gpu").transpose_ref(ref, (1, 0))

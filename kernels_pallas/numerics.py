@@ -1,4 +1,4 @@
-"""Numbers that several ops and backends agree on."""
+"""Constants and numerical conventions that several ops and backends share."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the public functions demand of their arguments, with messages that name the fix."""
+"""Checks of the arguments of the public functions, with messages that name the fix."""
 
 import difflib
 from collections.abc import Iterable

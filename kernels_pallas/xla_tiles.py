@@ -25,12 +25,12 @@ TILE_ELEMENTS_DEFAULT = 2**27
 
 
 def tile_elements() -> int:
-    """How many scores one step of a schedule may hold on the platform at hand."""
+    """Return how many scores one step of a schedule may hold on the current platform."""
     return TILE_ELEMENTS.get(device.platform(), TILE_ELEMENTS_DEFAULT)
 
 
 class CausalTiles(NamedTuple):
-    """A square tiling of the causal half: tiles (rows[p], cols[p]), columns ascending within a row."""
+    """A square tiling of the causal half: tiles (rows[p], cols[p]) with columns ascending within a row."""
 
     side: int  # positions per tile, a multiple of the unit
     padded: int  # length after padding: side * number of tiles
@@ -39,7 +39,7 @@ class CausalTiles(NamedTuple):
 
 
 def causal_tiles(length: int, unit: int, matrices: int) -> CausalTiles:
-    """Tiles for `matrices` score matrices of `length` x `length`, sides in multiples of `unit`."""
+    """Return tiles for `matrices` score matrices of `length` x `length`, with sides in multiples of `unit`."""
     n_units = -(-length // unit)
     most = max(1, int(math.sqrt(tile_elements() / max(1, matrices))) // unit)
     n_tiles = -(-n_units // most)
@@ -50,53 +50,53 @@ def causal_tiles(length: int, unit: int, matrices: int) -> CausalTiles:
 
 
 def segments(count: int, elements_each: int) -> tuple[int, int]:
-    """(steps, items per step) to cover `count` items, `tile_elements()` scores at a time; last step padded."""
+    """Return (steps, items per step) to cover `count` items, `tile_elements()` scores at a time; last step padded."""
     most = max(1, tile_elements() // max(1, elements_each))
     steps = -(-count // most)
     return steps, -(-count // steps)
 
 
 def to_rows(x_BTHK: jax.Array, groups: int) -> jax.Array:
-    """[B, T, H, K] -> [B, G, T * R, K]."""
+    """Rearrange [B, T, H, K] to [B, G, T * R, K]."""
     B, T, H, K = x_BTHK.shape
     x_BTGRK = x_BTHK.reshape(B, T, groups, H // groups, K)
     return x_BTGRK.transpose(0, 2, 1, 3, 4).reshape(B, groups, T * (H // groups), K)
 
 
 def from_rows(x_BGMK: jax.Array, heads: int) -> jax.Array:
-    """[B, G, T * R, K] -> [B, T, H, K]."""
+    """Rearrange [B, G, T * R, K] to [B, T, H, K]."""
     B, G, M, K = x_BGMK.shape
     R = heads // G
     return x_BGMK.reshape(B, G, M // R, R, K).transpose(0, 2, 1, 3, 4).reshape(B, M // R, heads, K)
 
 
 def scalar_to_rows(x_BTH: jax.Array, groups: int) -> jax.Array:
-    """[B, T, H] -> [B, G, T * R]."""
+    """Rearrange [B, T, H] to [B, G, T * R]."""
     return to_rows(x_BTH[..., None], groups)[..., 0]
 
 
 def scalar_from_rows(x_BGM: jax.Array, heads: int) -> jax.Array:
-    """[B, G, T * R] -> [B, T, H]."""
+    """Rearrange [B, G, T * R] to [B, T, H]."""
     return from_rows(x_BGM[..., None], heads)[..., 0]
 
 
 def pad_to(x: jax.Array, size: int, *, axis: int, value: float = 0) -> jax.Array:
-    """Pads one axis at its end up to `size`."""
+    """Pad one axis at its end up to `size`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return x if x.shape[axis] == size else jnp.pad(x, widths, constant_values=value)
 
 
 def block(x: jax.Array, index: jax.Array, size: int) -> jax.Array:
-    """Block `index` of `size` entries along axis 2."""
+    """Return block `index` of `size` entries along axis 2."""
     return jax.lax.dynamic_slice_in_dim(x, index * size, size, axis=2)
 
 
 def set_block(x: jax.Array, update: jax.Array, index: jax.Array, size: int) -> jax.Array:
-    """Writes block `index` of `size` entries along axis 2."""
+    """Return the array with block `index` of `size` entries along axis 2 replaced."""
     return jax.lax.dynamic_update_slice_in_dim(x, update.astype(x.dtype), index * size, axis=2)
 
 
 def add_block(x: jax.Array, update: jax.Array, index: jax.Array, size: int) -> jax.Array:
-    """Adds to block `index` of `size` entries along axis 2."""
+    """Return the array with `update` added to block `index` along axis 2."""
     return set_block(x, block(x, index, size) + update.astype(x.dtype), index, size)

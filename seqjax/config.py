@@ -1,9 +1,9 @@
-"""The settings of a run: frozen dataclasses, which alone say what there is, its default and its allowed values.
+"""The settings of a run as frozen dataclasses, the only source of their names, defaults and allowed values.
 
-A mixer's own settings are the frozen `Config` in its file. None is "not set": what then holds stands beside the field.
-A config file is Python (`configs/top1_chunk.py`) and says only what differs (`seqjax.presets`); what it returns becomes
-a `Config` here. Unknown keys, wrong types and values that cannot work together are `UserError`s that name the key, the
-nearest known one and the fix.
+A mixer's own settings are the frozen `Config` in its file. None means "not set"; a comment says what applies then.
+A config file is Python (`configs/top1_chunk.py`) and states only what differs (`seqjax.presets`); its result becomes
+a `Config` here. Unknown keys, wrong types and incompatible values raise a `UserError` that names the key, the
+nearest known key and the fix.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class MlpConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What is trained."""
+    """The model."""
 
     vocab_size: int
     dim: int
@@ -38,18 +38,18 @@ class ModelConfig:
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: float = 1e-5
     init: Literal["gpt", "rwkv"] = "gpt"  # of embedding and head
-    embed_norm: bool = False  # a norm right after the embedding, as RWKV has it
-    learned_positions: bool = False  # a table [T, D] added to the embeddings, as GPT has it
+    embed_norm: bool = False  # a norm directly after the embedding, as in RWKV
+    learned_positions: bool = False  # a table [T, D] added to the embeddings, as in GPT
     tie_embeddings: bool = True
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # compute; auto = bfloat16 on accelerators, float32 on CPU
     residual_dtype: Literal["compute", "float32"] = "compute"
     remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
     scan_layers: bool = True
-    loss_chunk: int = 4096  # tokens whose logits exist at a time in the loss
+    loss_chunk: int = 4096  # number of tokens whose logits exist at a time in the loss
 
     @property
     def mixers(self) -> tuple[Any, ...]:
-        """The settings of every mixer of the model, one or several, in the order in which layers repeat them."""
+        """The settings of all mixers of the model, in the order in which the layers repeat them."""
         return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
 
     @property
@@ -60,89 +60,89 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """On what."""
+    """The training and evaluation data."""
 
-    # blocks are made by seqjax.data.prepare, stream reads jsonl.zst as it lies
+    # blocks: written by seqjax.data.prepare; stream: jsonl.zst shards, read directly
     corpus: Literal["builtin", "blocks", "stream"] = "builtin"
     path: str = ""  # blocks: the directory; stream: a directory or a glob; builtin: unused
     tokenizer: Literal["byte", "mixtral"] = "byte"
-    tokenizer_path: str = ""  # a sentencepiece model file; empty = the one that mistral-common carries
+    tokenizer_path: str = ""  # a sentencepiece model file; empty = the one that mistral-common ships
     regime: Literal["limited", "mixed"] = "limited"
-    train_domains: tuple[str, ...] = ()  # empty = what the regime trains on
-    eval_domains: tuple[str, ...] = ()  # empty = what the regime evaluates: in-domain first, then out of domain
+    train_domains: tuple[str, ...] = ()  # empty = the regime's training domains
+    eval_domains: tuple[str, ...] = ()  # empty = the regime's: in-domain first, then out of domain
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
-    seed: int = 0  # of the shuffle; the order of the data depends on this alone
+    seed: int = 0  # of the shuffle; `train.seed` does not affect the order of the data
     workers: int = 0  # Grain worker processes; 0 = threads in this process
-    cache_dir: str = ""  # where the builtin corpus is kept; empty = ~/.cache/seqjax
+    cache_dir: str = ""  # directory of the built-in corpus; empty = ~/.cache/seqjax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """How parameters move."""
+    """The optimiser and its learning-rate schedule."""
 
     lr: float = 2e-4
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0
-    clip_norm: float | None = 1.0  # largest global norm of the gradient; None = not clipped
+    clip_norm: float | None = 1.0  # global gradient norm at which gradients are clipped; None = not clipped
     warmup_steps: int = 2500
     final_lr: float = 0.0  # linear decay from lr to this over the rest of the run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, in which portions."""
+    """The length of the run and its batches."""
 
     steps: int
     batch_size: int  # sequences per optimiser step, over all devices
     seq_len: int  # T: tokens per sequence that are predicted; a block holds T + 1
     accumulate: int = 1  # micro-batches per step
-    seed: int = 0  # of the parameters
+    seed: int = 0  # of the initial parameters and of the sample at the end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """When and on how much every domain is evaluated."""
+    """Evaluation: how often, and on how many tokens of every domain."""
 
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
-    tokens: int = 262_144  # at most so many per domain, always the same ones
+    tokens: int = 262_144  # at most this many per domain, the same ones at every evaluation
     batch_size: int | None = None  # sequences; None = the training micro-batch
-    seed: int = 0  # which blocks, where a domain has more than `tokens`
-    entropy_tokens: int = 0  # per domain at most, to measure the entropy of attention at the end; 0 = not measured
+    seed: int = 0  # of the choice of blocks, if a domain has more than `tokens`
+    entropy_tokens: int = 0  # at most, per domain, for the entropy of attention at the end; 0 = not measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When to save, how many to keep."""
+    """How often checkpoints are saved, and how many are kept."""
 
-    every: int = 1000  # steps; 0 = only at the end and when told to stop
+    every: int = 1000  # steps; 0 = only at the end and when the run is stopped
     keep: int = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices per mesh axis (seqjax/sharding.py)."""
+    """Number of devices per mesh axis (seqjax/sharding.py)."""
 
-    data: int = -1  # -1 = the devices that are left
+    data: int = -1  # -1 = all remaining devices
     fsdp: int = 1
     tensor: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What is written while the run goes."""
+    """Logging during the run."""
 
-    every: int = 10  # steps
+    every: int = 10  # steps between rows of metrics
     tensorboard: bool = True
-    profile_start: int | None = None  # step; None = no profile
+    profile_start: int | None = None  # first step of the profile; None = no profile
     profile_steps: int = 5
-    sample_tokens: int = 200  # length of the text that the run generates when it ends; 0 = none
+    sample_tokens: int = 200  # tokens of the text generated at the end of the run; 0 = none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run. `name` and `size` label it; everything else decides it."""
+    """All settings of a run. `name` and `size` only label it."""
 
     name: str
     size: str
@@ -157,19 +157,19 @@ class Config:
 
 
 def from_config_dict(config_dict: Any) -> Config:
-    """A `ConfigDict` (or nested dict) -> a checked `Config`; raises `UserError`."""
+    """Return the checked `Config` of a `ConfigDict` or nested dict; raise `UserError` for invalid settings."""
     config = parse(Config, config_dict)
     check(config)
     return config
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as nested plain dicts, ready for JSON; `from_config_dict` reads it back."""
+    """Return the config as nested JSON-compatible dicts; `from_config_dict` reads it back."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
-    """The keys whose values differ, as 'model.dim: 768 -> 1024'."""
+    """Return the keys whose values differ, as 'model.dim: 768 -> 1024'."""
     out = []
     for key in sorted(old.keys() | new.keys()):
         a, b, where = old.get(key), new.get(key), f"{path}{key}"
@@ -184,5 +184,5 @@ def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> lis
 
 
 def _are_groups(a: list[Any], b: list[Any]) -> bool:
-    """Whether both lists hold as many groups of settings."""
+    """Return whether both lists hold the same number of groups of settings."""
     return len(a) == len(b) > 0 and all(isinstance(x, dict) for x in (*a, *b))

@@ -1,6 +1,6 @@
-"""What the values of a config must be, alone and together; `seqjax.config` makes it and asks here.
+"""Checks of the values of a config, alone and in combination; `seqjax.config` calls them.
 
-Types, allowed values and unknown keys are found where the config is parsed. A mixer checks what only it knows, in its
+Types, allowed values and unknown keys are checked when the config is parsed. A mixer checks its own settings in its
 `Config.check`.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from seqjax.errors import UserError
 
-# Setting -> least value, and what it must stay below. None, where a setting may be that, needs no check.
+# Setting -> (lower bound, inclusive; upper bound, exclusive). None is not checked, where a setting may be None.
 BOUNDS: dict[str, tuple[float, float]] = {
     "model.dim": (1, math.inf),
     "model.n_layers": (1, math.inf),
@@ -44,7 +44,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "log.sample_tokens": (0, math.inf),
 }
 
-# What None means for the settings above that take it, for the message.
+# The meaning of None for those of the settings above that may be None, for the message.
 NONE = {
     "model.mlp.dim": "the usual multiple of config.model.dim",
     "eval.batch_size": "the training micro-batch",
@@ -53,7 +53,7 @@ NONE = {
 
 
 def check(config: Any) -> None:
-    """Raise `UserError`, naming the key and the fix, where the values of a `Config` cannot work."""
+    """Raise `UserError`, naming the key and the fix, if the values of a `Config` are invalid."""
     model, train, data = config.model, config.train, config.data
     for path, (low, high) in BOUNDS.items():
         value = operator.attrgetter(path)(config)
@@ -83,7 +83,7 @@ def check(config: Any) -> None:
             f"config.model.mixer has {len(model.mixers)} mixers, which do not divide config.model.n_layers="
             f"{model.n_layers}; repeat or list them so that they do."
         )
-    # A mixer checks what only it knows, e.g. that its chunk fits the sequence.
+    # A mixer checks its own settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
         try:
             if hasattr(mixer, "check"):
@@ -91,6 +91,6 @@ def check(config: Any) -> None:
         except UserError as error:
             if not isinstance(model.mixer, tuple):
                 raise
-            # it does not know that it is one of several
+            # The mixer does not know its index among several.
             text = str(error).replace("config.model.mixer.", f"config.model.mixer[{i}].")
             raise UserError(text) from error

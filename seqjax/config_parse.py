@@ -1,7 +1,7 @@
-"""Values into frozen dataclasses and back: what types they must have, which are missing, which key a typo meant.
+"""Converts nested values to frozen dataclasses: checks types, finds missing keys, and suggests keys for typos.
 
-`seqjax.config` says which settings there are. Here is what holds for any of them: defaults and allowed values are
-those of the dataclass, a complaint names the full key and the nearest known one, and text becomes a value by the type
+`seqjax.config` defines the settings. This module works for any dataclass: defaults and allowed values are
+those of the dataclass, an error names the full key and the nearest known one, and text is converted by the type
 of its field.
 """
 
@@ -19,19 +19,19 @@ from seqjax.errors import UserError, nearest
 
 T = TypeVar("T")
 
-# Marks the field that holds a mixer's own `Config` or a tuple of them: which class that is, its `name` decides.
+# Marks the field that holds a mixer's own `Config` or a tuple of them; the `name` in each selects its class.
 MIXER = "mixer"
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def hints_of(cls: Any) -> dict[str, Any]:
-    """Types of the settings of a dataclass, by name."""
+    """Return the types of the settings of a dataclass, by name."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def is_group(value: Any) -> bool:
-    """Whether `value` holds settings by name, as a dict or a `ConfigDict`."""
+    """Return whether `value` is a group of settings, i.e. a dict or a `ConfigDict`."""
     return isinstance(value, Mapping) or hasattr(value, "items")
 
 
@@ -40,7 +40,7 @@ def _is_mixer(hint: Any) -> bool:
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:
-    """The type without None, and whether None was one of its alternatives."""
+    """Return the type without None, and whether None was one of its alternatives."""
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return hint, False
     options = typing.get_args(hint)
@@ -49,7 +49,7 @@ def _optional(hint: Any) -> tuple[Any, bool]:
 
 # ------------------------------------------------------------------------------------------------- values -> dataclass
 def parse(cls: type[T], values: Any, path: str = "config") -> T:
-    """Build the dataclass `cls` from a mapping, recursively; every complaint names the full key."""
+    """Build the dataclass `cls` from a mapping, recursively; raise a `UserError` that names the full key."""
     hints, items = hints_of(cls), dict(values.items())
     for key in items:
         if key not in hints:
@@ -107,9 +107,9 @@ def _mixer(value: Any, path: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------- defaults
 def complete(cls: Any, values: Any) -> dict[str, Any]:
-    """`values` with the defaults of the dataclass `cls` for all that they do not say, as nested dicts.
+    """Return `values` completed with the defaults of the dataclass `cls`, as nested dicts.
 
-    What has no default stays out and what is unknown stays in: `parse` complains of both.
+    Missing settings without a default and unknown ones are left as they are: `parse` raises an error for both.
     """
     out = dict(values.items())
     for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
@@ -132,10 +132,10 @@ def _complete_mixer(value: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------------- one key at a time
 def assign(cls: Any, config: Any, key: str, value: Any, *, renamed: Mapping[str, str]) -> None:
-    """Set a dotted key of a complete `ConfigDict` of `cls`; `value` may be text, which becomes what the field takes.
+    """Set a dotted key of a complete `ConfigDict` of `cls`; a `value` that is text is converted to the field's type.
 
-    `model.mixer[1].window` is of the second of several mixers. Types are checked later, by `parse`. `renamed` maps keys
-    of earlier versions to those of today, for the message. Raises `UserError` for a key that does not exist.
+    `model.mixer[1].window` belongs to the second of several mixers. `parse` checks types later. `renamed` maps keys
+    of earlier versions to the current ones, for the message. Raises `UserError` for a key that does not exist.
     """
     said = f"{key}={value}"
     known_as = renamed.get(re.sub(r"\[\d+\]", "", key))
@@ -153,7 +153,7 @@ def assign(cls: Any, config: Any, key: str, value: Any, *, renamed: Mapping[str,
         raise UserError(f"{said}: there is no setting {last!r}.{now or nearest(name, node.keys())}")
     if isinstance(value, str):
         value = read(_hint(hint, node, name), value)
-    # what is in a tuple stays a plain dict
+    # A group inside a tuple is a plain dict, which has no types to ignore.
     with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
         node[name] = value
 
@@ -164,29 +164,29 @@ def _indexed(part: str) -> tuple[str, int | None]:
 
 
 def _hint(owner: Any, node: Any, name: str) -> Any:
-    """The type of a setting of a group whose own type is `owner`."""
-    if name == "name":  # text, also where it names a mixer that does not exist
+    """Return the type of the setting `name` in a group whose own type is `owner`."""
+    if name == "name":  # text, even if it names a mixer that does not exist
         return str
     if _is_mixer(owner):
         owner = mixers.load(node["name"]).Config if isinstance(node.get("name"), str) else None
     return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
 
 
-def _one_of(node: Any, index: int | None, path: str, said: str, rest: str) -> Any:
-    """The group itself, or the one at `index` where there are several."""
+def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> Any:
+    """Return the group itself, or the one at `index` if there are several."""
     path = re.sub(r"\[\d+\]$", "", path)
     if not isinstance(node, tuple):
         if index is not None:
-            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{rest}.")
+            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{suffix}.")
         return node
     names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
     if index is None or index >= len(node):
-        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{rest}.")
+        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{suffix}.")
     return node[index]
 
 
 def read(hint: Any, text: str) -> Any:
-    """The value that `text` means where a setting of type `hint` is asked for; `parse` checks what comes out."""
+    """Return the value that `text` stands for in a setting of type `hint`; `parse` checks the result."""
     hint, may_be_none = _optional(hint)
     if may_be_none and text in ("None", "none"):
         return None

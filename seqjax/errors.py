@@ -1,20 +1,20 @@
-"""The one exception that users are meant to see: its text says what is wrong and what to do about it."""
+"""The exception for users, whose message says what is wrong and how to fix it, and how commands report it."""
 
 import difflib
 import errno
 import sys
 from collections.abc import Callable, Iterable
 
-# What an OSError says when a disk takes nothing more.
+# The values of `OSError.errno` when a disk cannot be written any more.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 class UserError(Exception):
-    """Something the user can mend. The commands print its text without a traceback and exit with status 2."""
+    """An error that the user can fix. Commands print its message without a traceback and exit with status 2."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?) Known: a, b, c.' for an unknown `word`: the ending of every such message."""
+    """Return " Did you mean 'X'? Known: a, b, c." as the end of a message about an unknown `word`."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -22,8 +22,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
-    """Run a command's `main(argv)`; a `UserError` or a full disk becomes a line on stderr and exit status 2."""
-    from kernels_pallas import cpu_compiler  # not above: this module imports nothing, and what raises needs no jax
+    """Run a command's `main(argv)`; report a `UserError` or a full disk in a line on stderr and exit with status 2."""
+    from kernels_pallas import cpu_compiler  # imported here so that raising errors needs no JAX
 
     cpu_compiler.use_safe_fusions()  # before JAX starts
     try:

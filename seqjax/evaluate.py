@@ -1,7 +1,7 @@
-"""Loss per domain. `python -m seqjax.evaluate --workdir=DIR` does it for the newest checkpoint of a run.
+"""The loss per domain; `python -m seqjax.evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
 
-With --entropy also how widely attention spreads its weights: E_i = lse_i - sum_j p_ij s_ij in nats, and
-E_i / ln(i + 1), means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+With --entropy it also reports the entropy of the attention weights: E_i = lse_i - sum_j p_ij s_ij in nats, and
+E_i / ln(i + 1), as means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
 """
 
 import argparse
@@ -29,11 +29,11 @@ from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
 
-ENTROPY_TOKENS = 1_048_576  # per domain, where neither the config nor --tokens says how many
+ENTROPY_TOKENS = 1_048_576  # per domain, if neither the config nor --tokens sets a number
 
 
 class Domain(NamedTuple):
-    """One domain's evaluation blocks, on the host, in batches of which the last is padded."""
+    """The evaluation blocks of one domain, on the host, in batches of which the last is padded."""
 
     blocks: EvalBlocks
     tokens: list[np.ndarray]  # int32 [B, T+1]
@@ -41,7 +41,10 @@ class Domain(NamedTuple):
 
 
 def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
-    """Every evaluation domain's batches, in the corpus's order (in-domain first); the same ones every time."""
+    """Return the batches of every evaluation domain, in the corpus's order (in-domain first), always the same ones.
+
+    `tokens` is the largest number of tokens per domain; 0 means `config.eval.tokens`.
+    """
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     micro_batch = config.train.batch_size // config.train.accumulate
     # A batch is split over the devices, so it must be a multiple of them.
@@ -51,7 +54,7 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
         count = max(1, (tokens or config.eval.tokens) // corpus.seq_len)
         blocks = corpus.eval_blocks(name, count=count, seed=config.eval.seed)
         rows = blocks.tokens.astype(np.int32)
-        # Padding repeats a real row, so that no token of it can be out of the vocabulary.
+        # Padding repeats a real row, so that none of its tokens can be outside the vocabulary.
         padding = -len(rows) % batch_size
         rows = np.concatenate([rows, np.repeat(rows[:1], padding, axis=0)])
         weights = np.repeat(np.array([1, 0], np.float32), [len(rows) - padding, padding])
@@ -63,7 +66,7 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
 def evaluate(
     eval_step: Callable[..., Any], params: Params, domains: Mapping[str, Domain], *, mesh: Mesh
 ) -> dict[str, np.ndarray]:
-    """Mean next-token loss of every block of every domain, nats per token, float64 [n]."""
+    """Return the mean next-token loss of every block of every domain in nats per token, float64 [n]."""
     sharding = batch_sharding(mesh)
     sums = {
         name: [eval_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
@@ -77,11 +80,11 @@ def evaluate(
 
 
 def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], corpus: Corpus) -> dict[str, float]:
-    """What a row of metrics says of an evaluation.
+    """Return the row of metrics of an evaluation.
 
-    Per domain the mean `loss` in nats per token and `bits_per_byte`, which compares across tokenizers; and the mean
-    loss of the domains in and out of the training distribution, `equal` (each counts the same) and `natural` (by the
-    shares of their tokens in the corpus).
+    It has per domain the mean `loss` in nats per token and `bits_per_byte`, which is comparable across tokenizers; and
+    the mean loss of the in-domain and out-of-domain ones, `equal` (unweighted) and `natural` (weighted by their shares
+    of the corpus).
     """
     row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
     for name, loss in losses.items():
@@ -101,18 +104,21 @@ def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], c
 def measure_entropy(
     model: Model, params: Params, corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0
 ) -> dict[str, dict[str, float]]:
-    """{"entropy": nats per domain, "entropy_relative": share of ln(i + 1)}; `UserError` where no layer has one."""
+    """Return {"entropy": nats per domain, "entropy_relative": its share of ln(i + 1) per domain}.
+
+    Raises `UserError` if no layer has softmax weights.
+    """
     domains = load_domains(corpus, config, mesh=mesh, tokens=tokens or config.eval.entropy_tokens or ENTROPY_TOKENS)
     step = jax.jit(make_entropy_step(model), out_shardings=replicated(mesh))
-    sums = {name: _sums(step, params, domain, mesh) for name, domain in domains.items()}
+    sums = {name: _sum_over_batches(step, params, domain, mesh) for name, domain in domains.items()}
     return {
         field: {name: float(total[i] / total[2]) for name, total in sums.items()}
         for i, field in enumerate(("entropy", "entropy_relative"))
     }
 
 
-def _sums(step: Callable[..., Any], params: Params, domain: Domain, mesh: Mesh) -> np.ndarray:
-    """What `step` returns, added up over the batches of a domain in float64."""
+def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, mesh: Mesh) -> np.ndarray:
+    """Return the sum in float64 of the results of `step` over the batches of a domain."""
     sharding = batch_sharding(mesh)
     batches = zip(domain.tokens, domain.weights, strict=True)
     sums = [step(params, *jax.device_put(batch, sharding)) for batch in batches]
@@ -120,12 +126,12 @@ def _sums(step: Callable[..., Any], params: Params, domain: Domain, mesh: Mesh) 
 
 
 def restore(workdir: Path) -> tuple[Config, Model, Params, int, Mesh]:
-    """Config, model, parameters and step of a run's newest checkpoint, on the devices at hand."""
+    """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices."""
     config = workdirs.load_config(workdir)
     try:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:
-        mesh = make_mesh()  # trained on a pod, looked at on a laptop
+        mesh = make_mesh()  # The run's mesh needs other devices, e.g. those of a pod.
     model = Model(config.model, max_len=config.train.seq_len)
     target = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -139,12 +145,14 @@ def restore(workdir: Path) -> tuple[Config, Model, Params, int, Mesh]:
 
 
 def main(argv: list[str]) -> None:
-    """Print the table and write `evaluation.json` into the workdir."""
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads, which is the point
+    """Print the table and write `evaluation.json` to the workdir."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = argparse.ArgumentParser(prog="python -m seqjax.evaluate", description=__doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
-    parser.add_argument("--tokens", default=0, type=int, help="per domain at most; 0 = as in the run's config")
-    parser.add_argument("--entropy", action="store_true", help="also the entropy of attention, on 1M tokens by default")
+    parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
+    parser.add_argument(
+        "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
+    )
     args = parser.parse_args(argv)
     config, model, params, step, mesh = restore(args.workdir)
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)

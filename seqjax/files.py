@@ -1,4 +1,4 @@
-"""Files that a killed process leaves old or new, never torn: written beside their place, synced, then renamed."""
+"""Atomic file writes: a file is written beside its destination, synced and renamed, so it is never left incomplete."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from seqjax.errors import UserError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends without an error."""
+    """A context that opens a new binary file, which replaces `path` if the context ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         yield file
@@ -22,13 +22,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> None:
-    """Write `value` as indented JSON."""
+    """Write `value` as indented JSON, atomically."""
     with replacing(path) as file:
         file.write((json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote; raises `UserError` where it is no JSON."""
+    """Return what `write_json` wrote; raise `UserError` if the file is not JSON."""
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:

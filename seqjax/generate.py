@@ -1,6 +1,6 @@
-"""Text from a model: prefill the caches with the prompt, then one token at a time.
+"""Generates text: prefills the caches with the prompt, then decodes one token at a time.
 
-`python -m seqjax.generate --workdir=DIR --prompt="Once" --max_new_tokens=200` works for every mixer, through its cache.
+`python -m seqjax.generate --workdir=DIR --prompt="Once" --max_new_tokens=200` works for every mixer.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from seqjax.types import Array, Params, PRNGKey
 
 
 def sample(logits_BO: Array, key: PRNGKey, *, temperature: float, top_k: int) -> Array:
-    """A token per row, int32 [B]."""
+    """Sample a token per row, int32 [B]; temperature 0 takes the most likely one, and `top_k` = 0 considers all."""
     if temperature == 0.0:
         return jnp.argmax(logits_BO, axis=-1).astype(jnp.int32)
     if top_k:
-        least_B1 = jax.lax.top_k(logits_BO, top_k)[0][:, -1:]
-        logits_BO = jnp.where(logits_BO < least_B1, -jnp.inf, logits_BO)
+        kth_largest_B1 = jax.lax.top_k(logits_BO, top_k)[0][:, -1:]
+        logits_BO = jnp.where(logits_BO < kth_largest_B1, -jnp.inf, logits_BO)
     return jax.random.categorical(key, logits_BO / temperature).astype(jnp.int32)
 
 
@@ -41,7 +41,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int = 0,
 ) -> Array:
-    """`n_new` tokens after each prompt of a batch, int32 [B, n_new]; the whole loop is one program on the device."""
+    """Generate `n_new` tokens after each prompt of a batch, int32 [B, n_new], in one program on the device."""
     n_batch, n_prompt = prompt_BT.shape
     cache = model.init_cache(n_batch, n_prompt + n_new)
     logits_BO, cache = model.prefill(params, prompt_BT, cache)
@@ -68,7 +68,7 @@ def text(
     temperature: float = 0.8,
     top_k: int = 0,
 ) -> str:
-    """The continuation of a prompt, up to the end of the document."""
+    """Return the continuation of a prompt, up to the end of the document."""
     ids = np.concatenate([[tokenizer.bos], tokenizer.encode(prompt)]).astype(np.int32)
     new = generate(params, ids[None], key, model=model, n_new=n_new, temperature=temperature, top_k=top_k)
     new = np.asarray(new[0])
@@ -77,14 +77,14 @@ def text(
 
 
 def main(argv: list[str]) -> None:
-    """Print prompt and continuation."""
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads, which is the point
+    """Print the prompt and its continuation."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = argparse.ArgumentParser(prog="python -m seqjax.generate", description=__doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
-    parser.add_argument("--prompt", default="", help="text to go on from; empty = the start of a document")
+    parser.add_argument("--prompt", default="", help="text to continue; empty = the start of a document")
     parser.add_argument("--max_new_tokens", default=200, type=int)
-    parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the likeliest token")
-    parser.add_argument("--top_k", default=0, type=int, help="sample among the k likeliest tokens; 0 = all")
+    parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token")
+    parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all")
     parser.add_argument("--seed", default=0, type=int, help="of the sampling")
     args = parser.parse_args(argv)
     if args.max_new_tokens < 1 or args.temperature < 0:

@@ -1,8 +1,8 @@
-"""Train: `python -m seqjax.main --config=configs/top1_chunk.py[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+"""Trains a model: `python -m seqjax.main --config=configs/top1_chunk.py[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
 
 `--config` takes the path of a config file, or the name of a shipped one (`--config=top1_chunk:debug`). Without
-`--workdir` the run gets a fresh directory under `runs/`; with it, what is there goes on. Any setting can be overridden:
-`--config.train.steps=500`, `--config.model.mixer.window=None`, `--config.model.mixer[1].heads=4` of several mixers.
+`--workdir` the run gets a new directory under `runs/`; an existing run is resumed. Any setting can be overridden:
+`--config.train.steps=500`, `--config.model.mixer.window=None`, or `--config.model.mixer[1].heads=4` of several mixers.
 """
 
 import functools
@@ -20,7 +20,7 @@ from seqjax.errors import UserError, run_command
 from seqjax.train import train
 from seqjax.training import workdir as workdirs
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; empty = a fresh one under runs/.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; empty = a new one under runs/.")
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "One process of several (SLURM, TPU pods, or JAX_COORDINATOR_ADDRESS and its like are set)."
 )
@@ -30,21 +30,21 @@ CONFIG = flags.DEFINE_string(
 
 
 def main(argv: list[str], *, overrides: Sequence[tuple[str, str]] = ()) -> None:
-    """Read the config, set `overrides` (key, text) in it, choose the workdir, train."""
+    """Read the config, apply `overrides` (key, text), choose the workdir and train."""
     if len(argv) > 1:
         raise UserError(f"{' '.join(argv[1:])}: every argument is --NAME=VALUE; see --help.")
     if not CONFIG.value:
         raise UserError(f"Say what to train: --config=configs/top1_chunk.py. Shipped: {', '.join(presets.names())}.")
     if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells thirty things of every save
+        logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
     if DISTRIBUTED.value:
         join_processes()
         if not WORKDIR.value:
             raise UserError("--distributed needs --workdir: a directory that all processes share.")
     config = from_config_dict(presets.read_config(CONFIG.value, overrides))
-    # Looked up here, not in the environment, so that a laptop without a cache directory still starts.
+    # The default is set here, not in the environment, so that a laptop without a cache directory still starts.
     if jax.default_backend() != "cpu":
-        # CPU programs compile in seconds, and a cached one is tied to the exact machine; accelerators gain minutes.
+        # Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
         jax.config.update("jax_compilation_cache_dir", cache)
     workdir = Path(WORKDIR.value) if WORKDIR.value else workdirs.fresh(config)
@@ -52,7 +52,7 @@ def main(argv: list[str], *, overrides: Sequence[tuple[str, str]] = ()) -> None:
 
 
 def join_processes() -> None:
-    """Meet the other processes: where the environment says, or where SLURM or the TPU's metadata does."""
+    """Join the other processes as the environment, SLURM or the TPU's metadata describes; else raise `UserError`."""
     count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
     try:
         jax.distributed.initialize(
@@ -66,29 +66,29 @@ def join_processes() -> None:
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Arguments without `--config.KEY=VALUE` (or `--config.KEY VALUE`), and those as pairs of key and text."""
-    rest: list[str] = []
+    """Return the arguments without `--config.KEY=VALUE` (or `--config.KEY VALUE`), and those as (key, text)."""
+    remaining: list[str] = []
     overrides: list[tuple[str, str]] = []
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
         if not name.startswith(("--config.", "-config.")):
-            rest.append(word)
+            remaining.append(word)
             continue
         following = value if equals else next(words, None)
         if following is None:
             raise UserError(f"{word} has no value: write {word}=VALUE.")
         overrides.append((name.partition("config.")[2], following))
-    return rest, overrides
+    return remaining, overrides
 
 
 def run() -> None:
-    """Entry point of `python -m seqjax.main`."""
+    """Run the command; the entry point of `python -m seqjax.main`."""
 
     def command(argv: list[str]) -> None:
-        rest, overrides = split_overrides(argv)
+        remaining, overrides = split_overrides(argv)
         train_with = functools.partial(main, overrides=overrides)
-        app.run(lambda left: run_command(train_with, left), argv=[sys.argv[0], *rest])
+        app.run(lambda positional: run_command(train_with, positional), argv=[sys.argv[0], *remaining])
 
     run_command(command)
 

@@ -1,4 +1,4 @@
-"""Sizes, regimes and other configs by name: what a config file needs, so that it runs from any directory.
+"""Sizes, regimes and other configs by name, for config files that run from any directory.
 
     from seqjax import presets
 
@@ -7,7 +7,7 @@
 
 `arg` is what follows the file's name on the command line, `SIZE[,REGIME][,key=value ...]`:
 
-    demo      (default) minutes on two CPU cores: byte tokenizer, embedded corpus
+    demo      (default) minutes on two CPU cores: byte tokenizer, built-in corpus
     debug     seconds
     110m      arXiv 2505.18522, Appendix A: small, T = 2,048, batch 256
     1b3       large, T = 2,048, batch 128
@@ -40,13 +40,13 @@ PAPER_TOKENS = 100_000_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """A scale of model, data and run. A mixer takes `heads` and `rope_base` from it where its config does not say."""
+    """A scale of model, data and run; `heads` and `rope_base` are defaults for the mixers that have these settings."""
 
     dim: int
     n_layers: int
     heads: int
     mlp_dim: int | None = None
-    chunk_size: int = 128  # that Top-1 selects
+    chunk_size: int = 128  # of the chunks that Top-1 selects
     rope_base: float = 1e4
     tie_embeddings: bool = True
     remat: str = "none"
@@ -61,7 +61,7 @@ class Size:
     eval_tokens: int = 4_194_304
     entropy_tokens: int = 1_048_576  # for the configs that study how attention spreads
     checkpoint_every: int = 1000
-    builtin: bool = False  # the embedded corpus in bytes, where others read prepared blocks
+    builtin: bool = False  # the built-in corpus in bytes instead of prepared blocks
 
 
 SIZES = {
@@ -96,21 +96,21 @@ Settings = Mapping[str, Any] | Callable[[Size], Mapping[str, Any]]
 def get_config(
     arg: str, *, name: str, mixer: Mixers | None = None, base: str | None = None, settings: Settings | None = None
 ) -> ConfigDict:
-    """The pre-norm RMSNorm + GeGLU model of `arg`'s size around `mixer`: every setting, ready to be overridden.
+    """Return all settings of a pre-norm RMSNorm + GeGLU model around `mixer`, of the size that `arg` names.
 
     Args:
-        arg: `SIZE[,REGIME][,key=value ...]`; what it sets wins over all else.
-        name: of the config.
-        mixer: its name and what differs from the defaults of its `Config`, or a tuple of such groups, repeated over
+        arg: `SIZE[,REGIME][,key=value ...]`; its settings take precedence over all others.
+        name: Name of the config.
+        mixer: Its name and what differs from the defaults of its `Config`, or a tuple of such groups, repeated over
             the layers.
-        base: another config by name, of which `mixer` (where given) and `settings` say what differs.
-        settings: dotted keys and values that differ, or a function that gives them for a size.
+        base: Name of another config, from which this one differs by `mixer` (if given) and `settings`.
+        settings: Dotted keys and values that differ, or a function that returns them for a size.
 
-    Raises `UserError` for a size, a key or a mixer that does not exist.
+    Raises `UserError` for an unknown size, key or mixer.
     """
     size_name, regime, overrides = split(arg)
     size = SIZES[size_name]
-    named = [(key, text) for key, text in overrides if _names_mixer(key)]
+    named = [(key, text) for key, text in overrides if _selects_mixer(key)]
     if base is not None:
         passed = ",".join([size_name, regime, *(f"{key}={text}" for key, text in named if mixer is None)])
         values = load(base).get_config(passed).to_dict()
@@ -121,31 +121,31 @@ def get_config(
     values |= {"name": name, "size": size_name}
     if mixer is not None:
         for key, text in named:
-            mixer = _renamed(mixer, key, text)
-        values["model"]["mixer"] = _sized(mixer, size)
+            mixer = _with_mixer_override(mixer, key, text)
+        values["model"]["mixer"] = _with_size_defaults(mixer, size)
     values["data"]["regime"] = regime
     config = ConfigDict(complete(Config, values))
     changes = settings(size) if callable(settings) else settings or {}
     for key, value in changes.items():
-        if not (named and key.startswith("model.mixer")):  # of the mixer that another has taken the place of
+        if not (named and key.startswith("model.mixer")):  # it belongs to a mixer that `arg` has replaced
             override(config, key, value)
     for key, text in overrides:
-        if not _names_mixer(key):
+        if not _selects_mixer(key):
             override(config, key, text)
     return config
 
 
 def override(config: ConfigDict, key: str, value: Any) -> None:
-    """Set a dotted key of a complete config, as `model.mixer.window`; text becomes what the setting takes."""
+    """Set a dotted key, such as `model.mixer.window`, of a complete config; text is converted to the setting's type."""
     assign(Config, config, key, value, renamed=RENAMED)
 
 
 def _values(size: Size) -> dict[str, Any]:
-    """What a size decides; everything else has the default of its dataclass."""
+    """Return the settings that depend on the size; all others have the defaults of their dataclasses."""
     data = {"corpus": "blocks", "tokenizer": "mixtral", "path": f"data/slimpajama-{size.seq_len}"}
     return {
         "model": {
-            # 256 bytes and two marks, rounded up to a multiple of 8
+            # 256 bytes, BOS and EOS, rounded up to a multiple of 8
             "vocab_size": 264 if size.builtin else 32_000,
             "dim": size.dim,
             "n_layers": size.n_layers,
@@ -164,25 +164,25 @@ def _values(size: Size) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sized(mixer: Any, size: Size) -> Any:
-    """A mixer's group with the heads and the RoPE base of the size, where it has such settings and does not say."""
+def _with_size_defaults(mixer: Any, size: Size) -> Any:
+    """Return a mixer's group with the size's `heads` and `rope_base` where it has these settings and they are unset."""
     if isinstance(mixer, tuple):
-        return tuple(_sized(m, size) for m in mixer)
+        return tuple(_with_size_defaults(m, size) for m in mixer)
     if not is_group(mixer) or not isinstance(mixer.get("name"), str):
-        return mixer  # what is wrong with it is said where the config is checked
+        return mixer  # The check of the config reports what is wrong with it.
     known = hints_of(mixers.load(mixer["name"]).Config)
     return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
 
 
-def _names_mixer(key: str) -> bool:
-    """Whether a key decides which settings there are: it is looked at before all others."""
+def _selects_mixer(key: str) -> bool:
+    """Return whether a key selects a mixer and with it the available settings; such keys are applied first."""
     return re.fullmatch(r"model\.mixer(\[\d+\])?(\.name)?", key) is not None
 
 
-def _renamed(mixer: Any, key: str, text: str) -> Any:
-    """The mixers that an override of `model.mixer`, `model.mixer.name` or `model.mixer[i].name` leaves.
+def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
+    """Return the mixers after an override of `model.mixer`, `model.mixer.name` or `model.mixer[i].name`.
 
-    Another mixer starts from its own defaults, not from what was said of the one whose place it takes.
+    A new mixer starts from its own defaults, not from the settings of the one that it replaces.
     """
     if key == "model.mixer":
         value = read(Any, text)
@@ -202,9 +202,9 @@ def _renamed(mixer: Any, key: str, text: str) -> Any:
 
 
 def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
-    """`SIZE[,REGIME][,key=value ...]` in its parts; raises `UserError` for a word that is no size or regime."""
+    """Split `SIZE[,REGIME][,key=value ...]`; raise `UserError` for a word that is neither a size nor a regime."""
     size, regime, overrides = "demo", "limited", []
-    # a comma inside brackets belongs to the value: data.weights=(0.7,0.3)
+    # A comma inside brackets belongs to the value: data.weights=(0.7,0.3).
     for part in filter(None, (p.strip() for p in _parts(arg or ""))):
         key, equals, value = part.partition("=")
         if equals:
@@ -219,7 +219,7 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def _parts(arg: str) -> list[str]:
-    """The text between the commas that are in no bracket."""
+    """Split at the commas that are outside brackets."""
     parts, depth = [""], 0
     for c in arg:
         depth = max(0, depth + (c in "([{") - (c in ")]}"))
@@ -232,20 +232,20 @@ def _parts(arg: str) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------- config files by name
 def directories() -> list[Path]:
-    """Where the shipped configs are: in the package of an installation, beside it in a checkout."""
+    """Return the directories of the shipped configs: inside an installed package, or beside it in a checkout."""
     package = Path(__file__).parent
     return [d for d in (package / "configs", package.parent / "configs") if d.is_dir()]
 
 
 def names() -> list[str]:
-    """The shipped configs of architectures, without the ablations and studies of the folders below them."""
+    """Return the names of the shipped configs of architectures, without the ablations and studies in subfolders."""
     return sorted({p.stem for d in directories() for p in d.glob("*.py") if p.stem != "__init__"})
 
 
 def find(name: str) -> Path:
-    """The file of a config: a path to it, or the name of a shipped one, as `top1_chunk` or `ablations/window`.
+    """Return the file of a config, given as a path or as the name of a shipped one: `top1_chunk`, `ablations/window`.
 
-    `configs/top1_chunk.py` is found from any directory. Raises `UserError` where there is none.
+    `configs/top1_chunk.py` is found from any directory. Raises `UserError` if there is no such file.
     """
     path = Path(name)
     if path.suffix == ".py" and path.is_file():
@@ -263,12 +263,12 @@ def find(name: str) -> Path:
 
 
 def load(name: str) -> ModuleType:
-    """The module of the config file that `find` finds."""
+    """Return the module of the config file that `find` returns."""
     return load_file(find(name))
 
 
 def load_file(path: Path) -> ModuleType:
-    """The module in a file of configs or studies, wherever it lies."""
+    """Return the module in the config or study file at `path`, which need not be importable by name."""
     spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -277,15 +277,15 @@ def load_file(path: Path) -> ModuleType:
 
 
 def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
-    """The config of `FILE_OR_NAME[:ARG]`, with dotted keys set after it."""
+    """Return the config of `FILE_OR_NAME[:ARG]` with the overrides (dotted key, text) applied."""
     name, colon, arg = flag.partition(":")
     module = load(name)
     if not hasattr(module, "get_config"):
         raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is no config.")
-    named = [f"{key}={text}" for key, text in overrides if _names_mixer(key)]
+    named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
     values = module.get_config(",".join([arg, *named])) if colon or named else module.get_config()
     config = ConfigDict(complete(Config, values))
     for key, text in overrides:
-        if not _names_mixer(key):
+        if not _selects_mixer(key):
             override(config, key, text)
     return config

@@ -32,7 +32,10 @@ BATCH = PartitionSpec(("data", "fsdp"))
 
 
 def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
-    """A mesh over all devices; one size may be -1 and takes the devices that are left."""
+    """Return a mesh over all devices; one size may be -1, which stands for all remaining devices.
+
+    Raises `UserError` if the product of the sizes is not the number of devices.
+    """
     devices = jax.devices() if devices is None else devices
     shape = [data, fsdp, tensor]
     known = int(np.prod([s for s in shape if s != -1]))
@@ -49,7 +52,7 @@ def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[A
 
 
 def require_divisible(micro_batch: int, mesh: Mesh) -> None:
-    """Raise `UserError` where so many sequences cannot be split over the mesh."""
+    """Raise `UserError` if a micro-batch of that many sequences cannot be split over the mesh."""
     if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
         raise UserError(
             f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "
@@ -63,24 +66,24 @@ def is_axes(leaf: Any) -> bool:
 
 
 def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
-    """The sharding of every parameter, from its shape and its logical axes."""
+    """Return the sharding of every parameter, from its shape and its logical axes."""
 
     def one(names: tuple[str | None, ...], x: Any) -> NamedSharding:
         spec, used = [], set()
         for name, size in zip(names, x.shape):
             if name not in RULES:
                 raise UserError(f"Logical axis {name!r} has no rule; add it to seqjax/sharding.py RULES.")
-            to = RULES[name]
-            fits = to is not None and to not in used and size % mesh.shape[to] == 0
-            spec.append(to if fits else None)
-            used.add(to if fits else None)
+            mesh_axis = RULES[name]
+            fits = mesh_axis is not None and mesh_axis not in used and size % mesh.shape[mesh_axis] == 0
+            spec.append(mesh_axis if fits else None)
+            used.add(mesh_axis if fits else None)
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree.map(one, axes, shapes, is_leaf=is_axes)
 
 
 def constrain_batch(x: Array) -> Array:
-    """Keep axis 0 split over the mesh's data axes; a no-op outside a mesh."""
+    """Constrain axis 0 of `x` to be split over the mesh's data axes; a no-op outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
         return x
@@ -90,16 +93,16 @@ def constrain_batch(x: Array) -> Array:
 
 
 def to_devices(local: np.ndarray, sharding: NamedSharding) -> Array:
-    """This process's part of a batch -> the global array. A transfer on purpose, whatever the transfer guard says."""
+    """Return the global array of this process's part of a batch; the transfer is explicit, so the guard allows it."""
     with jax.transfer_guard("allow"):
         return jax.make_array_from_process_local_data(sharding, local)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """Return the sharding of an array that is the same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh, *, leading: int = 0) -> NamedSharding:
-    """The batch axis over data and fsdp, after `leading` whole axes (micro-batches)."""
+    """Return the sharding that splits the batch axis over data and fsdp, after `leading` unsplit axes."""
     return NamedSharding(mesh, PartitionSpec(*[None] * leading, ("data", "fsdp")))

@@ -1,4 +1,4 @@
-"""A line on standard error that is rewritten on a terminal, and comes every half minute in a log file."""
+"""A status line on standard error, rewritten in place on a terminal and printed every half minute in a log file."""
 
 import io
 import sys
@@ -8,7 +8,7 @@ LOG_SECONDS = 30.0
 
 
 class StatusLine:
-    """Shows how far something is, and lines that stay."""
+    """Shows a status line, and permanent lines above it."""
 
     def __init__(self, *, stream: io.TextIOBase | None = None, quiet: bool = False, log_seconds: float = LOG_SECONDS):
         self._stream = stream or sys.stderr
@@ -18,7 +18,7 @@ class StatusLine:
         self.live = self._stream.isatty()
 
     def show(self, text: str, *, last: bool = False) -> None:
-        """Rewrite the line; in a log it is left out if one came shortly before, unless it is the `last`."""
+        """Rewrite the line; in a log it is skipped if one was printed shortly before, unless it is the `last`."""
         now = time.monotonic()
         if self._quiet or (not self.live and not last and now - self._shown < self._between):
             return
@@ -31,7 +31,7 @@ class StatusLine:
         self._stream.flush()
 
     def say(self, text: str) -> None:
-        """A line that stays, above the other."""
+        """Print a permanent line above the status line."""
         if self._quiet:
             return
         if self.live and self._width:
@@ -42,7 +42,7 @@ class StatusLine:
 
 
 def duration(seconds: float) -> str:
-    """75 -> '1m15s'."""
+    """Format a number of seconds: 75 -> '1m15s'."""
     minutes, s = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"

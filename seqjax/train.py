@@ -1,7 +1,7 @@
-"""The training loop, one linear function: read it from top to bottom to know what a run does.
+"""The training loop, one linear function that can be read from top to bottom.
 
 Metrics are fetched one step late, so the device never waits for the host; the data iterator, the optimiser and the
-position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals one that was not.
+position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals an uninterrupted one.
 """
 
 import math
@@ -31,7 +31,7 @@ from seqjax.training.step import init_state, jit_train_step, make_eval_step, sta
 
 
 def train(config: Config, workdir: Path) -> bool:
-    """Train, or go on training, in `workdir`; True when the run is complete, False when it was asked to stop."""
+    """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early."""
     n_steps, seq_len = config.train.steps, config.train.seq_len
     tokens_per_step = config.train.batch_size * seq_len
     lead = jax.process_index() == 0
@@ -61,15 +61,17 @@ def train(config: Config, workdir: Path) -> bool:
     # ----------------------------------------------------------------------------------------------------- state
     init_fn = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
-    by_leaf, one = state_shardings(mesh, model, optimizer, shapes), replicated(mesh)
-    batch_spec = batch_sharding(mesh, leading=1)
-    train_step = jit_train_step(model, optimizer, schedule(config.optim, n_steps), state=by_leaf, tokens=batch_spec)
-    eval_step = jax.jit(make_eval_step(model), out_shardings=one)
+    state_sharding, unsharded = state_shardings(mesh, model, optimizer, shapes), replicated(mesh)
+    tokens_sharding = batch_sharding(mesh, leading=1)
+    train_step = jit_train_step(
+        model, optimizer, schedule(config.optim, n_steps), state=state_sharding, tokens=tokens_sharding
+    )
+    eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 
     # --------------------------------------------------------------------------------------------------- restore
     checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
     start, saved = checkpoints.latest or 0, None
-    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, by_leaf)
+    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_sharding)
     if checkpoints.latest is not None and not checkpoints.params_only:
         state, saved = checkpoints.restore(target, iterator)
         if saved["manifest"] != corpus.manifest_hash:
@@ -79,28 +81,28 @@ def train(config: Config, workdir: Path) -> bool:
             )
         log.say(f"Going on from step {start} of {n_steps} in {workdir}")
     else:
-        state = jax.jit(init_fn, out_shardings=by_leaf)()
-        if checkpoints.params_only:  # seqjax.convert wrote them
+        state = jax.jit(init_fn, out_shardings=state_sharding)()
+        if checkpoints.params_only:  # a workdir that seqjax.convert wrote
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
         log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
-    log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
 
     # ------------------------------------------------------------------------------------------------------ loop
     stop = StopRequest()
     pending = None  # the newest step, whose metrics are still on the device
     profiling = False
     with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
+        log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
                 profiling = True
             batch = next(iterator)["tokens"]
-            tokens = to_devices(batch.reshape(config.train.accumulate, -1, seq_len + 1), batch_spec)
+            tokens = to_devices(batch.reshape(config.train.accumulate, -1, seq_len + 1), tokens_sharding)
             state, device_metrics = train_step(state, tokens)
-            if pending is not None:  # the step before, while the device works on this one
+            if pending is not None:  # of the previous step, while the device computes this one
                 log_step(*pending, log, checkpoints)
             pending = (step, device_metrics, batch)
-            if step == start + 1:  # the step is traced, so it is known which kernels it calls
+            if step == start + 1:  # The step has been traced, so the backends of its kernels are known.
                 used = kernels_pallas.backends_used()
                 if used:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
@@ -152,7 +154,7 @@ def train(config: Config, workdir: Path) -> bool:
     if lead:
         sample = None
         prompt, n_new = "The ", config.log.sample_tokens
-        if model.longest:  # tables over positions end; the prompt takes a BOS and at most its bytes
+        if model.longest:  # Position tables have an end; the prompt takes BOS and at most one token per byte.
             n_new = min(n_new, model.longest - 1 - len(prompt))
         if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
@@ -166,7 +168,7 @@ def train(config: Config, workdir: Path) -> bool:
 def log_step(
     step: int, device_metrics: dict[str, jax.Array], batch: np.ndarray, log: TrainLog, checkpoints: Checkpoints
 ) -> None:
-    """Fetch the metrics of a step and log them; what is not finite is refused, and its batch kept."""
+    """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite."""
     values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
     if not all(map(math.isfinite, values.values())):
         raise checkpoints.not_finite(step, values, batch)
@@ -174,7 +176,7 @@ def log_step(
 
 
 def check_evaluation(step: int, row: dict[str, float]) -> None:
-    """Refuse losses that are not finite: the parameters are, so the model overflows on some text."""
+    """Raise `UserError` for a loss that is not finite; the parameters are, so the model overflows on some text."""
     losses = {name: value for name, value in row.items() if name.startswith("eval/") and name.endswith("/loss")}
     if not all(map(math.isfinite, losses.values())):
         raise UserError(

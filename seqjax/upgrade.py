@@ -1,10 +1,10 @@
-"""What earlier versions of seqjax wrote, as this one means it: settings in `config.json`, parameters in checkpoints.
+"""Reads what earlier versions of seqjax wrote: settings in `config.json` and parameters in checkpoints.
 
-A `config.json` without a `version` is of version 1.
+A `config.json` without a `version` is of version 1. Later versions changed:
 
-    2   None is "not set", where 0 was; `model.mixer` is one group or a list of them, where there was `model.pattern`
-        beside it; no rotation is `position` none, where `rope_base` 0 said so too; the parts of RWKV-7's shell and the
-        chunk that its Top-1 selects have the names of the field.
+    2   None means "not set", where 0 did; `model.mixer` is one group or a list of them, where there was `model.pattern`
+        beside it; `position` none alone means no rotation, where `rope_base` 0 did too; the parts of RWKV-7's shell and
+        the size of the chunk that its Top-1 selects have new names.
 """
 
 import copy
@@ -14,7 +14,7 @@ from seqjax.errors import UserError
 
 VERSION = 2
 
-# Keys of earlier versions, and what to write today; for messages about a key that is not known.
+# Keys of earlier versions and their current names, for messages about an unknown key.
 RENAMED = {
     "model.pattern": "model.mixer, a tuple of groups,",
     "model.mixer.select_chunk": "model.mixer.chunk_size",
@@ -25,7 +25,7 @@ RENAMED = {
 }
 SHELL = {"shift": "token_shift", "vres": "value_residual", "gate": "gate", "lnx": "head_norm"}
 
-# Settings whose 0 is None since version 2, by group, and by the name of the mixer.
+# Settings whose 0 became None in version 2, by group and by the name of the mixer.
 ZERO_WAS_NONE = {
     ("model", "mlp"): ("dim",),
     ("optim",): ("clip_norm",),
@@ -46,13 +46,13 @@ MIXER_ZERO_WAS_NONE = {
 }
 ROTATING = ("transformer", "transformer_pp", "top1_chunk", "top1_element", "rwkv7_shell")
 
-# Version -> {path of a parameter in checkpoints before it: path today}, from the root, keys joined by dots; a path that
-# is a prefix takes what lies below it along, and * stands for one key.
+# Version -> {path of a parameter in earlier checkpoints: its path from this version on}, from the root, joined by dots;
+# a path that is a prefix applies to everything below it, and * stands for one key.
 PARAMETERS: dict[int, dict[str, str]] = {}
 
 
 def upgrade_config(values: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """The content of a `config.json` of any version as settings of today, without its `version`.
+    """Return the content of a `config.json` of any version as current settings, without its `version`.
 
     `where` names the file in the `UserError` for a version that is newer than this seqjax.
     """
@@ -64,7 +64,7 @@ def upgrade_config(values: dict[str, Any], *, where: str) -> dict[str, Any]:
 
 
 def version_of(values: dict[str, Any], *, where: str) -> int:
-    """The version that wrote a `config.json`; raises `UserError` where this seqjax cannot know what it means."""
+    """Return the version of a `config.json`; raise `UserError` if it is invalid or later than this seqjax."""
     version = values.get("version", 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UserError(f"{where}: version {version!r} is no number from 1 to {VERSION}; restore the file.")
@@ -86,7 +86,7 @@ def _to_2(values: dict[str, Any]) -> None:
     if not isinstance(model, dict):
         return
     pattern = model.pop("pattern", None)
-    if pattern:  # it won over the mixer beside it
+    if pattern:  # it took precedence over the mixer beside it
         model["mixer"] = list(pattern)
     mixer = model.get("mixer")
     for group in mixer if isinstance(mixer, list) else [mixer]:
@@ -116,7 +116,7 @@ def _zero_to_none(group: Any, names: tuple[str, ...]) -> None:
 
 
 def saved_path(path: tuple[str, ...], *, version: int) -> tuple[str, ...]:
-    """Where a checkpoint of `version` holds the parameter that lies at `path` today.
+    """Return the path in a checkpoint of `version` of the parameter that is at `path` today.
 
     >>> saved_path(("blocks", "0", "mixer", "q", "w"), version=VERSION)
     ('blocks', '0', 'mixer', 'q', 'w')
@@ -133,7 +133,7 @@ def saved_path(path: tuple[str, ...], *, version: int) -> tuple[str, ...]:
 
 
 def rearranged(params: dict[str, Any], *, version: int) -> dict[str, Any]:
-    """A tree of today's parameters (or of anything in their place) as a checkpoint of `version` nests them."""
+    """Return a tree with the structure of today's parameters, nested as in a checkpoint of `version`."""
     out: dict[str, Any] = {}
     for path, leaf in _leaves(params):
         *groups, last = saved_path(path, version=version)
@@ -145,7 +145,7 @@ def rearranged(params: dict[str, Any], *, version: int) -> dict[str, Any]:
 
 
 def upgrade_params(saved: dict[str, Any], like: dict[str, Any], *, version: int) -> dict[str, Any]:
-    """Parameters as a checkpoint of `version` nests them, nested as `like`, a tree of today's."""
+    """Return the parameters `saved` in a checkpoint of `version`, nested like `like`, a tree of today's structure."""
 
     def pick(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Mamba-1 that forgets nothing: the state is a sum.
+"""Mamba-1 without decay: the state is a plain sum.
 
 python -m seqjax.main --config=configs/ablations/mamba1_no_decay.py:110m
 
@@ -9,5 +9,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="mamba1_no_decay", base="mamba1", settings={"model.mixer.decay": "none"})

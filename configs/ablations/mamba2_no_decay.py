@@ -1,4 +1,4 @@
-"""Mamba-2 that forgets nothing: linear attention with a gate.
+"""Mamba-2 without decay, i.e. linear attention with a gate.
 
 python -m seqjax.main --config=configs/ablations/mamba2_no_decay.py:110m
 
@@ -9,5 +9,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="mamba2_no_decay", base="mamba2", settings={"model.mixer.decay": "none"})

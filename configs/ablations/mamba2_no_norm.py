@@ -1,4 +1,4 @@
-"""Mamba-2 without the norm behind its gate.
+"""Mamba-2 without the norm after its gate.
 
 python -m seqjax.main --config=configs/ablations/mamba2_no_norm.py:110m
 
@@ -9,5 +9,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(arg, name="mamba2_no_norm", base="mamba2", settings={"model.mixer.norm": False})

@@ -1,4 +1,4 @@
-"""Transformer++ without position encoding: the causal mask alone.
+"""Transformer++ without position encoding; only the causal mask carries position information.
 
 python -m seqjax.main --config=configs/ablations/position_none.py:110m
 
@@ -9,7 +9,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(
         arg, name="position_none", base="transformer_pp", settings={"model.mixer.position": "none"}
     )

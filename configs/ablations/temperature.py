@@ -1,6 +1,6 @@
 """Transformer++ with unit queries and keys at a fixed temperature; sweep `model.mixer.temperature`.
 
-The entropy of the weights is measured at the end; configs/studies/temperature.py is the sweep.
+The entropy of the attention weights is measured at the end; configs/studies/temperature.py is the sweep.
 
 python -m seqjax.main --config=configs/ablations/temperature.py:110m
 
@@ -11,7 +11,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """`arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     return presets.get_config(
         arg,
         name="temperature",

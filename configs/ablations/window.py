@@ -1,4 +1,4 @@
-"""Transformer++ over a window, which the argument names: 32, 64, 128, 256 (default), 512, 1024 ... or full.
+"""Transformer++ with the attention window that the argument names: 32, 64, 128, 256 (default), 512, 1024 ... or full.
 
 python -m seqjax.main --config=configs/ablations/window.py:64,110m      a window counts the query's own position
 
@@ -11,13 +11,13 @@ SWEEP = ("32", "64", "128", "256", "512", "1024", "full")  # arXiv 2505.18522, s
 
 
 def get_config(arg: str = ""):
-    """`[WINDOW,]` and what every config takes (seqjax/presets.py)."""
+    """Return the config; `arg` is `[WINDOW,]SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
     first, _, rest = arg.partition(",")
-    named = first.strip() == "full" or first.strip().isdecimal()
-    window = first.strip() if named else "256"
+    has_window = first.strip() == "full" or first.strip().isdecimal()
+    window = first.strip() if has_window else "256"
     return presets.get_config(
-        rest if named else arg,
-        name=f"window_{window}" if named else "window",
+        rest if has_window else arg,
+        name=f"window_{window}" if has_window else "window",
         base="transformer_pp",
         settings={"model.mixer.window": None if window == "full" else int(window)},
     )

@@ -1,1 +1,1 @@
-"""Studies: which runs are compared, for `python -m seqjax.study`."""
+"""Studies, which define the runs that `python -m seqjax.study` compares."""

@@ -1,4 +1,4 @@
-"""The runs of docs/results/first_110m.md: Transformer++ and Top-1 Chunk at 110M, read from what they left.
+"""The runs of docs/results/first_110m.md: Transformer++ and Top-1 Chunk at 110M, read from their recorded metrics.
 
     python -m seqjax.study --study=configs/studies/first_110m.py --out=docs/results/first_110m
 
@@ -10,11 +10,11 @@ RESULTS = "docs/results/first_110m"
 
 
 def get_study():
-    """Title, reference, domains and runs."""
+    """Return the title, reference, domains and runs."""
     return {
         "title": "110M parameters, 104M tokens (two passes) of CommonCrawl- and C4-like text",
         "reference": "Transformer++, QK norm",
-        # measured at the step of the evaluation; the training loss is a mean over the 8M tokens before it
+        # Measured at the step of the evaluation, whereas the training loss is a mean over the preceding 8M tokens.
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
         "runs": {

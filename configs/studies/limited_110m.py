@@ -1,11 +1,11 @@
-"""Base capabilities at 110M: 17 mixers trained on CommonCrawl and C4 alone, and both references decayed earlier.
+"""Base capabilities at 110M: 17 models trained on CommonCrawl and C4, and both references with shorter schedules.
 
     python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences a step, 1,580 steps (104M tokens), rate 1e-3, as in docs/results/first_110m.md. Not run: at the
-speeds of docs/results/mixers.md a run of full length is 3 to 8 minutes of training on one H200. The references trained
-for 40, 60 and 80% of the steps end with a learning rate of zero where a weaker model's last checkpoint has one too:
-what the schedule alone does (docs/protocol.md).
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. Not
+run: at the speeds of docs/results/mixers.md a run of full length is 3 to 8 minutes of training on one H200. The
+references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
+last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
 """
 
 STEPS = 1580
@@ -13,7 +13,7 @@ COMMON = (
     "data.path=data/mixtral-2048,train.batch_size=32,train.accumulate=1,optim.lr=1e-3,optim.warmup_steps=150,"
     "eval.every=8000000,eval.tokens=655360,checkpoint.every=0,log.sample_tokens=0"
 )
-# In the order in which they are trained: the references and one of each kind first.
+# In training order: the references and one model of each kind first.
 RUNS = {
     "Transformer++": "transformer_pp:110m",
     "Transformer++, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True",
@@ -37,7 +37,7 @@ DECAYED = {"Transformer++": (0.8, 0.6, 0.4), "Transformer++, QK norm": (0.8, 0.6
 
 
 def get_study():
-    """Title, reference, domains and runs."""
+    """Return the title, reference, domains and runs."""
     steps = {label: (config, STEPS) for label, config in RUNS.items()}
     for label, shares in DECAYED.items():
         steps |= {f"{label}, {share:.0%} of the steps": (RUNS[label], round(share * STEPS)) for share in shares}

@@ -1,4 +1,4 @@
-"""How sharp attention must be: unit queries and keys at fixed temperatures, Transformer++ at 110M.
+"""The effect of the sharpness of attention: Transformer++ at 110M with unit queries and keys at fixed temperatures.
 
     python -m seqjax.study --study=configs/studies/temperature.py --out=runs/temperature
 
@@ -13,7 +13,7 @@ SWEEP = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
 
 
 def get_study():
-    """Title, reference, domains and runs."""
+    """Return the title, reference, domains and runs."""
     temperature = presets.load("ablations/temperature")
     return {
         "title": "Transformer++ at 110M, unit queries and keys at fixed temperatures",

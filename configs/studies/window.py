@@ -1,4 +1,4 @@
-"""How far a window must see: Transformer++ at 110M with windows of 32 to 1,024 tokens and the whole 2,048.
+"""The effect of the window size: Transformer++ at 110M with windows of 32 to 1,024 tokens and of all 2,048.
 
     python -m seqjax.study --study=configs/studies/window.py --out=runs/window
 
@@ -11,7 +11,7 @@ ARGUMENT = "110m,limited"
 
 
 def get_study():
-    """Title, reference, domains and runs."""
+    """Return the title, reference, domains and runs."""
     window = presets.load("ablations/window")
     return {
         "title": "Transformer++ at 110M over windows",

@@ -1,10 +1,10 @@
-"""Public weights to a workdir and back.
+"""Converts public weights to a workdir and back.
 
     python -m seqjax.convert import --weights=PATH --config=configs/x.py:SIZE[,key=value] --workdir=DIR
     python -m seqjax.convert export --workdir=DIR --out=FILE.safetensors [--dtype=bfloat16]
 
-`import` takes a .safetensors file, an index of several or the directory that holds them, and writes a workdir that
-seqjax.evaluate, .generate and .main open. `export` writes the newest checkpoint of a run, and config.json beside it.
+`import` takes a .safetensors file, an index of several or the directory that holds them, and writes a workdir for
+seqjax.evaluate, .generate and .main. `export` writes the newest checkpoint of a run, and a config.json beside it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from seqjax.training.checkpoint import Checkpoints
 
 
 def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
-    """Write a workdir whose only checkpoint, step 0, holds public weights."""
+    """Write a workdir whose only checkpoint, of step 0, holds the public weights; raise `UserError` if it is in use."""
     if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
     params = import_weights(weights, config)
@@ -37,7 +37,7 @@ def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
 
 
 def to_file(workdir: Path, out: Path, dtype: str) -> None:
-    """Write the newest checkpoint of a run under public names."""
+    """Write the newest checkpoint of a run as a .safetensors file with public names."""
     if out.suffix != ".safetensors":
         raise UserError(f"--out={out} must end in .safetensors.")
     family = family_of(workdirs.load_config(workdir))
@@ -47,20 +47,22 @@ def to_file(workdir: Path, out: Path, dtype: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run one of the two commands."""
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it only reads, which is the point
+    """Run `import` or `export`."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = argparse.ArgumentParser(
         prog="python -m seqjax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    taking = commands.add_parser("import", help="public weights -> workdir")
-    taking.add_argument("--weights", required=True, type=Path, help=".safetensors, its index, or their directory")
-    taking.add_argument("--config", required=True, help="FILE.py[:SIZE][,key=value], of the same architecture")
-    taking.add_argument("--workdir", required=True, type=Path, help="a directory to write")
-    giving = commands.add_parser("export", help="workdir -> public weights")
-    giving.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
-    giving.add_argument("--out", required=True, type=Path, help="the .safetensors file to write")
-    giving.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    import_parser = commands.add_parser("import", help="public weights -> workdir")
+    import_parser.add_argument(
+        "--weights", required=True, type=Path, help=".safetensors, its index, or their directory"
+    )
+    import_parser.add_argument("--config", required=True, help="FILE.py[:SIZE][,key=value], of the same architecture")
+    import_parser.add_argument("--workdir", required=True, type=Path, help="the directory to write")
+    export_parser = commands.add_parser("export", help="workdir -> public weights")
+    export_parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    export_parser.add_argument("--out", required=True, type=Path, help="the .safetensors file to write")
+    export_parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     args = parser.parse_args(argv)
     if args.command == "import":
         to_workdir(args.weights, from_config_dict(presets.read_config(args.config)), args.workdir)

@@ -1,4 +1,4 @@
-"""Llama, Mistral and GPT-2, in the names of transformers, as its `save_pretrained` writes them."""
+"""Llama, Mistral and GPT-2 under the names of transformers, as written by its `save_pretrained`."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from seqjax.convert.rules import (
     Family,
     Rule,
     Setting,
+    embed_and_head,
+    export_only,
+    fixed,
+    fixed_label,
     key,
     linear,
     mlp_dim,
-    named,
     norm,
-    only,
-    outside,
     sizes,
-    told,
 )
 from seqjax.errors import UserError
 
@@ -45,10 +45,10 @@ def _gate_fix(value: Any, found: dict[str, Any]) -> str:
 
 
 def _rope(found: dict[str, Any]) -> Any:
-    """The base; or the kind of scaling where there is one: none is computed here."""
-    said = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    kind = said.get("rope_type", said.get("type", "default"))
-    return said.get("rope_theta", found.get("rope_theta", 1e4)) if kind == "default" else f"scaled ({kind})"
+    """Return the RoPE base, or the kind of RoPE scaling if there is one, which is not supported."""
+    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return rope.get("rope_theta", found.get("rope_theta", 1e4)) if kind == "default" else f"scaled ({kind})"
 
 
 def _rope_fix(value: Any, found: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ LLAMA = Family(
     label=_llama_label,
     embed="model.embed_tokens.weight",
     rules=(
-        *outside("model.embed_tokens", "model.norm"),
+        *embed_and_head("model.embed_tokens", "model.norm"),
         *norm("model.layers.{}.input_layernorm", "norm1"),
         *linear("model.layers.{}.self_attn.q_proj", "mixer.q"),
         *linear("model.layers.{}.self_attn.k_proj", "mixer.k"),
@@ -109,7 +109,7 @@ LLAMA = Family(
             lambda found: found.get("sliding_window", 4096) if found.get("model_type") == "mistral" else None,
             lambda value, found: f"model.mixer.window={value}",
         ),
-        told("max_position_embeddings", lambda config: config.train.seq_len),
+        export_only("max_position_embeddings", lambda config: config.train.seq_len),
     ),
     needs={**ORDINARY, "model.mixer.position": ("rope",), "model.mlp.kind": ("swiglu", "geglu")},
     redundant=r"rotary_emb\.inv_freq$",
@@ -118,13 +118,13 @@ LLAMA = Family(
 
 # --------------------------------------------------------------------------------------------------------------- GPT-2
 def _gpt2_linear(public: str, ours: str) -> tuple[Rule, ...]:
-    """GPT-2's own Conv1D, which holds [in, out] as we do."""
+    """Return the rules of GPT-2's own Conv1D, whose weight is [in, out] as here."""
     return tuple(rule._replace(form="same") for rule in linear(public, ours))
 
 
 def _gelu(found: dict[str, Any]) -> str:
-    said = found.get("activation_function", "gelu_new")
-    return "gelu_new" if said == "gelu_pytorch_tanh" else said
+    activation = found.get("activation_function", "gelu_new")
+    return "gelu_new" if activation == "gelu_pytorch_tanh" else activation
 
 
 def _gelu_fix(value: Any, found: dict[str, Any]) -> str:
@@ -135,10 +135,10 @@ GPT2 = Family(
     name="GPT-2",
     prefix="transformer.",
     types=("gpt2",),
-    label=named("gpt2", "GPT2LMHeadModel"),
+    label=fixed_label("gpt2", "GPT2LMHeadModel"),
     embed="transformer.wte.weight",
     rules=(
-        *outside("transformer.wte", "transformer.ln_f"),
+        *embed_and_head("transformer.wte", "transformer.ln_f"),
         Rule("transformer.wpe.weight", "positions"),
         *norm("transformer.h.{}.ln_1", "norm1"),
         *_gpt2_linear("transformer.h.{}.attn.c_attn", "mixer.q mixer.k mixer.v"),
@@ -159,8 +159,8 @@ GPT2 = Family(
             _gelu,
             _gelu_fix,
         ),
-        only("scale_attn_weights", True, default=True),
-        only("scale_attn_by_inverse_layer_idx", False, default=False),
+        fixed("scale_attn_weights", True, default=True),
+        fixed("scale_attn_by_inverse_layer_idx", False, default=False),
     ),
     needs={
         **ORDINARY,

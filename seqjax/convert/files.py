@@ -1,4 +1,4 @@
-"""`.safetensors` files: one, or several with an index, read tensor by tensor; nothing here unpickles."""
+"""Reads `.safetensors` files, one or several with an index, tensor by tensor, and writes them; nothing is unpickled."""
 
 import contextlib
 import json
@@ -11,11 +11,11 @@ import numpy as np
 
 from seqjax.errors import UserError
 
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 holds each of them
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly
 
 
 def _safetensors() -> Any:
-    """The package, when it is wanted: an extra."""
+    """Return the safetensors package, which is an optional dependency; raise `UserError` without it."""
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:
@@ -24,9 +24,9 @@ def _safetensors() -> Any:
 
 
 class Weights:
-    """The tensors behind `path`: a .safetensors file, a .safetensors.index.json, or a directory that holds one.
+    """The tensors at `path`: a .safetensors file, a .safetensors.index.json, or a directory that holds one.
 
-    A context manager. `names` are those in the files, `directory` is where they lie.
+    It is a context manager. `names` are the names of the tensors, `directory` is that of the files.
     """
 
     def __init__(self, path: Path):
@@ -34,13 +34,13 @@ class Weights:
         self._close = contextlib.ExitStack()
         file = find(path)
         self.path, self.directory = file, file.parent
-        self._where: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {}
         if file.name.endswith(".index.json"):
             self._open_index(file)
         else:
             handle = self._open(file)
-            self._where = dict.fromkeys(handle.keys(), handle)
-        self.names = sorted(self._where)
+            self._handles = dict.fromkeys(handle.keys(), handle)
+        self.names = sorted(self._handles)
 
     def __enter__(self) -> "Weights":
         return self
@@ -62,26 +62,28 @@ class Weights:
             shards = {shard: self._open(index.parent / Path(shard).name) for shard in sorted(set(where.values()))}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{index} is not the index of sharded weights ({error!r}).") from error
-        self._where = {name: shards[shard] for name, shard in where.items()}
-        held = {name: shard for shard, handle in shards.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
-        if held != where:
-            odd = sorted(set(held.items()) ^ set(where.items()))
-            raise UserError(f"{index} and its shards disagree about {odd[0][0]} ({len(odd)} in all); fetch them again.")
+        self._handles = {name: shards[shard] for name, shard in where.items()}
+        in_shards = {name: shard for shard, handle in shards.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
+        if in_shards != where:
+            differing = sorted(set(in_shards.items()) ^ set(where.items()))
+            raise UserError(
+                f"{index} and its shards disagree about {differing[0][0]} ({len(differing)} in all); fetch them again."
+            )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, without reading it."""
-        return tuple(self._where[name].get_slice(name).get_shape())
+        """Return the shape of a tensor without reading it."""
+        return tuple(self._handles[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor as float32; `UserError` for a type that float32 does not hold or that is no weight."""
-        dtype = self._where[name].get_slice(name).get_dtype()
+        """Return a tensor as float32; raise `UserError` for a dtype that float32 cannot represent exactly."""
+        dtype = self._handles[name].get_slice(name).get_dtype()
         if dtype not in DTYPES:
             raise UserError(f"{name} in {self.path} is {dtype}; known: {', '.join(DTYPES)}.")
-        return self._where[name].get_tensor(name).astype(np.float32)
+        return self._handles[name].get_tensor(name).astype(np.float32)
 
 
 def find(path: Path) -> Path:
-    """The file that `path` stands for."""
+    """Return the file that `path` refers to; raise `UserError` if there is none or it is not safetensors."""
     if path.is_dir():
         for name in ("model.safetensors.index.json", "model.safetensors"):
             if (path / name).is_file():
@@ -101,7 +103,7 @@ def find(path: Path) -> Path:
 
 
 def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
-    """Write float32 arrays as float32, bfloat16 or float16, atomically; `UserError` where that cannot hold one."""
+    """Write float32 arrays as float32, bfloat16 or float16, atomically; raise `UserError` if a value overflows."""
     package, out = _safetensors(), {}
     for name, x in tensors.items():
         with np.errstate(over="ignore"):
@@ -111,7 +113,7 @@ def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # the entry without which transformers does not open a file
+        # transformers refuses a file without this entry.
         package.numpy.save_file(out, temporary, metadata={"format": "pt"})
         temporary.replace(path)
     except (OSError, package.SafetensorError) as error:

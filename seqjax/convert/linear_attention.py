@@ -1,6 +1,6 @@
-"""RWKV-7, DeltaNet and Gated DeltaNet in the names of flash-linear-attention (fla-core 0.6).
+"""RWKV-7, DeltaNet and Gated DeltaNet under the names of flash-linear-attention (fla-core 0.6).
 
-RWKV-7 as BlinkDL publishes it has other names (and is pickled); fla's copies of it are this one.
+The RWKV-7 files of BlinkDL have other names (and are pickled); fla's conversions of them have these.
 """
 
 import math
@@ -15,15 +15,15 @@ from seqjax.convert.rules import (
     Rule,
     Setting,
     conv,
+    embed_and_head,
+    export_only,
+    fixed,
+    fixed_label,
     key,
     linear,
     mlp_dim,
-    named,
     norm,
-    only,
-    outside,
     sizes,
-    told,
 )
 from seqjax.errors import UserError
 from seqjax.mixers.rwkv7 import lora_ranks
@@ -50,19 +50,20 @@ def _head_dim(config: Config) -> int:
 
 
 def _value_dim(found: dict[str, Any]) -> Any:
-    """None where values are as wide as the model in every layer."""
-    said = found.get("value_dim")
-    return None if said in (None, found["hidden_size"], [found["hidden_size"]] * found["num_hidden_layers"]) else said
+    """Return None if the values are as wide as the model in every layer, otherwise the widths found."""
+    value_dim = found.get("value_dim")
+    model_wide = (None, found["hidden_size"], [found["hidden_size"]] * found["num_hidden_layers"])
+    return None if value_dim in model_wide else value_dim
 
 
 def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
-    """Fla's inner width where `intermediate_size` is null."""
+    """Return fla's inner width for an `intermediate_size` of null."""
     width = int(found["hidden_size"] * (found.get("hidden_ratio") or 4) * share)
     return multiple * -(-width // multiple)
 
 
 def _head_eps(found: dict[str, Any]) -> Any:
-    """Nothing to object where the head norm's eps, head_dim * norm_eps there, is 64e-5 as it always is here."""
+    """Return MISSING if the head norm's eps, head_dim * norm_eps in fla, is 64e-5 as it always is here."""
     eps, width = found.get("norm_eps", 1e-5), found.get("head_dim") or found["hidden_size"] // found["num_heads"]
     return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
 
@@ -84,7 +85,7 @@ RWKV7 = Family(
     label=_rwkv7_label,
     embed="model.embeddings.weight",
     rules=(
-        *outside("model.embeddings", "model.norm"),
+        *embed_and_head("model.embeddings", "model.norm"),
         *norm("model.layers.0.pre_norm", "embed_norm"),
         *norm("model.layers.{}.attn_norm", "norm1"),
         *(Rule(f"model.layers.{{}}.attn.x_{name}", f"mixer.mu.{name}", "row") for name in "rwkvag"),
@@ -119,11 +120,13 @@ RWKV7 = Family(
         _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3),
         key("norm_eps", "model.norm_eps", default=1e-5),
         Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, lambda value, found: ""),
-        told("fuse_norm", lambda config: False),  # fused, its unit vectors have another eps than RWKV's own
-        only("hidden_act", "sqrelu", default="sqrelu"),
-        only("norm_first", True, default=True),
-        only("norm_bias", True, default=True),
-        only("attn", None, default=None),
+        export_only(
+            "fuse_norm", lambda config: False
+        ),  # If fused, fla's unit vectors have another eps than RWKV's own code.
+        fixed("hidden_act", "sqrelu", default="sqrelu"),
+        fixed("norm_first", True, default=True),
+        fixed("norm_bias", True, default=True),
+        fixed("attn", None, default=None),
         Setting("value_dim", lambda config: None, _value_dim, lambda value, found: ""),
     ),
     needs={**PLAIN, "model.norm": ("layernorm",), "model.embed_norm": (True,)},
@@ -134,7 +137,7 @@ RWKV7 = Family(
 def _delta(*gates: Rule) -> tuple[Rule, ...]:
     names = {"q": "q", "k": "k", "v": "v", "b": "beta", "o": "out"}
     return (
-        *outside("model.embeddings", "model.norm"),
+        *embed_and_head("model.embeddings", "model.norm"),
         *norm("model.layers.{}.attn_norm", "norm1"),
         *(rule for a, b in names.items() for rule in linear(f"model.layers.{{}}.attn.{a}_proj", f"mixer.{b}")),
         *(rule for a in "qkv" for rule in conv(f"model.layers.{{}}.attn.{a}_conv1d", f"mixer.{a}_conv")),
@@ -146,7 +149,7 @@ def _delta(*gates: Rule) -> tuple[Rule, ...]:
 
 
 def _width(which: int) -> Callable[[Config], int]:
-    """Of all keys (0) or all values (1)."""
+    """Return a function of the config that gives the width of all keys (0) or of all values (1)."""
     return lambda config: config.model.mixer.widths(config.model.dim)[which]
 
 
@@ -164,11 +167,11 @@ DELTA = (
     mlp_dim("intermediate_size", lambda found: _rounded(found, 2 / 3, 256)),
     key("norm_eps", "model.norm_eps", default=1e-6),
     key("norm_eps", "model.mixer.norm_eps", default=1e-6),
-    only("hidden_act", "swish", "silu", default="swish"),
-    only("use_short_conv", True, default=True),
-    only("allow_neg_eigval", False, default=False),
-    only("attn", None, default=None),
-    only("attnres_block_size", None, default=None),
+    fixed("hidden_act", "swish", "silu", default="swish"),
+    fixed("use_short_conv", True, default=True),
+    fixed("allow_neg_eigval", False, default=False),
+    fixed("attn", None, default=None),
+    fixed("attnres_block_size", None, default=None),
 )
 DELTA_NEEDS = {**PLAIN, "model.mlp.kind": ("swiglu",), "model.mlp.bias": (False,)}
 
@@ -176,7 +179,7 @@ DELTANET = Family(
     name="DeltaNet",
     prefix="model.",
     types=("delta_net",),
-    label=named("delta_net", "DeltaNetForCausalLM"),
+    label=fixed_label("delta_net", "DeltaNetForCausalLM"),
     embed="model.embeddings.weight",
     rules=_delta(),
     settings=(
@@ -193,10 +196,10 @@ DELTANET = Family(
             lambda config: VALUES(config) / config.model.dim,
             lambda value, found: f"model.mixer.value_dim={round(value * found['hidden_size'])}",
         ),
-        only("use_gate", False, default=False),
-        only("use_beta", True, default=True),
-        only("qk_norm", "l2", default="l2"),
-        only("qk_activation", "silu", default="silu"),
+        fixed("use_gate", False, default=False),
+        fixed("use_beta", True, default=True),
+        fixed("qk_norm", "l2", default="l2"),
+        fixed("qk_activation", "silu", default="silu"),
     ),
     needs=DELTA_NEEDS,
 )
@@ -205,7 +208,7 @@ GATED_DELTANET = Family(
     name="Gated DeltaNet",
     prefix="model.",
     types=("gated_deltanet",),
-    label=named("gated_deltanet", "GatedDeltaNetForCausalLM"),
+    label=fixed_label("gated_deltanet", "GatedDeltaNetForCausalLM"),
     embed="model.embeddings.weight",
     rules=_delta(
         *linear("model.layers.{}.attn.a_proj", "mixer.decay"),
@@ -233,8 +236,8 @@ GATED_DELTANET = Family(
             lambda found: None if found.get("num_v_heads") == found["num_heads"] else found.get("num_v_heads"),
             lambda value, found: "",
         ),
-        only("use_gate", True, default=True),
-        only("output_gate_activation", "swish", "silu", default="swish"),
+        fixed("use_gate", True, default=True),
+        fixed("output_gate_activation", "swish", "silu", default="swish"),
     ),
     needs=DELTA_NEEDS,
 )

@@ -1,6 +1,6 @@
-"""Mamba and Mamba-2 in the names of transformers, as its `save_pretrained` writes them.
+"""Mamba and Mamba-2 under the names of transformers, as written by its `save_pretrained`.
 
-The files of state-spaces/mamba itself are another naming (and pickled); the `-hf` copies of them are this one.
+The files of state-spaces/mamba itself have other names (and are pickled); their `-hf` conversions have these.
 """
 
 import math
@@ -13,14 +13,14 @@ from seqjax.convert.rules import (
     Rule,
     Setting,
     conv,
+    embed_and_head,
+    export_only,
+    fixed,
+    fixed_label,
     key,
     linear,
-    named,
     norm,
-    only,
-    outside,
     sizes,
-    told,
 )
 
 
@@ -33,7 +33,7 @@ def _residual(value: Any, found: dict[str, Any]) -> str:
 
 
 def _time_step_limit(found: dict[str, Any]) -> Any:
-    """None where step sizes are not clamped; newer files write infinity as {"__float__": "Infinity"}."""
+    """Return None if step sizes are not clamped; newer files write infinity as {"__float__": "Infinity"}."""
     low, high = found.get("time_step_limit") or (0.0, math.inf)
     return None if low == 0 and high in (math.inf, "Infinity", {"__float__": "Infinity"}) else [low, high]
 
@@ -49,9 +49,9 @@ SSM = (
         lambda found: found.get("residual_in_fp32", True),
         _residual,
     ),
-    only("hidden_act", "silu", "swish", default="silu"),
-    only("use_bias", False, default=False),
-    only("use_conv_bias", True, default=True),
+    fixed("hidden_act", "silu", "swish", default="silu"),
+    fixed("use_bias", False, default=False),
+    fixed("use_conv_bias", True, default=True),
 )
 SSM_NEEDS = {**PLAIN, "model.mlp.kind": ("none",), "model.mixer.decay": ("full",), "model.mixer.conv": (True,)}
 
@@ -59,10 +59,10 @@ MAMBA = Family(
     name="Mamba",
     prefix="backbone.",
     types=("mamba",),
-    label=named("mamba", "MambaForCausalLM"),
+    label=fixed_label("mamba", "MambaForCausalLM"),
     embed="backbone.embeddings.weight",
     rules=(
-        *outside("backbone.embeddings", "backbone.norm_f"),
+        *embed_and_head("backbone.embeddings", "backbone.norm_f"),
         *norm("backbone.layers.{}.norm", "norm1"),
         *linear("backbone.layers.{}.mixer.in_proj", "mixer.x mixer.z"),
         *conv("backbone.layers.{}.mixer.conv1d", "mixer.conv"),
@@ -81,10 +81,10 @@ MAMBA2 = Family(
     name="Mamba-2",
     prefix="backbone.",
     types=("mamba2",),
-    label=named("mamba2", "Mamba2ForCausalLM"),
+    label=fixed_label("mamba2", "Mamba2ForCausalLM"),
     embed="backbone.embeddings.weight",
     rules=(
-        *outside("backbone.embeddings", "backbone.norm_f"),
+        *embed_and_head("backbone.embeddings", "backbone.norm_f"),
         *norm("backbone.layers.{}.norm", "norm1"),
         *linear("backbone.layers.{}.mixer.in_proj", "mixer.z mixer.x mixer.bc mixer.dt"),
         *conv("backbone.layers.{}.mixer.conv1d", "mixer.conv_x mixer.conv_bc"),
@@ -97,10 +97,12 @@ MAMBA2 = Family(
     settings=(
         *sizes(tie=False),
         key("head_dim", "model.mixer.head_dim"),
-        told("num_heads", lambda config: config.model.mixer.expand * config.model.dim // config.model.mixer.head_dim),
+        export_only(
+            "num_heads", lambda config: config.model.mixer.expand * config.model.dim // config.model.mixer.head_dim
+        ),
         *SSM,
-        only("layer_norm_epsilon", 1e-5),  # it is the inner norm's too, which has no setting here
-        only("n_groups", 1, default=8),
+        fixed("layer_norm_epsilon", 1e-5),  # also that of the inner norm, which has no setting here
+        fixed("n_groups", 1, default=8),
         Setting("time_step_limit", lambda config: None, _time_step_limit, lambda value, found: ""),
     ),
     needs={**SSM_NEEDS, "model.mixer.norm": (True,)},

@@ -1,4 +1,4 @@
-"""The config.json that lies beside public weights, held against ours on import and written on export."""
+"""The config.json beside public weights, which is compared with our config on import and written on export."""
 
 import json
 import math
@@ -12,13 +12,13 @@ from seqjax.errors import UserError
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, numbers up to how they are written down."""
+    """Return whether two values are equal, numbers up to rounding in the last digits."""
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
     return math.isclose(a, b, rel_tol=1e-6) if numbers else a == b
 
 
 def check_needs(family: Family, config: Config) -> None:
-    """Raise `UserError` where `config` is not of the family's architecture."""
+    """Raise `UserError` if `config` is not of the family's architecture."""
     wrong = []
     for key, allowed in family.needs.items():
         value = operator.attrgetter(key)(config)
@@ -29,7 +29,7 @@ def check_needs(family: Family, config: Config) -> None:
 
 
 def check(family: Family, config: Config, path: Path) -> None:
-    """Hold the config.json at `path`, if there is one, against ours; `UserError` lists what to override."""
+    """Compare the config.json at `path`, if there is one, with ours; raise a `UserError` that lists overrides."""
     found = read(path)
     if found is None:
         return
@@ -38,7 +38,7 @@ def check(family: Family, config: Config, path: Path) -> None:
             f"{path} is of a {found['model_type']!r}, but config.model.mixer.name={config.model.mixer.name!r} takes "
             f"{' or '.join(family.types)}. Give the --config of the right architecture."
         )
-    wrong, fixes, mendable = [], [], True
+    wrong, fixes, fixable = [], [], True
     for setting in family.settings:
         try:
             value, ours = setting.read(found), setting.get(config)
@@ -50,26 +50,26 @@ def check(family: Family, config: Config, path: Path) -> None:
         fixes += [fix] * bool(fix and (setting.derived or not agree))
         if not agree:
             said = f"{setting.public} is {value!r}, this config has {ours!r}"
-            mendable &= bool(fix)
+            fixable &= bool(fix)
             wrong.append(f"{said} ({fix})" if fix else f"{said} and can have no other")
     if wrong:
-        hint = f"\nAdd to --config: {','.join(fixes)}" if mendable else ""
+        hint = f"\nAdd to --config: {','.join(fixes)}" if fixable else ""
         raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """A public config.json, or None where `path` is no file or not of a public model."""
+    """Return a public config.json, or None if `path` is not a file or not the config of a public model."""
     if not path.is_file():
         return None
     try:
         found = json.loads(path.read_text())
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); mend it, or take it away to go without its check.") from error
+        raise UserError(f"{path} is not JSON ({error}); fix it, or remove it to skip the check.") from error
     return found if isinstance(found, dict) and "model_type" in found else None
 
 
 def make(family: Family, config: Config, dtype: str) -> dict[str, Any]:
-    """What goes into the config.json beside an export; `UserError` where one public key would need two values."""
+    """Return the config.json of an export; raise `UserError` if one public key would need two values."""
     model_type, architecture = family.label(config)
     out: dict[str, Any] = {"architectures": [architecture], "dtype": dtype, "model_type": model_type}
     for setting in family.settings:
@@ -78,6 +78,6 @@ def make(family: Family, config: Config, dtype: str) -> dict[str, Any]:
             raise UserError(
                 f"{family.name} has one {setting.public} for what is {out[setting.public]!r} and {value!r} here."
             )
-    if "rope_theta" in out:  # where transformers looks since version 5
+    if "rope_theta" in out:  # the place that transformers reads since version 5
         out["rope_parameters"] = {"rope_type": "default", "rope_theta": out["rope_theta"]}
     return {name: value for name, value in sorted(out.items()) if value is not None}

@@ -1,6 +1,6 @@
-"""The words in which a public architecture is written down: a table of tensors and one of settings, for both ways.
+"""The types that describe a public architecture: a table of tensors and one of settings, used in both directions.
 
-attention.py, mamba.py and linear_attention.py hold the tables; weights.py reads those of tensors and public_config.py
+attention.py, mamba.py and linear_attention.py hold the tables; weights.py uses those of tensors and public_config.py
 those of settings.
 """
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from seqjax.config import Config
 from seqjax.models.block import default_mlp_dim
 
-MISSING = object()  # a key that a config.json lacks and that has no default: nothing to compare
+MISSING = object()  # A config.json lacks the key, and it has no default: there is nothing to compare.
 
 
 class Rule(NamedTuple):
-    """`public` is a tensor's name, {} the layer; `ours` the paths of our arrays in it, separated by spaces.
+    """Maps arrays to a public tensor: `public` is its name, with {} for the layer, and `ours` the paths of our arrays.
 
-    Several lie side by side along the output. A rule whose arrays a config does not have (biases, a tied head) does
-    not apply. `first` False: the first layer has no such tensor. Forms, ours = theirs:
+    Several paths, separated by spaces, are concatenated along the output. A rule whose arrays a config lacks (biases, a
+    tied head) does not apply. `first=False` means that the first layer has no such tensor. Forms, ours = theirs:
 
         same    [..] = [..]
         linear  [in, out] = [out, in]     torch's Linear
@@ -34,11 +34,11 @@ class Rule(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A key of the public config.json; None means that the key may as well be absent.
+    """A key of the public config.json; a value of None is the same as an absent key.
 
-    `get` gives its value for a config of ours, `read` what a config.json says (MISSING: nothing), and `fix` the
-    override of ours that would give the value which was read, "" where there is none. `derived`: in ours other keys
-    have a say in it too, so a list of overrides must have this one even where the values happen to agree before.
+    `get` returns its value for a config of ours, `read` its value in a config.json (or MISSING), and `fix` the override
+    of our config that yields the value read, or "" if there is none. `derived` means that the value depends on other
+    keys of our config too, so a list of overrides must include this one even if the values agree before.
     """
 
     public: str
@@ -49,22 +49,22 @@ class Setting(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A public architecture."""
+    """A public architecture and its tables."""
 
     name: str
-    prefix: str  # of every tensor but the head; files of a bare base model lack it
+    prefix: str  # of every tensor but the head; files of a base model without head lack it
     types: tuple[str, ...]  # model_type in config.json
     label: Callable[[Config], tuple[str, str]]  # model_type and architecture of an export, or `UserError`
     embed: str  # the tensor that a tied lm_head.weight repeats
     rules: tuple[Rule, ...]
     settings: tuple[Setting, ...]
-    needs: dict[str, tuple[Any, ...]]  # key of our config -> what it may be
-    redundant: str = r"(?!)"  # regular expression: tensors that a file may hold and that say nothing
+    needs: dict[str, tuple[Any, ...]]  # key of our config -> allowed values
+    redundant: str = r"(?!)"  # regular expression: tensors of a file that carry no information
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
 def key(public: str, ours: str, get: Callable[[Config], Any] | None = None, *, default: Any = MISSING) -> Setting:
-    """A public key that our key `ours` decides: equal to it, or to what `get` makes of its None for "as usual"."""
+    """Return the setting of a public key that equals our key `ours`, or `get(config)` if ours may be None."""
     return Setting(
         public,
         get or operator.attrgetter(ours),
@@ -74,23 +74,23 @@ def key(public: str, ours: str, get: Callable[[Config], Any] | None = None, *, d
     )
 
 
-def only(public: str, value: Any, *also: Any, default: Any = MISSING) -> Setting:
-    """A public key of which one value (or what means the same, `also`) is computed here."""
+def fixed(public: str, value: Any, *also: Any, default: Any = MISSING) -> Setting:
+    """Return the setting of a public key of which only one value is supported; `also` are its synonyms."""
 
     def read(found: dict[str, Any]) -> Any:
-        said = found.get(public, default)
-        return value if said in also else said
+        stated = found.get(public, default)
+        return value if stated in also else stated
 
     return Setting(public, lambda config: value, read, lambda value, found: "")
 
 
-def told(public: str, get: Callable[[Config], Any]) -> Setting:
-    """A public key that an export states and an import does not ask."""
+def export_only(public: str, get: Callable[[Config], Any]) -> Setting:
+    """Return the setting of a public key that an export writes and an import ignores."""
     return Setting(public, get, lambda found: MISSING, lambda value, found: "")
 
 
 def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_layers") -> tuple[Setting, ...]:
-    """What every family has; `tie` is what its config.json means where it does not say."""
+    """Return the settings of every family; `tie` is the default of `tie_word_embeddings` in its config.json."""
     return (
         key("vocab_size", "model.vocab_size"),
         key(dim, "model.dim"),
@@ -100,7 +100,7 @@ def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_laye
 
 
 def mlp_dim(public: str, usual: Callable[[dict[str, Any]], Any]) -> Setting:
-    """The MLP's inner width; `usual` is what a config.json without it means."""
+    """Return the setting of the MLP's inner width; `usual` computes it for a config.json that lacks it."""
     return Setting(
         public,
         lambda config: config.model.mlp.dim or default_mlp_dim(config.model),
@@ -110,30 +110,30 @@ def mlp_dim(public: str, usual: Callable[[dict[str, Any]], Any]) -> Setting:
     )
 
 
-def named(model_type: str, architecture: str) -> Callable[[Config], tuple[str, str]]:
-    """The same label for every config."""
+def fixed_label(model_type: str, architecture: str) -> Callable[[Config], tuple[str, str]]:
+    """Return a function that gives the same label for every config."""
     return lambda config: (model_type, architecture)
 
 
 # ------------------------------------------------------------------------------------------------------------- tensors
 def linear(public: str, ours: str) -> tuple[Rule, ...]:
-    """A torch Linear, with its bias where ours has one."""
+    """Return the rules of a torch Linear, with its bias if ours has one."""
     weights, biases = (" ".join(f"{p}.{leaf}" for p in ours.split()) for leaf in "wb")
     return Rule(f"{public}.weight", weights, "linear"), Rule(f"{public}.bias", biases)
 
 
 def conv(public: str, ours: str) -> tuple[Rule, ...]:
-    """A torch Conv1d, one filter per channel."""
+    """Return the rules of a torch Conv1d with one filter per channel."""
     return tuple(rule._replace(form="conv") if rule.form == "linear" else rule for rule in linear(public, ours))
 
 
 def norm(public: str, ours: str) -> tuple[Rule, ...]:
-    """RMSNorm, or LayerNorm where ours has a bias."""
+    """Return the rules of an RMSNorm, or of a LayerNorm if ours has a bias."""
     return Rule(f"{public}.weight", f"{ours}.g"), Rule(f"{public}.bias", f"{ours}.b")
 
 
-def outside(embed: str, last: str) -> tuple[Rule, ...]:
-    """Embedding, final norm, and the head where it is not tied."""
+def embed_and_head(embed: str, last: str) -> tuple[Rule, ...]:
+    """Return the rules of the embedding, the final norm, and the head if it is not tied."""
     return Rule(f"{embed}.weight", "embed"), *norm(last, "norm"), Rule("lm_head.weight", "head", "linear")
 
 

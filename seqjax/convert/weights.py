@@ -1,4 +1,4 @@
-"""From the tensors of a public file to our parameters and back, by the rules of a family."""
+"""Converts the tensors of a public file to our parameters and back by the rules of a family."""
 
 import difflib
 import re
@@ -30,11 +30,11 @@ FAMILIES = {
     "gated_deltanet": GATED_DELTANET,
 }
 HEAD = "lm_head.weight"
-SHOWN = 3  # wrong tensors of a kind that an error lists
+SHOWN = 3  # number of wrong tensors per kind that an error lists
 
 
 class Entry(NamedTuple):
-    """A tensor of the public file and what it holds under one config. `layer` None: not in a layer."""
+    """A tensor of the public file and our arrays in it, for one config; `layer` is None outside the layers."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,18 +45,18 @@ class Entry(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """Along which our arrays lie side by side."""
+        """The axis along which our arrays are concatenated."""
         return 0 if self.form == "conv" else -1
 
     def to_public(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """Our arrays -> the tensor, in memory as it goes into the file."""
+        """Return the tensor that holds our arrays, contiguous in memory."""
         x = np.concatenate(arrays, axis=self.axis)
         x = x.T if self.form == "linear" else x
-        # safetensors 0.5 writes a transposed view as if it were not transposed
+        # safetensors 0.5 writes a transposed view as if it were not transposed.
         return np.ascontiguousarray(x.reshape(self.shape))
 
     def to_ours(self, tensor: np.ndarray) -> list[np.ndarray]:
-        """The tensor -> our arrays."""
+        """Return our arrays in the tensor."""
         sizes = [shape[self.axis] for shape in self.ours]
         whole = list(self.ours[0])
         whole[self.axis] = sum(sizes)
@@ -65,7 +65,7 @@ class Entry(NamedTuple):
 
 
 def family_of(config: Config) -> Family:
-    """The public twin of a config's architecture; `UserError` where it has none."""
+    """Return the public family of a config's architecture; raise `UserError` if there is none."""
     name = config.model.mixer_names
     if name not in FAMILIES:
         raise UserError(f"config.model.mixer.name={name!r} has no public twin. Those that have: {', '.join(FAMILIES)}.")
@@ -74,15 +74,15 @@ def family_of(config: Config) -> Family:
 
 
 def import_weights(path: Path, config: Config) -> Params:
-    """Public weights as parameters of `config`'s model: float32 arrays on the host, layers stacked.
+    """Return public weights as parameters of `config`'s model: float32 arrays on the host, layers stacked.
 
-    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` where a tensor is missing, left over or of
-    another shape, and where a config.json beside the file is of another model (docs/convert.md).
+    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected or of
+    another shape, and if a config.json beside the file is of another model (docs/convert.md).
     """
     family = family_of(config)
     with files.Weights(path) as weights:
         public_config.check(family, config, weights.directory / "config.json")
-        family.label(config)  # has its own objections
+        family.label(config)  # raises `UserError` for settings that an export could not express
         wanted = {entry.name: entry for entry in entries(family, config)}
         stored = _stored(family, weights.names, wanted)
         _check_tensors(family, config, weights, stored, wanted)
@@ -94,10 +94,10 @@ def import_weights(path: Path, config: Config) -> Params:
 
 
 def export_weights(params: Params, config: Config, path: Path, *, dtype: str = "float32") -> None:
-    """Parameters of `config`'s model into the .safetensors file `path`, under public names, and config.json beside it.
+    """Write the parameters of `config`'s model to the .safetensors file `path` under public names, with a config.json.
 
-    `dtype`: float32 (exact), bfloat16 or float16. Raises `UserError` where the architecture has no public twin, and
-    before it writes over a config.json that says something else.
+    `dtype` is float32 (exact), bfloat16 or float16. Raises `UserError` if the architecture has no public family, and
+    rather than overwrite a config.json with another content.
     """
     family = family_of(config)
     beside, made = path.parent / "config.json", public_config.make(family, config, dtype)
@@ -113,7 +113,7 @@ def export_weights(params: Params, config: Config, path: Path, *, dtype: str = "
 
 
 def entries(family: Family, config: Config) -> list[Entry]:
-    """Every tensor that `family` stores of a model of `config`; `UserError` where one of our arrays has no place."""
+    """Return every tensor that `family` stores of a model of `config`; raise `UserError` for an array without one."""
     shapes = _shapes(config)
     out: list[Entry] = []
     placed = set()
@@ -127,8 +127,8 @@ def entries(family: Family, config: Config) -> list[Entry]:
         shape = _public_shape(rule.form, ours, config)
         for layer in range(0 if rule.first else 1, config.model.n_layers) if in_layer else [None]:
             out.append(Entry(rule.public.format(layer), shape, rule.form, paths, ours, layer))
-    if homeless := sorted(set(shapes) - placed):
-        shown = f"{', '.join(homeless[:SHOWN])}{' ...' * (len(homeless) > SHOWN)}"
+    if unplaced := sorted(set(shapes) - placed):
+        shown = f"{', '.join(unplaced[:SHOWN])}{' ...' * (len(unplaced) > SHOWN)}"
         raise UserError(f"{family.name} has no tensor for {shown}; docs/convert.md says which settings have a twin.")
     return out
 
@@ -143,12 +143,12 @@ def _public_shape(form: str, ours: tuple[tuple[int, ...], ...], config: Config) 
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of every array of the model."""
+    """Return the shape of every array of the model, by path."""
     return {path: leaf.shape for path, leaf in names(Model(config.model, max_len=config.train.seq_len).shapes)}
 
 
 def _stored(family: Family, found: list[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Public name -> name in the file: those of a base model saved by itself lack the prefix."""
+    """Map public names to names in the file; in the file of a base model without head the prefix is missing."""
     full = {name if name == HEAD else family.prefix + name: name for name in found}
     has_prefix = any(name.startswith(family.prefix) for name in found)
     return {name: name for name in found} if has_prefix or not full.keys() & set(wanted) else full
@@ -157,28 +157,30 @@ def _stored(family: Family, found: list[str], wanted: Iterable[str]) -> dict[str
 def _check_tensors(
     family: Family, config: Config, weights: files.Weights, stored: dict[str, str], wanted: dict[str, Entry]
 ) -> None:
-    missing, left = sorted(wanted.keys() - stored.keys()), stored.keys() - wanted.keys()
-    left = sorted(name for name in left if not re.search(family.redundant, name))
-    if HEAD in left and config.model.tie_embeddings and family.embed in stored:
+    missing, unexpected = sorted(wanted.keys() - stored.keys()), stored.keys() - wanted.keys()
+    unexpected = sorted(name for name in unexpected if not re.search(family.redundant, name))
+    if HEAD in unexpected and config.model.tie_embeddings and family.embed in stored:
         head, embed = (weights.read(stored[name]) for name in (HEAD, family.embed))
         if head.shape != embed.shape or not (head == embed).all():
             raise UserError(
                 f"{weights.path}: {HEAD} is not {family.embed} again, so the head is not tied: "
                 "set config.model.tie_embeddings=False."
             )
-        left.remove(HEAD)
+        unexpected.remove(HEAD)
     shapes = {name: weights.shape(stored[name]) for name in wanted.keys() & stored.keys()}
     wrong = sorted(name for name, shape in shapes.items() if shape != wanted[name].shape)
-    spare, free = left or sorted(stored), missing or sorted(wanted)
-    said = [
-        _listed("missing", missing, lambda n: f"{list(wanted[n].shape)}{_nearest(n, spare, 'in the file')}"),
-        _listed("not expected", left, lambda n: f"{list(weights.shape(stored[n]))}{_nearest(n, free, 'expected')}"),
+    candidates, expected = unexpected or sorted(stored), missing or sorted(wanted)
+    complaints = [
+        _listed("missing", missing, lambda n: f"{list(wanted[n].shape)}{_nearest(n, candidates, 'in the file')}"),
+        _listed(
+            "not expected", unexpected, lambda n: f"{list(weights.shape(stored[n]))}{_nearest(n, expected, 'expected')}"
+        ),
         _listed("another shape", wrong, lambda n: f"{list(shapes[n])}, expected {list(wanted[n].shape)}"),
     ]
-    if any(said):
+    if any(complaints):
         tied = " The head may be tied: config.model.tie_embeddings=True." * (missing == [HEAD])
         raise UserError(
-            f"{weights.path} does not fit this config as a {family.name}: {'; '.join(filter(None, said))}.{tied}"
+            f"{weights.path} does not fit this config as a {family.name}: {'; '.join(filter(None, complaints))}.{tied}"
         )
 
 

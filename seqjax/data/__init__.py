@@ -1,7 +1,7 @@
-"""Text corpora as blocks of T+1 tokens: `open_corpus` gives what a training loop needs.
+"""Text corpora as blocks of T + 1 tokens; `open_corpus` returns the object that the training loop reads from.
 
-`builtin` needs no download, `blocks` reads what `python -m seqjax.data.prepare` wrote, `stream` reads
-SlimPajama-shaped `*.jsonl.zst` as they lie. All three have the interface of `seqjax.data.corpus.Corpus`.
+`builtin` needs no download, `blocks` reads what `python -m seqjax.data.prepare` wrote, and `stream` reads
+SlimPajama-shaped `*.jsonl.zst` shards directly. All three implement `seqjax.data.corpus.Corpus`.
 """
 
 from pathlib import Path
@@ -19,11 +19,10 @@ __all__ = ["Corpus", "EvalBlocks", "Tokenizer", "load_tokenizer", "open_corpus"]
 
 
 def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
-    """The corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
+    """Return the corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
 
     Raises:
-        UserError: the directory is missing or empty, it lacks a domain, it was made with another tokenizer
-        or block
+        UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
             length, or the tokenizer has more ids than `vocab_size`.
     """
     tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)

@@ -1,11 +1,11 @@
 """Token blocks on disk: ArrayRecord files of uint16 [T+1] with a manifest, and flat files of tokens.
 
-A directory holds `manifest.json` and `SPLIT/DOMAIN-00000.array_record`, each file with at most 10,000
-one-record groups: random reads get slower with the number of groups in a file (ten times at 120,000).
-Records are little-endian uint16 without compression, so that a read is one copy.
+A directory holds `manifest.json` and files `SPLIT/DOMAIN-00000.array_record`, each with at most 10,000
+one-record groups, because random reads slow down with the number of groups in a file (tenfold at 120,000).
+Records are uncompressed little-endian uint16, so that a read is a single copy.
 
-The built-in corpus is small and wanted at any length, so it keeps one flat file of tokens per domain and cuts
-blocks when they are read.
+The built-in corpus is small and must serve any block length, so it keeps one flat file of tokens per domain and cuts
+the blocks when they are read.
 """
 
 import hashlib
@@ -36,16 +36,16 @@ class BlockSource(Protocol):
     """Random access to the blocks of one domain and split, each as the bytes of uint16 [T+1]."""
 
     def __len__(self) -> int:
-        """Number of blocks."""
+        """Return the number of blocks."""
         ...
 
     def __getitem__(self, index: int) -> bytes:
-        """Block `index` as bytes."""
+        """Return block `index` as bytes."""
         ...
 
 
 class FlatBlocks:
-    """Blocks of `block` tokens cut from a flat file of uint16 ids; what is left at its end is not used."""
+    """Blocks of `block` tokens cut from a flat file of uint16 ids; an incomplete block at the end is not used."""
 
     def __init__(self, path: str, *, tokens: int, block: int):
         self._path, self._block, self._len = path, block, tokens // block
@@ -62,20 +62,20 @@ class FlatBlocks:
         return self._ids[index * self._block : (index + 1) * self._block].tobytes()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_ids": None}  # a worker process opens the file itself
+        return self.__dict__ | {"_ids": None}  # Each worker process opens the file itself.
 
     def __repr__(self) -> str:
         return f"FlatBlocks({self._path!r}, {self._len} blocks)"
 
 
 def record_blocks(directory: str | Path, entry: dict[str, Any]) -> BlockSource:
-    """The blocks of one manifest entry; counts come from the manifest, no file is opened here."""
+    """Return the blocks of one manifest entry; the counts come from the manifest, and no file is opened here."""
     paths = [f"{Path(directory) / file['path']}[0:{file['blocks']}]" for file in entry["files"]]
     return cast(BlockSource, sources.ArrayRecordDataSource(paths))
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files where `count` more would not fit: a reader keeps its file open."""
+    """Raise this process's limit on open files if `count` more would exceed it; a reader keeps its file open."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -91,7 +91,7 @@ def allow_open_files(count: int) -> None:
 
 
 def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
-    """Write arrays [n, T+1] of uint16 as the records of one file, atomically; gives their sha256."""
+    """Write uint16 arrays [n, T+1] as the records of one file, atomically, and return the sha256 of the records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     digest = hashlib.sha256()
@@ -109,7 +109,7 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """The manifest of a directory of blocks, checked for format and for missing files."""
+    """Return the manifest of a directory of blocks; raise `UserError` for another format or for missing files."""
     root = Path(directory)
     fix = "make it with `python -m seqjax.data.prepare --source=... --out=" + f"{directory}`"
     if not root.is_dir():
@@ -135,7 +135,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """sha256 of what a run reads: the tokenizer, the block length and the tokens of every file."""
+    """Return the sha256 of what a run reads: the tokenizer, the block length and the tokens of every file."""
     files = {
         f"{split}/{domain}": [file["sha256"] for file in entry["files"]]
         for split, domains in manifest["splits"].items()

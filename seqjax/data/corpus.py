@@ -1,9 +1,9 @@
-"""What a training loop sees of the data, whichever way it is stored.
+"""The interface between the training loop and the data, however the data is stored.
 
-Evaluation reads the same blocks every time: those of the validation split, and for a domain that is not
-trained on also those of its train split, which such a model has not seen either (some corpora hold out very
-little of a domain). Where there are more blocks than `max_tokens` allows, they are spread over all documents
-(`document_index.spread`), in a choice that a seed fixes.
+Evaluation reads the same blocks every time: those of the validation split and, for a domain that is not
+trained on, also those of its train split, which the model has not seen either (some corpora hold out very
+little of a domain). If there are more blocks than requested, the chosen ones are spread over all documents
+(`document_index.spread`); the choice depends only on a seed.
 """
 
 import abc
@@ -27,10 +27,10 @@ class EvalBlocks:
 
     Attributes:
         tokens: uint16 [n, T+1].
-        index: int64 [n], the place of each among all blocks that the domain could be evaluated on.
-        documents: int64 [n], the document that holds most of each block, counted through the domain; where the
-            documents are not known, the block itself.
-        n_bytes: int64 [n], bytes of UTF-8 that the T predicted tokens of each stand for.
+        index: int64 [n], the index of each block among all blocks that the domain could be evaluated on.
+        documents: int64 [n], the index within the domain of the document that holds most of each block; where the
+            documents are unknown, the index of the block itself.
+        n_bytes: int64 [n], the UTF-8 bytes that the T predicted tokens of each block stand for.
     """
 
     tokens: np.ndarray
@@ -44,14 +44,14 @@ class Corpus(abc.ABC):
 
     Attributes:
         name: builtin | blocks | stream.
-        train_domains: what is trained on, in the order of the weights.
-        eval_domains: what is evaluated, in-domain first.
-        in_domain: the evaluated domains that are also trained on.
-        tokens: training tokens per training domain; empty where they cannot be known.
-        weights: share of the tokens of a batch per training domain, sums to 1.
-        natural_shares: how much of the corpus every evaluated domain is, on any scale; weighs domains in a mean.
-        manifest_hash: identifies tokenizer and content; losses compare only under equal hashes.
-        note: a line to print with the results, may be empty.
+        train_domains: The domains that are trained on, in the order of the weights.
+        eval_domains: The domains that are evaluated, in-domain ones first.
+        in_domain: The evaluated domains that are also trained on.
+        tokens: Number of training tokens per training domain; empty if it cannot be known.
+        weights: Share of each training domain in the tokens of a batch; the shares sum to 1.
+        natural_shares: Size of every evaluated domain in the corpus, on any scale; the weights of a mean over domains.
+        manifest_hash: Identifies tokenizer and content; losses are comparable only under equal hashes.
+        note: A line to print with the results; may be empty.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class Corpus(abc.ABC):
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> grain.DatasetIterator:
-        """Endless batches {"tokens": int32 [batch_size, T+1]}; resumes exactly through Orbax."""
+        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, which resumes exactly through Orbax."""
 
     @abc.abstractmethod
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """At most `count` evaluation blocks of a domain, at least one; the same ones for the same `seed`."""
+        """Return between 1 and `count` evaluation blocks of a domain, the same ones for the same `seed`."""
 
     @abc.abstractmethod
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """At most `count` training blocks of a domain, uint16 [n, T+1]."""
+        """Return at most `count` training blocks of a domain, uint16 [n, T+1]."""
 
     def bigram_loss(self, *, max_tokens: int = 262_144) -> float | None:
-        """Nats per token of a bigram on the in-domain evaluation blocks; None for large vocabularies.
+        """Return a bigram's loss on the in-domain evaluation blocks in nats per token; None for large vocabularies.
 
-        Counted on at most 16M training tokens in the shares of `weights`; `max_tokens` is `eval.tokens` of
-        the run.
+        It is counted on at most 16M training tokens in the shares of `weights`; `max_tokens` is the run's
+        `eval.tokens`.
         """
         if self.tokenizer.vocab_size > BIGRAM_MAX_VOCAB or not self.in_domain:
             return None
@@ -106,12 +106,13 @@ class Corpus(abc.ABC):
         train = [self.train_sample(d, count=max(1, int(budget * self.weights[d]))) for d in self.train_domains]
         count = max(1, max_tokens // self.seq_len)
         evaluation = [self.eval_blocks(d, count=count).tokens for d in self.eval_domains if d in self.in_domain]
-        shuffled = np.random.default_rng(0).permutation(np.concatenate(train))  # held-out part: from all domains
+        # Shuffled so that the tenth that is held out contains all domains.
+        shuffled = np.random.default_rng(0).permutation(np.concatenate(train))
         return ngram.bigram_loss(shuffled, np.concatenate(evaluation), vocab_size=self.tokenizer.vocab_size)
 
 
 class BlockCorpus(Corpus):
-    """A corpus whose blocks lie on disk; `sources` maps split -> domain -> blocks."""
+    """A corpus whose blocks are on disk; `sources` maps split -> domain -> blocks."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class BlockCorpus(Corpus):
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> grain.DatasetIterator:
-        """Endless batches {"tokens": int32 [batch_size, T+1]}, shuffled, in exact shares."""
+        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, shuffled, with exact domain shares."""
         return pipeline.block_batches(
             {domain: self._sources["train"][domain] for domain in self.train_domains},
             weights=self.weights,
@@ -169,7 +170,7 @@ class BlockCorpus(Corpus):
         )
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """At most `count` evaluation blocks of a domain, spread over its documents."""
+        """Return at most `count` evaluation blocks of a domain, spread over its documents."""
         sources, owners, n_documents = [], [], 0
         for split in self._eval_splits(domain):
             source = self._sources[split][domain]
@@ -185,7 +186,7 @@ class BlockCorpus(Corpus):
         return EvalBlocks(tokens, index, documents[index], block_bytes(tokens, self.tokenizer))
 
     def _block_documents(self, key: str, n_blocks: int) -> np.ndarray:
-        if key not in self._documents:  # blocks that an older version prepared: each stands for itself
+        if key not in self._documents:  # An older version prepared the blocks: each stands for itself.
             return np.arange(n_blocks)
         n_tokens = int(self._documents[key].sum(dtype=np.int64))
         if n_tokens // (self.seq_len + 1) != n_blocks:
@@ -196,7 +197,7 @@ class BlockCorpus(Corpus):
         return document_index.block_documents(self._documents[key], block=self.seq_len + 1, n_blocks=n_blocks)
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """At most `count` training blocks of a domain, uint16 [n, T+1], evenly spaced."""
+        """Return at most `count` training blocks of a domain, uint16 [n, T+1], evenly spaced."""
         return _spaced(self._sources["train"][domain], count)
 
     def _eval_splits(self, domain: str) -> list[str]:
@@ -222,9 +223,9 @@ def _rows(records: Sequence[bytes]) -> np.ndarray:
 
 
 def block_bytes(tokens_NT1: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Bytes of UTF-8 that the predicted tokens of each block stand for, int64 [n]; marks stand for none."""
+    """Return the UTF-8 bytes that the predicted tokens of each block stand for, int64 [n]; special tokens count 0."""
     inputs_NT, targets_NT = tokens_NT1[:, :-1], tokens_NT1[:, 1:]
     sizes = tokenizer.n_bytes[targets_NT].sum(axis=1, dtype=np.int64)
-    if tokenizer.adds_space:  # the space that the tokenizer puts before a document is not in the text
+    if tokenizer.adds_space:  # The space that the tokenizer puts before a document is not in the text.
         sizes -= ((inputs_NT == tokenizer.bos) & (targets_NT != tokenizer.eos)).sum(axis=1)
     return sizes

@@ -1,8 +1,8 @@
-"""Which documents the blocks of a domain hold, and a choice of blocks that is spread over all of them.
+"""Maps blocks to the documents they hold, and chooses blocks that are spread over all documents.
 
-The losses of two blocks of one document resemble each other, so what an evaluation can tell grows with the number of
-documents, not of blocks. `documents.npz` beside a manifest keeps the lengths of all documents in tokens, BOS and EOS
-included, one array "SPLIT/DOMAIN" each, in the order in which they were joined. It is no part of the manifest's hash.
+The losses of two blocks of one document are correlated, so the precision of an evaluation grows with the number of
+documents, not of blocks. `documents.npz` beside a manifest holds the lengths of all documents in tokens, BOS and EOS
+included, as one array "SPLIT/DOMAIN" per domain in the order of concatenation. The manifest's hash excludes it.
 """
 
 import zipfile
@@ -19,14 +19,14 @@ FILE = "documents.npz"
 
 
 def write(path: Path, lengths: Mapping[str, np.ndarray]) -> None:
-    """Write arrays of document lengths so that a reader sees the old file or the whole new one."""
+    """Write arrays of document lengths atomically: a reader sees the old file or the whole new one."""
     arrays: dict[str, Any] = {key: value.astype(np.uint32) for key, value in lengths.items()}
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """What `write` wrote; empty where there is no such file (blocks that an older version prepared)."""
+    """Return what `write` wrote, or an empty dict if there is no file (an older version prepared the blocks)."""
     try:
         with np.load(path) as arrays:
             return dict(arrays)
@@ -39,13 +39,13 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def block_documents(lengths: np.ndarray, *, block: int, n_blocks: int) -> np.ndarray:
-    """The document that holds most tokens of each block (the first one of several), int64 [n_blocks].
+    """Return the document that holds most tokens of each block (on ties the first), int64 [n_blocks].
 
-    `lengths` are those of the documents that were joined and cut into blocks of `block` tokens.
+    `lengths` are those of the documents that were concatenated and cut into blocks of `block` tokens.
     """
     ends = np.cumsum(lengths, dtype=np.int64)
     total = n_blocks * block
-    # Pieces that lie in one block and one document each.
+    # Each piece lies within one block and one document.
     cuts = np.union1d(ends, np.arange(1, n_blocks + 1) * block)
     cuts = cuts[cuts <= total]
     starts = np.concatenate([[0], cuts[:-1]])[: len(cuts)]
@@ -56,15 +56,15 @@ def block_documents(lengths: np.ndarray, *, block: int, n_blocks: int) -> np.nda
 
 
 def spread(documents: np.ndarray, count: int, *, seed: int) -> np.ndarray:
-    """Indices [count] in ascending order: every document gives one block before any gives a second, and so on.
+    """Return `count` block indices in ascending order; each document gives one block before any gives a second.
 
-    Which documents, where there are more than `count`, and which of their blocks is decided by `seed` alone; all
-    blocks are taken where there are no more than `count`.
+    `seed` alone decides which documents are used, if there are more than `count`, and which of their blocks. All
+    blocks are returned if there are no more than `count`.
     """
     shuffled = np.random.default_rng(seed).permutation(len(documents))
     owners = documents[shuffled]
-    by_owner = np.argsort(owners, kind="stable")
-    _, begins, sizes = np.unique(owners[by_owner], return_index=True, return_counts=True)
-    rank = np.empty(len(owners), np.int64)  # how many blocks of the same document come before, in the shuffled order
-    rank[by_owner] = np.arange(len(owners)) - np.repeat(begins, sizes)
+    by_document = np.argsort(owners, kind="stable")
+    _, begins, sizes = np.unique(owners[by_document], return_index=True, return_counts=True)
+    rank = np.empty(len(owners), np.int64)  # number of earlier blocks of the same document, in the shuffled order
+    rank[by_document] = np.arange(len(owners)) - np.repeat(begins, sizes)
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])

@@ -1,8 +1,8 @@
-"""The bigram that a demo run must beat: counted on training blocks, tested on evaluation blocks.
+"""A smoothed bigram as the baseline of a demo run: counted on training blocks, tested on evaluation blocks.
 
 p(b | a) = (c(a, b) + k p(b)) / (c(a) + k), interpolated with the unigram p(b) = (c(b) + 1) / (N + V). The
-strength k is the one of a small grid that does best on the last tenth of the training blocks when the rest
-is counted; then all of them are counted. The first token of a block is given, as it is for the model.
+strength k is the value of a small grid that does best on the last tenth of the training blocks when the rest
+is counted; then all of them are counted. The first token of a block is not predicted, as for the model.
 """
 
 import numpy as np
@@ -11,13 +11,13 @@ STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 def bigram_counts(blocks: np.ndarray, *, vocab_size: int) -> np.ndarray:
-    """Counts [V, V] int64 of (token, next token) within each row of `blocks` [n, T+1]."""
+    """Return the counts of (token, next token) within the rows of `blocks` [n, T+1], int64 [vocab, vocab]."""
     pairs = blocks[:, :-1].astype(np.int64) * vocab_size + blocks[:, 1:]
     return np.bincount(pairs.ravel(), minlength=vocab_size**2).reshape(vocab_size, vocab_size)
 
 
 def smoothed(counts: np.ndarray, *, strength: float) -> np.ndarray:
-    """Log p(next | token) [V, V] of the interpolated bigram."""
+    """Return log p(next | token) of the interpolated bigram in nats, float64 [vocab, vocab]."""
     unigram = counts.sum(0) + 1.0
     unigram /= unigram.sum()
     totals = counts.sum(1, keepdims=True)
@@ -25,10 +25,10 @@ def smoothed(counts: np.ndarray, *, strength: float) -> np.ndarray:
 
 
 def bigram_loss(train: np.ndarray, evaluation: np.ndarray, *, vocab_size: int) -> float:
-    """Nats per token of `evaluation` [m, T+1] under the bigram counted on `train` [n, T+1]."""
-    held = max(1, len(train) // 10)
-    fitted = bigram_counts(train[:-held], vocab_size=vocab_size)
-    held_out = bigram_counts(train[-held:], vocab_size=vocab_size)
+    """Return the loss in nats per token of `evaluation` [m, T+1] under the bigram counted on `train` [n, T+1]."""
+    n_held_out = max(1, len(train) // 10)
+    fitted = bigram_counts(train[:-n_held_out], vocab_size=vocab_size)
+    held_out = bigram_counts(train[-n_held_out:], vocab_size=vocab_size)
     strength = min(STRENGTHS, key=lambda k: -np.sum(held_out * smoothed(fitted, strength=k)))
     table = smoothed(fitted + held_out, strength=strength)
     test = bigram_counts(evaluation, vocab_size=vocab_size)

@@ -1,12 +1,12 @@
-"""Training batches through Grain, and the iterator whose state goes into a checkpoint.
+"""Training batches through Grain, and the iterator whose state is saved in checkpoints.
 
-Blocks: per domain `source -> [i::n] -> shuffle -> repeat`, then a weighted mix, batches, and read threads or
-worker processes. Every step is a function of an index, so a shuffle is global, shares of tokens are exact,
-and the state is one number. Each epoch of each domain has an order of its own, decided by the seed, the
+Blocks go through `source -> [i::n] -> shuffle -> repeat` per domain, then a weighted mix, batching, and read threads or
+worker processes. Every step is a function of an index, so the shuffle is global, token shares are exact,
+and the state is a single number. Each epoch of each domain has its own order, which depends on the seed, the
 domain's name and the epoch.
 
-`TrainIterator` adds to Grain's state what the numbers in it depend on (data, seed, processes, workers,
-batch) and refuses to go on with another: that would skip and repeat data without a word.
+`TrainIterator` adds to Grain's state the settings that its position depends on (data, seed, processes, workers,
+batch) and refuses to resume under other ones, which would silently skip and repeat data.
 """
 
 import hashlib
@@ -22,17 +22,17 @@ from seqjax.errors import UserError
 
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
-ENDLESS = 1 << 50  # blocks; Grain's own endless length overflows in batches of one
-SHARE_STEPS = 100  # shares are whole multiples of 1/100 of the smallest one
+ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
+SHARE_STEPS = 100  # Shares are integer multiples of 1/100 of the smallest one.
 
 
 class TrainIterator(grain.DatasetIterator):
-    """Batches of `inner`, counted, with a state that knows what it belongs to."""
+    """Iterates over the batches of `inner` and counts them; its state names the settings that it belongs to."""
 
     def __init__(self, inner: grain.DatasetIterator, *, identity: Mapping[str, Any]):
         super().__init__(inner)
         self._identity = dict(identity)
-        self.batches = 0  # given so far; the index of the next one
+        self.batches = 0  # returned so far; also the index of the next one
 
     def __next__(self) -> dict[str, np.ndarray]:
         batch = next(self._parent)
@@ -40,11 +40,11 @@ class TrainIterator(grain.DatasetIterator):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position, in types that JSON keeps."""
+        """Return the position in JSON-compatible types."""
         return {"identity": self._identity, "batches": self.batches, "inner": self._parent.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to a position; raises `UserError` for one of other data or another division of it."""
+        """Move to a saved position; raise `UserError` if it belongs to other data or another division of it."""
         saved = state["identity"]
         changed = [
             f"{key}: {saved.get(key)!r} -> {self._identity.get(key)!r}"
@@ -61,7 +61,7 @@ class TrainIterator(grain.DatasetIterator):
 
 
 def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, float]:
-    """Normalised shares per domain, as the mix will realise them exactly."""
+    """Return the normalised shares, exactly as the mix realises them; raise `UserError` unless all weights are > 0."""
     for domain, weight in zip(domains, weights, strict=True):
         if not weight > 0:
             raise UserError(f"config.data.weights: the weight of {domain!r} must be above 0, not {weight}.")
@@ -70,27 +70,27 @@ def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, 
 
 
 def proportions(weights: Sequence[float]) -> list[int]:
-    """Whole numbers, 100 for the smallest weight; Grain would truncate products of floats to them."""
+    """Return integer proportions, 100 for the smallest weight, because Grain would truncate products of floats."""
     return [round(SHARE_STEPS * weight / min(weights)) for weight in weights]
 
 
 def domain_seed(seed: int, domain: str) -> int:
-    """A seed per domain; hashed, as Grain shuffles epoch e with seed + e and neighbours would meet."""
+    """Return a seed per domain, hashed because Grain shuffles epoch e with seed + e and near seeds would coincide."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{domain}".encode()).digest()[:4], "little")
 
 
 def to_batch(records: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Records of uint16 [T+1] -> {"tokens": int32 [B, T+1]}."""
+    """Convert B records of uint16 [T+1] to {"tokens": int32 [B, T+1]}."""
     rows = np.frombuffer(b"".join(records), blocks.DTYPE)
     return {"tokens": rows.astype(np.int32).reshape(len(records), -1)}
 
 
 def with_workers(dataset: grain.IterDataset, workers: int) -> grain.IterDataset:
-    """Move the reading of `dataset` to worker processes; 0 leaves it in this one."""
+    """Move the reading of `dataset` to `workers` processes; 0 leaves it in this process."""
     if workers == 0:
         return dataset
     if not flags.FLAGS.is_parsed():
-        # Grain hands its absl flags to the workers; a notebook or a test has parsed none.
+        # Grain passes the absl flags on to its workers, but a notebook or a test has not parsed any.
         flags.FLAGS.mark_as_parsed()
     return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
 
@@ -106,7 +106,7 @@ def block_batches(
     process_count: int,
     content: str,
 ) -> TrainIterator:
-    """Endless shuffled batches of the blocks of several domains, the share of this process."""
+    """Return this process's share of endless shuffled batches from the blocks of several domains."""
     parts = []
     for domain, source in sources.items():
         if len(source) < process_count:
@@ -116,8 +116,7 @@ def block_batches(
             )
         part = grain.MapDataset.source(source)[process_index::process_count]
         parts.append(part.shuffle(seed=domain_seed(seed, domain)).repeat(ENDLESS // len(part)))
-    # The smallest value given is SHARE_STEPS, which is what Grain scales the smallest to: it truncates
-    # nothing.
+    # Grain scales the smallest weight to SHARE_STEPS, which it already is here, so nothing is truncated.
     shares = [float(p) for p in proportions([weights[domain] for domain in sources])]
     mixed = grain.MapDataset.mix(parts, shares) if len(parts) > 1 else parts[0]
     batches = mixed.batch(batch_size, batch_fn=to_batch)
@@ -145,7 +144,7 @@ def identity(
     weights: Mapping[str, float],
     workers: int,
 ) -> dict[str, Any]:
-    """What a place in the data belongs to; `content` is the manifest hash."""
+    """Return the settings that a position in the data belongs to; `content` is the manifest hash."""
     return {
         "batch_size": batch_size,
         "data": content,

@@ -1,10 +1,10 @@
-"""SlimPajama-shaped shards: finding them, reading their documents, and an account of the lines that hold none.
+"""SlimPajama-shaped shards: finding them, reading their documents, and counting the lines that hold none.
 
 A shard is a `*.jsonl.zst` (or plain `*.jsonl`) file of rows {"text": ..., "meta": {"redpajama_set_name":
-...}}. Both layouts are read: domains mixed in every shard, and one directory per domain. The domain is the
-row's set name, or, where a row has none, a directory of its path that is named like one. The split is a
-directory of the path called train, validation or test; without one, a shard is for training. Paths may be
-anything that fsspec opens.
+...}}. Two layouts are supported: domains mixed in every shard, and one directory per domain. The domain is the
+row's set name or, if a row has none, a directory in its path with the name of a domain. The split is a
+directory in the path called train, validation or test; without one, a shard belongs to train. Paths may be
+anything that fsspec can open.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from seqjax.errors import UserError
 SPLITS = ("train", "validation", "test")
 SUFFIXES = (".jsonl.zst", ".jsonl")
 CHUNK = 1 << 18
-MAX_NAMED = 100  # skipped lines that a shard names; all are counted
+MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes to 2 GiB
 
 # A quoted key before a colon: inside a JSON string its quotes would be escaped.
@@ -31,16 +31,16 @@ _SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
 
 
 class BadLineError(Exception):
-    """A line that is no document; the text says why."""
+    """A line that does not hold a document; the message says why."""
 
 
 class TornShardError(Exception):
-    """A shard whose compressed data ends early or is damaged; what came before is good."""
+    """A shard whose compressed data ends early or is damaged; the lines before that point are valid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file: where it is, its name below the source, its split, its size in bytes."""
+    """One file: its URL, its name relative to the source, its split and its size in bytes."""
 
     url: str
     name: str
@@ -49,7 +49,7 @@ class Shard:
 
     @property
     def domain(self) -> str | None:
-        """The domain that a directory of the path names, if any."""
+        """The domain that a directory in the path names, or None."""
         for part in self.name.split("/")[:-1][::-1]:
             domain = slimpajama.BY_SET_NAME.get(part, part)
             if domain in slimpajama.NAMES:
@@ -58,7 +58,10 @@ class Shard:
 
 
 def find_shards(source: str) -> list[Shard]:
-    """The shards below a directory, or those that a glob matches, in order of split and name."""
+    """Return the shards below a directory, or those that a glob matches, ordered by split and name.
+
+    Raises `UserError` if `source` does not exist or holds no shards.
+    """
     fs, root = cast(tuple[Any, str], fsspec.core.url_to_fs(source))
     if any(mark in source for mark in "*?["):
         found = fs.glob(root, detail=True)
@@ -71,7 +74,7 @@ def find_shards(source: str) -> list[Shard]:
         found, base = {root: fs.info(root)}, root.rpartition("/")[0]
     else:
         raise UserError(f"There is no file or directory {source}; give where the *.jsonl.zst shards are.")
-    outer = base.rpartition("/")[2]  # --source=.../train says the split itself
+    outer = base.rpartition("/")[2]  # --source=.../train names the split itself
     shards = []
     for path, info in found.items():
         if path.endswith(SUFFIXES) and info["type"] == "file":
@@ -85,17 +88,20 @@ def find_shards(source: str) -> list[Shard]:
 
 
 def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """The lines of a shard, then `TornShardError` if it is torn; `on_read` gets compressed bytes."""
+    """Yield the lines of a shard; raise `TornShardError` at the end of a torn one.
+
+    `on_read` is called with the number of bytes read from the file, before decompression.
+    """
     pending: list[bytes] = []
     with cast(Any, fsspec.open(shard.url, "rb")) as file:
         pieces = _chunks(file, on_read)
         for piece in _decompressed(pieces) if shard.url.endswith(".zst") else pieces:
-            head, *rest = piece.split(b"\n")
+            head, *tail = piece.split(b"\n")
             pending.append(head)
-            if rest:
+            if tail:
                 yield b"".join(pending)
-                yield from rest[:-1]
-                pending = [rest[-1]]
+                yield from tail[:-1]
+                pending = [tail[-1]]
     last = b"".join(pending)
     if last:
         yield last
@@ -127,13 +133,13 @@ def _decompressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def set_name(line: bytes) -> str | None:
-    """The domain that a line names, by pattern: rows of other domains need not be parsed."""
+    """Return the domain that a line names, found by pattern so that rows of other domains need not be parsed."""
     match = _SET_NAME.search(line, max(0, len(line) - 512)) or _SET_NAME.search(line)
     return slimpajama.BY_SET_NAME.get(match[1].decode("utf-8", "replace")) if match else None
 
 
 def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
-    """(domain, text) of a line; raises `BadLineError`. `default` is the domain of rows without a set name."""
+    """Return (domain, text) of a line, or raise `BadLineError`; `default` is the domain of rows without a set name."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -149,7 +155,7 @@ def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
         raise BadLineError("empty document")
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError:  # "\ud800" is JSON, but no text
+    except UnicodeEncodeError:  # "\ud800" is valid JSON but not text.
         raise BadLineError("not UTF-8") from None
     meta = row.get("meta")
     name = meta.get("redpajama_set_name") if isinstance(meta, dict) else None
@@ -164,7 +170,7 @@ def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
 
 
 class Skipped:
-    """Lines that were left out: counted by reason, the first ones named."""
+    """The lines that were left out, counted by reason; the first ones are listed."""
 
     def __init__(self, name: str, *, strict: bool = False):
         self.name, self.strict = name, strict
@@ -172,18 +178,18 @@ class Skipped:
         self.first: list[dict[str, Any]] = []
 
     def add(self, line: int, reason: str, *, detail: str = "") -> None:
-        """Note a line; raises `UserError` if strict."""
+        """Record a line; raise `UserError` instead if strict."""
         why = f"{reason}: {detail}" if detail else reason
         if self.strict:
             raise UserError(
-                f"{self.name}:{line}: {why}. Mend the file, or run without --strict to skip and count such lines."
+                f"{self.name}:{line}: {why}. Fix the file, or run without --strict to skip and count such lines."
             )
         self.reasons[reason] += 1
         if len(self.first) < MAX_NAMED:
             self.first.append({"file": self.name, "line": line, "reason": why})
 
     def report(self) -> dict[str, Any]:
-        """Counts and the first lines, for a manifest."""
+        """Return the counts and the first lines, for a manifest."""
         return {
             "count": self.reasons.total(),
             "by_reason": dict(sorted(self.reasons.items())),
@@ -198,9 +204,9 @@ def documents(
     *,
     on_read: Callable[[int], None] = lambda n_bytes: None,
 ) -> Iterator[tuple[str, str]]:
-    """(domain, text) of the good lines of the wanted domains; the others go to `skipped`.
+    """Yield (domain, text) of the valid lines of the given domains; bad lines are recorded in `skipped`.
 
-    `on_read` is told how many bytes of the file were read, as they are.
+    `on_read` is called with the number of bytes read from the file, before decompression.
     """
     wanted = frozenset(domains)
     all_wanted = wanted == frozenset(slimpajama.NAMES)

@@ -1,14 +1,14 @@
 """SlimPajama's seven domains and the two regimes of the protocol.
 
-*limited* trains on CommonCrawl and C4 and tests on them and, out of domain, on arXiv, GitHub and
-StackExchange. *mixed* trains and tests on all seven. Tokens are drawn in the natural shares unless weights
+*limited* trains on CommonCrawl and C4 and tests on both and, out of domain, on arXiv, GitHub and
+StackExchange. *mixed* trains and tests on all seven. Tokens are drawn in their natural shares unless weights
 are given.
 
-`share` is the published share of bytes of the 627B-token corpus. Block corpora count their own tokens
-instead; the streaming mode, which cannot count beforehand, uses these. Code and TeX have fewer bytes per
-token than prose, so shares by tokens are somewhat higher for github and arxiv.
+`share` is the published share of a domain in the bytes of the 627B-token corpus. Block corpora count their own tokens
+instead; the streaming mode, which cannot count in advance, uses these. Code and TeX have fewer bytes per
+token than prose, so the token shares of github and arxiv are somewhat higher.
 
-The Book domain contains books3. Leave it out with `--domains` of `seqjax.data.prepare` and
+The Book domain contains books3. It can be left out with `--domains` of `seqjax.data.prepare` and
 `config.data.train_domains`; the limited regime never reads it.
 """
 
@@ -19,7 +19,7 @@ from seqjax.errors import UserError, nearest
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """One source of the corpus: our name, its `meta.redpajama_set_name`, its published share of bytes."""
+    """One domain of the corpus: its name here, its `meta.redpajama_set_name` and its published share of bytes."""
 
     name: str
     set_name: str
@@ -28,7 +28,7 @@ class Domain:
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-    """What a run trains on and what it is tested on, by domain name."""
+    """The names of the domains that a run trains on and of those that it is evaluated on."""
 
     train: tuple[str, ...]
     eval: tuple[str, ...]
@@ -59,7 +59,10 @@ REGIMES = {
 def resolve(
     regime: Regime, *, train: tuple[str, ...], evaluate: tuple[str, ...], known: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The domains to train on and to evaluate (in-domain first); explicit lists replace the regime's."""
+    """Return the domains to train on and to evaluate (in-domain first); explicit lists replace the regime's.
+
+    Raises `UserError` for a domain that is not in `known` or that is listed twice.
+    """
     chosen_train = train or regime.train
     chosen_eval = evaluate or tuple(dict.fromkeys(chosen_train + regime.eval if train else regime.eval))
     for key, names in (("train_domains", chosen_train), ("eval_domains", chosen_eval)):

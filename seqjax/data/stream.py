@@ -1,15 +1,15 @@
-"""Training straight from `*.jsonl.zst` shards: read, tokenise, pack and mix as the run goes.
+"""Training directly from `*.jsonl.zst` shards: they are read, tokenised, packed and mixed during the run.
 
-Each training domain has a reader of its own: the shards in an order shuffled per epoch, the documents of a
-shard shuffled within windows of 1,024 lines, BOS + document + EOS joined and cut into blocks of T+1 tokens.
-Blocks are then mixed in the shares of tokens. A row of another domain is dropped by a pattern before it is
-parsed. Where a reader is and how it resumes: `seqjax.data.stream_reader`.
+Each training domain has its own reader: the order of the shards is shuffled per epoch, the documents of a shard are
+shuffled within windows of 1,024 lines, and BOS + document + EOS are concatenated and cut into blocks of T + 1 tokens.
+Blocks are then mixed in the token shares. A row of another domain is recognised by a pattern and dropped before it is
+parsed. `seqjax.data.stream_reader` describes the position of a reader and how it resumes.
 
-Readers are divided over processes and workers by shard where there are enough, else by document. That
-division is part of the order, so a checkpoint is refused by another number of processes or workers.
+Readers are divided over processes and workers by shard if there are enough of them, otherwise by document. This
+division determines the order, so a checkpoint cannot be resumed with another number of processes or workers.
 
-Natural shares cannot be counted beforehand: without weights, SlimPajama's published ones are used. For
-anything long or mixed unevenly, prepare blocks: they shuffle globally and need a tenth of the processor
+Natural shares cannot be counted in advance: without weights, SlimPajama's published ones are used. For
+long runs or uneven mixtures, prepare blocks: they are shuffled globally and need a tenth of the CPU
 time.
 """
 
@@ -30,7 +30,7 @@ PREFETCH_BATCHES = 4
 
 
 class StreamCorpus(Corpus):
-    """A corpus of shards that is tokenised while it is read."""
+    """A corpus of shards that are tokenised while they are read."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int):
         train, evaluate = slimpajama.resolve(
@@ -41,7 +41,7 @@ class StreamCorpus(Corpus):
         )
         self._shards = shards.find_shards(config.path)
         self._seed, self._workers = config.seed, config.workers
-        self._read: dict[tuple[str, str], tuple[int, np.ndarray, np.ndarray]] = {}  # asked for, blocks, documents
+        self._read: dict[tuple[str, str], tuple[int, np.ndarray, np.ndarray]] = {}  # requested count, blocks, documents
         weights = config.weights or [slimpajama.SHARES[domain] for domain in train]
         listing = [(shard.name, shard.split, shard.size) for shard in self._shards]
         super().__init__(
@@ -63,7 +63,7 @@ class StreamCorpus(Corpus):
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> grain.DatasetIterator:
-        """Endless batches {"tokens": int32 [batch_size, T+1]}; resumes exactly through Orbax."""
+        """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, which resumes exactly through Orbax."""
         readers = [
             DomainBlocks(
                 Reader(
@@ -96,9 +96,9 @@ class StreamCorpus(Corpus):
         )
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
-        """The first `count` blocks of a domain, at least one, whatever the seed; read once and kept.
+        """Return the first `count` blocks of a domain, at least one, whatever the seed; they are read once and kept.
 
-        Spreading them over all documents would mean to read the whole domain first: prepare blocks for that.
+        Spreading them over all documents would require reading the whole domain first; prepared blocks allow that.
         """
         del seed
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
@@ -119,7 +119,7 @@ class StreamCorpus(Corpus):
         return EvalBlocks(rows, np.arange(len(rows)), documents, block_bytes(rows, self.tokenizer))
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """The first `count` training blocks of a domain, uint16 [n, T+1]."""
+        """Return the first `count` training blocks of a domain, uint16 [n, T+1]."""
         rows, _ = self._first_blocks("train", domain, count)
         if not len(rows):
             raise UserError(
@@ -130,16 +130,16 @@ class StreamCorpus(Corpus):
         return rows
 
     def _candidates(self, split: str, domain: str) -> tuple[shards.Shard, ...]:
-        """The shards that may hold a domain: a directory named after another one is left out."""
+        """Return the shards that may hold a domain, which are all but those in a directory of another domain."""
         return tuple(s for s in self._shards if s.split == split and s.domain in (None, domain))
 
     def _first_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks [n, T+1] and the document of each [n]."""
+        """Return at most `count` blocks [n, T+1] and the document of each [n]."""
         block = self.seq_len + 1
-        read, rows, owners = self._read.get(
+        requested, rows, owners = self._read.get(
             (split, domain), (0, np.empty((0, block), np.uint16), np.empty(0, np.int64))
         )
-        if read < count:
+        if requested < count:
             rows, owners = self._read_blocks(split, domain, count)
             self._read[split, domain] = (count, rows, owners)
         return rows[:count], owners[:count]

@@ -1,8 +1,8 @@
-"""One domain of `*.jsonl.zst` shards as endless blocks of tokens, from any place in it.
+"""One domain of `*.jsonl.zst` shards as an endless sequence of token blocks, starting from any position.
 
-A block begins at a token of a document, so the place of a reader is (epoch, shard, window, document, token):
-five numbers that survive JSON, with nothing buffered that could be lost. Resuming reads the shard up to the
-window again.
+A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
+five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the
+window.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ START = {"epoch": 0, "shard": 0, "window": 0, "document": 0, "token": 0}
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What one domain's iterator reads; `part` of `parts` is its share of the documents."""
+    """Describes what the iterator of one domain reads; `part` of `parts` is its share of the documents."""
 
     files: tuple[shards.Shard, ...]
     domain: str
@@ -36,12 +36,12 @@ class Reader:
     parts: int = 1
 
     def order(self, epoch: int) -> list[shards.Shard]:
-        """The shards of this part in the order of an epoch."""
+        """Return the shards of this part in the order of an epoch."""
         mine = self.files[self.part :: self.parts] if self._by_shard else self.files
         return [mine[i] for i in self._rng(epoch, "shards").permutation(len(mine))]
 
     def window(self, shard: shards.Shard, epoch: int, index: int, lines: list[bytes]) -> list[str]:
-        """The texts of this part in one window of a shard, shuffled."""
+        """Return the texts of this part in one window of a shard, shuffled."""
         texts = []
         for line in lines:
             if (named := shards.set_name(line)) is not None and named != self.domain:
@@ -49,7 +49,7 @@ class Reader:
             try:
                 domain, text = shards.parse(line, default=shard.domain)
             except shards.BadLineError:
-                continue  # prepare counts and names them; here a bad line must not end a run
+                continue  # `prepare` counts and lists bad lines; here one must not end a run.
             if domain == self.domain:
                 texts.append(text)
         order = self._rng(epoch, shard.name, index).permutation(len(texts))
@@ -61,8 +61,8 @@ class Reader:
     def _by_shard(self) -> bool:
         return len(self.files) >= self.parts
 
-    def _rng(self, *what: Any) -> np.random.Generator:
-        key = hashlib.sha256(repr((self.seed, self.domain, *what)).encode()).digest()
+    def _rng(self, *parts: Any) -> np.random.Generator:
+        key = hashlib.sha256(repr((self.seed, self.domain, *parts)).encode()).digest()
         return np.random.default_rng(int.from_bytes(key[:8], "little"))
 
 
@@ -77,7 +77,7 @@ class DomainBlocks(grain.IterDataset):
         return DomainIterator(self._reader)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Grain's way to give worker `sl.start` of `sl.step` its share."""
+        """Restrict this dataset to the share of worker `sl.start` of `sl.step`; Grain calls it in each worker."""
         del sequential_slice
         self._reader = dataclasses.replace(
             self._reader,
@@ -87,7 +87,7 @@ class DomainBlocks(grain.IterDataset):
 
 
 class DomainIterator(grain.DatasetIterator):
-    """Blocks of one domain from any place in it."""
+    """Iterates over the blocks of one domain from any position."""
 
     def __init__(self, reader: Reader):
         super().__init__()
@@ -99,35 +99,34 @@ class DomainIterator(grain.DatasetIterator):
         pieces = []
         while need:
             if self._ids is None:
-                self._place, self._ids = next(self._documents)
-            token = self._place["token"]
+                self._position, self._ids = next(self._documents)
+            token = self._position["token"]
             piece = self._ids[token : token + need]
             pieces.append(piece)
             need -= len(piece)
-            self._place["token"] = token + len(piece)
-            if self._place["token"] == len(self._ids):
-                # The next place is the document after this one; whether it is in another window, its reader
-                # knows.
-                self._place = {**self._place, "document": self._place["document"] + 1, "token": 0}
+            self._position["token"] = token + len(piece)
+            if self._position["token"] == len(self._ids):
+                # The next position is the following document; if it is in another window, `_documents` finds it.
+                self._position = {**self._position, "document": self._position["document"] + 1, "token": 0}
                 self._ids = None
         return np.concatenate(pieces)
 
     def get_state(self) -> dict[str, Any]:
-        """The place of the next token."""
-        return dict(self._place)
+        """Return the position of the next token."""
+        return dict(self._position)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to a place; it is read when the next block is asked for."""
-        self._place = {key: int(state[key]) for key in START}
+        """Move to a position; nothing is read until the next block is requested."""
+        self._position = {key: int(state[key]) for key in START}
         self._ids: np.ndarray | None = None
-        self._documents = _documents(self._reader, dict(self._place))
+        self._documents = _documents(self._reader, dict(self._position))
 
 
-def _documents(reader: Reader, place: dict[str, int]) -> Iterator[tuple[dict[str, int], np.ndarray]]:
-    """(place, ids with BOS and EOS) of every document from `place` on, for ever."""
+def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[str, int], np.ndarray]]:
+    """Yield (position, ids with BOS and EOS) of every document from `position` on, over endless epochs."""
     tokenizer = reader.tokenizer
-    epoch, first_shard, first_window = place["epoch"], place["shard"], place["window"]
-    first_document, token = place["document"], place["token"]
+    epoch, first_shard, first_window = position["epoch"], position["shard"], position["window"]
+    first_document, token = position["document"], position["token"]
     while True:
         found = False
         for number, shard in enumerate(reader.order(epoch)):
@@ -142,9 +141,9 @@ def _documents(reader: Reader, place: dict[str, int]) -> Iterator[tuple[dict[str
                 for start in range(first_document, len(texts), ENCODE):
                     encoded = tokenizer.encode_batch(texts[start : start + ENCODE])
                     for document, ids in enumerate(encoded, start):
-                        whole = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint16)
+                        with_specials = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint16)
                         here = {"epoch": epoch, "shard": number, "window": window, "document": document}
-                        yield {**here, "token": token}, whole
+                        yield {**here, "token": token}, with_specials
                         token = 0
                         found = True
                 first_document = 0
@@ -170,6 +169,6 @@ def _windows(shard: shards.Shard) -> Iterator[list[bytes]]:
                 yield lines
                 lines, size = [], 0
     except shards.TornShardError:
-        pass  # what came before is good, and stays the same at every reading
+        pass  # The lines before the damage are valid and the same at every reading.
     if lines:
         yield lines

@@ -1,11 +1,11 @@
-"""Two tokenizers behind one small interface: raw bytes, and the 32,000-piece Mixtral vocabulary.
+"""Two tokenizers behind one interface: raw bytes, and the 32,000-piece Mixtral vocabulary.
 
-The Mixtral ids come from sentencepiece on `tokenizer.model.v1`, which mistral-common carries; the file is
-found without importing that package and its sha256 is checked. Conversions to other tokenizer libraries
-change ids, so none is offered. Text is encoded word by word through a table of the words seen so far, which
-gives the same ids three times as fast: no piece of this vocabulary goes on after a word, so merges cannot
-either. Ids fit uint16, which is what block files hold. The hash of a tokenizer goes into every manifest:
-blocks made with one vocabulary are never trained on with another.
+The Mixtral ids come from sentencepiece with `tokenizer.model.v1`, which mistral-common ships; the file is
+located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries
+change ids, so none is offered. Text is encoded word by word through a cache of the words seen so far, which
+gives the same ids three times as fast: no piece of this vocabulary crosses the end of a word, so merges cannot
+either. Ids fit uint16, the dtype of block files. The hash of a tokenizer is part of every manifest, so that
+blocks made with one vocabulary are never used with another.
 """
 
 import functools
@@ -23,12 +23,12 @@ from seqjax.errors import UserError, nearest
 MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
 _INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or set config.data.tokenizer='byte'"
 
-MAX_WORDS = 1 << 18  # in each half of the table, about 50 MB
+MAX_WORDS = 1 << 18  # in each half of the cache, about 50 MB
 MAX_WORD_CHARS = 48
 
 _SPACE = "\u2581"  # how sentencepiece writes a space
 _WORD = re.compile(r" *[^ \n]+| +|\n")
-# What a vocabulary or a normaliser that does not fit `_Words` would encode differently.
+# Texts that a vocabulary or normaliser unsuitable for `_WordCache` would encode differently.
 _PROBES = (
     "",
     " ",
@@ -41,26 +41,26 @@ _PROBES = (
 
 
 class Tokenizer(Protocol):
-    """Text to uint16 ids and back; `bos` and `eos` are never part of what `encode` gives."""
+    """Converts text to uint16 ids and back; `encode` never adds `bos` or `eos`."""
 
     name: str
     hash: str  # sha256: of the model file, or of the definition
     vocab_size: int
     bos: int
     eos: int
-    n_bytes: np.ndarray  # int64 [vocab_size]: bytes of UTF-8 that an id stands for, 0 for special ones
-    adds_space: bool  # whether a text that is not empty is encoded with one space more in front
+    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes that an id stands for, 0 for special tokens
+    adds_space: bool  # whether encoding prepends a space to a non-empty text
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [n] uint16 of `text`, no special tokens."""
+        """Return the ids of `text`, uint16 [n], without special tokens."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of many texts, in one call where that is faster."""
+        """Return `encode` of each text."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; special and unknown ids are dropped, broken UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
         ...
 
 
@@ -76,15 +76,15 @@ class ByteTokenizer:
     adds_space = False
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [n] uint16 of `text`, no special tokens."""
+        """Return the ids of `text`, uint16 [n], without special tokens."""
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint16)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Return `encode` of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; specials are dropped, broken UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`; special ids are dropped, and invalid UTF-8 becomes U+FFFD."""
         return bytes(int(i) for i in ids if 0 <= int(i) < 256).decode("utf-8", errors="replace")
 
 
@@ -98,7 +98,7 @@ class MixtralTokenizer:
             import sentencepiece
         except ImportError:
             raise UserError(f"The mixtral tokenizer needs sentencepiece: {_INSTALL}.") from None
-        file = Path(path) if path else _carried_model()
+        file = Path(path) if path else _shipped_model()
         if not file.is_file():
             raise UserError(
                 f"config.data.tokenizer_path: no file {file}; give a sentencepiece model or leave it empty."
@@ -125,49 +125,49 @@ class MixtralTokenizer:
             )
         self.n_bytes = np.array([self._size(i) for i in range(self.vocab_size)], np.int64)
         self.adds_space = self._sp.id_to_piece(self._sp.encode("a")[0]).startswith(_SPACE)
-        self._words: _Words | None = None
-        self._words = self._words_or_none()
+        self._words: _WordCache | None = None
+        self._words = self._word_cache_or_none()
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [n] uint16 of `text`, no special tokens."""
+        """Return the ids of `text`, uint16 [n], without special tokens."""
         if self._words is None:
             return np.array(self._sp.encode(text), np.uint16)
-        # As sentencepiece does: a space before the text, and its mark for a space means one.
+        # As in sentencepiece, a space is prepended, and its mark for a space is read as a space.
         words = _WORD.findall(f" {text}".replace(_SPACE, " ")) if text else ()
         return np.frombuffer(b"".join(map(self._words.__getitem__, words)), np.uint16)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Return `encode` of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; special and unknown ids are dropped, broken UTF-8 becomes U+FFFD."""
+        """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
         plain = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         return self._sp.decode([i for i in plain if not self._sp.is_control(i)])
 
     def _size(self, i: int) -> int:
-        """Bytes of UTF-8 that id `i` stands for."""
+        """Return the number of UTF-8 bytes that id `i` stands for."""
         if self._sp.is_control(i) or self._sp.is_unknown(i):
             return 0
         return 1 if self._sp.is_byte(i) else len(self._sp.id_to_piece(i).replace(_SPACE, " ").encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_words": _Words(self._sp) if self._words is not None else None}
+        return self.__dict__ | {"_words": _WordCache(self._sp) if self._words is not None else None}
 
-    def _words_or_none(self) -> "_Words | None":
-        """The table, if words can be encoded one by one with this model; any doubt means no."""
+    def _word_cache_or_none(self) -> "_WordCache | None":
+        """Return a word cache if this model allows words to be encoded separately, otherwise None."""
         pieces = [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
         if any("\n" in piece or re.search(f"[^{_SPACE}]{_SPACE}", piece) for piece in pieces):
             return None
-        self._words = _Words(self._sp)
+        self._words = _WordCache(self._sp)
         same = all(self.encode(probe).tolist() == self._sp.encode(probe) for probe in _PROBES)
         return self._words if same else None
 
 
-class _Words(dict[str, bytes]):
-    """Word -> its ids as bytes of uint16; a word is a run of spaces and what follows it, or a line feed.
+class _WordCache(dict[str, bytes]):
+    """Maps a word to its ids as bytes of uint16; a word is a run of spaces and what follows it, or a line feed.
 
-    When it is full it becomes the old half and starts anew; what is still in use moves over.
+    When the cache is full it becomes the old half and is emptied; words still in use move to the new half.
     """
 
     def __init__(self, sp: Any):
@@ -191,11 +191,11 @@ class _Words(dict[str, bytes]):
         if word == " ":
             return [self._sp.piece_to_id(_SPACE)]
         if word[0] == " ":
-            return self._sp.encode(word[1:])  # sentencepiece puts the first space back
+            return self._sp.encode(word[1:])  # sentencepiece prepends the first space again
         return self._sp.encode("\n" + word)[self._line_feed :]
 
 
-def _carried_model() -> Path:
+def _shipped_model() -> Path:
     spec = importlib.util.find_spec("mistral_common")
     if spec is None or spec.origin is None:
         raise UserError(f"The mixtral tokenizer needs the vocabulary file of mistral-common: {_INSTALL}.")
@@ -210,7 +210,10 @@ def _carried_model() -> Path:
 
 @functools.cache
 def load_tokenizer(name: str, path: str = "") -> Tokenizer:
-    """The tokenizer called `name` (byte | mixtral); `path` is a sentencepiece file for mixtral."""
+    """Return the tokenizer called `name` (byte | mixtral); `path` is a sentencepiece file for mixtral.
+
+    Raises `UserError` for an unknown name, a missing package or an unsuitable file.
+    """
     if name == "byte":
         if path:
             raise UserError(

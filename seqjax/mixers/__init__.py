@@ -1,4 +1,4 @@
-"""Sequence mixers, one file each: a frozen `Config` and a class `Mixer` after base.py (docs/add_a_mixer.md)."""
+"""Sequence mixers, one per file with a frozen `Config` and a `Mixer` that derives from base.Mixer."""
 
 import importlib
 import pkgutil
@@ -9,16 +9,16 @@ from seqjax.mixers import base
 
 
 def names() -> list[str]:
-    """Return the mixers that ship with seqjax, by file name.
+    """Return the file names, without suffix, of the mixers that ship with seqjax.
 
-    base.py is the contract, and a leading underscore marks a file that only helps others.
+    base.py is the contract, and a leading underscore marks a file of shared code.
     """
     files = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
     return sorted(name for name in files if not name.startswith("_"))
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of mixer `name`; a dotted name is imported as given, so that a notebook can bring its own."""
+    """Return the module of mixer `name`; a dotted name is imported as given, so that a notebook can add its own."""
     if "." not in name and name not in names():
         raise UserError(f"config.model.mixer.name={name!r} is not a mixer.{nearest(name, names())}")
     try:

@@ -1,7 +1,7 @@
-"""What the attention mixers share: projections, QK norm, rotary positions, the KV cache and its ring buffer.
+"""The base of the attention mixers: projections, QK norm, rotary positions, the KV cache and its ring buffer.
 
-A mixer of this family says how queries attend to keys, over the whole sequence (`attend`) and for one query over a
-cache (`attend_step`); everything around that is here, once.
+A mixer of this family defines how queries attend to keys, over the whole sequence (`attend`) and for one query over a
+cache (`attend_step`).
 """
 
 import abc
@@ -23,13 +23,13 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """The settings that every attention mixer has."""
+    """The settings of every attention mixer."""
 
     name: str
     heads: int
     kv_heads: int | None = None  # None = as many as heads; fewer is grouped-query attention
     head_dim: int | None = None  # None = model width / heads
-    # none leaves the causal mask (and config.model.learned_positions)
+    # With "none", only the causal mask and config.model.learned_positions carry position information.
     position: Literal["rope", "alibi", "none"] = "rope"
     rope_base: float = 10_000.0
     qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
@@ -63,9 +63,9 @@ class AttentionConfig:
 
 
 class KVCache(NamedTuple):
-    """The keys and values of the tokens seen.
+    """The keys and values of the tokens seen so far.
 
-    `length` counts all of them, also those that a ring buffer has dropped.
+    `length`, int32 [], counts all of them, including those that a ring buffer has overwritten.
     """
 
     k_BSGK: Array
@@ -74,7 +74,7 @@ class KVCache(NamedTuple):
 
 
 class Projection(Linear):
-    """A `Linear` that takes the positions, as a table over positions does, and ignores them."""
+    """A `Linear` that also takes positions, which only a position table uses, and ignores them."""
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
         """Map [B, T, D] to [B, T, width]."""
@@ -106,15 +106,15 @@ class AttentionMixer(base.Mixer):
         self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
 
     def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """Return what computes queries [B, T, width] from the input and the positions."""
+        """Return the module that computes queries [B, T, width] from the input and the positions."""
         return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
 
     def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """Return what computes keys [B, T, width] from the input and the positions."""
+        """Return the module that computes keys [B, T, width] from the input and the positions."""
         return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
-        """Return queries and keys as they are before their rotation."""
+        """Return the queries and keys, normalised if the config says so, before rotation."""
         if self.q_norm is not None and self.k_norm is not None:
             return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         return q_BTHK, k_BTGK
@@ -130,7 +130,7 @@ class AttentionMixer(base.Mixer):
     def weights_entropy(self, q_BTHK: Array, k_BTGK: Array) -> Array | None:
         """Return the entropy of the softmax weights in nats, float32 [B, T, H], of queries and keys after rotation.
 
-        None where the weights are not a softmax over the past.
+        The result is None if the weights are not a softmax over the past.
         """
         del q_BTHK, k_BTGK
         return None
@@ -142,11 +142,11 @@ class AttentionMixer(base.Mixer):
 
     @property
     def window(self) -> int:
-        """The keys that a decode cache must hold; 0 means all."""
+        """The number of keys that a decoding cache must hold; 0 means all."""
         return 0
 
     def project(self, x_BTD: Array, positions_T: Array) -> tuple[Array, Array, Array]:
-        """Return q [B, T, H * K], k and v [B, T, G * K] as projected."""
+        """Return the projections q [B, T, H * K], k and v [B, T, G * K]."""
         return self.q(x_BTD, positions_T), self.k(x_BTD, positions_T), self.v(x_BTD)
 
     def split_heads(
@@ -161,15 +161,15 @@ class AttentionMixer(base.Mixer):
         return q_BTHK, k_BTGK, v_BTGK
 
     def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
-        """Attend over a whole sequence of projections; return [B, T, H, K] and the cache, filled where there is one."""
+        """Attend over a whole sequence of projections; return [B, T, H, K] and the filled cache (or None)."""
         seq_len = q_BTE.shape[1]
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, jnp.arange(seq_len), seq_len)
         o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK)
         return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK)
 
     def attend_token(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
-        """Attend from one token (T = 1) over the cache; return [B, H, K] and the cache with the token in it."""
-        # A ring buffer outlives its own length, so the rotary table must not end with it.
+        """Attend from one token (T = 1) to the cache; return [B, H, K] and the cache with that token."""
+        # Positions exceed the length of a ring buffer, so the rotary table must be longer.
         max_len = cache.k_BSGK.shape[1] if not self.window else 2**20
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, cache.length[None], max_len)
         cache = self.extend(cache, k_BTGK, v_BTGK)
@@ -180,7 +180,7 @@ class AttentionMixer(base.Mixer):
         return self.prefill(x_BTD, None)[0]
 
     def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
-        """Apply the parallel form to a prompt and fill an empty cache, where there is one."""
+        """Apply the parallel form to a prompt and fill an empty cache, or return None for a cache of None."""
         o_BTHK, cache = self.attend_sequence(*self.project(x_BTD, jnp.arange(x_BTD.shape[1])), cache)
         return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
@@ -190,7 +190,7 @@ class AttentionMixer(base.Mixer):
         return self.out(o_BHK.reshape(x_BD.shape[0], -1)), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
-        """Return an empty `KVCache` of `max_len` entries, or of `window` entries where that is fewer."""
+        """Return an empty `KVCache` of `max_len` entries, or of `window` entries if that is fewer."""
         slots = min(max_len, self.window or max_len)
         shape = (batch, slots, self.kv_heads, self.head_dim)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
@@ -198,13 +198,13 @@ class AttentionMixer(base.Mixer):
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
         """Return the cache with T more keys and values: T = 1 at any length, or any T that starts an empty cache."""
         slots, n_new = cache.k_BSGK.shape[1], k_BTGK.shape[1]
-        # Slot = position modulo slots, so of a long prompt only the last `slots` tokens stay, rotated into place.
+        # Slot = position modulo slots, so only the last `slots` tokens of a long prompt are kept, rotated into place.
         if n_new > slots:
             shift = n_new % slots
             k_BTGK, v_BTGK = (jnp.roll(x[:, -slots:], shift, axis=1) for x in (k_BTGK, v_BTGK))
-        at = cache.length % slots if n_new == 1 else 0
+        start = cache.length % slots if n_new == 1 else 0
         return cache._replace(
-            k_BSGK=lax.dynamic_update_slice_in_dim(cache.k_BSGK, k_BTGK.astype(cache.k_BSGK.dtype), at, 1),
-            v_BSGK=lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK.astype(cache.v_BSGK.dtype), at, 1),
+            k_BSGK=lax.dynamic_update_slice_in_dim(cache.k_BSGK, k_BTGK.astype(cache.k_BSGK.dtype), start, 1),
+            v_BSGK=lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK.astype(cache.v_BSGK.dtype), start, 1),
             length=cache.length + n_new,
         )

@@ -1,10 +1,10 @@
-"""What DeltaNet and Gated DeltaNet share: q, k, v through short convolutions, the delta rule, a norm per head.
+"""The base of DeltaNet and Gated DeltaNet: q, k, v through short convolutions, the delta rule, a norm per head.
 
     q, k, v = silu(conv4(x W));  q, k L2-normalised per head, q / sqrt(K);  beta = sigmoid(x W_b)
     S_t = S_{t-1} + k_t (x) beta_t (v_t - k_t^T S_{t-1});  y_t = RMSNorm(q_t^T S_t);  out = y W_o
 
-Gated: S decays before the correction by e^{lg}, lg = -exp(A_log) softplus(x W_a + dt_bias), one number per head, and y
-is gated, RMSNorm(q^T S) * silu(x W_g). Beta, the decay, norms and the state are float32.
+If gated, S decays before the correction by e^{lg}, lg = -exp(A_log) softplus(x W_a + dt_bias), a scalar per head, and y
+is gated: RMSNorm(q^T S) * silu(x W_g). Beta, the decay, norms and the state are float32.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
-    """Settings of both; `key_dim` and `value_dim` are the widths of all heads together, None = the model's own rule."""
+    """The settings of both mixers; `key_dim` and `value_dim` are the widths of all heads together."""
 
     name: str
     heads: int
-    key_dim: int | None = None
-    value_dim: int | None = None
+    key_dim: int | None = None  # None = as the mixer's `widths` says
+    value_dim: int | None = None  # the same
     conv_width: int = 4
     norm_eps: float = 1e-6
-    chunk_size: int = 64  # a matter of speed, not of the result
+    chunk_size: int = 64  # tokens per chunk; affects the speed, not the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -55,7 +55,7 @@ class DeltaConfig:
 
 
 class DeltaCache(NamedTuple):
-    """The state, float32, and the last inputs of the three convolutions."""
+    """The float32 state and the last inputs of the three convolutions."""
 
     s_BHKV: Array
     q_BWE: Array
@@ -95,17 +95,17 @@ class DeltaMixer(base.Mixer):
         self.q_conv, self.k_conv, self.v_conv = conv(self.key_width), conv(self.key_width), conv(self.value_width)
         self.beta = linear(dim, heads, "embed", "heads")
         self.norm = RMSNorm(self.value_width // heads, eps=config.norm_eps, axis=None, rngs=rngs)
-        # Unlike GPT, fla's models do not start this matrix smaller.
+        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
         self.out = linear(self.value_width, dim, "heads", "embed")
         self.decay = linear(dim, heads, "embed", "heads") if self.gated else None
         self.gate = linear(dim, self.value_width, "embed", "heads") if self.gated else None
         self.log_rate_H = param(rngs, a_log, (heads,), ("heads",)) if self.gated else None
         self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",)) if self.gated else None
 
-    def _inputs(self, x_BTD: Array, q: Array, k: Array, v: Array) -> tuple[Array | None, ...]:
-        """Return the arguments of the delta rule, from the convolved q, k, v [B, T, E]."""
+    def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
+        """Return q, k, v, beta and log_g of the delta rule from the convolved q, k and v."""
         n_batch, seq_len, _ = x_BTD.shape
-        q, k, v = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q, k, v))
+        q, k, v = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         q = (l2_normalize(q) * q.shape[-1] ** -0.5).astype(x_BTD.dtype)
         k = l2_normalize(k).astype(x_BTD.dtype)
         log_g = None
@@ -156,9 +156,9 @@ class DeltaMixer(base.Mixer):
         return self._output(x_BD, o_BHV), cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the recurrence: k^T S, the correction and q^T S.
+        """Return the FLOPs of the recurrence: k^T S, the correction and q^T S.
 
-        A chunk spends two to three times that, on faster units.
+        The chunked form performs two to three times as many, on tensor cores.
         """
         del seq_len
         return 6 * self.key_width * self.value_width / self.config.heads

@@ -1,4 +1,4 @@
-"""What the RWKV versions share: token shift, ChannelMix, the norm per head and the block.
+"""The parts that the RWKV versions share: token shift, ChannelMix, the norm per head and the block.
 
     token_shift(x)_t = x_{t-1},  lerp(x; mu) = x + (token_shift(x) - x) * mu
     ChannelMix, v5 and v6:  sigmoid(lerp_r W_r) * (relu(lerp_k W_k)^2 W_v)
@@ -36,13 +36,13 @@ def ramp(dim: int, exponent: Any) -> Array:
 
 
 def token_shift(x_BTD: Array, last_BD: Array | None = None) -> Array:
-    """Return the sequence one token later; `last_BD` (default zero) is what came before its first token."""
+    """Return the sequence delayed by one token; `last_BD` (default zero) precedes its first token."""
     first_BD = jnp.zeros_like(x_BTD[:, 0]) if last_BD is None else last_BD.astype(x_BTD.dtype)
     return jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1)
 
 
 def lerp(x: Array, delta: Array, mu: Any) -> Array:
-    """Move `x` by the share `mu` of `delta` = token_shift(x) - x."""
+    """Return x + delta * mu, the interpolation between x and token_shift(x), where delta = token_shift(x) - x."""
     return x + delta * mu[...].astype(x.dtype)
 
 
@@ -84,7 +84,7 @@ class ChannelMix(nnx.Module):
         self.r = Linear(dim, dim, axes=("embed", None), init=zeros, rngs=rngs) if gated else None
 
     def __call__(self, x_BTD: Array, last_BD: Array | None = None) -> Array:
-        """Map [B, T, D] to [B, T, D]; `last_BD` is the token before the first."""
+        """Map [B, T, D] to [B, T, D]; `last_BD` (default zero) is the token before the first."""
         delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
         hidden_BTE = jnp.square(jax.nn.relu(self.k(lerp(x_BTD, delta_BTD, self.mu_k))))
         y_BTD = self.v(hidden_BTE)
@@ -94,7 +94,7 @@ class ChannelMix(nnx.Module):
 
 
 class BlockCache(NamedTuple):
-    """The time mix's cache, and the token before as ChannelMix sees it."""
+    """The cache of the time mix, and the previous token's input of ChannelMix."""
 
     mixer: Cache
     last_BD: Array
@@ -115,7 +115,7 @@ class RwkvBlock(base.Block):
         self.mlp = ChannelMix(config.dim, config.mlp.dim, spec, version=self.version, rngs=rngs)
 
     def time_mix(self, h_BTD: Array, carry: Carry, cache: Cache, layer: Array) -> tuple[Array, Carry, Cache]:
-        """Apply the time mix to [B, T, D]; `cache` is None in training, else what came before."""
+        """Apply the time mix to [B, T, D]; `cache` is None in training."""
         del layer
         if cache is None:
             return self.mixer(h_BTD), carry, None
@@ -140,7 +140,7 @@ class RwkvBlock(base.Block):
         return x_BTD, carry
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> BlockCache:
-        """Return empty caches of both halves."""
+        """Return the empty caches of the time mix and of ChannelMix."""
         last_BD = jnp.zeros((batch, self.norm2.g.shape[0]), dtype)
         return BlockCache(self.mixer.init_cache(batch, max_len, dtype), last_BD)
 
@@ -151,7 +151,7 @@ class RwkvBlock(base.Block):
         return self._apply(x_BTD, carry, cache, layer, dtype)
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
-        """Apply the layer to one token, as a sequence of one; what `carry` holds has no time axis here."""
+        """Apply the layer to one token, as a sequence of length 1; the arrays in `carry` have no time axis."""
         carry = jax.tree.map(lambda c: c[:, None], carry)
         x_BTD, carry, cache = self._apply(x_BD[:, None], carry, cache, layer, dtype)
         return x_BTD[:, 0], jax.tree.map(lambda c: c[:, 0], carry), cache

@@ -1,4 +1,4 @@
-"""What RWKV-7 and its shell share: low-rank maps, token shift by name, the value residual and their block.
+"""The parts that RWKV-7 and its shell share: low-rank maps, token shifts, the value residual and the block.
 
     v += (v_first - v) sigmoid(v0 + (x_v v1) v2)  in every layer but the first, whose v is v_first
 
@@ -21,7 +21,7 @@ from seqjax.types import Array, LayerSpec
 
 
 def rank(dim: int, factor: float, power: float) -> int:
-    """Apply a published rule: factor * dim ** power, rounded to a multiple of 32 and at least 32."""
+    """Return the rank by the published rule: factor * dim ** power, rounded to a multiple of 32, at least 32."""
     return max(32, 32 * round(factor * dim**power / 32))
 
 
@@ -36,7 +36,7 @@ def gate_rank(config: Any, dim: int) -> int:
 
 
 class Lora(nnx.Module):
-    """b + act(x A) B; A starts as zero and B as a tenth of an orthogonal matrix."""
+    """b + act(x A) B; A is initialised to zero and B to a tenth of an orthogonal matrix."""
 
     def __init__(self, dim: int, n_rank: int, *, bias: Any = None, activation: Any = None, rngs: nnx.Rngs):
         self.activation = activation
@@ -61,15 +61,15 @@ class ValueResidual(Lora):
     def __init__(self, dim: int, n_rank: int, *, rngs: nnx.Rngs):
         super().__init__(dim, n_rank, bias=0.73 - 0.4 * centred(dim), rngs=rngs)
 
-    def move(self, x_BTD: Array, v_BTD: Array, v_first_BTD: Array, layer: Array | int) -> Array:
-        """Return the values of `layer`, moved towards those of the first by a share that `x_BTD` decides."""
-        share_BTD = jax.nn.sigmoid(self(x_BTD))
-        moved_BTD = v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * share_BTD
-        return jnp.where(layer == 0, v_BTD, moved_BTD.astype(v_BTD.dtype))
+    def mix(self, x_BTD: Array, v_BTD: Array, v_first_BTD: Array, layer: Array | int) -> Array:
+        """Return the values of `layer`, mixed with those of the first layer by a ratio computed from `x_BTD`."""
+        ratio_BTD = jax.nn.sigmoid(self(x_BTD))
+        mixed_BTD = v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * ratio_BTD
+        return jnp.where(layer == 0, v_BTD, mixed_BTD.astype(v_BTD.dtype))
 
 
 class TokenShift(nnx.Module):
-    """One token shift per name; mu starts as 1 - (n / D) ** (power * kappa)."""
+    """One token shift per name; mu is initialised to 1 - (n / D) ** (power * kappa)."""
 
     def __init__(self, names: str, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.names = names
@@ -79,7 +79,7 @@ class TokenShift(nnx.Module):
             setattr(self, name, param(rngs, values(mu), (spec.dim,), ("embed",)))
 
     def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
-        """Return [B, T, D] moved towards the token before, by name; `last_BD` is what came before the first."""
+        """Return the interpolations [B, T, D] with the previous token, by name; `last_BD` precedes the first token."""
         delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
         return {name: lerp(x_BTD, delta_BTD, getattr(self, name)) for name in self.names}
 
@@ -90,7 +90,7 @@ def centred(dim: int) -> Array:
 
 
 class TimeMix(base.Mixer):
-    """A time mix that takes the first layer's values from its block; alone it is a first layer."""
+    """A time mix that receives the first layer's values from its block; stand-alone it acts as a first layer."""
 
     @abc.abstractmethod
     def time_mix(
@@ -114,13 +114,13 @@ class TimeMix(base.Mixer):
 
 
 class Block(RwkvBlock):
-    """The block of RWKV-7; the first layer's values travel in `carry` under "v_first"."""
+    """The block of RWKV-7; `carry["v_first"]` holds the first layer's values."""
 
     version = 7
     mixer: TimeMix
 
     def init_carry(self, x: Array) -> Carry:
-        """Return zeros in the place of the first layer's values."""
+        """Return zeros in place of the first layer's values, which no layer has computed yet."""
         return {"v_first": jnp.zeros_like(x)}
 
     def time_mix(self, h_BTD: Array, carry: Carry, cache: Any, layer: Array) -> tuple[Array, Carry, Any]:

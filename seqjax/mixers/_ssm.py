@@ -1,8 +1,8 @@
-"""What Mamba-1 and Mamba-2 share: the output's initialiser, and the decay that all channels share (ablation).
+"""The parts that Mamba-1 and Mamba-2 share: the output's initialiser, and the decay shared by all channels (ablation).
 
     one:  a_t = exp(-exp(alpha) softplus(u_t . w_a + b_a)),  a scalar per token;   none:  a_t = 1
 
-Only the transition changes, the input gate does not (arXiv 2505.18522, section 3; the definitions are ours).
+Only the transition changes, not the input gate (arXiv 2505.18522, section 3; the paper does not give formulas).
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class SharedDecay(nnx.Module):
         self.alpha = param(rngs, constant(0.0), (), ())
 
     def step_size(self, u: Array) -> Array:
-        """Return the softplus, float32 [B, T], of inputs [B, T, width]."""
+        """Return the step sizes softplus(u . w_a + b_a), float32 [B, T], of inputs [B, T, width]."""
         return jax.nn.softplus(u.astype(jnp.float32) @ self.w[...] + self.b[...])
 
     def __call__(self, u: Array) -> Array:
@@ -40,7 +40,7 @@ class SharedDecay(nnx.Module):
 
 
 def check_sizes(config: Any, **least: int) -> None:
-    """Raise `UserError` for a setting below its least value; one that is None is not set."""
+    """Raise `UserError` for a setting below its least value; None, which means not set, is valid."""
     for name, low in least.items():
         value = getattr(config, name)
         if value is not None and value < low:

@@ -1,12 +1,12 @@
-"""The contract of a mixer and of the block that stands around it.
+"""The contract of a mixer and of the block around it.
 
-A mixer is a class that derives from `Mixer`: it must give a parallel form, an empty cache and a recurrent form, and may
-override the rest (docs/add_a_mixer.md). A block is one layer of the model. Most mixers stand in the pre-norm block of
+A mixer is a class that derives from `Mixer`. It must define a parallel form, an empty cache and a recurrent form, and
+may override the rest (docs/add_a_mixer.md). A block is one layer of the model. Most mixers use the pre-norm block of
 seqjax/models/block.py; an architecture whose block differs derives its own from `Block` and names it in `Mixer.block`.
 
-What a block hands to later blocks beside the residual stream is a dict, the `carry` (RWKV-7: the values of the first
-layer). The model starts it as the union of what the blocks' `init_carry` return; a block returns it whole, changed or
-not.
+Beside the residual stream, a block can pass arrays to later blocks in a dict, the `carry` (RWKV-7: the values of the
+first layer). Its initial value is the union of what the blocks' `init_carry` return; a block returns all of it, changed
+or not.
 """
 
 import abc
@@ -24,12 +24,12 @@ Carry = dict[str, Any]
 
 
 class Mixer(nnx.Module):
-    """A sequence mixer: causal, parallel over time where it trains, one token at a time where it decodes.
+    """A causal sequence mixer, parallel over time in training and recurrent, one token at a time, in decoding.
 
     A subclass is built as `Mixer(config, spec, rngs=rngs)` from its file's `Config`.
     """
 
-    # The block of this architecture; None stands for the model's own pre-norm block.
+    # The block of this architecture; None means the model's pre-norm block.
     block: ClassVar[type["Block"] | None] = None
 
     @abc.abstractmethod
@@ -45,7 +45,7 @@ class Mixer(nnx.Module):
         """Apply the recurrent form to one token; it equals the parallel form over the tokens seen so far."""
 
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Apply the mixer to a prompt and fill an empty cache; by default token by token."""
+        """Apply the mixer to a prompt [B, T, D] and fill an empty cache; by default token by token."""
 
         def body(cache: Cache, x_BD: Array) -> tuple[Cache, Array]:
             y_BD, cache = self.step(x_BD, cache)
@@ -55,35 +55,35 @@ class Mixer(nnx.Module):
         return jnp.moveaxis(y_TBD, 0, 1), cache
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the forward FLOPs per token beside the products with parameters.
+        """Return the forward FLOPs per token, excluding the products with parameters.
 
-        They are averaged over a causal sequence of `seq_len` tokens and count what the mask, window or selection
-        needs. The default, 0, is right for a mixer that consists of products with parameters.
+        They are averaged over a causal sequence of `seq_len` tokens and count only what the mask, window or selection
+        requires. The default, 0, is right for a mixer that consists of products with parameters.
         """
         del seq_len
         return 0.0
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """Return the same for forward and backward: three times the forward, unless a part has no backward."""
+        """Return the same for forward and backward: three times the forward, unless a part has no gradient."""
         return 3 * self.flops_per_token(seq_len)
 
     def state_size(self, seq_len: int) -> int:
-        """Return how many elements a cache for `seq_len` tokens holds per sequence; scalars do not count."""
+        """Return the number of elements per sequence in a cache for `seq_len` tokens, without scalars."""
         return _cache_elements(self, seq_len)
 
     def entropy(self, x_BTD: Array) -> Array | None:
-        """Return the entropy of each query's weights over the past in nats, float32 [B, T, H]; None without any."""
+        """Return the entropy of each query's weights over the past in nats, float32 [B, T, H]; None without weights."""
         del x_BTD
         return None
 
     @property
     def longest(self) -> int:
-        """The most tokens a sequence may have, where there is a table over positions; 0 means any number."""
+        """The maximum sequence length in tokens, if there is a position table; 0 means no limit."""
         return 0
 
 
 class RecurrentMixer(Mixer):
-    """A mixer whose parallel form goes on from any cache: a subclass gives `prefill`, and the rest follows."""
+    """A mixer whose parallel form continues from any cache, so that a subclass need only define `prefill`."""
 
     @abc.abstractmethod
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
@@ -99,15 +99,16 @@ class RecurrentMixer(Mixer):
         return y_BTD[:, 0], cache
 
 
-# What builds the mixer of a block when it is called with `rngs=`, which by then has given the keys of the first norm.
+# Builds the mixer of a block when called with `rngs=`. The block calls it after building the first norm, so that the
+# order of random keys is fixed.
 MakeMixer = Callable[..., Mixer]
 
 
 class Block(nnx.Module):
-    """One layer of the model: a mixer, what stands around it, and the residual stream through both.
+    """One layer of the model: a mixer and the norms, MLP and residual connections around it.
 
     `layer` is the 0-based index of the layer, an int32 scalar that may be traced, because one program may serve all
-    layers. `dtype` is what the mixer and the MLP compute in; the residual stream keeps its own.
+    layers. `dtype` is the dtype in which the mixer and the MLP compute; the residual stream keeps its own.
     """
 
     def __init__(self, config: Any, mixer: MakeMixer, spec: LayerSpec, *, rngs: nnx.Rngs):
@@ -117,7 +118,7 @@ class Block(nnx.Module):
         self.mixer = mixer(rngs=rngs)
 
     def init_carry(self, x: Array) -> Carry:
-        """Return what this block expects in `carry`, from the embeddings [B, T, D] or [B, D]; most expect nothing."""
+        """Return this block's part of the initial `carry`, given the embeddings [B, T, D] or [B, D]; usually empty."""
         del x
         return {}
 
@@ -140,29 +141,29 @@ class Block(nnx.Module):
         return self.mixer.init_cache(batch, max_len, dtype)
 
     def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
-        """Return the entropy of the mixer's weights in nats, float32 [B, T, H]; None where it has none."""
+        """Return the entropy of the mixer's weights in nats, float32 [B, T, H]; None if it has none."""
         return self.mixer.entropy(self.norm1(x_BTD).astype(dtype))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the forward FLOPs per token beside the products with parameters."""
+        """Return the forward FLOPs per token, excluding the products with parameters."""
         return self.mixer.flops_per_token(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """Return the forward and backward FLOPs per token beside the products with parameters."""
+        """Return the forward and backward FLOPs per token, excluding the products with parameters."""
         return self.mixer.train_flops_per_token(seq_len)
 
     def state_size(self, seq_len: int) -> int:
-        """Return how many elements a cache for `seq_len` tokens holds per sequence; scalars do not count."""
+        """Return the number of elements per sequence in a cache for `seq_len` tokens, without scalars."""
         return _cache_elements(self, seq_len)
 
     @property
     def longest(self) -> int:
-        """The most tokens a sequence may have; 0 means any number."""
+        """The maximum sequence length in tokens; 0 means no limit."""
         return self.mixer.longest
 
 
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
-    """Return a norm over the model's width, of the kind that the model's config names."""
+    """Return a norm over the model's width, of the kind that the model's config selects."""
     return NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
 
 

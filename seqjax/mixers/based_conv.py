@@ -1,8 +1,8 @@
 """Based's gated short convolution, "BaseConv" (Arora et al., arXiv 2402.18668; HazyResearch/based).
 
-    [u_1, u_2] = x W_in + b_in;  y = (silu(conv3(u_1)) * u_2) W_out + b_out          both halves `expand` times as wide
+    [u_1, u_2] = x W_in + b_in;  y = (silu(conv3(u_1)) * u_2) W_out + b_out    each half `expand` times the model width
 
-The convolution has no bias, as in the public code's plain path (its fused path has one).
+The convolution has no bias, as in the unfused path of the public code (the fused path has one).
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes of the gated convolution."""
+    """The sizes of the gated convolution; `conv_width` is in tokens."""
 
     name: str
     expand: int = 2
@@ -39,7 +39,7 @@ class ConvCache(NamedTuple):
 
 
 class Mixer(base.RecurrentMixer):
-    """See the module's docstring."""
+    """The gated short convolution of the module's docstring."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config, self.width = config, config.expand * spec.dim
@@ -64,6 +64,6 @@ class Mixer(base.RecurrentMixer):
         return ConvCache(self.conv.init_cache(batch, dtype))
 
     def step(self, x_BD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
-        """One token."""
+        """Apply the recurrent form to one token."""
         y_BTD, cache = self.prefill(x_BD[:, None], cache)
         return y_BTD[:, 0], cache

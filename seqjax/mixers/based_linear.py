@@ -1,7 +1,7 @@
 """Based's Taylor linear attention (Arora et al., arXiv 2402.18668; HazyResearch/based).
 
-Queries and keys of `feature_dim` per head through ops/taylor.py; no biases, no positions. Based alternates it with
-window attention (transformer_pp, window 128) and gated short convolutions (based_conv): configs/based.py.
+Queries and keys have `feature_dim` channels per head (ops/taylor.py); there are no biases or positions. Based combines
+it with window attention (transformer_pp, window 128) and gated short convolutions (based_conv) in configs/based.py.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes of Taylor linear attention."""
+    """The sizes of Taylor linear attention."""
 
     name: str
     heads: int
     feature_dim: int = 16  # of q and k, per head
-    chunk_size: int = CHUNK  # tokens per chunk; speed only
+    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -37,13 +37,13 @@ class Config:
 
 
 class TaylorCache(NamedTuple):
-    """The sums of features times values, and of features (the last column of V)."""
+    """The float32 sums of features times values and, in the last of the V + 1 columns, of features."""
 
     state_BHFV: Array
 
 
 class Mixer(base.RecurrentMixer):
-    """See the module's docstring."""
+    """Taylor linear attention with its projections."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config, self.dim = config, spec.dim
@@ -69,7 +69,7 @@ class Mixer(base.RecurrentMixer):
         return TaylorCache(jnp.zeros(shape, jnp.float32))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the scores and their product with v in half a chunk, and the update and reading of the state."""
+        """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
         chunk = min(self.config.chunk_size, seq_len)
         values = self.dim + self.config.heads
         inside = (self.config.heads * self.config.feature_dim + values) * (chunk + 1)

@@ -12,10 +12,10 @@ from seqjax.mixers._delta import DeltaConfig, DeltaMixer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(DeltaConfig):
-    """Keys and values are as wide as the model."""
+    """The settings of DeltaNet; keys and values are as wide as the model by default."""
 
 
 class Mixer(DeltaMixer):
-    """Delta rule without decay or output gate."""
+    """The delta rule without decay or output gate."""
 
     gated = False

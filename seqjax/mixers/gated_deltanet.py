@@ -12,7 +12,7 @@ from seqjax.mixers._delta import DeltaConfig, DeltaMixer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(DeltaConfig):
-    """Keys take 3/4 of the model's width, values twice that."""
+    """The settings of Gated DeltaNet; by default keys take 3/4 of the model's width and values twice that."""
 
     def widths(self, dim: int) -> tuple[int, int]:
         """Return the width of all keys and that of all values, at model width `dim`."""
@@ -21,6 +21,6 @@ class Config(DeltaConfig):
 
 
 class Mixer(DeltaMixer):
-    """Delta rule with decay and output gate."""
+    """The delta rule with decay and output gate."""
 
     gated = True

@@ -4,11 +4,11 @@
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T,   A = -exp(A_log),   y_t = h_t C_t + D x_t         h [E, N]
     out = (y * silu(z)) W_out
 
-Step sizes, decays and the state are float32. W_in and W_x are two matrices each here, so that each can be split over
+Step sizes, decays and the state are float32. W_in and W_x are two matrices each here, so that each can be sharded over
 devices. The block has no MLP and keeps a float32 residual stream.
 
-Ablations (arXiv 2505.18522, section 3): `decay` one or none (mixers/_ssm.py; then the transition is one number and the
-scan is Mamba-2's products), one_dt (the step size too is one number per token), `conv=False` (the SiLU stays).
+Ablations (arXiv 2505.18522, section 3): `decay` one or none (mixers/_ssm.py; the transition is then a scalar, and the
+scan is Mamba-2's), one_dt (the step size is a scalar per token too), `conv=False` (the SiLU stays).
 """
 
 import dataclasses
@@ -32,16 +32,16 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes and ablations of Mamba-1."""
+    """The sizes and ablations of Mamba-1."""
 
     name: str
     expand: int = 2  # inner width / model width
     state: int = 16
     dt_rank: int | None = None  # None = model width / 16, rounded up
     conv_width: int = 4
-    conv: bool = True  # False leaves the SiLU alone
+    conv: bool = True  # False = only the SiLU
     decay: Literal["full", "one", "one_dt", "none"] = "full"
-    chunk_size: int | None = None  # tokens per chunk, speed only; None = what suits the scan
+    chunk_size: int | None = None  # tokens per chunk; affects the speed only; None = the default of the scan
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -50,14 +50,14 @@ class Config:
 
 
 class Mamba1Cache(NamedTuple):
-    """The last inputs of the convolution and the state."""
+    """The last inputs of the convolution, and the float32 state."""
 
     x_BWE: Array
     state_BEN: Array
 
 
 class Mixer(base.RecurrentMixer):
-    """See the module's docstring."""
+    """The selective state space model with its projections, convolution and gate."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config = config
@@ -94,7 +94,7 @@ class Mixer(base.RecurrentMixer):
         # All channels share one transition, so this is Mamba-2's scan with one head as wide as the model.
         log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
         x32 = x_BTE.astype(jnp.float32)
-        y_BTHV, state = ssd(
+        y_BTHV, state_BHNV = ssd(
             (x32 * dt_BTE).astype(x_BTE.dtype)[:, :, None],
             log_a_BT[..., None],
             b_BTN,
@@ -104,17 +104,17 @@ class Mixer(base.RecurrentMixer):
             chunk_size=chunk,
         )
         y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32).astype(x_BTE.dtype)
-        return y_BTE, jnp.moveaxis(state[:, 0], 1, 2)
+        return y_BTE, jnp.moveaxis(state_BHNV[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        x_BTE, past = self.x(u_BTD), cache.x_BWE
+        x_BTE, past_BWE = self.x(u_BTD), cache.x_BWE
         if self.conv is None:
             x_BTE = jax.nn.silu(x_BTE)
         else:
-            x_BTE, past = self.conv.extend(x_BTE, past)
-        y_BTE, state = self._scan(x_BTE, cache.state_BEN)
-        return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past, state)
+            x_BTE, past_BWE = self.conv.extend(x_BTE, past_BWE)
+        y_BTE, state_BEN = self._scan(x_BTE, cache.state_BEN)
+        return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past_BWE, state_BEN)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
         """Return a cache that has seen no token."""
@@ -124,7 +124,7 @@ class Mixer(base.RecurrentMixer):
         return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the recurrence (no matrix product: 9 operations per channel and state), or Mamba-2's chunks."""
+        """Return the FLOPs of the recurrence (9 elementwise ones per channel and state), or of Mamba-2's chunks."""
         n_state = self.config.state
         if self.config.decay == "full":
             return 9 * self.width * n_state

@@ -5,8 +5,8 @@
     S_t = a_t S_{t-1} + B_t (D_t x_t)^T,   y_t = C_t S_t + D x_t                  S [N, V] per head
     out = RMSNorm(y * silu(z)) W_out                                              one group, the gate before the norm
 
-Heads share B and C. Step sizes, decays and the state are float32. W_in is four matrices here (z, x, BC, dt) and the
-convolution two, so that each can be split over devices. The block has no MLP and keeps a float32 residual stream.
+The heads share B and C. Step sizes, decays and the state are float32. W_in is four matrices here (z, x, BC, dt) and the
+convolution two, so that each can be sharded over devices. The block has no MLP and keeps a float32 residual stream.
 
 Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py), `conv=False` (the SiLU stays),
 `norm=False`.
@@ -32,17 +32,17 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes and ablations of Mamba-2."""
+    """The sizes and ablations of Mamba-2."""
 
     name: str
     expand: int = 2  # inner width / model width
     head_dim: int = 64
     state: int = 128
     conv_width: int = 4
-    conv: bool = True  # False leaves the SiLU alone
+    conv: bool = True  # False = only the SiLU
     decay: Literal["full", "one", "none"] = "full"
     norm: bool = True
-    chunk_size: int = CHUNK  # tokens per chunk; speed only
+    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -55,7 +55,7 @@ class Config:
 
 
 class Mamba2Cache(NamedTuple):
-    """The last inputs of the convolutions and the state."""
+    """The last inputs of the convolutions, and the float32 state."""
 
     x_BWE: Array
     bc_BWN: Array
@@ -67,7 +67,7 @@ def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 class Mixer(base.RecurrentMixer):
-    """See the module's docstring."""
+    """The state space model with its projections, convolutions, gate and norm."""
 
     def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
         self.config = config
@@ -101,15 +101,15 @@ class Mixer(base.RecurrentMixer):
         n_batch, seq_len, _ = u_BTD.shape
         x_BTE, bc_BTN = self.x(u_BTD), self.bc(u_BTD)
         if self.conv_x is not None and self.conv_bc is not None:
-            x_BTE, past_x = self.conv_x.extend(x_BTE, cache.x_BWE)
-            bc_BTN, past_bc = self.conv_bc.extend(bc_BTN, cache.bc_BWN)
+            x_BTE, past_x_BWE = self.conv_x.extend(x_BTE, cache.x_BWE)
+            bc_BTN, past_bc_BWN = self.conv_bc.extend(bc_BTN, cache.bc_BWN)
         else:
             x_BTE, bc_BTN = jax.nn.silu(x_BTE), jax.nn.silu(bc_BTN)
-            past_x, past_bc = cache.x_BWE, cache.bc_BWN
+            past_x_BWE, past_bc_BWN = cache.x_BWE, cache.bc_BWN
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
         dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
         x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.config.head_dim)
-        y_BTHV, state = ssd(
+        y_BTHV, state_BHNV = ssd(
             x_BTHV,
             self._log_decay(u_BTD, dt_BTH),
             b_BTN,
@@ -122,7 +122,7 @@ class Mixer(base.RecurrentMixer):
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
         y_BTE = y_BTHV.reshape(n_batch, seq_len, -1) * jax.nn.silu(self.z(u_BTD))
         y_BTE = y_BTE if self.norm is None else self.norm(y_BTE)
-        return self.out(y_BTE), Mamba2Cache(past_x, past_bc, state)
+        return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return a cache that has seen no token."""
@@ -135,6 +135,6 @@ class Mixer(base.RecurrentMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the scores and their product with x in half a chunk, and the update and reading of the state."""
+        """Return the FLOPs of scores and their product with x in half a chunk, and of updating and reading a state."""
         chunk, n_state = min(self.config.chunk_size, seq_len), self.config.state
         return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state

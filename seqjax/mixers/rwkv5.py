@@ -4,8 +4,8 @@
     y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),   S_t = diag(w) S_{t-1} + k_t^T v_t,   w = exp(-exp(omega))
     out = (GroupNorm_H(y) * g) W_o                                                        S [N, N] per head
 
-omega is a parameter. The decay, the state and the norm are float32. The public files store 1 - mu. GroupNorm has eps
-64e-5, which is what the public training code has as y / 8 with eps 1e-5.
+omega is a parameter. The decay, the state and the norm are float32. The public files store 1 - mu. The eps of GroupNorm
+is 64e-5, which equals the public training code's y / 8 with eps 1e-5.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sizes of RWKV-5's time mix."""
+    """The sizes of RWKV-5's time mix."""
 
     name: str
     head_dim: int = 64
-    chunk_size: int = CHUNK  # tokens per chunk; speed only
+    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -43,32 +43,32 @@ class Config:
 
 
 class RwkvCache(NamedTuple):
-    """The token before and the state."""
+    """The previous token's input, and the float32 state."""
 
     last_BD: Array
     state_BHKV: Array
 
 
 def omega_init(spec: LayerSpec) -> Any:
-    """Return the initialiser of the decays: from slow to fast over the channels, steeper in deep layers."""
+    """Return the initialiser of omega: decays from slow to fast over the channels, steeper in deep layers."""
     n = jnp.arange(spec.dim) / (spec.dim - 1)
     return values(-6 + 5 * n ** (0.7 + 1.3 * depth(spec)[0]))
 
 
 def bonus_init(spec: LayerSpec) -> Any:
-    """Return the initialiser of u, the bonus of the token itself."""
+    """Return the initialiser of u, the bonus of the current token."""
     n = jnp.arange(spec.dim)
     return values(depth(spec)[0] * (1 - n / (spec.dim - 1)) + 0.1 * ((n + 1) % 3 - 1))
 
 
 class Block(RwkvBlock):
-    """The block with ChannelMix of v5."""
+    """The block with the ChannelMix of v5."""
 
     version = 5
 
 
 class Mixer(base.RecurrentMixer):
-    """The time mix; RWKV-6 changes how its inputs are shifted and where the decay comes from."""
+    """The time mix; RWKV-6 overrides the token shift and the decay."""
 
     block = Block
 
@@ -90,8 +90,8 @@ class Mixer(base.RecurrentMixer):
     def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
         rho, kappa = depth(spec)
         slow, fast = ramp(spec.dim, kappa), ramp(spec.dim, kappa / 2)
-        # The rows are those of r, k, v and g.
-        mu = jnp.stack([1 - kept for kept in (fast, slow, slow + 0.3 * rho, fast)])
+        # The rows belong to r, k, v and g.
+        mu = jnp.stack([1 - x for x in (fast, slow, slow + 0.3 * rho, fast)])
         self.mu = param(rngs, values(mu), mu.shape, ("state", "embed"))
 
     def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -127,6 +127,6 @@ class Mixer(base.RecurrentMixer):
         return RwkvCache(jnp.zeros((batch, self.dim), dtype), state)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the scores and their product with v in half a chunk, and the update and reading of the state."""
+        """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
         chunk = min(self.config.chunk_size, seq_len)
         return 2 * self.dim * (chunk + 1) + 4 * self.dim * self.config.head_dim

@@ -4,7 +4,7 @@
     w_t = exp(-exp(omega + tanh(x_w D_1) D_2))                                   per token and channel
     and the recurrence, norm and gate of RWKV-5.
 
-The decay is float32 from omega on, where the public code has it in the model's dtype.
+From omega on the decay is float32, whereas the public code computes it in the model's dtype.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(rwkv5.Config):
-    """Sizes of RWKV-6's time mix."""
+    """The sizes of RWKV-6's time mix."""
 
     shift_rank: int = 32
     decay_rank: int = 64
@@ -37,13 +37,13 @@ class Config(rwkv5.Config):
 
 
 class Block(RwkvBlock):
-    """The block with ChannelMix of v6."""
+    """The block with the ChannelMix of v6."""
 
     version = 6
 
 
 class Mixer(rwkv5.Mixer):
-    """The time mix with data-dependent shift and decay."""
+    """The time mix with data-dependent token shift and decay."""
 
     block = Block
 
@@ -52,7 +52,7 @@ class Mixer(rwkv5.Mixer):
         rho, kappa = depth(spec)
         slow, fast = ramp(dim, kappa), ramp(dim, kappa / 2)
         # The rows are in the order of W_2: w, k, v, r, g.
-        mu = jnp.stack([1 - kept for kept in (slow, slow, slow + 0.3 * rho, fast, fast)])
+        mu = jnp.stack([1 - x for x in (slow, slow, slow + 0.3 * rho, fast, fast)])
         self.mu_x = param(rngs, values(1 - slow), (dim,), ("embed",))
         self.mu = param(rngs, values(mu), (5, dim), ("state", "embed"))
         self.w1 = Linear(dim, 5 * rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
@@ -64,8 +64,8 @@ class Mixer(rwkv5.Mixer):
     def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
         hidden_BTM = jnp.tanh(self.w1(lerp(x_BTD, delta_BTD, self.mu_x)))
         hidden_BTPM = hidden_BTM.reshape(*x_BTD.shape[:2], 5, self.config.shift_rank)
-        moved_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
-        share_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + moved_PBTD
-        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = x_BTD + delta_BTD * share_PBTD
+        delta_mu_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
+        mu_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + delta_mu_PBTD
+        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = x_BTD + delta_BTD * mu_PBTD
         omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
         return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(omega_BTD)

@@ -32,7 +32,7 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Ranks of the low-rank maps; None = as published for the model's width."""
+    """The heads and the ranks of the low-rank maps; a rank of None is as published for the model's width."""
 
     name: str
     heads: int
@@ -40,7 +40,7 @@ class Config:
     eta_rank: int | None = None
     value_rank: int | None = None
     gate_rank: int | None = None
-    chunk_size: int = 64  # a matter of speed, not of the result
+    chunk_size: int = 64  # tokens per chunk; affects the speed, not the result
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -66,7 +66,7 @@ def lora_ranks(config: Any, dim: int) -> tuple[int, int, int, int]:
 
 
 class Rwkv7Cache(NamedTuple):
-    """The state, float32 with the key index first, and the token before."""
+    """The float32 state with the key index first, and the previous token's input."""
 
     s_BHKV: Array
     last_BD: Array
@@ -113,7 +113,7 @@ class Mixer(TimeMix):
         r_BTD, k_BTD, own_v_BTD = self.r(x["r"]), self.k(x["k"]), self.v(x["v"])
         v_BTD = own_v_BTD
         if v_first_BTD is not None:
-            v_BTD = self.v_lora.move(x["v"], own_v_BTD, v_first_BTD, layer)
+            v_BTD = self.v_lora.mix(x["v"], own_v_BTD, v_first_BTD, layer)
         log_w_BTD = -jnp.exp(-0.5) * jax.nn.sigmoid(self.w_lora(x["w"]))
         eta_BTD = jax.nn.sigmoid(self.a_lora(x["a"]))
         gate_BTD = self.g_lora(x["g"])
@@ -153,6 +153,6 @@ class Mixer(TimeMix):
         return Rwkv7Cache(jnp.zeros(shape, jnp.float32), jnp.zeros((batch, self.dim), dtype))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count the recurrence: decay, a^T S, two rank-one updates and r^T S are 9 operations per state entry."""
+        """Return the FLOPs of the recurrence, 9 per state entry: decay, a^T S, two rank-one updates and r^T S."""
         del seq_len
         return 9 * self.dim * self.head_dim

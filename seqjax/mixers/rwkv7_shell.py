@@ -1,13 +1,13 @@
 """RWKV-7's block around another sequence core: softmax attention, a window, or Top-1 Chunk.
 
-    q = lerp(x; mu_r) W_r;  k = lerp(x; mu_k) W_k;  v = lerp(x; mu_v) W_v, moved to the first layer's as in RWKV-7
+    q = lerp(x; mu_r) W_r;  k = lerp(x; mu_k) W_k;  v = lerp(x; mu_v) W_v, mixed with the first layer's as in RWKV-7
     o = core(rope(q), rope(k), v);   out = (GroupNorm(o) * sigmoid(lerp(x; mu_g) g1) g2) W_o
 
-arXiv 2505.18522, the experiments at 100k tokens: only the sequence modelling of RWKV-7 is replaced. What belongs to its
-recurrence goes: decay and eta, k_k, k_a and the bonus. Shift, value residual, gate and GroupNorm stay, and can be
-switched off: 137.1M parameters untied with all (without the first layer's v-LoRA, which it does not use), 134.1M with
-none. W_k starts orthogonal with scale 1, not RWKV's 0.1, which would leave softmax uniform; queries and keys are
-normalised for Top-1 only. ChannelMix keeps its own token shift.
+arXiv 2505.18522, the experiments at 100k tokens: only the sequence modelling of RWKV-7 is replaced. The parts of its
+recurrence are removed: decay and eta, k_k, k_a and the bonus. Shift, value residual, gate and GroupNorm stay and can be
+disabled: 137.1M parameters untied with all (without the first layer's v-LoRA, which it does not use), 134.1M with
+none. W_k is initialised orthogonal with scale 1, not RWKV's 0.1, which would make the softmax uniform; queries and keys
+are normalised only for Top-1. ChannelMix keeps its own token shift.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """`core` looks back; `window` and `chunk_size` (that Top-1 selects) serve the cores that have them."""
+    """`core` is the attention in place of the recurrence; `window` and `chunk_size` are for the cores that use them."""
 
     name: str
     heads: int
@@ -38,7 +38,7 @@ class Config:
     chunk_size: int = 128
     position: Literal["rope", "none"] = "rope"
     rope_base: float = 1e6
-    key_init: float = 1.0  # scale of W_k at the start
+    key_init: float = 1.0  # scale of the orthogonal initialisation of W_k
     # Which parts of RWKV-7's time mix stay around the core.
     token_shift: bool = True
     value_residual: bool = True
@@ -71,14 +71,14 @@ class Config:
 
 
 class ShellCache(NamedTuple):
-    """The core's keys and values, and the token before."""
+    """The core's keys and values, and the previous token's input."""
 
     core: Any
     last_BD: Array
 
 
 class Mixer(TimeMix):
-    """The time mix; the core is an attention mixer whose projections start as RWKV's do."""
+    """The time mix; the core is an attention mixer whose projections are initialised like RWKV's."""
 
     block = Block
 
@@ -109,13 +109,13 @@ class Mixer(TimeMix):
     ) -> tuple[Array, Array, Any]:
         """Return the output, this layer's own values [B, T, D] and the cache.
 
-        `cache` is None in training. A cache takes a prompt first, and then one token at a time.
+        `cache` is None in training. In decoding, a prompt fills an empty cache, and then one token follows at a time.
         """
         x = self._shifted_inputs(x_BTD, None if cache is None else cache.last_BD)
         q_BTD, k_BTD, own_v_BTD = self.core.q(x["r"]), self.core.k(x["k"]), self.core.v(x["v"])
         v_BTD = own_v_BTD
         if self.v_lora is not None and v_first_BTD is not None:
-            v_BTD = self.v_lora.move(x["v"], own_v_BTD, v_first_BTD, layer)
+            v_BTD = self.v_lora.mix(x["v"], own_v_BTD, v_first_BTD, layer)
         if cache is None:
             o_BTHK, _ = self.core.attend_sequence(q_BTD, k_BTD, v_BTD, None)
         else:
@@ -129,21 +129,21 @@ class Mixer(TimeMix):
         return self.core.out(y_BTD.astype(x_BTD.dtype)), own_v_BTD, cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:
-        """Return the core's empty cache, and zeros for the token before."""
+        """Return the core's empty cache, and zeros for the previous token."""
         return ShellCache(self.core.init_cache(batch, max_len, dtype), jnp.zeros((batch, self.dim), dtype))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count what the core counts."""
+        """Return the FLOPs of the core."""
         return self.core.flops_per_token(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """Count what the core counts; a selection has no backward."""
+        """Return the training FLOPs of the core, whose selection has no backward."""
         return self.core.train_flops_per_token(seq_len)
 
     def entropy(self, x_BTD: Array) -> Array | None:
         """Return the entropy of the core's weights in nats, float32 [B, T, H]; None for the Top-1 cores."""
         x, seq_len = self._shifted_inputs(x_BTD, None), x_BTD.shape[1]
         k_BTD = self.core.k(x["k"])
-        # The entropy needs no values; the keys stand in for them.
+        # The entropy does not depend on the values, so the keys are passed in their place.
         q_BTHK, k_BTHK, _ = self.core.split_heads(self.core.q(x["r"]), k_BTD, k_BTD, jnp.arange(seq_len), seq_len)
         return self.core.weights_entropy(q_BTHK, k_BTHK)

@@ -1,8 +1,8 @@
-"""Top-1 Chunk: each query attends to its local chunk and to one chunk of the past that it selects.
+"""Top-1 Chunk: each query attends to its local chunk and to one selected chunk of the past.
 
 With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
 (arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass.
-Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order reading of the same. No gradient flows through the
+Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it. No gradient flows through the
 selection.
 """
 
@@ -19,7 +19,7 @@ from seqjax.types import Array
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(AttentionConfig):
-    """`selection`: "exact" costs one pass of QK^T over the past, "approx" a pass over one mean key per chunk."""
+    """The settings of Top-1 Chunk; selection "exact" scores every past key, and "approx" one mean key per chunk."""
 
     qk_norm: bool = True
     chunk_size: int = 128
@@ -39,7 +39,7 @@ class Config(AttentionConfig):
 
 
 class Top1Cache(NamedTuple):
-    """A KV cache and, for approx, the mean key of every full chunk, float32."""
+    """A `KVCache` with, for approx, the float32 mean key of every complete chunk, otherwise None."""
 
     k_BSGK: Array
     v_BSGK: Array
@@ -48,10 +48,10 @@ class Top1Cache(NamedTuple):
 
 
 class Mixer(AttentionMixer):
-    """Local chunk plus one selected past chunk."""
+    """Attention to the local chunk and to one selected past chunk."""
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """See `kernels_pallas.top1_chunk_attention`."""
+        """Return `kernels_pallas.top1_chunk_attention` of the inputs, [B, T, H, K]."""
         return kernels_pallas.top1_chunk_attention(
             q_BTHK,
             k_BTGK,
@@ -84,7 +84,7 @@ class Mixer(AttentionMixer):
         return cache._replace(mean_BcGK=mean)
 
     def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
-        """Let one query attend to the cache."""
+        """Let one query attend to the cache; return [B, H, K]."""
         return kernels_pallas.top1_chunk_decode(
             q_BHK,
             cache.k_BSGK,
@@ -96,16 +96,16 @@ class Mixer(AttentionMixer):
         )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count selection and attention over the keys it leaves, averaged over positions."""
+        """Return the FLOPs of the selection and of attention to the keys in use, averaged over positions."""
         return self._selection_flops(seq_len) + self._attention_flops(seq_len)
 
     def train_flops_per_token(self, seq_len: int) -> float:
-        """Count the selection once, because it has no backward."""
+        """Return the training FLOPs, in which the selection counts once because it has no backward."""
         return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
 
     def _selection_flops(self, seq_len: int) -> float:
         n_chunks, chunk = seq_len // self.config.chunk_size, self.config.chunk_size
-        # Chunk n has n past chunks to score; a trailing partial chunk has all of them.
+        # The queries of chunk n score n past chunks; those of a trailing partial chunk score all.
         scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
         keys_per_chunk = chunk if self.config.selection == "exact" else 1
         return 2 * self.config.heads * self.head_dim * keys_per_chunk * scored / seq_len

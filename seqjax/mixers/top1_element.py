@@ -1,9 +1,9 @@
 """Top-1 Element: attention that outputs the value of the single best key (arXiv 2505.18522, section 4).
 
-o_i = v_m with m = argmax_j q_i . k_j, j <= i. The gradient is straight-through: q and k receive what softmax attention
-would give them. It is the paper's proof that full-sequence arbitrary selection is what matters; q and k are
+o_i = v_m with m = argmax_j q_i . k_j, j <= i. The gradient is straight-through: q and k receive the gradients of
+softmax attention. The paper uses it as evidence that full-sequence arbitrary selection is what matters. q and k are
 RMS-normalised with a learned gain (the paper says "normalization" without a formula; docs/protocol.md lists such
-readings).
+interpretations).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from seqjax.types import Array
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(AttentionConfig):
-    """`v_grad`: "hard" (to the chosen value only, the gradient of what is computed) or "soft" (as softmax gives it)."""
+    """The settings; the gradient of v goes to the chosen value (`v_grad` "hard", exact) or as in softmax ("soft")."""
 
     qk_norm: bool = True
     v_grad: Literal["hard", "soft"] = "hard"
@@ -31,18 +31,18 @@ class Config(AttentionConfig):
 
 
 class Mixer(AttentionMixer):
-    """One key per query, chosen from the whole past."""
+    """Attention to a single key per query, chosen from the whole past."""
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """See `kernels_pallas.top1_element_attention`."""
+        """Return `kernels_pallas.top1_element_attention` of the inputs, [B, T, H, K]."""
         return kernels_pallas.top1_element_attention(
             q_BTHK, k_BTGK, v_BTGK, v_grad=self.config.v_grad, implementation=self.config.implementation
         )
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """Let one query attend to the cache."""
+        """Let one query attend to the cache; return [B, H, K]."""
         return kernels_pallas.top1_element_decode(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count QK^T and, for the backward, PV over the causal half."""
+        """Return the FLOPs of QK^T and, because the backward needs it, PV over the causal half."""
         return 4 * self.config.heads * self.head_dim * (seq_len + 1) / 2

@@ -1,12 +1,12 @@
-"""Transformer++ attention: RoPE on q and k, no biases, causal softmax over everything or over a window.
+"""Transformer++ attention: RoPE on q and k, no biases, causal softmax over the whole past or a window.
 
 o_i = sum_j softmax_j(q_i . k_j / sqrt(K)) v_j for 0 <= i - j < W (arXiv 2505.18522, section 2 and Appendix A). With
 RMSNorm and GeGLU around it this is the paper's Transformer++ (109.5M parameters at 768 x 12, tied); `window=256` is
 its sliding-window model.
 
-Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, from a trained table over
-positions, where sequences end), `temperature` (q and k of unit length, scores sqrt(K) / temperature times their cosine;
-their entropy is `Mixer.entropy`).
+Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, are a trained position
+table, whose length limits the sequence), `temperature` (q and k of unit length; the scores are their cosine times
+sqrt(K) / temperature; `Mixer.entropy` is the entropy of the weights).
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from seqjax.types import Array, LayerSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(AttentionConfig):
-    """`window` counts the query's own position; None sees the whole past."""
+    """The settings of Transformer++; `window` includes the query's own position, and None means the whole past."""
 
     window: int | None = None
-    const: Literal["none", "k", "qk"] = "none"  # keys (and queries) are a trained table over positions
-    temperature: float | None = None  # of unit queries and keys; None = ordinary scores
-    implementation: Literal["cudnn", "xla"] | None = None  # None = what suits the device
+    const: Literal["none", "k", "qk"] = "none"  # keys (and queries) that are a trained position table
+    temperature: float | None = None  # of unit queries and keys; None = scores as usual
+    implementation: Literal["cudnn", "xla"] | None = None  # None = chosen by device
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -54,36 +54,36 @@ class Config(AttentionConfig):
 
 
 class Table(nnx.Module):
-    """Queries or keys by position, whatever the input; they start as spread as those of an input would be."""
+    """A position table of queries or keys, initialised with the standard deviation of projected inputs."""
 
     def __init__(self, spec: LayerSpec, width: int, *, rngs: nnx.Rngs):
         self.table = param(rngs, normal(0.02 * math.sqrt(spec.dim)), (spec.max_len, width), ("positions", "heads"))
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
-        """Return the rows at some positions, [1, T, width] in the dtype of `x_BTD`, for all sequences of the batch."""
+        """Return the rows of the positions, [1, T, width] in the dtype of `x_BTD`, for all sequences of the batch."""
         return self.table[...][positions_T].astype(x_BTD.dtype)[None]
 
 
 class Mixer(AttentionMixer):
-    """Softmax attention."""
+    """Causal softmax attention."""
 
     def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """Return a projection, or a table."""
+        """Return a projection or a position table."""
         return Table(spec, width, rngs=rngs) if self.config.const == "qk" else super().make_q(spec, width, rngs)
 
     def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """Return a projection, or a table."""
+        """Return a projection or a position table."""
         return Table(spec, width, rngs=rngs) if self.config.const != "none" else super().make_k(spec, width, rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
-        """Scale to unit length where there is a temperature, without a gain, which would be a second temperature."""
+        """Scale to unit length if there is a temperature, without a gain, which would act as a second temperature."""
         if self.config.temperature is None:
             return super().normalize(q_BTHK, k_BTGK)
         return l2_normalize(q_BTHK).astype(q_BTHK.dtype), l2_normalize(k_BTGK).astype(k_BTGK.dtype)
 
     @property
     def scale(self) -> float | None:
-        """The factor of q . k; None means 1 / sqrt(K)."""
+        """The factor of the scores q . k; None means 1 / sqrt(K)."""
         return None if self.config.temperature is None else self.head_dim**0.5 / self.config.temperature
 
     def entropy(self, x_BTD: Array) -> Array:
@@ -100,16 +100,16 @@ class Mixer(AttentionMixer):
 
     @property
     def window(self) -> int:
-        """The keys that a query sees; 0 means all."""
+        """The number of keys that a query sees; 0 means all."""
         return self.config.window or 0
 
     @property
     def longest(self) -> int:
-        """The positions that the tables have; 0 without a table."""
+        """The number of positions in the tables; 0 without a table."""
         return self.k.table.shape[0] if self.config.const != "none" else 0
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
-        """See `ops.attention.causal_attention`; keys, and queries with them, may be one row for the whole batch."""
+        """Return `ops.attention.causal_attention` of the inputs; table-based k, or q and k, have a batch size of 1."""
         options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
         if self.config.const == "qk":
             return shared_attention(q_BTHK[0], k_BTGK[0], v_BTGK, **options)
@@ -121,12 +121,12 @@ class Mixer(AttentionMixer):
         return super().extend(cache, jnp.broadcast_to(k_BTGK, v_BTGK.shape), v_BTGK)
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
-        """Let one query attend to the cache."""
+        """Let one query attend to the cache; return [B, H, K]."""
         q_BHK = jnp.broadcast_to(q_BHK, (cache.k_BSGK.shape[0], *q_BHK.shape[1:]))
         return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, scale=self.scale, slopes=self.slopes)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Count QK^T (unless one serves the batch) and PV over the keys that the mask leaves, per token."""
+        """Return the FLOPs of QK^T (unless the batch shares it) and PV over the unmasked keys, per token."""
         width = min(self.window or seq_len, seq_len)
         keys = width - width * (width - 1) / (2 * seq_len)
         return (2 if self.config.const == "qk" else 4) * self.config.heads * self.head_dim * keys

@@ -13,7 +13,7 @@ from seqjax.types import Array, Cache, LayerSpec
 
 
 class PreNormBlock(Block):
-    """Residual block of a norm and a mixer and, unless `mlp.kind` is none, of a norm and an MLP."""
+    """The residual block of a norm and a mixer and, unless `mlp.kind` is none, a norm and an MLP."""
 
     def __init__(self, config: ModelConfig, mixer: MakeMixer, spec: LayerSpec, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, spec, rngs=rngs)
@@ -62,5 +62,5 @@ def _make_mlp(config: ModelConfig, spec: LayerSpec, *, rngs: nnx.Rngs) -> Mlp:
 
 
 def default_mlp_dim(config: ModelConfig) -> int:
-    """Return the default inner width: 4 D for a plain MLP, and 8/3 D for a gated one, which costs as much."""
+    """Return the default inner width: 4 D for a plain MLP, and 8/3 D for a gated one, which has the same cost."""
     return 4 * config.dim if config.mlp.kind == "gelu" else 8 * config.dim // 3

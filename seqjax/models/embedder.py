@@ -1,4 +1,4 @@
-"""The embedder: from tokens to the first residual stream, and from the last one to logits."""
+"""The embedder, which maps tokens to the initial residual stream and final hidden states to logits."""
 
 import math
 from typing import Any
@@ -15,9 +15,9 @@ from seqjax.types import Array
 
 
 class Embedder(nnx.Module):
-    """Embedding with its norm and learned positions (`encode`), final norm, and head (`decode`).
+    """The embedding with its norm and learned positions (`encode`), the final norm, and the head (`decode`).
 
-    The head is the embedding's transpose where the config ties them. `max_len` is the length of the position table.
+    The head is the transpose of the embedding if the config ties them. `max_len` is the length of the position table.
     """
 
     def __init__(self, config: ModelConfig, *, max_len: int, rngs: nnx.Rngs):
@@ -31,7 +31,7 @@ class Embedder(nnx.Module):
         self.norm = make_norm(config, rngs=rngs)
 
     def encode(self, tokens_BT: Array, start: Array | int = 0) -> Array:
-        """Return the embeddings [B, T, D] of tokens whose first one stands at position `start`."""
+        """Return the embeddings [B, T, D] of tokens from position `start` on."""
         x_BTD = self.embed[...][tokens_BT]
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
@@ -51,7 +51,7 @@ class Embedder(nnx.Module):
 
 
 def _initializers(config: ModelConfig) -> tuple[Init, Init]:
-    """Return those of the embedding and the head. RWKV's tiny embedding needs its norm and a head of its own."""
+    """Return the initialisers of embedding and head; RWKV's tiny embedding requires its norm and an untied head."""
     if config.init == "gpt" or config.tie_embeddings:
         return GPT_INIT, GPT_INIT
     scale = 0.5 * math.sqrt(max(1.0, config.vocab_size / config.dim))

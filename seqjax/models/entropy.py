@@ -1,6 +1,6 @@
-"""How widely attention spreads its weights: E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3).
+"""The entropy of attention weights, E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3).
 
-It is measured in a forward pass of its own, beside the one that trains.
+It is measured in a separate forward pass, not in that of training.
 """
 
 import jax
@@ -13,16 +13,16 @@ from seqjax.types import Array, Params
 
 
 def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array, Array]:
-    """Return the entropy of the attention weights, each float32 [L, B]: in nats, and as a share of ln(i + 1).
+    """Return the mean entropy of the attention weights in nats and as a share of ln(i + 1), each float32 [L, B].
 
-    ln(i + 1) is the maximum at position i. Both are means over the heads and over the positions i >= 1 (at 0 there is
-    nothing to choose), for every layer that has attention weights; in a hybrid those are the layers with softmax
-    attention. Raises `UserError` where no layer has any, or where T is 1.
+    ln(i + 1) is the maximum at position i. Both are means over the heads and over the positions i >= 1 (position 0 has
+    only one key), for every layer that has attention weights; in a hybrid those are the layers with softmax
+    attention. Raises `UserError` if no layer has any, or if T is 1.
     """
     n_tokens = tokens_BT.shape[1]
     if n_tokens < 2:
         raise UserError("Entropy needs positions with something to choose: config.train.seq_len of at least 2.")
-    largest_T = jnp.log(jnp.arange(2, n_tokens + 1, dtype=jnp.float32))
+    max_entropy_T = jnp.log(jnp.arange(2, n_tokens + 1, dtype=jnp.float32))
 
     def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
         measured = {}
@@ -31,7 +31,7 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
             e_BTH = block.entropy(x_BTD, dtype=model.dtype)
             if e_BTH is not None:
                 e_BT = jnp.mean(e_BTH, axis=-1)[:, 1:]
-                measured[place] = jnp.mean(e_BT, axis=1), jnp.mean(e_BT / largest_T, axis=1)
+                measured[place] = jnp.mean(e_BT, axis=1), jnp.mean(e_BT / max_entropy_T, axis=1)
             x_BTD, carry = block(x_BTD, carry, layer=first_layer + i, dtype=model.dtype)
             state = constrain_batch(x_BTD), carry
         return state, measured
@@ -47,6 +47,6 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
 
 
 def require_entropy(model: Model) -> None:
-    """Raise the `UserError` of `mean_entropy` before anything has run."""
+    """Raise the `UserError` of `mean_entropy`, if any, without computing anything."""
     tokens_BT = jax.ShapeDtypeStruct((1, model.max_len), jnp.int32)
     jax.eval_shape(lambda params, tokens: mean_entropy(model, params, tokens), model.shapes, tokens_BT)

@@ -1,8 +1,8 @@
 """Model FLOPs per token, peak rates of known devices, and MFU (model FLOPs utilisation).
 
-Forward: 2 per parameter of a matrix (embedding look-ups and tables over positions multiply nothing) plus what the mixer
-says of itself, counting only what its mask, window or selection needs. Training is three times the forward, except
-where a mixer's `train_flops_per_token` knows better (a selection that has no backward).
+The forward pass takes 2 per parameter of a matrix (embeddings and position tables are looked up, not multiplied) plus
+the mixer's own count, which includes only what its mask, window or selection requires. Training takes three times the
+forward pass, unless a mixer's `train_flops_per_token` differs (a selection has no backward).
 """
 
 import math
@@ -32,19 +32,19 @@ TABLES = {"positions", "state"}
 
 
 def peak_flops(device: Any = None) -> float | None:
-    """Peak bf16 FLOP/s of a device (the first one if none is given), None where it is not known."""
+    """Return the peak dense bf16 FLOP/s of a device (by default the first one), or None if it is unknown."""
     kind = (device or jax.devices()[0]).device_kind
     matches = [tflops for name, tflops in PEAK_TFLOPS.items() if name.lower() in kind.lower()]
     return matches[0] * 1e12 if matches else None
 
 
 def n_params(model: Model) -> int:
-    """All parameters; a tied embedding counts once."""
+    """Return the number of parameters; a tied embedding counts once."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes))
 
 
 def matmul_params(model: Model) -> int:
-    """Parameters that multiply every token: matrices and convolutions of the layers, and the head, tied or not."""
+    """Return the number of parameters that multiply every token: matrices and convolutions of layers, and the head."""
     total = model.config.vocab_size * model.config.dim
     axes, _ = jax.tree.flatten(model.axes["blocks"], is_leaf=is_axes)
     for names, x in zip(axes, jax.tree.leaves(model.shapes["blocks"]), strict=True):
@@ -54,7 +54,7 @@ def matmul_params(model: Model) -> int:
 
 
 def flops_per_token(model: Model, seq_len: int, *, train: bool = True) -> float:
-    """FLOPs per token, averaged over a causal sequence of `seq_len`: forward, or a whole training step."""
+    """Return the FLOPs per token of a training step, or of a forward pass, averaged over a sequence of `seq_len`."""
     dense, blocks = 2.0 * matmul_params(model), model.abstract_blocks()
     if train:
         return 3 * dense + model.repeats * sum(block.train_flops_per_token(seq_len) for block in blocks)
@@ -62,6 +62,6 @@ def flops_per_token(model: Model, seq_len: int, *, train: bool = True) -> float:
 
 
 def mfu(tokens_per_s: float, flops: float) -> float | None:
-    """Share of the devices' peak that `tokens_per_s` at `flops` per token amounts to, None where it is not known."""
+    """Return MFU, the ratio of `tokens_per_s` * `flops` to the peak of all devices, or None if that is unknown."""
     peak = peak_flops()
     return None if peak is None else tokens_per_s * flops / (peak * jax.device_count())

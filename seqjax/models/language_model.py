@@ -2,8 +2,8 @@
 
     params = {"embed": [O, D], "blocks": {"0": layers stacked on axis 0}, "norm": ..., "head": [D, O] unless tied}
 
-With several mixers, layers alternate between them: "blocks" then holds one stack per place in that pattern, and the
-scan goes over whole patterns. `Model` holds structure only; every method takes the parameters.
+With several mixers, the layers alternate between them: "blocks" then holds one stack per place in that pattern, and the
+scan goes over whole patterns. `Model` holds only the structure; every method takes the parameters.
 """
 
 import functools
@@ -25,19 +25,19 @@ from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
-# The residual stream and what blocks hand to later blocks beside it.
+# The residual stream, and the carry that blocks pass on to later blocks beside it.
 State = tuple[Array, Carry]
 
 
 def compute_dtype(config: ModelConfig) -> Any:
-    """Return bfloat16 on accelerators and float32 on a CPU, unless the config says which."""
+    """Return the compute dtype: by default bfloat16 on accelerators and float32 on a CPU."""
     if config.dtype == "auto":
         return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     return jnp.dtype(config.dtype)
 
 
 class Model:
-    """The structure of a language model. `max_len` is the training sequence length; tables over positions need it."""
+    """The structure of a language model. `max_len` is the training sequence length, which sizes position tables."""
 
     def __init__(self, config: ModelConfig, *, max_len: int):
         self.config = config
@@ -75,9 +75,9 @@ class Model:
 
     @property
     def longest(self) -> int:
-        """The most tokens that a sequence may have, where there are tables over positions; 0 means any number."""
-        ends = [block.longest for block in self.abstract_blocks()]
-        return min((n for n in (*ends, self.max_len * self.config.learned_positions) if n), default=0)
+        """The maximum sequence length in tokens, if there are position tables; 0 means no limit."""
+        lengths = [block.longest for block in self.abstract_blocks()]
+        return min((n for n in (*lengths, self.max_len * self.config.learned_positions) if n), default=0)
 
     def _check_length(self, n_tokens: int) -> None:
         if self.longest and n_tokens > self.longest:
@@ -87,12 +87,12 @@ class Model:
             )
 
     def abstract_blocks(self) -> list[Block]:
-        """Return one block per place in the pattern, with shapes for parameters; each stands for `repeats` layers."""
+        """Return one block per place in the pattern, with shapes as parameters; each represents `repeats` layers."""
         return [block.bind(block.shapes) for block in self.blocks.values()]
 
     # ------------------------------------------------------------------------------------------- the parallel form
     def logits(self, params: Params, tokens_BT: Array) -> Array:
-        """Return the float32 logits [B, T, O]; for short sequences and tests."""
+        """Return the float32 logits [B, T, O] of int32 tokens [B, T]; meant for short sequences and tests."""
         return self._embedder(params).decode(self.hidden(params, tokens_BT))
 
     def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
@@ -111,7 +111,7 @@ class Model:
         return total, jnp.sum(weights_BT)
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
-        """Return the normalised hidden states that the head reads, [B, T, D]."""
+        """Return the final normalised hidden states [B, T, D], the input of the head."""
         apply = rematerialize(self._apply_block, self.config.remat, in_scan=self.config.scan_layers)
 
         def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
@@ -123,7 +123,7 @@ class Model:
         return self._normalize(params, x_BTD)
 
     def initial_state(self, params: Params, tokens_BT: Array) -> State:
-        """Return what the first block gets: the embeddings [B, T, D] and the empty carry."""
+        """Return the input of the first block: the embeddings [B, T, D] and the initial carry."""
         self._check_length(tokens_BT.shape[1])
         x_BTD = constrain_batch(self.embed(params, tokens_BT))
         return x_BTD, self._init_carry(x_BTD)
@@ -131,10 +131,10 @@ class Model:
     def over_layers(
         self, body: Callable[[State, Params, Array], tuple[State, Any]], state: State, blocks: Params
     ) -> tuple[State, Any]:
-        """Run `body(state, layers, first_layer) -> (state, out)` for every group of layers, one turn of the pattern.
+        """Run `body(state, layers, first_layer) -> (state, out)` for every group of layers, one repeat of the pattern.
 
-        `layers` holds one layer per place in the pattern, and `first_layer` is the index of the first of them. The outs
-        come back stacked. It is a scan or, where the config says so, a loop that is unrolled.
+        `layers` holds one layer per place in the pattern, and `first_layer` is the index of the first of them. The
+        `out` values are returned stacked. It is a scan or, with `scan_layers=False`, an unrolled loop.
         """
         per_group = len(self.pattern)
         if self.config.scan_layers:
@@ -154,24 +154,24 @@ class Model:
     def init_cache(self, batch: int, max_len: int) -> Cache:
         """Return empty caches of all layers for `max_len` tokens, stacked as the parameters are.
 
-        Raises `UserError` where the model has a table over fewer positions.
+        Raises `UserError` if the model has a table of fewer positions.
         """
         self._check_length(max_len)
         caches = {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.repeats, *x.shape)), caches)
 
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Put a prompt into an empty cache; return the float32 logits after its last token [B, O], and the cache."""
+        """Fill an empty cache with a prompt; return the float32 logits after its last token [B, O] and the cache."""
         x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache)
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
     def step(self, params: Params, token_B: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Put one token at `position` into the cache; return the float32 logits of the next [B, O], and the cache."""
+        """Add one token at `position` to the cache; return the float32 logits of the next one [B, O] and the cache."""
         x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache)
         return self._embedder(params).decode(self._normalize(params, x_BD)), cache
 
     def _decode(self, params: Params, x: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Take a prompt [B, T, D] or one token [B, D] through all layers and their caches."""
+        """Apply all layers with their caches to a prompt [B, T, D] or to one token [B, D]."""
 
         def group(state: State, group_inputs: tuple[Params, Cache, Array]) -> tuple[State, Cache]:
             (x, carry), (layers, caches, first_layer) = state, group_inputs

@@ -1,12 +1,12 @@
-"""Rematerialisation: what the backward pass keeps of a block, and what it computes again.
+"""Rematerialisation: which values of a block are saved for the backward pass, and which are recomputed.
 
-    none       it keeps everything that autodiff asks for
-    full       it keeps nothing but the block's input
-    attention  it keeps what attention would pay quadratic time to compute again: output, logsumexp and selection
-    dots       it keeps those and every matrix product without batch dimensions, so that around attention only
-               elementwise work is done twice
+    none       everything that autodiff needs is saved
+    full       only the block's input is saved
+    attention  the output, logsumexp and selection of attention are saved, whose recomputation takes quadratic time
+    dots       these and every matrix product without batch dimensions are saved, so that around attention only
+               elementwise operations are recomputed
 
-Our kernels name what "attention" keeps; of cuDNN's attention it is all that the primitive returns.
+The kernels here name the values that "attention" saves; of cuDNN's attention, all results of the primitive are saved.
 """
 
 from collections.abc import Callable
@@ -30,9 +30,9 @@ POLICIES = {
 
 
 def rematerialize(apply: Callable[..., Any], policy: str, *, in_scan: bool) -> Callable[..., Any]:
-    """Return `apply`, whose first argument is static, under the policy of that name.
+    """Return `apply`, whose first argument is static, with rematerialisation under the named policy.
 
-    Outside a scan, common subexpression elimination would merge the second computation with the first, so it is
+    Outside a scan, common subexpression elimination would merge the recomputation with the first computation, so it is
     prevented there.
     """
     if policy == "none":

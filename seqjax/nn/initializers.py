@@ -1,6 +1,6 @@
-"""Initialisers: functions of a key, a shape and a dtype that return the first value of a parameter.
+"""Initialisers: functions of a key, a shape and a dtype that return the initial value of a parameter.
 
-Where a published model has its own, the mixer's file says so; the ones here serve several.
+The initialisers of a single published model are in its mixer's file; several models share those here.
 """
 
 import functools
@@ -27,12 +27,12 @@ def uniform(bound: float) -> Init:
 
 
 def constant(value: float) -> Init:
-    """Return an initialiser that gives every element the same value."""
+    """Return an initialiser that sets every element to the same value."""
     return lambda key, shape, dtype: jnp.full(shape, value, dtype)
 
 
 def values(x: Any) -> Init:
-    """Return an initialiser that gives the values of `x`, broadcast to the parameter's shape."""
+    """Return an initialiser that broadcasts the values of `x` to the parameter's shape."""
     return lambda key, shape, dtype: jnp.broadcast_to(jnp.asarray(x, dtype), shape)
 
 
@@ -48,10 +48,10 @@ def residual_init(n_layers: int) -> Init:
 
 
 def orthogonal(scale: float = 1.0) -> Init:
-    """Return an initialiser with orthogonal rows or columns, larger by sqrt(out / in) where the matrix widens.
+    """Return an initialiser with orthogonal rows or columns, scaled by sqrt(out / in) if the matrix widens.
 
-    Gram-Schmidt, twice per column, on a Gaussian matrix. Not `jax.nn.initializers.orthogonal`: several LAPACK calls of
-    one program wait for each other for ever on a CPU with two threads (jax 0.10.2), and RWKV's time mix has seven.
+    It applies Gram-Schmidt, twice per column, to a Gaussian matrix. It does not use `jax.nn.initializers.orthogonal`,
+    because several LAPACK calls in one program deadlock on a CPU with two threads (jax 0.10.2); RWKV has seven.
     """
 
     def init(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -73,7 +73,7 @@ def orthogonal(scale: float = 1.0) -> Init:
 
 
 def dt_bias(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Draw biases whose softplus, a step size, is log-uniform in [0.001, 0.1]; Mamba and Gated DeltaNet start so."""
+    """Draw biases whose softplus, a step size, is log-uniform in [0.001, 0.1], as for Mamba and Gated DeltaNet."""
     dt = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(1e-3), math.log(0.1)))
     dt = jnp.maximum(dt, 1e-4)
     return dt + jnp.log(-jnp.expm1(-dt))  # the inverse of softplus

@@ -1,7 +1,7 @@
 """The layers that architectures share: projections, norms and MLPs.
 
-Parameters are float32 and are cast to the dtype of the input where they are used; the statistics of norms are float32
-whatever the input is.
+Parameters are float32 and are cast to the dtype of the input when they are used; the statistics of norms are float32
+for every input dtype.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Parameters as plain nested dicts: the only file that takes nnx modules apart and puts them together.
+"""Parameters as plain nested dicts; the only file that splits and merges nnx modules.
 
-An `nnx.Module` declares parameters and their shapes; a `Template` keeps its structure without any array. After that
-the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` makes the module again,
-inside a trace, where its methods are called. Layers that share a template are stacked along a leading axis.
+An `nnx.Module` declares parameters and their shapes; a `Template` holds its structure without any array. After that
+the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `Template.bind` rebuilds the module
+inside a trace in order to call its methods. Layers that share a template are stacked along a leading axis.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def param(rngs: nnx.Rngs, init: Init, shape: tuple[int, ...], axes: tuple[str | 
 
 
 class Template:
-    """The structure of a module that `build(rngs, layer)` makes; `layer` may be traced."""
+    """The structure of the module that `build(rngs, layer)` returns; `layer` may be traced."""
 
     def __init__(self, build: Build):
         self._build = build
@@ -62,14 +62,14 @@ def _axes(state: nnx.State) -> Params:
 
 
 def stacked_axes(axes: Params) -> Params:
-    """Return the logical axes of stacked layers: 'layers' in front of each."""
+    """Return the logical axes of stacked layers, each with 'layers' prepended."""
     return jax.tree.map(lambda a: ("layers", *a), axes, is_leaf=is_axes)
 
 
 def unstack(params: Params, n_layers: int) -> list[Params]:
     """Return the layers of a stack, one dict each.
 
-    They are cut by `split`, whose gradient is one concatenation and not a sum of pads.
+    They are cut with `jax.lax.split`, whose gradient is one concatenation instead of a sum of padded arrays.
     """
     leaves, tree = jax.tree.flatten(params)
     columns = [[x[0] for x in jax.lax.split(leaf, (1,) * n_layers)] for leaf in leaves]
@@ -77,7 +77,7 @@ def unstack(params: Params, n_layers: int) -> list[Params]:
 
 
 def count(params: Params) -> int:
-    """Return the number of parameters, of arrays or of their shapes."""
+    """Return the number of elements in a tree of arrays or of their shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 

@@ -1,6 +1,6 @@
-"""The short depthwise convolution over time that Mamba, DeltaNet and Based put before their recurrences.
+"""The short depthwise convolution over time that precedes the recurrences of Mamba, DeltaNet and Based.
 
-It is causal, its arithmetic is float32, and it carries its own last inputs from one call to the next while decoding.
+It is causal and computed in float32. In decoding, its last inputs are carried from one call to the next.
 """
 
 import functools
@@ -18,8 +18,8 @@ from seqjax.types import Array
 class ShortConv(nnx.Module):
     """A depthwise causal convolution, y_t = act(sum_i w_i x_{t - W + 1 + i} + b).
 
-    The last of the W taps multiplies the token itself. Taps and bias start as U(+-1 / sqrt(W)) (torch's Conv1d) unless
-    `init` is given. The activation is SiLU, or none with `silu=False`.
+    The last of the W taps multiplies the current token. Taps and bias are drawn from U(+-1 / sqrt(W)), as in torch's
+    Conv1d, unless `init` is given. The activation is SiLU, or none with `silu=False`.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ShortConv(nnx.Module):
         return _conv_act(x_BSE, self.w[...], bias, self.silu)
 
     def init_cache(self, batch: int, dtype: Any) -> Array:
-        """Return zeros [B, W - 1, E]: no input has been seen."""
+        """Return zeros [B, W - 1, E] in place of earlier inputs."""
         return jnp.zeros((batch, self.w.shape[1] - 1, self.w.shape[0]), dtype)
 
     def extend(self, x_BTE: Array, last_BWE: Array) -> tuple[Array, Array]:
-        """Return the convolution after `last_BWE`, and the W - 1 inputs that come before whatever follows."""
+        """Return the convolution of inputs that follow `last_BWE`, and the last W - 1 inputs for the next call."""
         seen = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
         return self(x_BTE, last_BWE), seen[:, x_BTE.shape[1] :]
 

@@ -1,4 +1,4 @@
-"""Array functions that mixers share: arrays in, arrays out, no parameters."""
+"""Array functions without parameters that mixers share."""
 
 from seqjax.ops.delta_rule import gated_delta_rule
 from seqjax.ops.linear_attention import wkv6

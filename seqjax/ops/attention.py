@@ -24,11 +24,11 @@ def causal_attention(
     slopes: tuple[float, ...] = (),
     implementation: str | None = None,
 ) -> Float[Array, "B T H K"]:
-    """Attention of every position to itself and the past; `window=0` sees all of it, G KV heads serve H query heads.
+    """Return causal attention; `window=0` means the whole past, and G key-value heads serve H query heads.
 
-    `implementation` is None (choose), "cudnn" or "xla", as in `jax.nn.dot_product_attention`, which raises when the
-    named one cannot serve these inputs. `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled
-    scores, in float32, which XLA alone does here.
+    `implementation` is None (chosen by device), "cudnn" or "xla", as in `jax.nn.dot_product_attention`, which raises if
+    the named one does not support the inputs. `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled
+    scores in float32; only "xla" supports them, and "cudnn" raises `ValueError`.
     """
     if slopes and implementation == "cudnn":
         raise ValueError("ALiBi needs implementation None or 'xla': cuDNN takes no float32 bias beside 16-bit inputs.")
@@ -63,18 +63,19 @@ def attention_step(
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
 ) -> Float[Array, "B H K"]:
-    """One query over the first `length` entries of a cache; their order matters to ALiBi's `slopes` alone.
+    """Return the attention of one query over the first `length` entries of a cache.
 
-    For those, the entry of position p is at p modulo the number of slots, and the query is at `length` - 1.
+    The order of the entries matters only with ALiBi's `slopes`: position p is at p modulo the number of slots, and the
+    query is at `length` - 1.
     """
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
-    by = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     q_BGRK = q_BHK.reshape(n_batch, n_kv, n_heads // n_kv, head_dim)
-    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * by
+    s_BGRS = jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=jnp.float32) * factor
     if slopes:
-        ago_S = (length - 1 - jnp.arange(k_BSGK.shape[1])) % k_BSGK.shape[1]
-        s_BGRS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1) * ago_S
+        distance_S = (length - 1 - jnp.arange(k_BSGK.shape[1])) % k_BSGK.shape[1]
+        s_BGRS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1) * distance_S
     s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
     p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
     return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)
@@ -89,13 +90,13 @@ def attention_entropy(
     slopes: tuple[float, ...] = (),
     block: int = 128,
 ) -> Float[Array, "B T H"]:
-    """Entropy in nats of the weights of `causal_attention`, float32: lse_i - sum_j p_ij s_ij.
+    """Return the entropy in nats of the weights of `causal_attention`, float32: lse_i - sum_j p_ij s_ij.
 
-    Keys go by in blocks, so no more than T x `block` scores exist at a time; beside the running maximum m and the sum l
-    of e^(s - m) it keeps u, the sum of e^(s - m) s. For measuring, not for training.
+    Keys are processed in blocks, so at most T x `block` scores exist at a time. Beside the running maximum m and the
+    sum l of e^(s - m) it keeps u, the sum of e^(s - m) s. It is meant for measurements, not for training.
     """
     n_batch, seq_len, n_heads, head_dim = q_BTHK.shape
-    by = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     n_blocks = -(-seq_len // block)
     k = jnp.pad(k_BSGK, ((0, 0), (0, n_blocks * block - seq_len), (0, 0), (0, 0)))
     k = jnp.repeat(k, n_heads // k.shape[2], axis=2)
@@ -105,18 +106,18 @@ def attention_entropy(
     def body(carry, xs):
         m, l, u = carry
         k_BSHK, start = xs
-        ago_TS = i_T - (start + jnp.arange(block))
-        s = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=jnp.float32) * by
+        distance_TS = i_T - (start + jnp.arange(block))
+        s = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=jnp.float32) * factor
         if slopes:
-            s -= jnp.asarray(slopes, jnp.float32)[:, None, None] * ago_TS
-        seen = (ago_TS >= 0) & (ago_TS < (window or seq_len))
-        s = jnp.where(seen, s, 0.0)
-        new_m = jnp.maximum(m, jnp.max(jnp.where(seen, s, -jnp.inf), axis=-1))
-        # a query that has seen nothing yet has m = -inf on both sides
+            s -= jnp.asarray(slopes, jnp.float32)[:, None, None] * distance_TS
+        visible = (distance_TS >= 0) & (distance_TS < (window or seq_len))
+        s = jnp.where(visible, s, 0.0)
+        new_m = jnp.maximum(m, jnp.max(jnp.where(visible, s, -jnp.inf), axis=-1))
+        # A query without a visible key so far has m = -inf in both maxima.
         base = jnp.where(jnp.isfinite(new_m), new_m, 0.0)
-        e = jnp.where(seen, jnp.exp(s - base[..., None]), 0.0)
-        keep = jnp.exp(m - base)
-        return (new_m, l * keep + e.sum(-1), u * keep + (e * s).sum(-1)), None
+        e = jnp.where(visible, jnp.exp(s - base[..., None]), 0.0)
+        rescale = jnp.exp(m - base)
+        return (new_m, l * rescale + e.sum(-1), u * rescale + (e * s).sum(-1)), None
 
     zeros = jnp.zeros((n_batch, n_heads, seq_len), jnp.float32)
     (m, l, u), _ = jax.lax.scan(body, (zeros - jnp.inf, zeros, zeros), (k, jnp.arange(n_blocks) * block))

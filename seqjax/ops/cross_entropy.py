@@ -1,9 +1,9 @@
 """Next-token cross-entropy from hidden states, without the logits of the whole batch.
 
 L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32
-logits would take 13 GB, so tokens go through in chunks of `chunk`. The loss is a scalar, hence its gradient is linear
-in the incoming cotangent: the forward pass already makes dL/dh and dL/dW of each chunk while its logits exist, and the
-backward pass only scales them. That is three matrix products instead of the four of a recomputation.
+logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss is a scalar, so its gradient is linear
+in the incoming cotangent: the forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
+backward pass only scales them. This takes three matrix products instead of the four with recomputation.
 """
 
 from functools import partial
@@ -23,57 +23,58 @@ def cross_entropy(
     weights_BT: Float[Array, "B T"],
     chunk: int = 4096,
 ) -> Float[Array, ""]:
-    """Weighted sum over tokens, float32. `chunk` bounds the tokens whose logits exist at a time (at least one per row).
+    """Return the weighted sum over tokens in nats, float32 [].
 
-    Differentiable in `h_BTD` and `w_DO`. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
+    `chunk` bounds the number of tokens whose logits exist at a time (at least one per row). It is differentiable in
+    `h_BTD` and `w_DO`. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
     """
     w = w_DO.astype(h_BTD.dtype)
 
     def body(loss, xs):
         return loss + _logits_and_loss(w, *xs)[2], None
 
-    return jax.lax.scan(body, jnp.zeros((), jnp.float32), _cut(h_BTD, targets_BT, weights_BT, chunk))[0]
+    return jax.lax.scan(body, jnp.zeros((), jnp.float32), _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0]
 
 
 def sequence_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B"]:
-    """Sum over the tokens of each sequence, float32 [B]; in the chunks of `cross_entropy`, whose sum it is."""
+    """Return the sum over the tokens of each sequence in nats, float32 [B], with the chunks of `cross_entropy`."""
     w = w_DO.astype(h_BTD.dtype)
 
     def body(loss_B, xs):
         h_BCD, y_BC, weight_BC = xs
-        _, lse_BC, picked_BC = _logits(w, h_BCD, y_BC)
-        return loss_B + jnp.sum(weight_BC * (lse_BC - picked_BC), axis=1), None
+        _, lse_BC, target_logit_BC = _logits(w, h_BCD, y_BC)
+        return loss_B + jnp.sum(weight_BC * (lse_BC - target_logit_BC), axis=1), None
 
     ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
-    return jax.lax.scan(body, init_B, _cut(h_BTD, targets_BT, ones_BT, chunk))[0]
+    return jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[0]
 
 
-def _cut(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:
-    """Chunks along time on axis 0, padded with weight 0; so a batch that is split over devices stays split."""
+def _time_chunks(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:
+    """Return chunks of time on axis 0, padded with weight 0; a batch that is sharded over devices stays sharded."""
     n_batch, seq_len, _ = h_BTD.shape
     width = min(seq_len, max(1, chunk // n_batch))
     n_chunks = -(-seq_len // width)
 
-    def cut(x: Array) -> Array:
+    def split(x: Array) -> Array:
         x = jnp.pad(x, [(0, 0), (0, n_chunks * width - seq_len)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(n_batch, n_chunks, width, *x.shape[2:]), 1, 0)
 
-    return cut(h_BTD), cut(targets_BT), cut(weights_BT)
+    return split(h_BTD), split(targets_BT), split(weights_BT)
 
 
 def _logits(w: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array]:
     logits_BCO = jnp.einsum("bcd,do->bco", h_BCD, w, preferred_element_type=jnp.float32)
     lse_BC = jax.nn.logsumexp(logits_BCO, axis=-1)
-    picked_BC = jnp.take_along_axis(logits_BCO, y_BC[..., None], axis=-1)[..., 0]
-    return logits_BCO, lse_BC, picked_BC
+    target_logit_BC = jnp.take_along_axis(logits_BCO, y_BC[..., None], axis=-1)[..., 0]
+    return logits_BCO, lse_BC, target_logit_BC
 
 
 def _logits_and_loss(w: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
-    logits_BCO, lse_BC, picked_BC = _logits(w, h_BCD, y_BC)
-    return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - picked_BC))
+    logits_BCO, lse_BC, target_logit_BC = _logits(w, h_BCD, y_BC)
+    return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - target_logit_BC))
 
 
 def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int):
@@ -83,13 +84,13 @@ def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, ch
         h_BCD, y_BC, weight_BC = xs
         logits_BCO, lse_BC, loss = _logits_and_loss(w, *xs)
         p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
-        hit_BCO = y_BC[..., None] == jnp.arange(w.shape[1])
-        g_BCO = ((p_BCO - hit_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
+        one_hot_BCO = y_BC[..., None] == jnp.arange(w.shape[1])
+        g_BCO = ((p_BCO - one_hot_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
         dw_DO = jnp.einsum("bcd,bco->do", h_BCD, g_BCO, preferred_element_type=jnp.float32)
         return (carry[0] + loss, carry[1] + dw_DO), jnp.einsum("bco,do->bcd", g_BCO, w)
 
     init = (jnp.zeros((), jnp.float32), jnp.zeros(w_DO.shape, jnp.float32))
-    (loss, dw_DO), dh = jax.lax.scan(body, init, _cut(h_BTD, targets_BT, weights_BT, chunk))
+    (loss, dw_DO), dh = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
     n_batch, seq_len, dim = h_BTD.shape
     dh_BTD = jnp.moveaxis(dh, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
     return loss, (dh_BTD, dw_DO.astype(w_DO.dtype))

@@ -1,8 +1,8 @@
-"""The (gated) delta rule: a state that is corrected towards each value, instead of only added to.
+"""The (gated) delta rule: a linear-attention state that is corrected towards each value.
 
     S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1}),   y_t = q_t^T S_t,   S [K, V], float32
 
-DeltaNet (arXiv 2406.06484, g = 0) and Gated DeltaNet (arXiv 2412.06464); public implementation: flash-linear-attention,
+See DeltaNet (arXiv 2406.06484, g = 0) and Gated DeltaNet (arXiv 2412.06464); public code: flash-linear-attention,
 `fla/ops/{delta_rule,gated_delta_rule}/naive.py`. In a chunk, with g summed from its start and G_ij = e^{g_i - g_j},
 
     X = (I + stril(beta_i k_i.k_j G_ij))^{-1},   W = X beta (V - e^g K S),
@@ -35,10 +35,11 @@ def gated_delta_rule(
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Outputs of all positions, and the last state if asked for.
+    """Return the outputs in the dtype of `q_BTHK`, and with `return_state` the final state in at least float32.
 
-    `q` is scaled and `k` has unit norm already; `beta` in [0, 2], `log_g` <= 0. The result does not depend on
-    `chunk_size`, time and memory do. For the backward pass it keeps the inputs and one state and one inverse per chunk.
+    `q_BTHK` must be scaled and `k_BTHK` of unit norm; `beta_BTH` is in [0, 2] and `log_g_BTH` <= 0. The result does not
+    depend on `chunk_size` (default 64, at most T), but time and memory do. The inputs and one state and one inverse per
+    chunk are saved for the backward pass.
     """
     n_batch, seq_len, n_heads, key_dim = q_BTHK.shape
     acc = accumulation_dtype(q_BTHK)
@@ -51,6 +52,7 @@ def gated_delta_rule(
 
 @rematerialized
 def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
+    # In chunks, arrays are [c, B, H, C, ...]; i and j index positions within a chunk.
     seq_len, dtype, acc = q.shape[1], q.dtype, s_BHKV.dtype
     q, k, v = (to_chunks(x, chunk) for x in (q, k.astype(dtype), v.astype(dtype)))
     beta = to_chunks(beta.astype(acc), chunk)
@@ -60,7 +62,7 @@ def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
         decay = jnp.ones((*beta.shape[:3], 1), acc)
     else:
         g = jnp.cumsum(to_chunks(log_g.astype(acc), chunk), -1)
-        # masked before the exponential: above the diagonal the difference is positive, and its gradient would be too
+        # Masked before the exponential, because above the diagonal it and its gradient could overflow.
         ratio = jnp.exp(jnp.where(lower, g[..., :, None] - g[..., None, :], -jnp.inf))
         grow, decay_to_end = jnp.exp(g), jnp.exp(g[..., -1:] - g)
         decay = grow[..., -1:]
@@ -98,7 +100,7 @@ def gated_delta_rule_step(
     log_g_BH: Float[Array, "B H"] | None,
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
-    """One position of the recurrence, in the dtype of the state; the output has the dtype of `q`."""
+    """Return the output, in the dtype of `q_BHK`, and the state after one step, computed in the dtype of the state."""
     exact, acc = jax.lax.Precision.HIGHEST, s_BHKV.dtype
     q, k, v, beta = (x.astype(acc) for x in (q_BHK, k_BHK, v_BHV, beta_BH))
     if log_g_BH is not None:

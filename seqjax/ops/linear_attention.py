@@ -1,4 +1,4 @@
-"""Linear attention with a decay per channel and a bonus for the token itself: RWKV-5 and RWKV-6, in chunks.
+"""Linear attention with a decay per channel and a bonus for the current token: RWKV-5 and RWKV-6, in chunks.
 
     y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),   S_t = diag(w_t) S_{t-1} + k_t^T v_t        S [K, V] per head
 
@@ -8,10 +8,10 @@ g' = g - log w (the sum before the token):
     A_ij = sum_n r_in k_jn e^{g'_in - g_jn} for j < i,   A_ii = sum_n r_in u_n k_in
     Y = A V + (r * e^{g'}) S,   S <- diag(e^{g_end}) S + (k * e^{g_end - g})^T V
 
-log w has no lower bound, so k e^{-g} may overflow. A is therefore made by halving: the lower left quarter is a product
-of r e^{g' - g*} and k e^{g* - g} with g* the sum up to the middle, both exponents at most 0; the two diagonal quarters
-are halved again until a block of 16 is left, where the difference itself goes into the exponential. Decays, states and
-sums are float32; the backward pass keeps the inputs alone.
+log w has no lower bound, so k e^{-g} may overflow. A is therefore computed recursively: its lower left quarter is the
+product of r e^{g' - g*} and k e^{g* - g} with g* the sum up to the middle, exponents at most 0; the diagonal quarters
+are halved again down to blocks of 16, in which the exponential of the difference itself is computed. Decays, states and
+sums are float32; only the inputs are saved for the backward pass.
 """
 
 import functools
@@ -25,7 +25,7 @@ from kernels_pallas import accumulation_dtype, join_chunks, split_chunks, state_
 from seqjax.types import Array
 
 CHUNK = 64
-# A decay of e^-60 leaves nothing in float32; below it, sums of log w would lose the digits of their differences.
+# A decay of e^-60 is negligible in float32; below it, differences of sums of log w would lose precision.
 FLOOR = -60.0
 BLOCK = 16  # side of the diagonal blocks that are not halved
 
@@ -41,9 +41,9 @@ def wkv6(
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Outputs, in the dtype of `v_BTHV`, and with `return_state` the float32 state after the last token.
+    """Return the outputs in the dtype of `v_BTHV`, and with `return_state` the float32 state after the last token.
 
-    `log_w_BTHK` is at most 0, as negative as it likes; float32 is advised. Its B and T may be 1 (a constant decay). The
+    `log_w_BTHK` <= 0 has no lower bound; float32 is advised. Its B and T may be 1 (a constant decay). The
     result does not depend on `chunk_size` (default 64, at most T).
     """
     n_batch, seq_len, n_heads, n_key = r_BTHK.shape
@@ -61,7 +61,7 @@ def _chunked(
     r: Array, k: Array, v: Array, log_w: Array, u_HK: Array, initial: Array, chunk: int
 ) -> tuple[Array, Array]:
     acc, dtype, seq_len = log_w.dtype, v.dtype, v.shape[1]
-    # [B, c, H, C, K]; what is padded after the end decays nothing and adds nothing
+    # [B, c, H, C, K]; the zero padding at the end neither decays the state nor adds to it.
     r, k, v, log_w = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (r, k, v, log_w))
     g = jnp.cumsum(log_w, axis=-2)
     before = g - log_w
@@ -73,18 +73,18 @@ def _chunked(
     k_to_end = (k32 * jnp.exp(g[..., -1:, :] - g)).astype(dtype)
     update = jnp.einsum("bchjk,bchjv->bchkv", k_to_end, v, preferred_element_type=acc)
     states, last = state_passing(jnp.exp(g[..., -1, :])[..., None], update, initial)
-    seen = (r32 * jnp.exp(before)).astype(dtype)
-    y = inside + jnp.einsum("bchik,bchkv->bchiv", seen, states.astype(dtype), preferred_element_type=acc)
+    decayed_r = (r32 * jnp.exp(before)).astype(dtype)
+    y = inside + jnp.einsum("bchik,bchkv->bchiv", decayed_r, states.astype(dtype), preferred_element_type=acc)
     return join_chunks(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def decayed_scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
-    """sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0: [..., C, K] -> [..., C, C]; products in `dtype`."""
+    """Return sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0, [..., C, C]; products are in `dtype`."""
     size = r.shape[-2]
     if size <= BLOCK or size % 2:
         weight = _decay(before, g)
-        # Alone in its kernel: XLA would make each entry inside whatever reads it, one thread per sum.
+        # The barrier keeps this in its own kernel: XLA would fuse it into its consumers, with one thread per sum.
         return jax.lax.optimization_barrier(jnp.sum(r[..., :, None, :] * k[..., None, :, :] * weight, axis=-1))
     diagonal: Any = decayed_scores(*(_halves(x) for x in (r, k, before, g)), dtype)
     left, right, _, _ = _corner(r, k, before, g, dtype)
@@ -98,17 +98,17 @@ def _scores_forward(r: Array, k: Array, before: Array, g: Array, dtype: Any):
 
 
 def _scores_backward(dtype: Any, saved: tuple[Array, ...], ds: Array) -> tuple[Array, ...]:
-    """The exponents' gradients are r * dr and -k * dk, so two sums are all there is."""
+    """Return the gradients; those of the exponents are r * dr and -k * dk, so two sums suffice."""
     r, k, before, g = saved
-    dr, dk = _scores_pull(r, k, before, g, ds, dtype)
+    dr, dk = _scores_vjp(r, k, before, g, ds, dtype)
     return dr, dk, r * dr, -k * dk
 
 
 decayed_scores.defvjp(_scores_forward, _scores_backward)
 
 
-def _scores_pull(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: Any) -> tuple[Array, Array]:
-    """dr_i = sum_j ds_ij k_j e^{...} and dk_j = sum_i ds_ij r_i e^{...}, halved like the scores."""
+def _scores_vjp(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: Any) -> tuple[Array, Array]:
+    """Return dr_i = sum_j ds_ij k_j e^{...} and dk_j = sum_i ds_ij r_i e^{...}, computed recursively as the scores."""
     size = r.shape[-2]
     if size <= BLOCK or size % 2:
         weight = ds[..., None] * _decay(before, g)
@@ -117,7 +117,7 @@ def _scores_pull(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: 
         return jax.lax.optimization_barrier((dr, dk))
     half = size // 2
     quarters = jnp.stack([ds[..., :half, :half], ds[..., half:, half:]], axis=-3)
-    dr, dk = _scores_pull(_halves(r), _halves(k), _halves(before), _halves(g), quarters, dtype)
+    dr, dk = _scores_vjp(_halves(r), _halves(k), _halves(before), _halves(g), quarters, dtype)
     left, right, grow, shrink = _corner(r, k, before, g, dtype)
     corner = ds[..., half:, :half].astype(dtype)
     low = jnp.einsum("...ij,...jk->...ik", corner, right, preferred_element_type=r.dtype) * grow
@@ -127,18 +127,18 @@ def _scores_pull(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: 
 
 
 def _decay(before: Array, g: Array) -> Array:
-    """e^{before_i - g_j} for j < i, else 0, [..., C, C, K]; masked before the exponential."""
+    """Return e^{before_i - g_j} for j < i, else 0, [..., C, C, K]; masked before the exponential."""
     i, j = jnp.arange(g.shape[-2])[:, None], jnp.arange(g.shape[-2])[None]
     return jnp.exp(jnp.where((j < i)[..., None], before[..., :, None, :] - g[..., None, :, :], -jnp.inf))
 
 
 def _halves(x: Array) -> Array:
-    """[..., C, K] -> [..., 2, C / 2, K]."""
+    """Reshape [..., C, K] to [..., 2, C / 2, K]."""
     return x.reshape(*x.shape[:-2], 2, x.shape[-2] // 2, x.shape[-1])
 
 
 def _corner(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> tuple[Array, Array, Array, Array]:
-    """The factors of the lower left quarter, and the exponentials in them; the sum up to the middle is their anchor."""
+    """Return the factors of the lower left quarter and their exponentials, relative to the sum up to the middle."""
     half = r.shape[-2] // 2
     middle = g[..., half - 1 : half, :]
     grow = jnp.exp(before[..., half:, :] - middle)

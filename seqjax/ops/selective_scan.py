@@ -3,8 +3,8 @@
     h_t[e, n] = exp(dt_t[e] A[e, n]) h_{t-1}[e, n] + dt_t[e] x_t[e] B_t[n]
     y_t[e] = sum_n C_t[n] h_t[e, n] + D[e] x_t[e]
 
-Gu and Dao, arXiv 2312.00752, algorithm 2; its gradient and backends are in `kernels_pallas.selective_scan`. dt, A,
-decays and states are float32 (float64 for inputs that are).
+See Gu and Dao, arXiv 2312.00752, algorithm 2; gradient and backends are in `kernels_pallas.selective_scan`. dt, A,
+decays and states are float32 (float64 for float64 inputs).
 """
 
 import jax.numpy as jnp
@@ -27,10 +27,10 @@ def selective_scan(
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T E"] | tuple[Float[Array, "B T E"], Float[Array, "B E N"]]:
-    """Outputs, in the dtype of `x_BTE`, and with `return_state` the float32 state after the last token.
+    """Return the outputs in the dtype of `x_BTE`, and with `return_state` the float32 state after the last token.
 
     `dt_BTE` is at least 0 (after the softplus) and `A_EN` at most 0; float32 is advised for both. The result does not
-    depend on `chunk_size`, which only the xla backend reads (default 32, at most T). Reverse mode only.
+    depend on `chunk_size`, which only the xla backend uses (default 32, at most T). Only reverse-mode gradients exist.
     """
     acc = accumulation_dtype(x_BTE, dt_BTE)
     if D_E is None:

@@ -2,9 +2,9 @@
 
     S_t = a_t S_{t-1} + b_t x_t^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads
 
-Dao and Gu, arXiv 2405.21060 (Mamba-2), section 6. Decays, states and sums are float32; the products take the dtype of
+See Dao and Gu, arXiv 2405.21060 (Mamba-2), section 6. Decays, states and sums are float32; products take the dtype of
 `x_BTHV`. `kernels_pallas/ssd` has the chunked form, its gradient, and Triton kernels beside the XLA form. Memory is
-linear in T: the backward pass keeps the inputs, and in Triton the states at chunk starts.
+linear in T: the inputs and, with Triton, the states at chunk starts are saved for the backward pass.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from kernels_pallas import accumulation_dtype
 from seqjax.types import Array
 
 CHUNK = 128
-# A decay of e^-60 leaves nothing in float32; below it, sums of log a would lose the digits of their differences.
+# A decay of e^-60 is negligible in float32; below it, differences of sums of log a would lose precision.
 FLOOR = -60.0
 
 
@@ -31,9 +31,9 @@ def ssd(
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H N V"]]:
-    """Outputs, in the dtype of `x_BTHV`, and with `return_state` the float32 state after the last token.
+    """Return the outputs in the dtype of `x_BTHV`, and with `return_state` the float32 state after the last token.
 
-    `x_BTHV` comes multiplied by its step size, or `dt_BTH` does that here. `log_a_BTH` is at most 0; float32 is
+    `x_BTHV` must be multiplied by its step size, unless `dt_BTH` gives it here. `log_a_BTH` is at most 0; float32 is
     advised. The result does not depend on `chunk_size` (default 128, at most T). `implementation` is as in
     `kernels_pallas`.
     """

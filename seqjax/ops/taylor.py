@@ -2,12 +2,12 @@
 
     y_i = sum_{j<=i} f(s_ij) v_j / (sum_{j<=i} f(s_ij) + eps),   f(s) = 1 + s + s^2 / 2,   s_ij = q_i . k_j / sqrt(K)
 
-Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products x_m x_n / sqrt(2 K)].
+See Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products x_m x_n / sqrt(2 K)].
 f is at least 1/2, so the sums cannot vanish. Inside a chunk f is computed from the scores; across chunks the state
-S = sum_j phi(k_j) [v_j, 1]^T, whose last column is the denominator, is carried in float32: in bfloat16 it would stop
+S = sum_j phi(k_j) [v_j, 1]^T, whose last column is the denominator, is float32, because in bfloat16 it would stop
 growing after some 256 tokens.
 
-A pair and its mirror image are one feature, as products of x with x turned by 0 ... K / 2 places: 1 + K + K (K/2 + 1)
+The products x_m x_n and x_n x_m are one feature, computed as x times x rolled by 0 ... K / 2: 1 + K + K (K/2 + 1)
 features instead of 1 + K + K^2 (161 instead of 273 at K = 16), without a gather.
 """
 
@@ -26,7 +26,7 @@ EPS = 1e-12
 
 
 def taylor_features(n_key: int) -> int:
-    """Length of phi."""
+    """Return the length of phi for keys of length `n_key`."""
     return 1 + n_key + n_key * (n_key // 2 + 1)
 
 
@@ -35,13 +35,13 @@ def taylor_linear_attention(
     k_BTHK: Float[Array, "B T H K"],
     v_BTHV: Float[Array, "B T H V"],
     *,
-    initial_state: Float[Array, "B H F W"] | None = None,
+    initial_state: Float[Array, "B H F V+1"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
-) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H F W"]]:
-    """Outputs, in the dtype of `v_BTHV`, and with `return_state` the float32 state [B, H, taylor_features(K), V + 1].
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H F V+1"]]:
+    """Return the outputs in the dtype of `v_BTHV`, and with `return_state` the float32 state.
 
-    The result does not depend on `chunk_size` (default 128, at most T).
+    The state is [B, H, taylor_features(K), V + 1]. The result does not depend on `chunk_size` (default 128, at most T).
     """
     n_batch, seq_len, n_heads, n_value = v_BTHV.shape
     acc = accumulation_dtype(v_BTHV)
@@ -53,21 +53,21 @@ def taylor_linear_attention(
 
 
 def _features(x: Array) -> Array:
-    """phi: [..., K] -> [..., F]."""
+    """Return phi(x), [..., F], of x [..., K]."""
     n_key = x.shape[-1]
     x = x * n_key**-0.25
     pairs = []
-    for turn in range(n_key // 2 + 1):
-        # turned by 0 each square is there once; by K / 2 each pair is there twice; else each pair stands for two
-        once = turn == 0 or 2 * turn == n_key
-        pairs.append(x * jnp.roll(x, turn, axis=-1) * (0.5**0.5 if once else 1.0))
+    for shift in range(n_key // 2 + 1):
+        # At shift 0 each square occurs once, and at K / 2 each pair twice; otherwise one product stands for two.
+        complete = shift == 0 or 2 * shift == n_key
+        pairs.append(x * jnp.roll(x, shift, axis=-1) * (0.5**0.5 if complete else 1.0))
     return jnp.concatenate([jnp.ones_like(x[..., :1]), x, *pairs], axis=-1)
 
 
 @functools.partial(jax.checkpoint, static_argnums=(4,), prevent_cse=False)
 def _chunked(q: Array, k: Array, v: Array, initial: Array, chunk: int) -> tuple[Array, Array]:
     acc, dtype, seq_len = initial.dtype, v.dtype, v.shape[1]
-    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)  # what is padded after the end adds 0
+    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)  # The zero padding at the end then adds 0.
     q, k, v = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (q, k, v))
     scores = jnp.einsum("bchik,bchjk->bchij", q, k, preferred_element_type=acc) * q.shape[-1] ** -0.5
     weights = jnp.tril(1 + scores + scores * scores / 2).astype(dtype)

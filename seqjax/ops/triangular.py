@@ -1,13 +1,13 @@
-"""Inverse of unit lower triangular matrices, batched: the solve inside a chunk of every delta rule.
+"""The batched inverse of unit lower triangular matrices, which every delta rule needs inside a chunk.
 
-X = (I + M)^{-1} for a strictly lower triangular M, a nilpotent matrix. Blocks of 8 by the finite Neumann product
-(I - M)(I + M^2)(I + M^4), then pairs of blocks are merged,
+X = (I + M)^{-1} for a strictly lower triangular, hence nilpotent, M. Blocks of 8 use the finite Neumann product
+(I - M)(I + M^2)(I + M^4); then pairs of blocks are merged,
 
     [[A, 0], [C, B]]^{-1} = [[A', 0], [-B' C A', B']],
 
-until one is left. The product alone would be shorter, but its factors grow like binomials: for a chunk of 64 equal keys
-(M all ones below the diagonal, X has entries 0 and +-1) M^32 reaches 1e18 and nothing of float32 survives. Within 8
-the largest is 35. Products run in float32 at the highest precision, because NVIDIA would use TF32 otherwise.
+until one is left. The product alone would be simpler, but its factors grow like binomials: for a chunk of 64 equal keys
+(M all ones below the diagonal, X has entries 0 and +-1) M^32 reaches 1e18, beyond the precision of float32. Within 8
+the largest is 35. Products use float32 at the highest precision, because the default on NVIDIA GPUs is TF32.
 """
 
 import functools
@@ -20,12 +20,12 @@ from jaxtyping import Float
 from seqjax.types import Array
 
 BLOCK = 8
-_mm = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+_matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @jax.custom_vjp
 def unit_lower_inverse(m_CC: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
-    """(I + M)^{-1} of the strictly lower triangular M, which the caller has masked; float32 or float64."""
+    """Return (I + M)^{-1}, float32 or float64; the caller must have masked M to be strictly lower triangular."""
     n = m_CC.shape[-1]
     block = min(BLOCK, n)
     size = block
@@ -37,7 +37,7 @@ def unit_lower_inverse(m_CC: Float[Array, "*batch C C"]) -> Float[Array, "*batch
     while block < size:
         a, b = x[..., ::2, :, :], x[..., 1::2, :, :]
         c = _blocks(m_CC, block, offset=block, step=2 * block)
-        low = -_mm(_mm(b, c), a)
+        low = -_matmul(_matmul(b, c), a)
         top, bottom = jnp.concatenate([a, jnp.zeros_like(a)], -1), jnp.concatenate([low, b], -1)
         x = jnp.concatenate([top, bottom], -2)
         block *= 2
@@ -45,32 +45,32 @@ def unit_lower_inverse(m_CC: Float[Array, "*batch C C"]) -> Float[Array, "*batch
 
 
 def _blocks(m_CC: Array, size: int, *, offset: int, step: int) -> Array:
-    """Blocks of `size` every `step` along the diagonal, `offset` rows below it -> [..., blocks, size, size]."""
+    """Return the blocks of `size` every `step` along the diagonal, `offset` rows below it, [..., n, size, size]."""
     columns = range(0, m_CC.shape[-1], step)
     return jnp.stack([m_CC[..., j + offset : j + offset + size, j : j + size] for j in columns], -3)
 
 
 def _neumann(m: Array) -> Array:
-    """The inverse of I + M by doubling the power: exact once the power reaches the size."""
+    """Return the inverse of I + M by doubling the power, which is exact once the power reaches the size."""
     n = m.shape[-1]
     x, power, exponent = jnp.eye(n, dtype=m.dtype) - m, m, 2
     while exponent < n:
-        power = _mm(power, power)
-        x = x + _mm(x, power)
+        power = _matmul(power, power)
+        x = x + _matmul(x, power)
         exponent *= 2
     return x
 
 
 def _forward(m_CC: Array) -> tuple[Array, Array]:
-    # Named, so that a rematerialised op can keep the inverse, which costs more time than memory.
+    # Named, so that a rematerialised op can save the inverse, which is expensive to recompute and small.
     x_CC = checkpoint_name(unit_lower_inverse(m_CC), "chunk_inverse")
     return x_CC, x_CC
 
 
 def _backward(x_CC: Array, g_CC: Array) -> tuple[Array]:
-    """The gradient in M is -X^T G X^T, below the diagonal."""
+    """Return the gradient of M, which is -X^T G X^T below the diagonal."""
     t = jnp.swapaxes(x_CC, -1, -2)
-    return (-jnp.tril(_mm(_mm(t, g_CC), t), -1),)
+    return (-jnp.tril(_matmul(_matmul(t, g_CC), t), -1),)
 
 
 unit_lower_inverse.defvjp(_forward, _backward)

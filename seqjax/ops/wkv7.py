@@ -2,8 +2,8 @@
 
     S_t = diag(e^{lw_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   y_t = r_t^T S_t,   S [K, V], float32
 
-RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) has a = -kappa and b = kappa * eta. In a
-chunk, with g the sum of lw from its start up to and with a position, ge without it, M over j < i and N over j <= i,
+RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) uses a = -kappa and b = kappa * eta. In a
+chunk, with g the inclusive sum of lw from its start to a position, ge the exclusive one, M over j < i, N over j <= i,
 
     U = (I - M_ab)^{-1} (M_ak V + (a e^{ge}) S),   Y = (r e^g) S + N_rk V + N_rb U,
     S <- diag(e^{g_C}) S + (k e^{g_C - g})^T V + (b e^{g_C - g})^T U,
@@ -37,10 +37,10 @@ def wkv7(
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Outputs of all positions, and the last state if asked for (key index first; RWKV's own code has it last).
+    """Return the outputs in the dtype of `r_BTHK`, and with `return_state` the final state in at least float32.
 
-    `log_w` <= 0, and its sum over a chunk above -80. For the backward pass it keeps the inputs and one state and one
-    inverse per chunk.
+    `log_w_BTHK` is at most 0, and its sum over a chunk must be above -80. The key index of the state comes first (it is
+    last in RWKV's own code). The inputs and one state and one inverse per chunk are saved for the backward pass.
     """
     n_batch, seq_len, n_heads, key_dim = r_BTHK.shape
     acc = accumulation_dtype(r_BTHK)
@@ -53,6 +53,7 @@ def wkv7(
 
 @rematerialized
 def _chunked(chunk: int, r, k, v, log_w, a, b, s_BHKV) -> tuple[Array, Array]:
+    # In chunks, arrays are [c, B, H, C, ...]; i and j index positions within a chunk.
     seq_len, dtype, acc = r.shape[1], r.dtype, s_BHKV.dtype
     r, k, v, a, b = (to_chunks(x.astype(dtype), chunk) for x in (r, k, v, a, b))
     log_w = to_chunks(log_w.astype(acc), chunk)
@@ -93,7 +94,7 @@ def wkv7_step(
     b_BHK: Float[Array, "B H K"],
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
-    """One position of the recurrence, in the dtype of the state; the output has the dtype of `r`."""
+    """Return the output, in the dtype of `r_BHK`, and the state after one step, computed in the dtype of the state."""
     exact, acc = jax.lax.Precision.HIGHEST, s_BHKV.dtype
     r, k, v, log_w, a, b = (x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK))
     correction = jnp.einsum("bhk,bhkv->bhv", a, s_BHKV, precision=exact)

@@ -1,1 +1,1 @@
-"""Compare runs at equal training loss. `python -m seqjax.study --study=configs/studies/NAME.py --out=DIR`."""
+"""Compares runs at equal training loss: `python -m seqjax.study --study=configs/studies/NAME.py --out=DIR`."""

@@ -1,8 +1,8 @@
 """`python -m seqjax.study --study=configs/studies/NAME.py --out=DIR [--jobs=N]`: train what is missing, then compare.
 
-Runs that are complete are read; others are trained, or go on, N at a time. Writes `points.csv`, `gaps.md` and
-`losses.png` into DIR. `--list` says how far the runs are; `--only=LABEL|INDEX` trains one alone, for job arrays.
-What a study file holds: `seqjax/study/studies.py`.
+Complete runs are read; the others are trained or resumed, N at a time. The command writes `points.csv`, `gaps.md` and
+`losses.png` into DIR. `--list` shows the progress of the runs; `--only=LABEL|INDEX` trains one alone, for job arrays.
+`seqjax/study/studies.py` describes the content of a study file.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from seqjax.study.studies import Study, load_study
 
 
 def write_points(path: Path, runs: dict[str, list[Point]]) -> None:
-    """One line per run, evaluation and domain."""
+    """Write one line per run, evaluation and domain as CSV; losses are in nats per token."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["run", "step", "tokens", "train_loss", "domain", "loss"])
@@ -30,7 +30,7 @@ def write_points(path: Path, runs: dict[str, list[Point]]) -> None:
 
 
 def gap_table(rows: list[dict[str, Any]], domains: list[str], *, x_label: str) -> str:
-    """Markdown: each domain's loss and, in brackets, the gap to the reference at the same training loss."""
+    """Return Markdown: each domain's loss and, in parentheses, its gap to the reference at the same training loss."""
     lines = [f"| {x_label} | run | {' | '.join(domains)} |", f"|---:|---|{'---:|' * len(domains)}"]
     for row in rows:
         cells = [f"{row[d]:.3f} ({row[f'{d}_gap']:+.3f})" if d in row else "-" for d in domains]
@@ -39,15 +39,15 @@ def gap_table(rows: list[dict[str, Any]], domains: list[str], *, x_label: str) -
 
 
 def main(argv: list[str]) -> None:
-    """Train what is missing, compare, write."""
+    """Train the runs that are missing, compare them and write the results."""
     parser = argparse.ArgumentParser(prog="python -m seqjax.study", description=__doc__)
     parser.add_argument("--study", required=True, help="a file with get_study(), as FILE.py[:SIZE]")
-    parser.add_argument("--out", type=Path, help="where points.csv, gaps.md and losses.png go")
+    parser.add_argument("--out", type=Path, help="directory for points.csv, gaps.md and losses.png")
     parser.add_argument(
-        "--jobs", default=1, type=int, help="runs at a time, each on a GPU of its own where there are any"
+        "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"
     )
     parser.add_argument("--only", default="", help="train one run alone, by label or index, and compare nothing")
-    parser.add_argument("--list", action="store_true", help="say which runs there are and how far they have come")
+    parser.add_argument("--list", action="store_true", help="list the runs and their progress")
     args = parser.parse_args(argv)
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {args.jobs}.")
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
 
 
 def write_results(study: Study, out: Path, *, without: Collection[str] = ()) -> None:
-    """Write the points, the table of gaps and the picture of the runs into `out`."""
+    """Write the points, the gap table and the figure into `out`; raise `UserError` if the reference has failed."""
     runs = {r.label: read_points(r.workdir, against=study.against) for r in study.runs if r.label not in without}
     if study.reference not in runs:
         raise UserError(f"The reference, {study.reference}, has failed: there is nothing to compare with.")

@@ -1,4 +1,4 @@
-"""The study's picture: one panel per domain, its loss against the training loss, one line per run."""
+"""The figure of a study: one panel per domain with its loss over the training loss, one line per run."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from seqjax.study.protocol import Point
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in print, with a marker for each round of them.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; each repetition of it has another marker.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = ("o", "^", "s", "D")
 
@@ -15,16 +15,16 @@ MARKERS = ("o", "^", "s", "D")
 def against_training_loss(
     path: Path, runs: dict[str, list[Point]], domains: list[str], *, title: str, x_label: str = "training loss"
 ) -> None:
-    """Lower is better; a line below another at the same x generalises better at equal training loss."""
+    """Plot each domain's loss over the training loss; the lower line generalises better at equal training loss."""
     columns = min(3, len(domains))
     rows = math.ceil(len(domains) / columns)
     figure = Figure(figsize=(3.5 * columns + 2, 3.5 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    worst = min(min(p.train_loss for p in points) for points in runs.values()) + 1.0
+    largest_shown = min(min(p.train_loss for p in points) for points in runs.values()) + 1.0
     for i, domain in enumerate(domains):
         panel = axes[i // columns][i % columns]
         for j, (name, points) in enumerate(runs.items()):
-            shown = [p for p in points if p.train_loss <= worst]
+            shown = [p for p in points if p.train_loss <= largest_shown]
             panel.plot(
                 [p.train_loss for p in shown],
                 [p.domains[domain] for p in shown],
@@ -43,7 +43,7 @@ def against_training_loss(
             panel.set_xlabel(x_label)
     for empty in list(axes.flat)[len(domains) :]:
         empty.set_visible(False)
-    axes[0][0].invert_xaxis()  # shared: training goes from left to right
+    axes[0][0].invert_xaxis()  # The axis is shared; inverted, training goes from left to right.
     figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8.5, loc="outside right center")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)

@@ -1,6 +1,6 @@
-"""Runs -> (training loss, domain losses) pairs -> the gap between architectures where their training losses agree.
+"""Compares architectures by the gap between their domain losses at the same training loss.
 
-A lower loss out of domain may only mean that a model has learned its training set better; the protocol (arXiv
+A lower out-of-domain loss may only mean that a model has learned its training set better; the protocol (arXiv
 2505.18522) therefore compares models at the same training loss, whatever number of tokens each needed to get there.
 """
 
@@ -16,7 +16,7 @@ from seqjax.training import metrics
 
 
 class Point(NamedTuple):
-    """One evaluation of a run."""
+    """One evaluation of a run; losses are in nats per token."""
 
     step: int
     tokens: int
@@ -25,11 +25,13 @@ class Point(NamedTuple):
 
 
 def read_points(workdir: Path, *, against: Sequence[str] = ()) -> list[Point]:
-    """The evaluations that a run has made so far, in order.
+    """Return the evaluations of a run so far, in order.
 
-    `train_loss` is the mean over the steps since the evaluation before, so of a model that learns fast it lags behind
-    the domain losses, which belong to the last of those steps. `against` names domains (the held-out ones of training)
-    whose mean loss takes its place: measured at the same step, it favours no pace.
+    `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
+    behind the domain losses, which belong to the last of those steps. `against` names domains (held-out data of the
+    training domains) whose mean loss takes its place; it is measured at the same step, so it has no such lag.
+
+    Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
     if not (workdir / "metrics.jsonl").exists():
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
@@ -45,7 +47,7 @@ def read_points(workdir: Path, *, against: Sequence[str] = ()) -> list[Point]:
 
 
 def loss_at(points: list[Point], domain: str, train_loss: float) -> float | None:
-    """A domain's loss where the training loss was `train_loss`, linear in between; None outside the run."""
+    """Return a domain's loss, linearly interpolated, at a training loss; None outside the range of the run."""
     order = sorted(points, key=lambda p: p.train_loss)
     x = [p.train_loss for p in order]
     if not x[0] <= train_loss <= x[-1]:
@@ -54,12 +56,15 @@ def loss_at(points: list[Point], domain: str, train_loss: float) -> float | None
 
 
 def common_losses(runs: dict[str, list[Point]], *, count: int = 4) -> list[float]:
-    """`count` training losses that every run has passed through, down to the lowest that all of them reached."""
+    """Return `count` training losses in the range that all runs share, down to the lowest that all of them reached.
+
+    Raises `UserError` if they share no training loss.
+    """
     low = max(min(p.train_loss for p in points) for points in runs.values())
     high = min(max(p.train_loss for p in points) for points in runs.values())
     if low > high:
         raise UserError("These runs have no training loss in common; train the worse ones longer.")
-    # the early part, where every model still learns the frequencies of words, says little
+    # The early part, in which every model still learns word frequencies, is not informative.
     high = min(high, low + 0.5)
     return [float(x) for x in np.linspace(high, low, count)]
 
@@ -67,16 +72,16 @@ def common_losses(runs: dict[str, list[Point]], *, count: int = 4) -> list[float
 def gap_rows(
     runs: dict[str, list[Point]], domains: list[str], *, reference: str, count: int = 4
 ) -> list[dict[str, float | str]]:
-    """Per training loss and run: each domain's loss, and how far it is from the reference's (nats, + is worse)."""
+    """Return a row per training loss and run: each domain's loss and its gap to the reference (nats, + is worse)."""
     rows = []
     for train_loss in common_losses(runs, count=count):
-        base = {domain: loss_at(runs[reference], domain, train_loss) for domain in domains}
+        reference_losses = {domain: loss_at(runs[reference], domain, train_loss) for domain in domains}
         for name, points in runs.items():
             row: dict[str, float | str] = {"train_loss": train_loss, "run": name}
             for domain in domains:
                 loss = loss_at(points, domain, train_loss)
-                zero = base[domain]
-                if loss is not None and zero is not None:
-                    row[domain], row[f"{domain}_gap"] = loss, loss - zero
+                base = reference_losses[domain]
+                if loss is not None and base is not None:
+                    row[domain], row[f"{domain}_gap"] = loss, loss - base
             rows.append(row)
     return rows

@@ -1,7 +1,7 @@
-"""Train the runs of a study, several at a time: one process each, on a GPU of its own where there are GPUs.
+"""Trains the runs of a study, several at a time, in one process per run, each on its own GPU if there are GPUs.
 
-A run that failed is reported and does not stop the others. A signal starts no further run and is passed on, so that
-every run saves where it is; the same command goes on from there.
+A failed run is reported and does not stop the others. After a signal no further run is started and the signal is passed
+on, so that every run saves its state; the same command resumes from there.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from seqjax.training import metrics
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
-LOG = "log.txt"  # in the workdir: what the process of a run printed
+LOG = "log.txt"  # in the workdir: the output of the run's process
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a study; without a config it is only read, never trained."""
+    """One run of a study; a run without a config is only read, never trained."""
 
     index: int
     label: str
@@ -35,11 +35,11 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether its last checkpoint is there."""
+        """Whether the run has its final checkpoint."""
         return self.config is None or (self.workdir / "checkpoints" / str(self.config.train.steps)).is_dir()
 
     def last_row(self) -> dict[str, Any]:
-        """Its newest row of progress, empty where there is none."""
+        """Return the newest row of training metrics, or an empty dict if there is none."""
         if not (self.workdir / "metrics.jsonl").is_file():
             return {}
         rows = [row for row in metrics.read(self.workdir) if "tokens_per_s" in row]
@@ -47,7 +47,7 @@ class Run:
 
 
 def select(runs: list[Run], only: str) -> list[Run]:
-    """The runs that `only` names, by label or by index, as an element of a job array would; all where it is empty."""
+    """Return the runs that `only` names by label or index, or all if it is empty; raise `UserError` if none matches."""
     if not only:
         return runs
     chosen = [run for run in runs if only in (run.label, str(run.index))]
@@ -58,7 +58,7 @@ def select(runs: list[Run], only: str) -> list[Run]:
 
 
 def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[int] = ()) -> str:
-    """One line a run: how far it is."""
+    """Return a table with the progress of each run on one line."""
     width = max(len(run.label) for run in runs)
     lines = []
     for run in runs:
@@ -68,8 +68,8 @@ def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[
         elif run.complete:
             state = "complete"
         else:
-            at = f"step {row.get('step', 0)}/{run.config.train.steps}"
-            state = "failed" if run.index in failed else at if row or run.index in running else "not begun"
+            progress = f"step {row.get('step', 0)}/{run.config.train.steps}"
+            state = "failed" if run.index in failed else progress if row or run.index in running else "not begun"
         speed = f"{row['tokens_per_s']:>10,.0f} tokens/s  loss {row['train/loss']:.3f}" if row else ""
         mark = "*" if run.index in running else " "
         lines.append(f"{mark}{run.index:>3}  {run.label:<{width}}  {state:<16}{speed}".rstrip())
@@ -77,7 +77,7 @@ def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[
 
 
 def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
-    """Seconds until all are complete at the speeds seen so far (their mean for runs that have not begun)."""
+    """Return the seconds until all runs are complete at their speeds so far (for those not begun, at the mean)."""
     speeds = {run.index: run.last_row().get("tokens_per_s") for run in runs}
     seen = [speed for speed in speeds.values() if speed]
     if not seen:
@@ -92,7 +92,7 @@ def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may be set to, one GPU each; asked of the driver, so that this process holds none."""
+    """Return a value of CUDA_VISIBLE_DEVICES per GPU; the driver is queried, so that this process allocates none."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name]
@@ -104,9 +104,9 @@ def visible_gpus() -> list[str]:
 
 
 def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
-    """Train every run that is not complete, `jobs` at a time; returns those that failed.
+    """Train every run that is not complete, `jobs` at a time, and return those that failed.
 
-    Raises `UserError` for more jobs than GPUs, where there are GPUs, and `KeyboardInterrupt` after a signal has ended
+    Raises `UserError` for more jobs than GPUs, if there are GPUs, and `KeyboardInterrupt` after a signal has ended
     all of them.
     """
     gpus = visible_gpus()
@@ -124,12 +124,12 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
         del frame
         stopping.append(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    reported, told = -float("inf"), 0
+    old_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    last_report, n_forwarded = -float("inf"), 0
     try:
         while active or (waiting and not stopping):
-            if stopping and told < len(stopping):
-                told = len(stopping)
+            if stopping and n_forwarded < len(stopping):
+                n_forwarded = len(stopping)
                 for _, process, _ in active.values():
                     process.send_signal(signal.SIGTERM)
             while waiting and slots and not stopping:
@@ -142,9 +142,9 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
                 slots.append(slot)
                 if process.returncode != 0:
                     failed[index] = run
-                    sys.stdout.write(f"{run.label}: failed with status {process.returncode}; {_last_words(run)}\n")
-            if time.monotonic() - reported > REPORT_SECONDS:
-                reported = time.monotonic()
+                    sys.stdout.write(f"{run.label}: failed with status {process.returncode}; {_last_output(run)}\n")
+            if time.monotonic() - last_report > REPORT_SECONDS:
+                last_report = time.monotonic()
                 eta = eta_seconds(runs, jobs=jobs)
                 left = f", ETA {duration(eta)}" if eta is not None else ""
                 done = sum(run.complete for run in runs)
@@ -155,7 +155,7 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
             if active:
                 time.sleep(POLL_SECONDS)
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
     if stopping:
         raise KeyboardInterrupt
@@ -171,7 +171,7 @@ def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
 
-def _last_words(run: Run) -> str:
+def _last_output(run: Run) -> str:
     path = run.workdir / LOG
     lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
     return f"{path} ends: {lines[-1] if lines else 'nothing'}"

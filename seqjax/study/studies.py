@@ -1,12 +1,12 @@
-"""Study files: `get_study(size)` says which runs there are and how they are compared.
+"""Study files: `get_study(size)` defines the runs and how they are compared.
 
 It returns a dict with
 
-    title       of tables and pictures
-    reference   label of the run that gaps are taken to
-    domains     which are compared
-    runs        label -> {"workdir": DIR, "config": "FILE_OR_NAME:ARG" or a ConfigDict}; read alone without "config"
-    against     optional: domains whose mean loss is compared at, instead of the training loss
+    title       of tables and figures
+    reference   label of the run that the gaps refer to
+    domains     that are compared
+    runs        label -> {"workdir": DIR, "config": "FILE_OR_NAME:ARG" or a ConfigDict}; only read without "config"
+    against     optional: domains whose mean loss takes the place of the training loss
 
 and is named on the command line as `configs/studies/NAME.py[:SIZE]`.
 """
@@ -25,7 +25,7 @@ from seqjax.study.runner import Run
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What a study file asks for."""
+    """The content of a study file."""
 
     title: str
     reference: str
@@ -35,7 +35,7 @@ class Study:
 
 
 def load_study(text: str) -> Study:
-    """The study of `FILE.py[:SIZE]`, its configs made and checked."""
+    """Return the study of `FILE.py[:SIZE]` with its configs built and checked; raise `UserError` for a wrong one."""
     name, _, size = text.partition(":")
     path = Path(name)
     if not path.is_file():

@@ -1,6 +1,6 @@
 """`python -m seqjax.study.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
 
-The runner of a study starts these; it says which GPU they see.
+`seqjax.study.runner` starts these processes and chooses the GPU that each sees.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from seqjax.train import train
 
 
 def main(argv: list[str]) -> None:
-    """Train, or go on with, the run."""
+    """Train or resume the run."""
     logging.set_verbosity(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m seqjax.study.train_run", description=__doc__)
     parser.add_argument("--study", required=True, help="as for python -m seqjax.study")

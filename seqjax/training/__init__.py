@@ -1,1 +1,1 @@
-"""What the training loop is made of: step, optimiser, checkpoints, metrics, workdir, signals, report."""
+"""The parts of the training loop: step, optimiser, checkpoints, metrics, workdir, signals and report."""

@@ -1,6 +1,6 @@
-"""The losses of every evaluated block, kept beside `metrics.jsonl` so that a difference can be given an interval.
+"""The loss of every evaluated block, stored beside `metrics.jsonl` to compute confidence intervals of differences.
 
-A workdir's `eval_losses/blocks.npz` says which blocks there are, the same at every evaluation: per domain arrays
+A workdir's `eval_losses/blocks.npz` describes the blocks, which are the same at every evaluation: per domain the arrays
 "DOMAIN/index", "DOMAIN/documents" and "DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and
 `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's mean loss in nats per token after that step.
 """
@@ -19,23 +19,24 @@ FIELDS = ("index", "documents", "n_bytes")
 
 
 def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
-    """Begin, or go on from `step`: what a killed process evaluated after it is removed, to be written again."""
+    """Start, or resume after `step`: later evaluations of a killed process are removed, because they are repeated."""
     directory = workdir / DIRECTORY
     directory.mkdir(exist_ok=True)
     for path in directory.glob("[0-9]*.npz"):
         if int(path.stem) > step:
             path.unlink()
-    arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
-    _save(directory / "blocks.npz", arrays)
+    if step == 0 or not (directory / "blocks.npz").is_file():  # The config keeps them the same for the whole run.
+        arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
+        _save(directory / "blocks.npz", arrays)
 
 
 def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
-    """Keep the losses of one evaluation, "DOMAIN" -> [n]."""
+    """Write the losses of one evaluation, "DOMAIN" -> [n], in nats per token."""
     _save(workdir / DIRECTORY / f"{step:08d}.npz", {domain: loss.astype(np.float32) for domain, loss in losses.items()})
 
 
 def read(workdir: Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
-    """The blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty where none were kept."""
+    """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none."""
     directory = workdir / DIRECTORY
     if not (directory / "blocks.npz").is_file():
         return {}, {}

@@ -1,7 +1,7 @@
-"""Checkpoints: parameters, optimiser, step, RNG, data iterator and metrics position, through Orbax.
+"""Checkpoints of parameters, optimiser, step, RNG, data iterator and metrics position, through Orbax.
 
-Saving is asynchronous and atomic (a directory is renamed into place when it is whole), so whatever kills the process,
-the newest complete checkpoint is intact, and a run that resumes from it repeats nothing and skips nothing.
+Saving is asynchronous and atomic (a directory is renamed into place when it is complete), so however a process dies,
+the newest complete checkpoint is intact, and a run that resumes from it neither repeats nor skips data.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ class Checkpoints:
             enable_async_checkpointing=not read_only,
             read_only=read_only,
             create=not read_only,
-            cleanup_tmp_directories=not read_only,  # what a killed process left half written
+            cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint."""
+        """The step of the newest complete checkpoint, or None if there is none."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: TrainState, iterator: grain.DatasetIterator, meta: dict[str, Any]) -> None:
-        """Start saving; returns once the state may change. Raises `UserError` when this or the last save failed."""
+        """Start saving; return once `state` may be donated. Raise `UserError` if this save or the last one failed."""
         args = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
             rest=ocp.args.StandardSave(state._replace(params=())),
@@ -53,7 +53,7 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def save_params(self, step: int, params: Params) -> None:
-        """Save parameters alone, e.g. converted ones: what a run starts from, not what it goes on from."""
+        """Save parameters alone, e.g. converted ones, from which a run can start but not resume."""
         try:
             self._manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)), force=True)
         except Exception as error:
@@ -61,11 +61,11 @@ class Checkpoints:
 
     @property
     def params_only(self) -> bool:
-        """Whether the newest checkpoint came from `save_params`."""
+        """Whether the newest checkpoint was written by `save_params`."""
         return self.latest is not None and not (self.directory / str(self.latest) / "rest").exists()
 
     def restore(self, state: TrainState, iterator: grain.DatasetIterator) -> tuple[TrainState, dict[str, Any]]:
-        """State and meta of the newest checkpoint; `state` says shapes and shardings, `iterator` is moved there."""
+        """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings."""
         args = ocp.args.Composite(
             params=ocp.args.StandardRestore(_abstract(state.params)),
             rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
@@ -76,7 +76,7 @@ class Checkpoints:
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
-        """Only the parameters of the newest checkpoint, and its step; raises `UserError` where there is none."""
+        """Return the parameters of the newest checkpoint and its step; raise `UserError` if there is none."""
         if self.latest is None:
             raise UserError(
                 f"{self.directory} holds no complete checkpoint. Train first, or let the run reach its first save "
@@ -86,7 +86,7 @@ class Checkpoints:
         return self._manager.restore(self.latest, args=args)["params"], self.latest
 
     def wait(self) -> None:
-        """Until what was saved is on disk; raises `UserError` when it could not be written."""
+        """Wait until everything saved is on disk; raise `UserError` if it could not be written."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -94,7 +94,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def named_when_disk_full(self) -> Iterator[None]:
-        """Whatever else is written meanwhile: a full disk becomes a `UserError` that names the last good checkpoint."""
+        """Turn a full disk, whatever was being written, into a `UserError` that names the last good checkpoint."""
         try:
             yield
         except OSError as error:
@@ -103,7 +103,7 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def not_finite(self, step: int, values: dict[str, float], batch: np.ndarray) -> UserError:
-        """Keep the batch that did it; the error says where everything is."""
+        """Save the batch that produced non-finite values, and return the error that says where everything is."""
         path = self.directory.parent / f"not_finite_step{step}.npz"
         np.savez_compressed(path, tokens=batch)
         self.wait()
@@ -117,11 +117,11 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Release the manager's threads."""
+        """Stop the threads of the checkpoint manager."""
         self._manager.close()
 
     def _failed(self, error: Exception) -> UserError:
-        # Orbax lists what is complete on disk, not what it meant to write.
+        # Orbax lists the checkpoints that are complete on disk, not those it started to write.
         complete = sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.exists() else []
         last = (
             f"the last good checkpoint is {self.directory / str(complete[-1])}"
@@ -131,7 +131,7 @@ class Checkpoints:
         logging.error("checkpoint: %s", error)
         return UserError(
             f"Writing to {self.directory.parent} failed; {last}. "
-            f"Free some disk space or mend the directory, then run the same command again. Cause: {error}"
+            f"Free some disk space or repair the directory, then run the same command again. Cause: {error}"
         )
 
 

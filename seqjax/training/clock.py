@@ -1,4 +1,4 @@
-"""How fast a run trains: a clock over its steps that stands still while it evaluates and saves."""
+"""Measures the training speed of a run with a clock that is paused during evaluation and saving."""
 
 import contextlib
 import time
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 
 class ThroughputClock:
-    """Steps per second since the last lap; `seconds` is the training time of the whole run, resumed or not."""
+    """Measures steps per second between laps; `seconds` is the training time of the whole run across resumptions."""
 
     def __init__(self) -> None:
         self.start(0)
 
     def start(self, step: int, *, seconds: float = 0.0) -> None:
-        """Begin the first lap after `step`."""
+        """Start the first lap after `step`."""
         self.seconds = seconds
         self._step, self._begin = step, time.perf_counter()
 
     def lap(self, step: int) -> float:
-        """Steps per second since the lap before, which ends at `step`."""
+        """End a lap at `step` and return its steps per second."""
         now = time.perf_counter()
         elapsed, steps = now - self._begin, step - self._step
         self.seconds += elapsed
@@ -26,7 +26,7 @@ class ThroughputClock:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside takes no time."""
+        """Exclude the time spent in this context."""
         begin = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a run says of itself while it trains: rows of metrics, the losses of evaluated blocks, a line of progress."""
+"""The log of a run while it trains: rows of metrics, the losses of evaluated blocks, and a progress line."""
 
 import math
 from pathlib import Path
@@ -14,10 +14,10 @@ from seqjax.training.clock import ThroughputClock
 
 
 class TrainLog:
-    """Counts steps and writes rows; every process has one, and that of process 0 (`lead`) writes and speaks.
+    """Counts steps and writes rows; every process has one, but only that of process 0 (`lead`) writes and prints.
 
-    `state` is what a checkpoint keeps of it: the length of `metrics.jsonl`, to which a resumed run cuts it; the sum and
-    number of training losses since the last evaluation; and the seconds of training so far.
+    A checkpoint stores its `state`: the length of `metrics.jsonl`, to which a resumed run truncates it; the sum and
+    number of training losses since the last evaluation; and the training time so far in seconds.
     """
 
     def __init__(self, workdir: Path, config: Config, *, lead: bool, flops_per_token: float):
@@ -30,7 +30,7 @@ class TrainLog:
         self._loss_sum, self._loss_count = 0.0, 0
 
     def start(self, step: int, state: dict[str, Any] | None, blocks: dict[str, EvalBlocks]) -> None:
-        """Begin after `step`, with the `state` that the checkpoint of that step holds."""
+        """Start after `step`, with the `state` stored in the checkpoint of that step (None for a new run)."""
         state = state or {"metrics": 0, "window": [0.0, 0], "seconds": 0.0}
         self._loss_sum, self._loss_count = state["window"]
         self.clock.start(step, seconds=state["seconds"])
@@ -41,7 +41,7 @@ class TrainLog:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `start` takes up again, in types that JSON keeps."""
+        """The state that `start` resumes from, in JSON-compatible types."""
         return {
             "metrics": self._writer.position,
             "window": [self._loss_sum, self._loss_count],
@@ -49,11 +49,11 @@ class TrainLog:
         }
 
     def say(self, text: str) -> None:
-        """A line on the terminal."""
+        """Print a line on the terminal."""
         self._progress.say(text)
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        """Count the loss of a step; every `log.every` steps, and at the last, write a row and show the progress."""
+        """Add the loss of a step; every `log.every` steps and at the last one, write a row and show the progress."""
         self._loss_sum += values["loss"]
         self._loss_count += 1
         n_steps = self._config.train.steps
@@ -77,7 +77,7 @@ class TrainLog:
         self._progress.update(step, loss=values["loss"], tokens_per_s=rate, mfu=mfu, eta=eta)
 
     def evaluation(self, step: int, row: dict[str, float], losses: dict[str, np.ndarray]) -> None:
-        """Write the row of an evaluation, with the mean training loss since the one before, and every block's loss."""
+        """Write the row of an evaluation, with the mean training loss since the last one, and every block's loss."""
         train_loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
         self._loss_sum, self._loss_count = 0.0, 0
         self._writer.write(step, {"tokens": step * self._tokens_per_step, "train/loss": train_loss, **row})

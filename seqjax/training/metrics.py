@@ -1,4 +1,4 @@
-"""What a run writes while it goes: `metrics.jsonl`, TensorBoard events, and a progress line on the terminal."""
+"""The output of a running run: `metrics.jsonl`, TensorBoard events, and a progress line on the terminal."""
 
 import io
 import json
@@ -14,38 +14,38 @@ from tensorboardX import SummaryWriter
 
 from seqjax.terminal import StatusLine, duration
 
-# What depends on the clock and the device, not on the run: left out when two runs are compared.
+# Metrics that depend on the clock and the device; they are left out when two runs are compared.
 TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
 
 
 class NullWriter:
-    """The writer of a process that follows, in place of `Metrics`: it writes nothing."""
+    """Takes the place of `Metrics` in every process but the first, and writes nothing."""
 
     position = 0
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Metrics:
-    """Appends objects to `metrics.jsonl`; `position` goes into checkpoints, and a resumed run truncates to it.
+    """Appends objects to `metrics.jsonl`; checkpoints store `position`, to which a resumed run truncates the file.
 
-    So whatever a killed process wrote after its last checkpoint is written again, once.
+    The rows that a killed process wrote after its last checkpoint are thus replaced, not repeated.
     """
 
     def __init__(self, workdir: Path, *, position: int = 0, step: int = 0, tensorboard: bool = True):
         self._path = workdir / "metrics.jsonl"
         self._file = self._path.open("ab")
-        # never longer: a file that was lost would come back as zeros
+        # Never extend the file: a lost one would come back as zeros.
         self._file.truncate(min(position, self._path.stat().st_size))
-        # also at step 0: a process that was killed before its first checkpoint has left events too
+        # Also at step 0: a process that was killed before its first checkpoint has left events too.
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1) if tensorboard else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """One object: the step and whatever was measured at it."""
+        """Append one object with the step and the values measured at it."""
         self._file.write((json.dumps({"step": step, **values}) + "\n").encode())
         self._file.flush()
         if self._events is not None:
@@ -55,7 +55,7 @@ class Metrics:
 
     @property
     def position(self) -> int:
-        """Bytes written so far."""
+        """The length of `metrics.jsonl` in bytes."""
         return self._file.tell()
 
     def __enter__(self) -> "Metrics":
@@ -72,7 +72,7 @@ class Metrics:
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
-    """The objects of `metrics.jsonl`; a line torn by a crash ends the list."""
+    """Return the objects of `metrics.jsonl`, up to a line that a crash left incomplete."""
     rows = []
     with (workdir / "metrics.jsonl").open() as file:
         for line in file:
@@ -84,36 +84,36 @@ def read(workdir: Path) -> list[dict[str, Any]]:
 
 
 class Progress:
-    """How far a training run is, on the terminal."""
+    """Shows the progress of a training run on the terminal."""
 
     def __init__(self, total: int, *, quiet: bool = False, stream: io.TextIOBase | None = None):
         self._total = total
         self._line = StatusLine(stream=stream, quiet=quiet)
 
     def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
-        """Show where the run is; `eta` in seconds."""
+        """Show the progress; `eta` is in seconds."""
         parts = [f"step {step}/{self._total}", f"loss {loss:.3f}", f"{tokens_per_s:,.0f} tokens/s"]
         parts += [f"MFU {mfu:.1%}"] if mfu is not None else []
         self._line.show(" | ".join([*parts, f"ETA {duration(eta)}"]), last=step >= self._total)
 
     def say(self, text: str) -> None:
-        """A line that stays, above the progress line."""
+        """Print a permanent line above the progress line."""
         self._line.say(text)
 
 
 def device_peak_bytes() -> int | None:
-    """Most memory that the first device of this process held since it began; None where it does not count."""
+    """Return the peak memory in bytes of this process's first device, or None if the device does not report it."""
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def device_peak_gib() -> float | None:
-    """`device_peak_bytes` in GiB."""
+    """Return `device_peak_bytes` in GiB."""
     peak = device_peak_bytes()
     return None if peak is None else peak / 2**30
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """Return the versions of those of the packages that are installed."""
     versions = {}
     for name in packages:
         try:
@@ -124,7 +124,7 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def run_facts(**extra: Any) -> dict[str, Any]:
-    """What identifies a run: versions, device, commit."""
+    """Return the facts that identify a run: versions, devices, processes and commit, with `extra` added."""
     packages = (
         "seqjax",
         "jax",

@@ -1,4 +1,4 @@
-"""Adam as the paper has it: linear warm-up, linear decay, global-norm clipping (arXiv 2505.18522, Appendix A)."""
+"""Adam as in the paper, with linear warm-up, linear decay and global-norm clipping (arXiv 2505.18522, Appendix A)."""
 
 import jax
 import optax
@@ -7,9 +7,9 @@ from seqjax.config import OptimConfig
 
 
 def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
-    """Learning rate of step s (0-based): linear from lr / warmup up to lr, then linear to `final_lr`.
+    """Return the learning rate as a function of the 0-based step: linear from lr / warmup to lr, then to `final_lr`.
 
-    `final_lr` is what step `steps` would have, so that with 0 the last step still learns.
+    `final_lr` belongs to step `steps`, one after the last, so that with `final_lr` = 0 the last step still learns.
     """
     warmup = max(1, min(config.warmup_steps, steps))
     rise = optax.linear_schedule(config.lr / warmup, config.lr, warmup - 1)
@@ -18,7 +18,7 @@ def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def optimizer(config: OptimConfig, steps: int) -> optax.GradientTransformation:
-    """Clip, Adam, decoupled weight decay on matrices (off in the paper's setting), learning rate."""
+    """Return the chain of clipping, Adam, decoupled weight decay on matrices (0 in the paper) and learning rate."""
     parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
     parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
     if config.weight_decay:
@@ -28,6 +28,6 @@ def optimizer(config: OptimConfig, steps: int) -> optax.GradientTransformation:
 
 
 def _matrices(params):
-    """Stacked layers add an axis, so inside `blocks` a vector has two dimensions."""
-    vector = {name: 2 if name == "blocks" else 1 for name in params}
-    return {name: jax.tree.map(lambda x, n=vector[name]: x.ndim > n, tree) for name, tree in params.items()}
+    """Return a mask of the matrices; layers are stacked along an axis, so a vector in `blocks` has two dimensions."""
+    vector_ndim = {name: 2 if name == "blocks" else 1 for name in params}
+    return {name: jax.tree.map(lambda x, n=vector_ndim[name]: x.ndim > n, tree) for name, tree in params.items()}

@@ -1,4 +1,4 @@
-"""What a run leaves for a reader: `report.md`, `report.png`, and the table on the terminal."""
+"""The report of a finished run: `report.md`, `report.png`, and the table on the terminal."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ from seqjax.training import metrics
 
 
 def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None) -> str:
-    """Write `report.md` and `report.png` from `metrics.jsonl`; returns what to show on the terminal."""
+    """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
+
+    `facts` are those of `metrics.run_facts`. Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
+    """
     rows = metrics.read(workdir)
     train = [r for r in rows if "seconds" in r]
     evals = [r for r in rows if any(k.startswith("eval/") for k in r)]
@@ -66,7 +69,7 @@ def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any
     markdown += [f"| {' | '.join(row)} |" for row in (table[0], rule, *table[1:])]
     markdown += ["", "![losses over tokens](report.png)", ""]
     if sample is not None:
-        # text of a model may hold a fence of its own
+        # Four backticks, because generated text may contain a fence of three.
         markdown += ["A sample, temperature 0.8:", "", "````text", sample, "````", ""]
     markdown += ["Next:", "", "```", *following, "```", "", "Made with:", "", "```"]
     markdown += [f"{name} {version}" for name, version in facts["versions"].items()]
@@ -90,7 +93,7 @@ def _row(name: str, loss: float, note: str, entropy: Sequence[str] = ()) -> tupl
 
 
 def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right, notes as they are."""
+    """Return the rows as text, with names aligned left and numbers aligned right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for name, *numbers, note in table:
@@ -107,7 +110,7 @@ def _plot(
     evals: list[dict[str, Any]],
     bigram: float | None,
 ) -> None:
-    """Training loss and every domain's loss over tokens; out-of-domain lines are dashed."""
+    """Plot the training loss and every domain's loss over tokens; out-of-domain lines are dashed."""
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()
     tokens = [r["tokens"] / 1e6 for r in train]
@@ -144,7 +147,7 @@ def _plot(
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, Any]], x: float) -> None:
-    """Name each line at its end, pushed apart where two would overlap."""
+    """Label each line at its end; labels that would overlap are moved apart."""
     low, high = axes.get_ylim()
     gap, floor = 0.045 * (high - low), -math.inf
     for y, text, color in sorted(ends):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a polite request: finish the step, save, leave. A second SIGINT interrupts at once."""
+"""Graceful shutdown: SIGTERM or SIGINT lets the run finish its step, save and exit; a second SIGINT interrupts it."""
 
 import signal
 from types import FrameType
@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 
 
 class StopRequest:
-    """A context in which the first SIGTERM or SIGINT sets a flag instead of killing the process."""
+    """A context in which the first SIGTERM or SIGINT sets `name` to the signal's name instead of ending the process."""
 
     def __init__(self):
         self.name = ""
@@ -31,7 +31,7 @@ class StopRequest:
         self.name = signal.Signals(number).name
 
     def agreed(self, *, check: bool) -> bool:
-        """Whether to stop now. Processes must stop at the same step, so several ask each other where `check` is set."""
+        """Return whether to stop now; several processes, which must stop at the same step, agree on it if `check`."""
         if jax.process_count() == 1:
             return bool(self.name)
         if not check:

@@ -1,4 +1,4 @@
-"""The pure functions of training: one optimiser step, one evaluation step. Nothing here knows files or loops."""
+"""The pure functions of training: initialisation, the optimiser step and the evaluation steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -15,7 +15,7 @@ from seqjax.types import Array, Params, PRNGKey
 
 
 class TrainState(NamedTuple):
-    """What a step changes, or the shapes or shardings of that. `rng` is raw key data: every leaf is a plain array."""
+    """The training state, or its shapes or shardings. `rng` is raw key data, so that every leaf is a plain array."""
 
     params: Params
     opt_state: Any
@@ -24,7 +24,7 @@ class TrainState(NamedTuple):
 
 
 def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGKey) -> TrainState:
-    """Fresh parameters and optimiser state; jit this with output shardings to build them in place."""
+    """Return a fresh training state; jit this with output shardings to create it in place on the devices."""
     params_key, rng = jax.random.split(key)
     params = model.init(params_key)
     step = jnp.zeros((), jnp.int32)
@@ -34,23 +34,24 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: PRNGK
 def state_shardings(
     mesh: Mesh, model: Model, optimizer: optax.GradientTransformation, shapes: TrainState
 ) -> TrainState:
-    """The sharding of every leaf of a state: parameters by their axes, the optimiser's moments as their parameters."""
-    by_param, one = shardings(mesh, model.shapes, model.axes), replicated(mesh)
+    """Return the sharding of every leaf of the state; the optimiser's moments are sharded like their parameters."""
+    by_param, unsharded = shardings(mesh, model.shapes, model.axes), replicated(mesh)
     moments = optax.tree.map_params(
-        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: one
+        optimizer, lambda _, s: s, shapes.opt_state, by_param, transform_non_params=lambda _: unsharded
     )
-    return TrainState(by_param, moments, one, one)
+    return TrainState(by_param, moments, unsharded, unsharded)
 
 
 def make_train_step(
     model: Model, optimizer: optax.GradientTransformation, schedule: optax.Schedule
 ) -> Callable[[TrainState, Array], tuple[TrainState, dict[str, Array]]]:
-    """(state, tokens [A, B, T + 1]) -> (state, metrics): A micro-batches, one update with their mean gradient.
+    """Return (state, tokens int32 [A, B, T + 1]) -> (state, metrics), an update with A micro-batches' mean gradient.
 
-    `schedule` is only reported; the optimiser has its own.
+    `metrics` holds scalars: the loss in nats per token, the global norms of the gradient and of the new parameters, and
+    the learning rate. `schedule` is used only to report the latter; the optimiser has its own.
     """
 
-    def micro(params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
+    def loss_and_grads(params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
         def mean_loss(params: Params) -> Array:
             total, count = model.loss(params, tokens_BT1)
             return total / count
@@ -60,11 +61,11 @@ def make_train_step(
     def train_step(state: TrainState, tokens_ABT1: Array) -> tuple[TrainState, dict[str, Array]]:
         n_micro = tokens_ABT1.shape[0]
         if n_micro == 1:
-            loss, grads = micro(state.params, tokens_ABT1[0])
+            loss, grads = loss_and_grads(state.params, tokens_ABT1[0])
         else:
 
             def body(carry, tokens_BT1):
-                return jax.tree.map(jnp.add, carry, micro(state.params, tokens_BT1)), None
+                return jax.tree.map(jnp.add, carry, loss_and_grads(state.params, tokens_BT1)), None
 
             zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params))
             sums, _ = jax.lax.scan(body, zero, tokens_ABT1)
@@ -72,7 +73,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params: Any = optax.apply_updates(state.params, updates)
-        # the norm of the new parameters too: a finite loss does not say that its update was finite
+        # The parameter norm is that after the update, because a finite loss does not imply a finite update.
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
         metrics["lr"] = schedule(state.step)
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
@@ -88,9 +89,9 @@ def jit_train_step(
     state: TrainState,
     tokens: NamedSharding,
 ) -> Any:
-    """`make_train_step` under `jax.jit`, for a state and tokens [A, B, T + 1] with these shardings.
+    """Return `make_train_step` under `jax.jit`, for a state and tokens int32 [A, B, T + 1] with these shardings.
 
-    The state that goes in gives its buffers to the one that comes out. Call it inside `jax.set_mesh`.
+    The buffers of the input state are donated to the output state. Call it inside `jax.set_mesh`.
     """
     return jax.jit(
         make_train_step(model, optimizer, schedule),
@@ -101,12 +102,12 @@ def jit_train_step(
 
 
 def make_eval_step(model: Model) -> Callable[[Params, Array], Array]:
-    """(params, tokens [B, T + 1]) -> summed next-token loss of every row in nats, float32 [B]."""
+    """Return (params, tokens int32 [B, T + 1]) -> summed next-token loss of every row in nats, float32 [B]."""
     return model.sequence_losses
 
 
 def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array, Array]]:
-    """(params, tokens [B, T + 1], weights [B]) -> sums over rows of `mean_entropy`'s two means, and of the weights."""
+    """Return (params, tokens [B, T + 1], weights [B]) -> weighted row sums of `mean_entropy`'s two values, and of 1."""
 
     def entropy_step(params: Params, tokens_BT1: Array, weights_B: Array) -> tuple[Array, Array, Array]:
         nats_LB, relative_LB = mean_entropy(model, params, tokens_BT1[:, :-1])

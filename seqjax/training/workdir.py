@@ -1,4 +1,4 @@
-"""The directory of a run: which one, whose config it holds, and what may change when a run goes on in it."""
+"""The directory of a run: its default name, its config, and the settings that may change when a run resumes in it."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
 from seqjax.upgrade import VERSION, upgrade_config
 
-# Settings that do not change what a run computes; a resumed run may have others.
+# Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
     "log.",
     "checkpoint.",
@@ -21,12 +21,12 @@ MAY_CHANGE = (
 
 
 def fresh(config: Config) -> Path:
-    """`runs/<config>-<size>-<time>`, for a run that was given no workdir."""
+    """Return `runs/<config>-<size>-<time>`, the workdir of a run that was not given one."""
     return Path("runs") / f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def save_config(workdir: Path, config: Config) -> None:
-    """Make `workdir` and write `config.json`; `UserError` where the one that is there asks for another run."""
+    """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
     path = workdir / "config.json"
     if path.exists():
         old, new = to_dict(load_config(workdir)), to_dict(config)
@@ -50,7 +50,7 @@ def save_config(workdir: Path, config: Config) -> None:
 
 
 def load_config(workdir: Path) -> Config:
-    """The config of the run in `workdir`."""
+    """Return the config of the run in `workdir`; raise `UserError` if it does not hold one."""
     path = workdir / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")

@@ -99,7 +99,7 @@ class TestMixtral:
 
     def test_a_changed_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "m").write_text("no model")
-        monkeypatch.setattr(tokenizer, "_carried_model", lambda: tmp_path / "m")
+        monkeypatch.setattr(tokenizer, "_shipped_model", lambda: tmp_path / "m")
         with pytest.raises(UserError, match="reinstall mistral-common"):
             MixtralTokenizer()
 

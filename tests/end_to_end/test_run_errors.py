@@ -13,6 +13,7 @@ from seqjax import evaluate, generate, main
 from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.train import train
+from seqjax.training import step as step_module
 from seqjax.training.step import make_train_step
 from tests import support
 
@@ -96,7 +97,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatc
 
         return train_step
 
-    monkeypatch.setattr(train_module, "make_train_step", poisoned)
+    monkeypatch.setattr(step_module, "make_train_step", poisoned)
     with pytest.raises(UserError) as caught:
         train(settings(blocks_dir), workdir)
     text = str(caught.value)

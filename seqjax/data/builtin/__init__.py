@@ -1,4 +1,4 @@
-"""The corpus that every installation has: texts of Python and of seqjax's dependencies."""
+"""The corpus that every installation provides: texts of Python and of seqjax's dependencies."""
 
 from seqjax.data.builtin.corpus import open_builtin
 

@@ -1,13 +1,13 @@
-"""The corpus that needs no download: `extract`'s text, tokenised once and kept in a cache.
+"""The corpus that needs no download: the text found by `extract`, tokenised once and cached.
 
-Train on prose and doctest; math_docs, python and c_code are out of domain. One package in about twenty is
-held out for in-domain validation, whole, so that a package's habits of writing do not leak. What is in it
-follows the versions of Python and of the packages: losses compare only under an equal manifest hash. It is
-for first runs and tests, models of up to about ten million parameters, and it is not SlimPajama.
+Runs train on prose and doctest; math_docs, python and c_code are out of domain. About one package in twenty is
+held out as a whole for in-domain validation, so that the writing style of a package does not leak. The content
+depends on the versions of Python and of the packages: losses are comparable only under equal manifest hashes. It is
+meant for first runs and tests with models of up to about ten million parameters; it is not SlimPajama.
 
 A cache directory `builtin-TOKENIZER-KEY` holds one flat file of tokens per split and domain and a manifest;
-the key is a hash of everything that decides the content. It is built beside its place and renamed, so that
-two processes may build at once.
+the key is a hash of everything that determines the content. It is built in a temporary directory and renamed, so that
+two processes may build it at once.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.errors import UserError
 from seqjax.files import write_json
 
-VERSION = 1  # raise when the text or its order changes
+VERSION = 1  # increment when the text or its order changes
 HELD_OUT = 0.05
 NOTE = (
     "Built-in corpus: texts of the Python standard library and of installed packages. This is not "
@@ -44,7 +44,7 @@ REGIMES = {
 
 
 def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
-    """The built-in corpus in blocks of `seq_len` + 1 tokens; builds it first where the cache lacks it."""
+    """Return the built-in corpus in blocks of `seq_len` + 1 tokens; it is built first if the cache lacks it."""
     tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)
     train, evaluate = slimpajama.resolve(
         REGIMES[config.regime],
@@ -78,11 +78,11 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
 
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
-    """The directory of the corpus under this tokenizer, made if it is not there yet."""
+    """Return the directory of the corpus under this tokenizer; build it first if it does not exist."""
     root = Path(cache_dir).expanduser() if cache_dir else _default_cache()
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
-    if (directory / document_index.FILE).is_file():  # one of an older version lacks it
+    if (directory / document_index.FILE).is_file():  # a corpus of an older version lacks it
         return directory
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
     documents = extract.documents(dists)
@@ -96,8 +96,8 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
                 content.rename(directory)
             except OSError:
                 if (directory / document_index.FILE).is_file():
-                    return directory  # another process was faster; its content is the same
-                shutil.rmtree(directory)  # of an older version, or left half removed by hand
+                    return directory  # Another process was faster; its content is the same.
+                shutil.rmtree(directory)  # It is of an older version, or was partly deleted by hand.
                 content.rename(directory)
     except OSError as error:
         raise UserError(
@@ -108,7 +108,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
 
 
 def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
-    """The packages whose prose and doctest documents are for validation: about 5 % of each domain."""
+    """Return the packages whose prose and doctest documents are held out for validation, about 5 % of each domain."""
     domains = REGIMES["limited"].train
     total = dict.fromkeys(domains, 0)
     sizes: dict[str, dict[str, int]] = {}
@@ -118,15 +118,15 @@ def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
             per_domain = sizes.setdefault(document.package, dict.fromkeys(domains, 0))
             per_domain[document.domain] += len(document.text)
     held: set[str] = set()
-    got = dict.fromkeys(domains, 0)
+    held_sizes = dict.fromkeys(domains, 0)
     for package in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
         share = {d: sizes[package][d] / max(1, total[d]) for d in domains}
-        wanted = any(share[d] > 0 and got[d] < HELD_OUT * total[d] for d in domains)
-        fits = all(got[d] + sizes[package][d] <= 1.5 * HELD_OUT * total[d] for d in domains)
+        wanted = any(share[d] > 0 and held_sizes[d] < HELD_OUT * total[d] for d in domains)
+        fits = all(held_sizes[d] + sizes[package][d] <= 1.5 * HELD_OUT * total[d] for d in domains)
         if wanted and fits:
             held.add(package)
             for domain in domains:
-                got[domain] += sizes[package][domain]
+                held_sizes[domain] += sizes[package][domain]
     return frozenset(held)
 
 

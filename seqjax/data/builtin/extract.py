@@ -1,6 +1,6 @@
-"""Text that every machine with seqjax has: the standard library and seqjax's own dependencies.
+"""Text that every machine with seqjax has: that of the standard library and of seqjax's own dependencies.
 
-Five domains, none of them SlimPajama's:
+There are five domains, none of them SlimPajama's:
 
     prose      docstrings, READMEs, package descriptions, the Python language reference
     doctest    docstrings with at least three `>>>` prompts
@@ -8,9 +8,9 @@ Five domains, none of them SlimPajama's:
     python     source files with their docstrings taken out
     c_code     C and C++ sources and headers
 
-Tests, vendored code and generated tables are left out, equal documents are kept once, and `python` and
-`c_code`, which are only evaluated, are capped. Only required dependencies are read, so that an installed
-extra changes nothing. Docstrings are found by a pattern: parsing 100 MB of source would take a minute.
+Tests, vendored code and generated tables are left out, duplicates are kept once, and `python` and
+`c_code`, which are only evaluated, are capped in size. Only required dependencies are read, so that an installed
+extra changes nothing. Docstrings are found with a regular expression, because parsing 100 MB of source takes a minute.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-# The requirements in pyproject.toml; what they require in turn is followed from their metadata.
+# The requirements in pyproject.toml; their own requirements are read from their metadata.
 ROOTS = (
     *(
         "absl-py",
@@ -46,12 +46,11 @@ _SKIP_PARTS = re.compile(
     r"|test_[^/]*|[^/]*_test\.py"
     r"|[^/]*_pb2\.pyi?|conftest\.py|turtledemo|ensurepip|licenses?|unicode_data|encodings|__pycache__)(/|$)"
 )
-# After a line that ends in a colon or a comma (numpy's add_newdoc), or at the top of a file below its
-# comments.
+# A docstring follows a line that ends in a colon or a comma (numpy's add_newdoc), or the comments at the top of a file.
 _DOCSTRING = re.compile(
     r"""(?:\A(?:[ \t]*\#[^\n]*\n|\s)*|[:,][ \t]*(?:\#[^\n]*)?\n\s*)([rRuU]?)(\"{3}|'{3})(.*?)\2""", re.S
 )
-# Licence headers, the same thousand times over.
+# Licence headers, which thousands of files repeat.
 _PYTHON_HEADER = re.compile(r"\A(?:\#[^\n]*\n|\s)*")
 _C_HEADER = re.compile(r"\A(?:/\*.*?\*/|//[^\n]*\n|\s)*", re.S)
 _CODE_SUFFIXES = {".h", ".c", ".hpp", ".cc", ".cpp", ".cuh"}
@@ -59,7 +58,7 @@ _CODE_SUFFIXES = {".h", ".c", ".hpp", ".cc", ".cpp", ".cuh"}
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A text, the domain it belongs to and the package it comes from."""
+    """A text with its domain and the package that it comes from."""
 
     domain: str
     package: str
@@ -67,12 +66,12 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """Hash of the text without case and white space: equal texts are kept once, and this orders them."""
+        """Hash of the text without case and white space; it identifies duplicates and orders the documents."""
         return hashlib.sha1("".join(self.text.lower().split()).encode("utf-8", "replace")).digest()
 
 
 def distributions() -> dict[str, metadata.Distribution]:
-    """The required dependencies of seqjax, directly or through others, by normalised name."""
+    """Return seqjax's required dependencies, direct and transitive, by normalised name."""
     found: dict[str, metadata.Distribution] = {}
     queue: list[str] = list(ROOTS)
     while queue:
@@ -82,7 +81,7 @@ def distributions() -> dict[str, metadata.Distribution]:
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # a requirement for another platform or Python
+            continue  # It is required only on another platform or Python version.
         for requirement in found[name].requires or []:
             wanted, _, marker = requirement.partition(";")
             match = re.match(r"[\w.-]+", wanted)
@@ -92,7 +91,7 @@ def distributions() -> dict[str, metadata.Distribution]:
 
 
 def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
-    """All documents, without duplicates, in an order that depends on their texts alone."""
+    """Return all documents without duplicates, in an order that depends on their texts alone."""
     unique: dict[bytes, Document] = {}
     sizes: dict[str, int] = dict.fromkeys(DOMAINS, 0)
     files = sorted(_files(dists), key=lambda item: hashlib.sha1(item[1].encode()).digest())
@@ -108,7 +107,7 @@ def documents(dists: dict[str, metadata.Distribution]) -> list[Document]:
 
 
 def _files(dists: dict[str, metadata.Distribution]) -> Iterator[tuple[str, str, Path]]:
-    """(package, name, path) of every file worth reading; names do not depend on the place of installation."""
+    """Yield (package, name, path) of every relevant file; names do not depend on the installation directory."""
     stdlib = Path(sysconfig.get_path("stdlib"))
     for path in stdlib.rglob("*.py"):
         name = path.relative_to(stdlib).as_posix()
@@ -144,7 +143,7 @@ def _documents(path: Path, name: str, *, want_source: bool) -> Iterator[tuple[st
             yield "c_code", text
     elif name == "pydoc_data/topics.py":
         scope: dict[str, dict[str, str]] = {}
-        exec(text, scope)  # the standard library's own table of reference texts, nothing but one dict
+        exec(text, scope)  # the standard library's own reference texts: a single dict
         for topic in scope["topics"].values():
             yield from _classified(topic)
     else:

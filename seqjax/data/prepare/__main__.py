@@ -24,7 +24,7 @@ def _define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Command line; exits with 2 and a message for what the user can mend, 130 when interrupted."""
+    """Run the command; exit with status 2 and a message after a `UserError`, and with 130 when interrupted."""
     try:
         if len(argv) > 1:
             raise UserError(f"Unknown argument {argv[1]!r}; flags are written --name=value.")

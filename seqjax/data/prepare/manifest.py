@@ -1,4 +1,4 @@
-"""The manifest of prepared blocks, the lengths of their documents, and the table that the command prints."""
+"""The manifest of prepared blocks, the lengths of their documents, and the table printed by the command."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ def make_manifest(
     plan: list[Planned],
     out: Path,
 ) -> dict[str, Any]:
-    """The manifest: settings, counts per split and domain, files with their hashes, skipped lines."""
+    """Return the manifest: settings, counts per split and domain, files with their hashes, and skipped lines."""
     splits: dict[str, dict[str, Any]] = {}
     reasons: Counter[str] = Counter()
     for job, report in zip(jobs, reports, strict=True):
@@ -60,7 +60,7 @@ def make_manifest(
 
 
 def document_lengths(jobs: list[ShardJob]) -> dict[str, np.ndarray]:
-    """Tokens of every document, "SPLIT/DOMAIN" -> uint32, in the order in which the blocks hold them."""
+    """Return the token counts of all documents, "SPLIT/DOMAIN" -> uint32, in the order in which blocks hold them."""
     lengths: dict[str, list[np.ndarray]] = {}
     for job in jobs:
         for domain, part in document_index.read(job.part.with_suffix(".npz")).items():
@@ -69,7 +69,7 @@ def document_lengths(jobs: list[ShardJob]) -> dict[str, np.ndarray]:
 
 
 def summary(manifest: dict[str, Any]) -> str:
-    """A table of the manifest for the terminal."""
+    """Return a table of the manifest for the terminal."""
     lines = [f"{'split':<12}{'domain':<15}{'documents':>12}{'MB':>10}{'tokens':>16}{'blocks':>10}"]
     for split in shards.SPLITS:
         for domain in slimpajama.NAMES:

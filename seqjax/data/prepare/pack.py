@@ -1,7 +1,7 @@
-"""Parts -> files of blocks: which tokens each file holds, and a worker process that writes one.
+"""Packs parts into files of blocks: plans which tokens each file holds, and writes one file per job.
 
-Block files are cut from the parts of a domain in the order of the shards, as if they were one stream. So nothing
-depends on how many processes there are or when they are killed.
+Block files are cut from the parts of a domain in the order of the shards, as if they were one stream, so the result
+does not depend on the number of processes or on when they are killed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ READ_TOKENS = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class FileJob:
-    """Write `path` from `segments` (file, first token, tokens), `block` tokens a record; then `done`."""
+    """Write `path` from `segments` (file, first token, tokens) with `block` tokens per record, and then `done`."""
 
     path: Path
     done: Path
@@ -36,11 +36,11 @@ Planned = tuple[str, str, FileJob]  # split, domain, job
 def plan_files(
     out: Path, parts: Path, jobs: list[ShardJob], reports: list[dict[str, Any]], *, block: int
 ) -> list[Planned]:
-    """(split, domain, job) of every file of blocks: which tokens of which parts it holds."""
+    """Return (split, domain, job) of every file of blocks; the job says which tokens of which parts it holds."""
     streams: dict[tuple[str, str], list[tuple[Path, int, int]]] = {}
     for job, report in zip(jobs, reports, strict=True):
         offset = 0
-        for domain in slimpajama.NAMES:  # the order in which a part holds them
+        for domain in slimpajama.NAMES:  # the order of the domains within a part
             if domain in report["domains"]:
                 tokens = report["domains"][domain]["tokens"]
                 stream = streams.setdefault((job.shard.split, domain), [])
@@ -60,18 +60,18 @@ def plan_files(
 
 
 def cut(segments: list[tuple[Path, int, int]], start: int, stop: int) -> tuple[tuple[Path, int, int], ...]:
-    """The part [start, stop) of the stream that the segments make together."""
-    cut, position = [], 0
+    """Return the segments of the range [start, stop) of the stream that the given segments form."""
+    selected, position = [], 0
     for path, offset, tokens in segments:
         first, last = max(start, position), min(stop, position + tokens)
         if first < last:
-            cut.append((path, offset + first - position, last - first))
+            selected.append((path, offset + first - position, last - first))
         position += tokens
-    return tuple(cut)
+    return tuple(selected)
 
 
 def write_file(job: FileJob) -> None:
-    """Run a `FileJob`; raises `UserError` for a full disk."""
+    """Run a `FileJob`; raise `UserError` if the disk is full."""
     try:
         digest = blocks.write_records(job.path, _rows(job))
         records = sum(tokens for _, _, tokens in job.segments) // job.block
@@ -83,12 +83,12 @@ def write_file(job: FileJob) -> None:
 
 
 def _rows(job: FileJob) -> Iterator[np.ndarray]:
-    rest = np.empty(0, blocks.DTYPE)
+    buffer = np.empty(0, blocks.DTYPE)
     for path, first, tokens in job.segments:
         for start in range(first, first + tokens, READ_TOKENS):
             size = min(READ_TOKENS, first + tokens - start)
             ids = np.fromfile(path, blocks.DTYPE, size, offset=start * blocks.DTYPE.itemsize)
-            rest = np.concatenate([rest, ids])
-            whole = len(rest) // job.block * job.block
-            yield rest[:whole].reshape(-1, job.block)
-            rest = rest[whole:]
+            buffer = np.concatenate([buffer, ids])
+            n_whole = len(buffer) // job.block * job.block
+            yield buffer[:n_whole].reshape(-1, job.block)
+            buffer = buffer[n_whole:]

@@ -1,6 +1,6 @@
-"""How far `seqjax.data.prepare` is: counters that its processes share, and the line that shows them.
+"""The progress of `seqjax.data.prepare`: counters shared by its processes, and the line that shows them.
 
-The line is redrawn on a terminal, and comes now and then in a log.
+The line is redrawn in place on a terminal and printed at intervals in a log.
 """
 
 import multiprocessing
@@ -16,14 +16,14 @@ REDRAW_SECONDS = 0.5
 
 
 class Progress:
-    """Tokens, bytes of text and bytes of source done so far, over all processes."""
+    """The tokens, bytes of text and units of source processed so far, over all processes."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.tokens, self.text, self.source = (context.Value("q", 0) for _ in range(3))
 
     def add(self, *, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-        """Count work that was done."""
+        """Add to the counters."""
         for counter, value in ((self.tokens, tokens), (self.text, text), (self.source, source)):
             if value:
                 with counter.get_lock():
@@ -34,7 +34,7 @@ _progress: Progress | None = None
 
 
 def start_worker(progress: Progress) -> None:
-    """Initialise a worker process: share the counters, and end with the parent even if that was killed."""
+    """Initialise a worker process: share the counters, and exit when the parent ends, even if it was killed."""
     use_progress(progress)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -59,7 +59,7 @@ def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
 
 
 class Display:
-    """Shows the counters from a thread of its own while entered; `finished` counts the jobs done."""
+    """A context that shows the counters from a thread of its own; `finished` is the number of finished jobs."""
 
     def __init__(self, counters: Progress, *, title: str, total: int, jobs: int):
         self._counters, self._title, self._total, self._jobs = counters, title, total, jobs
@@ -81,7 +81,7 @@ class Display:
         self._line.say(self.line())
 
     def line(self) -> str:
-        """What is shown now."""
+        """Return the text that is shown now."""
         seconds = max(1e-3, time.monotonic() - self._start)
         done = self._counters.source.value
         share = min(1.0, done / max(1, self._total))

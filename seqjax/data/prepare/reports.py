@@ -1,4 +1,4 @@
-"""What a finished job leaves for the command to read, and the error of one that could not write."""
+"""The report that a finished job leaves for the command, and the error of a job that could not write."""
 
 import errno
 import json
@@ -9,7 +9,7 @@ from seqjax.errors import UserError
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
-    """The report of a finished job, None if it is not finished."""
+    """Return the report of a finished job, or None if it has not finished."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -17,7 +17,7 @@ def read_report(path: Path) -> dict[str, Any] | None:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """The error to raise where a part or a file of blocks could not be written."""
+    """Return the error to raise when a part or a file of blocks could not be written."""
     why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
     return UserError(
         f"Cannot write {path}: {why}. Finished shards are kept: make room (or move the directory) and run "

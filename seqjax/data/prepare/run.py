@@ -1,18 +1,18 @@
-"""SlimPajama-shaped `*.jsonl.zst` shards -> ArrayRecord files of token blocks per domain, with a manifest.
+"""Converts SlimPajama-shaped `*.jsonl.zst` shards to ArrayRecord files of token blocks per domain, with a manifest.
 
     python -m seqjax.data.prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
 
-Every document becomes BOS + tokens + EOS; the documents of a domain and split are joined in the order of the
-shards and cut into blocks of seq_len + 1 tokens, without overlap. What is left at the end of a domain, less
-than a block, is counted in the manifest as `tokens_unused`.
+Every document becomes BOS + tokens + EOS; the documents of a domain and split are concatenated in the order of the
+shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less
+than one block, is counted in the manifest as `tokens_unused`.
 
-`documents.npz` keeps the lengths of the documents, so that an evaluation can be spread over all of them and its
-uncertainty told (seqjax/data/document_index.py).
+`documents.npz` holds the lengths of the documents, so that an evaluation can be spread over all of them and its
+uncertainty estimated (seqjax/data/document_index.py).
 
-A run that was stopped, killed or out of disk goes on where it was when the command is given again, and ends
-with the same bytes as one that was not. Finished shards wait in OUT/.parts until all are there, so OUT takes
-4 bytes a token for a while and 2 in the end. Bad lines are skipped, counted and named in the manifest;
-`--strict` stops at the first.
+A run that was stopped, was killed or ran out of disk space resumes when the command is run again, and produces
+the same bytes as an uninterrupted one. Finished shards are kept in OUT/.parts until all are done, so OUT takes
+4 bytes per token for a while and 2 in the end. Bad lines are skipped, counted and listed in the manifest;
+`--strict` stops at the first one.
 """
 
 import concurrent.futures
@@ -48,19 +48,22 @@ def prepare(
     max_tokens: int = 0,
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Make, or finish, the blocks of `source` in `out`; gives the manifest.
+    """Create or complete the blocks of `source` in `out`, and return the manifest.
 
     Args:
-        source: directory or glob of shards, anything that fsspec opens.
-        out: local directory.
+        source: Directory or glob of shards, anything that fsspec can open.
+        out: Local directory.
         tokenizer: byte | mixtral.
-        tokenizer_path: a sentencepiece file instead of the one that mistral-common carries.
+        tokenizer_path: A sentencepiece file instead of the one that mistral-common ships.
         seq_len: T; blocks hold T + 1 tokens.
-        workers: processes; 0 = one per core, 1 = this process alone.
-        domains: keep only these; empty = all seven.
-        min_tokens: leave out documents with fewer tokens.
-        max_tokens: cut documents to so many tokens; 0 = whole.
-        strict: stop at the first bad line.
+        workers: Number of processes; 0 = one per core, 1 = this process alone.
+        domains: Domains to keep; empty = all seven.
+        min_tokens: Documents with fewer tokens are left out.
+        max_tokens: Documents are truncated to this many tokens; 0 = not truncated.
+        strict: Stop at the first bad line.
+
+    Raises:
+        UserError: An argument is invalid, `out` holds something else, a line is bad (if strict) or the disk is full.
     """
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
@@ -111,17 +114,17 @@ def prepare(
 
     reports = [read_report(job.part.with_suffix(".json")) or {} for job in jobs]
     if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
-        first = bad[0]  # a shard that was finished without --strict
+        first = bad[0]  # from a shard that was finished without --strict
         where = f"{first['file']}:{first['line']}"
-        raise UserError(f"{where}: {first['reason']}. Mend the file and give another --out.")
+        raise UserError(f"{where}: {first['reason']}. Fix the file and give another --out.")
     plan = plan_files(out, parts, jobs, reports, block=seq_len + 1)
     files = [job for _, _, job in plan]
     todo = [job for job in files if read_report(job.done) is None or not job.path.is_file()]
-    needed = sum(tokens for job in todo for _, _, tokens in job.segments)
-    _need_space(out, 2 * needed)
-    _run(write_file, todo, workers=workers, title="write", total=needed)
+    n_tokens = sum(tokens for job in todo for _, _, tokens in job.segments)
+    _require_space(out, 2 * n_tokens)
+    _run(write_file, todo, workers=workers, title="write", total=n_tokens)
     manifest = make_manifest(settings, reports, jobs, plan, out)
-    for leftover in out.rglob(".*.tmp"):  # of a process that was killed
+    for leftover in out.rglob(".*.tmp"):  # left by a process that was killed
         leftover.unlink()
     document_index.write(out / document_index.FILE, document_lengths(jobs))
     write_json(out / "manifest.json", manifest, sort_keys=True)
@@ -130,7 +133,7 @@ def prepare(
 
 
 def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
-    """Start in an empty directory, or go on in one that was started with the same settings."""
+    """Start in an empty directory, or resume in one that was started with the same settings."""
     before = read_report(parts / "settings.json")
     manifest = read_report(out / "manifest.json")
     if before is None and manifest is not None:
@@ -164,7 +167,7 @@ def _difference(key: str, old: Any, new: Any) -> str:
 
 
 def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, title: str, total: int) -> None:
-    """Run all jobs, in this process or in `workers` spawned ones, and show how far they are."""
+    """Run all jobs, in this process or in `workers` spawned ones, and show the progress."""
     if not jobs:
         return
     counters = progress.Progress()
@@ -188,7 +191,7 @@ def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, 
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         try:
-            for future in futures:  # of several errors the first in the order of the jobs, whichever came up first
+            for future in futures:  # Of several errors, raise the first in the order of the jobs.
                 if not future.cancelled():
                     future.result()
         except BrokenProcessPool:
@@ -198,7 +201,7 @@ def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, 
             ) from None
 
 
-def _need_space(out: Path, needed: int) -> None:
+def _require_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out).free
     if needed > free:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Shards -> parts: the tokens of every document of one shard, made by a worker process.
+"""Converts shards to parts, the tokens of every document of one shard, in worker processes.
 
-A *part* is what one shard becomes: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
-lengths of their documents, and `NAME.json`, their counts, written last, which says that the shard is done.
+A *part* holds one shard: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
+lengths of their documents, and `NAME.json`, their counts, written last, which marks the shard as done.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from seqjax.data.prepare.reports import cannot_write, read_report
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.files import write_json
 
-BATCH_CHARS = 1 << 19  # of text given to the tokenizer at a time
-HISTOGRAM = 24  # documents by log2 of their tokens
+BATCH_CHARS = 1 << 19  # characters of text passed to the tokenizer at a time
+HISTOGRAM = 24  # bins: documents by log2 of their token count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ShardJob:
 
 
 class _DomainTokens:
-    """What one shard holds of one domain."""
+    """The documents of one domain in one shard, as tokens."""
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
@@ -54,23 +54,23 @@ class _DomainTokens:
 
 
 def tokenize_shard(job: ShardJob) -> None:
-    """Run a `ShardJob`; raises `UserError` for a full disk and, if strict, for the first bad line."""
+    """Run a `ShardJob`; raise `UserError` if the disk is full and, if strict, for the first bad line."""
     tokenizer = load_tokenizer(job.tokenizer, job.tokenizer_path)
-    held = {domain: _DomainTokens() for domain in slimpajama.NAMES}
+    per_domain = {domain: _DomainTokens() for domain in slimpajama.NAMES}
     skipped = shards.Skipped(job.shard.name, strict=job.strict)
-    short = 0
+    n_too_short = 0
     batch: list[tuple[str, str]] = []
 
     def flush() -> None:
-        nonlocal short
+        nonlocal n_too_short
         tokens = text = 0
         for (domain, document), ids in zip(batch, tokenizer.encode_batch([d for _, d in batch]), strict=True):
             text += (size := len(document.encode()))
             tokens += len(ids) + 2
             if len(ids) < job.min_tokens:
-                short += 1
+                n_too_short += 1
                 continue
-            held[domain].add(ids[: job.max_tokens or None], size=size, tokenizer=tokenizer)
+            per_domain[domain].add(ids[: job.max_tokens or None], size=size, tokenizer=tokenizer)
         count(tokens=tokens, text=text)
         batch.clear()
 
@@ -84,7 +84,7 @@ def tokenize_shard(job: ShardJob) -> None:
             flush()
             characters = 0
     flush()
-    used = {domain: tokens for domain, tokens in held.items() if tokens.documents}
+    used = {domain: tokens for domain, tokens in per_domain.items() if tokens.documents}
     report = {
         "domains": {
             domain: {
@@ -95,7 +95,7 @@ def tokenize_shard(job: ShardJob) -> None:
             }
             for domain, tokens in used.items()
         },
-        "too_short": short,
+        "too_short": n_too_short,
         "skipped": skipped.report(),
     }
     try:
@@ -118,5 +118,5 @@ def tokenize_shard(job: ShardJob) -> None:
 
 
 def is_done(job: ShardJob) -> bool:
-    """Whether the part of a shard is whole; one of an older version lacks the lengths of its documents."""
+    """Return whether a shard's part is complete; a part of an older version lacks the lengths of its documents."""
     return read_report(job.part.with_suffix(".json")) is not None and job.part.with_suffix(".npz").is_file()
