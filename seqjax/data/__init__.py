@@ -13,7 +13,7 @@ from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
-from seqjax.errors import UserError, nearest
+from seqjax.errors import UserError
 
 __all__ = ["Corpus", "EvalBlocks", "Tokenizer", "load_tokenizer", "open_corpus"]
 
@@ -36,10 +36,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
         return open_builtin(config, seq_len=seq_len)
     if config.corpus == "blocks":
         return _open_blocks(config, tokenizer, seq_len=seq_len)
-    if config.corpus == "stream":
-        return StreamCorpus(config, tokenizer, seq_len=seq_len)
-    known = ("builtin", "blocks", "stream")
-    raise UserError(f"config.data.corpus={config.corpus!r} is not known.{nearest(config.corpus, known)}")
+    return StreamCorpus(config, tokenizer, seq_len=seq_len)
 
 
 def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:

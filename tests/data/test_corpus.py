@@ -226,8 +226,6 @@ def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.Monk
         open_blocks(blocks_dir, tokenizer_path="some.model")
     with pytest.raises(UserError, match="names a domain twice"):
         open_blocks(blocks_dir, train_domains=("c4", "c4"))
-    with pytest.raises(UserError, match="Did you mean 'blocks'"):
-        open_blocks(blocks_dir, corpus="block")
     monkeypatch.setattr("seqjax.data.tokenizer.ByteTokenizer.hash", "0" * 64)
     with pytest.raises(UserError, match="made with the byte tokenizer"):
         open_blocks(blocks_dir)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from seqjax import evaluate
-from seqjax.config import from_config_dict
 from seqjax.files import read_json
+from seqjax.training.workdir import load_config
 from tests import support
 from tests.end_to_end.reference import Reference
 
@@ -62,7 +62,7 @@ def stopped(blocks_dir, tmp_path_factory):
 def test_each_process_reads_its_own_part_of_the_data(stopped):
     """The first logged losses are of batches whose halves are part 0 and part 1 of the data."""
     workdir, _ = stopped
-    config = from_config_dict(read_json(workdir / "config.json"))
+    config = load_config(workdir)
     corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
     halves = [corpus.train_iterator(batch_size=4, process_index=i, process_count=2) for i in (0, 1)]
     batches = [[next(half)["tokens"] for half in halves] for _ in range(6)]

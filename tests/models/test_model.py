@@ -176,7 +176,7 @@ def test_learned_positions_reach_the_parallel_and_the_recurrent_form():
 
 def test_initial_parameters_have_the_stated_spread():
     """N(0, 0.02^2), and 1 / sqrt(2 L) of that for the two matrices that write to the residual stream; gains 1."""
-    config = support.tiny("transformer_pp", model__dim=256, model__n_layers=8, model__mlp__dim=0)
+    config = support.tiny("transformer_pp", model__dim=256, model__n_layers=8, model__mlp__dim=None)
     made = dict(params_lib.names(jax.jit(Model(config.model, max_len=8).init)(jax.random.key(0))))
     for name, x in made.items():
         std = 0.02 / np.sqrt(16) if name.endswith(("mixer.out.w", "mlp.down.w")) else 0.02
