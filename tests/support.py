@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from seqjax import mixers
 from seqjax.config import Config, from_config_dict
@@ -81,9 +82,16 @@ SLOW = {
     ("transformer_pp", "alibi"),
     ("transformer_pp", "const_k"),
 }
+# One mixer of each kind: the normal tests run what costs seconds a mixer on these, the slow tests on the others.
+REPRESENTATIVE = ("gated_deltanet", "mamba2", "rwkv7", "top1_chunk", "transformer_pp")
 IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
+
+
+def others_slow(cases: list[tuple[str, ...]]) -> list[Any]:
+    """Parameters of a test that begin with a mixer, those of mixers that are not `REPRESENTATIVE` marked slow."""
+    return [case if case[0] in REPRESENTATIVE else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:

@@ -17,7 +17,7 @@ from seqjax.training.step import init_state, make_train_step
 from tests import support
 from tests.kernels.common import count_primitive
 
-every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
+every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.others_slow(support.FIRST))
 B, T = 8, 23
 
 
@@ -62,7 +62,7 @@ FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3
 ]
 
 
-@pytest.mark.parametrize(("mixer", "variant", "form"), FORM_CASES)
+@pytest.mark.parametrize(("mixer", "variant", "form"), support.others_slow(FORM_CASES))
 def test_the_form_does_not_change_the_result(mixer, variant, form):
     _, weights, tokens, loss, grads = reference(mixer, variant)
     got_loss, got_grads = loss_and_grads(support.tiny_model(mixer, variant, **FORMS[form]), weights, tokens)
@@ -115,7 +115,9 @@ def test_eight_devices_equal_one(mixer, variant):
     assert_same(got_grads, grads)
 
 
-@pytest.mark.parametrize(("mixer", "variant"), [(m, v) for m, v in support.CASES if "gqa" not in v])
+@pytest.mark.parametrize(
+    ("mixer", "variant"), support.others_slow([(m, v) for m, v in support.CASES if "gqa" not in v])
+)
 def test_bfloat16_gradients_are_finite(mixer, variant):
     model = support.tiny_model(mixer, variant, model__dtype="bfloat16")
     weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
