@@ -1,6 +1,6 @@
-"""Reads what earlier versions of seqjax wrote: settings in `config.json` and parameters in checkpoints.
+"""Reads the settings that earlier versions of seqjax wrote to `config.json`.
 
-A `config.json` without a `version` is of version 1. Later versions changed:
+Parameters in checkpoints are where they always were: no version has moved one. A `config.json` without a `version` is of version 1. Later versions changed:
 
     2   None means "not set", where 0 did; `model.mixer` is one group or a list of them, where there was `model.pattern`
         beside it; `position` none alone means no rotation, where `rope_base` 0 did too; the parts of RWKV-7's shell and
@@ -45,10 +45,6 @@ MIXER_ZERO_WAS_NONE = {
     "rwkv7_shell": ("value_rank", "gate_rank"),
 }
 ROTATING = ("transformer", "transformer_pp", "top1_chunk", "top1_element", "rwkv7_shell")
-
-# Version -> {path of a parameter in earlier checkpoints: its path from this version on}, from the root, joined by dots;
-# a path that is a prefix applies to everything below it, and * stands for one key.
-PARAMETERS: dict[int, dict[str, str]] = {}
 
 
 def upgrade_config(values: dict[str, Any], *, where: str) -> dict[str, Any]:
@@ -113,57 +109,3 @@ def _zero_to_none(group: Any, names: tuple[str, ...]) -> None:
         for name in names:
             if group.get(name) == 0:
                 group[name] = None
-
-
-def saved_path(path: tuple[str, ...], *, version: int) -> tuple[str, ...]:
-    """Return the path in a checkpoint of `version` of the parameter that is at `path` today.
-
-    >>> saved_path(("blocks", "0", "mixer", "q", "w"), version=VERSION)
-    ('blocks', '0', 'mixer', 'q', 'w')
-    """
-    for since in sorted((v for v in PARAMETERS if v > version), reverse=True):
-        for old, new in PARAMETERS[since].items():
-            before, today = old.split("."), new.split(".")
-            head = path[: len(today)]
-            if len(head) == len(today) and all(b in (a, "*") for a, b in zip(head, today, strict=True)):
-                wild = iter(a for a, b in zip(head, today, strict=True) if b == "*")
-                path = (*(next(wild) if key == "*" else key for key in before), *path[len(today) :])
-                break
-    return path
-
-
-def rearranged(params: dict[str, Any], *, version: int) -> dict[str, Any]:
-    """Return a tree with the structure of today's parameters, nested as in a checkpoint of `version`."""
-    out: dict[str, Any] = {}
-    for path, leaf in _leaves(params):
-        *groups, last = saved_path(path, version=version)
-        node = out
-        for key in groups:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return out
-
-
-def upgrade_params(saved: dict[str, Any], like: dict[str, Any], *, version: int) -> dict[str, Any]:
-    """Return the parameters `saved` in a checkpoint of `version`, nested like `like`, a tree of today's structure."""
-
-    def pick(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        return {
-            key: pick(value, (*path, key)) if isinstance(value, dict) else _at(saved, (*path, key), version)
-            for key, value in tree.items()
-        }
-
-    return pick(like, ())
-
-
-def _at(saved: Any, path: tuple[str, ...], version: int) -> Any:
-    for key in saved_path(path, version=version):
-        saved = saved[key]
-    return saved
-
-
-def _leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    out = []
-    for key, value in tree.items():
-        out += _leaves(value, (*path, key)) if isinstance(value, dict) else [((*path, key), value)]
-    return out

@@ -97,32 +97,3 @@ def test_what_is_no_config_of_any_version_is_told():
     for values in ({"model": 3}, {"model": {"mixer": 3}}, {"model": {"pattern": [3]}}, {"optim": None}):
         with pytest.raises(UserError, match="config"):
             of(values)
-
-
-# ------------------------------------------------------------------------------------------------------- parameters
-TODAY = {
-    "embedder": {"table": 1},
-    "blocks": {"0": {"mixer": {"in": {"w": 2}, "out": {"w": 3}}}, "1": {"mixer": {"in": {"w": 4}}}},
-}
-BEFORE = {
-    "embed": 1,
-    "blocks": {"0": {"mixer": {"enter": {"w": 2}, "out": {"w": 3}}}, "1": {"mixer": {"enter": {"w": 4}}}},
-}
-TABLE = {3: {"embed": "embedder.table"}, 2: {"blocks.*.mixer.enter": "blocks.*.mixer.in"}}
-
-
-def test_parameters_are_found_where_they_were(monkeypatch):
-    monkeypatch.setattr(upgrade, "PARAMETERS", TABLE)
-    assert upgrade.rearranged(TODAY, version=1) == BEFORE
-    assert upgrade.upgrade_params(BEFORE, TODAY, version=1) == TODAY
-    between = {"embed": 1, "blocks": TODAY["blocks"]}
-    assert upgrade.rearranged(TODAY, version=2) == between
-    assert upgrade.upgrade_params(between, TODAY, version=2) == TODAY
-    assert upgrade.rearranged(TODAY, version=3) == TODAY == upgrade.upgrade_params(TODAY, TODAY, version=3)
-
-
-def test_a_parameter_renamed_twice(monkeypatch):
-    monkeypatch.setattr(upgrade, "PARAMETERS", {2: {"a": "b"}, 3: {"b": "c.d"}})
-    assert upgrade.saved_path(("c", "d", "w"), version=1) == ("a", "w")
-    assert upgrade.saved_path(("c", "d", "w"), version=2) == ("b", "w")
-    assert upgrade.saved_path(("c", "w"), version=1) == ("c", "w")
