@@ -1,6 +1,7 @@
 """Reads the settings that earlier versions of seqjax wrote to `config.json`.
 
-Parameters in checkpoints are where they always were: no version has moved one. A `config.json` without a `version` is of version 1. Later versions changed:
+Parameters in checkpoints are where they always were: no version has moved one. A `config.json` without a `version` is
+of version 1. Later versions changed:
 
     2   None means "not set", where 0 did; `model.mixer` is one group or a list of them, where there was `model.pattern`
         beside it; `position` none alone means no rotation, where `rope_base` 0 did too; the parts of RWKV-7's shell and

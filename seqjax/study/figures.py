@@ -6,9 +6,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from seqjax.study.protocol import Point
+from seqjax.training.report import COLORS
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish; each repetition of it has another marker.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+# One for each round of the colours.
 MARKERS = ("o", "^", "s", "D")
 
 

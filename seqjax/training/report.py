@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from seqjax.config import Config
@@ -13,6 +12,9 @@ from seqjax.data import Corpus
 from seqjax.errors import UserError
 from seqjax.terminal import duration
 from seqjax.training import metrics
+
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
 
 def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None) -> str:
@@ -115,7 +117,6 @@ def _plot(
     axes = figure.subplots()
     tokens = [r["tokens"] / 1e6 for r in train]
     axes.plot(tokens, [r["train/loss"] for r in train], color="0.75", linewidth=1, label="training")
-    colors = colormaps["tab10"]
     ends = []
     for i, name in enumerate(corpus.eval_domains):
         inside = name in corpus.in_domain
@@ -123,13 +124,13 @@ def _plot(
         axes.plot(
             [r["tokens"] / 1e6 for r in evals],
             losses,
-            color=colors(i % 10),
+            color=COLORS[i % len(COLORS)],
             linestyle="-" if inside else "--",
             marker="o",
             markersize=3.5,
             label=f"{name} ({'in' if inside else 'out of'} domain)",
         )
-        ends.append((losses[-1], f"{name} {losses[-1]:.2f}", colors(i % 10)))
+        ends.append((losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
     shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
