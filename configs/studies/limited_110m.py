@@ -2,8 +2,8 @@
 
     python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. Not
-run: at the speeds of docs/results/mixers.md a run of full length is 3 to 8 minutes of training on one H200. The
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. Seven
+of the runs are in docs/results/limited_110m, 3 to 7 minutes of training each on one H200; the others: not run. The
 references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
 last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
 """
