@@ -81,7 +81,7 @@ def compare(records: Records, reference: str) -> list[Row]:
 
 def main_quantity(records: Records) -> str:
     """Return the name of the quantity by which models are sorted."""
-    return EQUAL if len(records.domains) > 1 else records.domains[0]
+    return records.domains[0] if len(records.domains) == 1 else EQUAL
 
 
 def _row(records: Records, model: str, reference: str) -> Row:
@@ -95,14 +95,17 @@ def _row(records: Records, model: str, reference: str) -> Row:
         if best_ours and best_theirs:
             rates = best_ours[0].rate, best_theirs[0].rate
             best = protocol.gap_at_lowest(protocol.pairs(best_ours, best_theirs), against)
-    contrasts = (
-        protocol.gap_at_lowest(both, against),
-        protocol.gap_over_range(both, against),
-        protocol.gap_to_end_points(common_runs(records, model), of_schedule, against, model=reference),
-        best,
+    lowest = protocol.gap_at_lowest(both, against)
+    over_range = protocol.gap_over_range(both, against)
+    end_points = protocol.gap_to_end_points(common_runs(records, model), of_schedule, against, model=reference)
+    return Row(
+        model,
+        lowest=evaluate(records, lowest) if lowest else None,
+        over_range=evaluate(records, over_range) if over_range else None,
+        end_points=evaluate(records, end_points) if end_points else None,
+        best_rate=evaluate(records, best) if best else None,
+        rates=rates,
     )
-    lowest, over_range, end_points, best_rate = (None if c is None else evaluate(records, c) for c in contrasts)
-    return Row(model, lowest, over_range, end_points, best_rate, rates)
 
 
 def evaluate(records: Records, contrast: Contrast) -> Gap:
@@ -112,7 +115,7 @@ def evaluate(records: Records, contrast: Contrast) -> Gap:
     estimates = {}
     for name, weights in quantities(records).items():
         # The documents in domain are a sample, too: an error in the losses that are matched moves the gap by the slope.
-        of_matching = [-float(weights @ slope) / len(records.against)] * len(records.against)
+        of_matching = [-float(weights @ slope) / len(records.against) for _ in records.against]
         width = np.inf if blocks is None else float(statistics.mean_half_width(blocks, [*weights, *of_matching]))
         estimates[name] = Estimate(float(gaps @ weights), width if np.isfinite(width) else None)
     return Gap(contrast.low, contrast.high, len(contrast.seeds), estimates)
@@ -155,7 +158,10 @@ def reading(row: Row, quantity: str) -> str:
     closed = [c for c, other in tested.items() if other.differs is False or other.gap * gap.gap <= 0]
     if closed:
         return f"closed by the {' and the '.join(closed)}"
-    return "stays" if tested else "not tested"
+    if tested:
+        return "stays"
+    turns = row.over_range is not None and row.over_range.estimates[quantity].gap * gap.gap < 0
+    return "not tested, changes sign" if turns else "not tested"
 
 
 def ranking(records: Records, reference: str, rows: Sequence[Row]) -> list[list[str]]:

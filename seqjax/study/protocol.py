@@ -265,7 +265,10 @@ def natural_shares(runs: Sequence[Record], domains: Sequence[str]) -> np.ndarray
     losses = np.array([[p.domains[domain] for domain in domains] for p in points])
     means = np.array([p.means["natural"] for p in points])
     # The weights sum to one: what is left after the last domain's loss depends on the other weights alone.
-    rest, _, rank, _ = np.linalg.lstsq(losses[:, :-1] - losses[:, -1:], means - losses[:, -1], rcond=1e-6)
+    apart = losses[:, :-1] - losses[:, -1:]
+    rest, _, _, singular = np.linalg.lstsq(apart, means - losses[:, -1])
     weights = np.append(rest, 1 - rest.sum())
+    # Losses are known to 1e-6: domains that hardly differ in any evaluation would leave the weights open.
+    determined = len(singular) == len(domains) - 1 and (singular > 0.01).all()
     fits = np.abs(losses @ weights - means).max() < 1e-4
-    return weights if rank == len(domains) - 1 and fits and weights.min() > -1e-3 else None
+    return weights if determined and fits and weights.min() > -1e-3 else None

@@ -45,7 +45,7 @@ def document_variance(gaps: np.ndarray, documents: np.ndarray) -> tuple[np.ndarr
     membership[np.arange(len(of_block)), of_block] = 1.0
     residuals = gaps @ membership - gaps.mean(-1, keepdims=True) * sizes
     n = len(sizes)
-    return n / (n - 1) * (residuals**2).sum(-1) / sizes.sum() ** 2, n
+    return np.asarray(n / (n - 1) * (residuals**2).sum(-1) / sizes.sum() ** 2), n
 
 
 def half_width(variances: Sequence[np.ndarray], degrees: Sequence[float], *, level: float = LEVEL) -> np.ndarray:
@@ -53,7 +53,7 @@ def half_width(variances: Sequence[np.ndarray], degrees: Sequence[float], *, lev
 
     `degrees` are the degrees of freedom of each part; those of the sum are Satterthwaite's.
     """
-    parts = np.stack(np.broadcast_arrays(*variances))
+    parts = np.stack([np.asarray(variance) for variance in np.broadcast_arrays(*variances)])
     total = parts.sum(0)
     shape = (-1,) + (1,) * total.ndim
     of_sum = (parts**2 / np.reshape(np.asarray(degrees, float), shape)).sum(0)
@@ -61,7 +61,7 @@ def half_width(variances: Sequence[np.ndarray], degrees: Sequence[float], *, lev
     usable = np.isfinite(total) & (of_sum > 0)
     freedom = np.where(usable, np.square(total, where=usable, out=np.ones_like(total)), 1.0)
     freedom = freedom / np.where(usable, of_sum, 1.0)
-    return special.stdtrit(freedom, (1 + level) / 2) * np.sqrt(total)
+    return np.asarray(special.stdtrit(freedom, (1 + level) / 2) * np.sqrt(total))
 
 
 def mean_half_width(
@@ -76,12 +76,12 @@ def mean_half_width(
     for (gaps, documents), weight in zip(blocks, weights, strict=True):
         variance, n = document_variance(gaps.mean(-2), documents)
         if weight:  # zero times an infinite variance is no number
-            variances.append(weight**2 * variance)
+            variances.append(np.asarray(weight**2 * variance))
             degrees.append(max(n - 1, 1))
     n_seeds = blocks[0][0].shape[-2]
     if n_seeds > 1:
         of_seed = sum(weight * gaps.mean(-1) for (gaps, _), weight in zip(blocks, weights, strict=True))
-        variances.append(np.var(of_seed, axis=-1, ddof=1) / n_seeds)
+        variances.append(np.asarray(np.var(of_seed, axis=-1, ddof=1) / n_seeds))
         degrees.append(n_seeds - 1)
     return half_width(variances, degrees)
 

@@ -10,9 +10,10 @@ from seqjax.study.statistics import Estimate
 
 DASH = "-"
 READINGS = (
-    'What remains of the gap at the lowest common loss. "none": its interval includes zero. "closed": against end points '
-    "with a decayed learning rate, or at the best rates, the interval includes zero or the sign changes, so it is no gap "
-    'of the architecture. "stays": it does neither in what was tested. "not tested": the study has no run that could tell.'
+    'What remains of the gap at the lowest common loss. "none": its interval includes zero. "closed": against end '
+    "points with a decayed learning rate, or at the best rates, the interval includes zero or the sign changes, so it "
+    'is no gap of the architecture. "stays": it does neither in what was tested. "not tested": the study has no run '
+    'that could tell; it "changes sign" if its average over the range above has the other one.'
 )
 RANKING = (
     "Models of one line cannot be told apart: each pair's own interval (95%, not corrected for the number of pairs) "
@@ -48,9 +49,10 @@ def _about(records: Records) -> str:
     n_seeds = {len({r.seed for r in comparison.common_runs(records, model)}) for model in comparison.models(records)}
     several = max(n_seeds, default=0) > 1
     text = [
-        "Gaps are differences of loss in nats per token, positive where a model is worse than the reference at the same "
-        f"{_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, none is "
-        "extrapolated, and every pair is compared over the losses that both passed through. The method: docs/protocol.md."
+        "Gaps are differences of loss in nats per token, positive where a model is worse than the reference at the "
+        f"same {_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, none "
+        "is extrapolated, and every pair is compared over the losses that both passed through. The method: "
+        "docs/protocol.md."
     ]
     if comparison.NATURAL in quantities:
         shares = zip(records.domains, quantities[comparison.NATURAL], strict=True)
@@ -71,7 +73,7 @@ def _about(records: Records) -> str:
     text = ["\n".join([*text, ""])]
     if records.missing:
         missing = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
-        text.append(f"**Missing, {len(records.missing)} runs:** {missing}.\n")
+        text.append(f"**Missing:** {missing}.\n")
     return "\n".join(text)
 
 
@@ -85,7 +87,7 @@ def _runs(records: Records) -> str:
             [
                 run.label,
                 DASH if speed is None else f"{speed / 1000:,.0f}k" if speed >= 10_000 else f"{speed:,.0f}",
-                f"{last.tokens / 1e6:.1f}M",
+                f"{last.tokens / 1e6:.1f}M" if last.tokens >= 1e5 else str(last.tokens),
                 f"{run.losses_in_domain(records.against)[-1]:.3f}",
                 *(f"{last.domains[domain]:.3f}" for domain in records.domains),
             ]
