@@ -15,6 +15,9 @@ READINGS = (
     'is no gap of the architecture. "stays": it does neither in what was tested. "not tested": the study has no run '
     'that could tell; it "changes sign" if its average over the range above has the other one.'
 )
+ONE_SEED = (
+    ": an interval that excludes zero tells the two runs apart on other documents, not yet the two architectures."
+)
 RANKING = (
     "Models of one line cannot be told apart: each pair's own interval (95%, not corrected for the number of pairs) "
     "includes zero. A model may stand in several lines."
@@ -67,8 +70,8 @@ def _about(records: Records) -> str:
         text.append(f"± is half the width of the 95% interval {what}.")
     if not several:
         text.append(
-            "One seed cannot tell how far another initialisation or another order of the data would move a gap: "
-            "an interval that excludes zero tells the two runs apart on other documents, not yet the two architectures."
+            "One seed cannot tell how far another initialisation or another order of the data would move a gap"
+            + ("." if records.blocks is None else ONE_SEED)
         )
     text = ["\n".join([*text, ""])]
     if records.missing:
@@ -117,7 +120,9 @@ def _gaps(records: Records, reference: str) -> str:
             f"({rates}):\n",
             _table(records, rows, [row.best_rate for row in rows], seeds=several),
         ]
-    sections += [_readings(records, rows), _ranking(records, reference, rows, several=several)]
+    if records.blocks is not None:
+        sections.append(_readings(records, rows))
+    sections.append(_ranking(records, reference, rows, several=several))
     return "\n".join(sections)
 
 
