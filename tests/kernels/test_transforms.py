@@ -18,7 +18,6 @@ from kernels_pallas.batching import partitioned
 from kernels_pallas.triton import interpreter
 from tests.kernels.common import KERNELS, NAMES, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
-
 SLOW_KERNELS = ("approx-triton", "element-triton")  # the interpreter takes seconds for each, and one kernel shows it
 
 
