@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.nn.short_conv import ShortConv
@@ -29,7 +28,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del dim, seq_len
-        check_sizes(self, expand=1, conv_width=1)
+        base.check_sizes(self, expand=1, conv_width=1)
 
 
 class ConvCache(NamedTuple):
@@ -51,8 +50,8 @@ class Mixer(base.RecurrentMixer):
 
     def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        y_BTE, past = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
-        return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past)
+        y_BTE, past_BWE = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
+        return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past_BWE)
 
     def __call__(self, x_BTD: Array) -> Array:
         """Apply the parallel form from an empty cache."""

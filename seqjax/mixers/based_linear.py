@@ -12,7 +12,6 @@ from flax import nnx
 
 from seqjax.errors import UserError
 from seqjax.mixers import base
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
@@ -31,7 +30,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del seq_len
-        check_sizes(self, heads=1, feature_dim=1, chunk_size=1)
+        base.check_sizes(self, heads=1, feature_dim=1, chunk_size=1)
         if dim % self.heads:
             raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
 
@@ -56,11 +55,12 @@ class Mixer(base.RecurrentMixer):
 
     def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        q, k, v = (p(x_BTD).reshape(*x_BTD.shape[:2], self.config.heads, -1) for p in (self.q, self.k, self.v))
-        y_BTHV, state = taylor_linear_attention(
-            q, k, v, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
+        shape = (*x_BTD.shape[:2], self.config.heads, -1)
+        q_BTHK, k_BTHK, v_BTHV = (p(x_BTD).reshape(shape) for p in (self.q, self.k, self.v))
+        y_BTHV, state_BHFV = taylor_linear_attention(
+            q_BTHK, k_BTHK, v_BTHV, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
         )
-        return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state)
+        return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state_BHFV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> TaylorCache:
         """Return a cache that has seen no token; the sums are float32 whatever `dtype` is."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
+from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
@@ -46,7 +46,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del dim, seq_len
-        check_sizes(self, expand=1, state=1, dt_rank=1, conv_width=1, chunk_size=1)
+        base.check_sizes(self, expand=1, state=1, dt_rank=1, conv_width=1, chunk_size=1)
 
 
 class Mamba1Cache(NamedTuple):
@@ -93,9 +93,9 @@ class Mixer(base.RecurrentMixer):
             return out
         # All channels share one transition, so this is Mamba-2's scan with one head as wide as the model.
         log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
-        x32 = x_BTE.astype(jnp.float32)
+        x32_BTE = x_BTE.astype(jnp.float32)
         y_BTHV, state_BHNV = ssd(
-            (x32 * dt_BTE).astype(x_BTE.dtype)[:, :, None],
+            (x32_BTE * dt_BTE).astype(x_BTE.dtype)[:, :, None],
             log_a_BT[..., None],
             b_BTN,
             c_BTN,
@@ -103,7 +103,7 @@ class Mixer(base.RecurrentMixer):
             return_state=True,
             chunk_size=chunk,
         )
-        y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32).astype(x_BTE.dtype)
+        y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32_BTE).astype(x_BTE.dtype)
         return y_BTE, jnp.moveaxis(state_BHNV[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
@@ -120,8 +120,8 @@ class Mixer(base.RecurrentMixer):
         """Return a cache that has seen no token."""
         del max_len
         past = self.config.conv_width - 1 if self.config.conv else 0
-        state = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
-        return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state)
+        state_BEN = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
+        return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state_BEN)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of the recurrence (9 elementwise ones per channel and state), or of Mamba-2's chunks."""

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
+from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, gate_rank, rank, value_rank
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
@@ -47,7 +47,7 @@ class Config:
         del seq_len
         if self.heads < 1 or dim % self.heads:
             raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
-        check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
+        base.check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
         if not 1 <= self.chunk_size <= 128:
             raise UserError(
                 f"config.model.mixer.chunk_size={self.chunk_size} must be 1 to 128: over more positions the decay "
@@ -117,8 +117,9 @@ class Mixer(TimeMix):
         log_w_BTD = -jnp.exp(-0.5) * jax.nn.sigmoid(self.w_lora(x["w"]))
         eta_BTD = jax.nn.sigmoid(self.a_lora(x["a"]))
         gate_BTD = self.g_lora(x["g"])
-        kappa = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
-        kappa_BTHK = kappa * jax.lax.rsqrt(jnp.maximum(jnp.sum(kappa * kappa, -1, keepdims=True), 1e-24))
+        kappa_BTHK = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
+        square_BTH1 = jnp.sum(kappa_BTHK * kappa_BTHK, -1, keepdims=True)
+        kappa_BTHK = kappa_BTHK * jax.lax.rsqrt(jnp.maximum(square_BTH1, 1e-24))
         k_BTD = (k_BTD * (1 + (eta_BTD - 1) * self.k_a[...])).astype(dtype)
 
         r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, eta_BTHK = (

@@ -22,9 +22,10 @@ from seqjax.errors import UserError
 from seqjax.files import read_json, replacing, write_json
 from seqjax.study.protocol import Point, Record, read_points
 from seqjax.study.runner import Run
-from seqjax.training import block_losses, metrics
+from seqjax.training import block_losses
 
 COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
+COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
 MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 
@@ -84,7 +85,7 @@ def _collect(run: Run) -> Record:
             value = read_json(run.workdir / name)
             facts |= value if name == "run.json" else {"config": value}
     last = run.last_row()
-    facts |= {key: last[key] for key in metrics.TIMING if key in last}
+    facts |= {key: last[key] for key in COST if key in last}
     points = read_points(run.workdir)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
 

@@ -65,7 +65,7 @@ def reach(model, weights):
     return np.abs(np.asarray(jacobian(weights["embed"])))[:, :T].sum(-1)
 
 
-@pytest.mark.parametrize(("mixer", "variant"), [(m, v) for m, v in support.CASES if "gqa" not in v])
+@pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
 def test_gradients_flow_from_the_past_only(mixer, variant):
     model, weights, _ = built(mixer, variant)
     reach_TS = reach(model, weights)
@@ -76,8 +76,17 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
 
 
 # ----------------------------------------------------------------------------------------- parallel and recurrent form
-@every_case
-@pytest.mark.parametrize("n_prompt", [0, 1, 5, 12])
+@pytest.mark.parametrize(
+    ("mixer", "variant", "n_prompt"),
+    [(*case, 5) for case in support.CASES]
+    + [(*case, n) for case in support.FIRST for n in (0, 1, 12)]
+    + [
+        pytest.param(*case, n, marks=pytest.mark.slow)
+        for case in support.CASES
+        for n in (0, 1, 12)
+        if case not in support.FIRST
+    ],
+)
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
     model, weights, logits = built(mixer, variant)
@@ -98,7 +107,7 @@ def stepper(mixer, variant):
     return jax.jit(built(mixer, variant)[0].step)
 
 
-@every_case
+@pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
 def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
     model, weights, logits = built(mixer, variant)
     tokens = support.random_tokens((B, T - 3), seed=5)
@@ -277,7 +286,7 @@ INVARIANT = [name for name in mixers.names() if name not in SELECTS and "chunk_s
 @pytest.mark.parametrize("chunk", [1, 5, 8, 64])
 def test_chunk_size_does_not_change_the_result(mixer, chunk):
     variant = dict(support.FIRST)[mixer]
-    model = support.tiny_model(mixer, variant)
+    _, weights, logits = built(mixer, variant)
     other = support.tiny_model(mixer, variant, model__mixer__chunk_size=chunk)
-    weights, tokens = support.random_params(model), support.random_tokens((2, T))
-    np.testing.assert_allclose(model.logits(weights, tokens), other.logits(weights, tokens), rtol=2e-4, atol=2e-4)
+    tokens = support.random_tokens((B, T))
+    np.testing.assert_allclose(logits(weights, tokens), jax.jit(other.logits)(weights, tokens), rtol=2e-4, atol=2e-4)
