@@ -79,7 +79,8 @@ def write_results(study: Study, out: Path, *, missing: dict[str, str]) -> None:
         "against": list(study.against),
     }
     workdirs = {run.label: run.workdir for run in runs}
-    messages = records.write(out, records.collect(runs), study=about, missing=missing, workdirs=workdirs)
+    found = records.collect(runs, [*study.domains, *study.against])
+    messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)
     for message in messages:
         sys.stdout.write(message + "\n")
     analyse(out)

@@ -65,9 +65,17 @@ def progress(run: Run) -> str:
     return "" if step >= steps else f"step {step} of {steps}"
 
 
-def collect(runs: Sequence[Run]) -> list[Record]:
-    """Return the evaluations and facts of runs; raise `UserError` if one lacks them or read other data."""
+def collect(runs: Sequence[Run], domains: Sequence[str]) -> list[Record]:
+    """Return the evaluations and facts of runs.
+
+    Raises `UserError` if one has no evaluation, lacks the loss of one of `domains`, or read other data than the others.
+    """
     found = [_collect(run) for run in runs]
+    for record in found:
+        lacking = [domain for domain in domains if any(domain not in p.domains for p in record.points)]
+        if lacking:
+            known = ", ".join(record.points[-1].domains)
+            raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
     of_data: dict[str, list[str]] = {}
     for record in found:
         if record.facts.get("manifest"):
@@ -104,6 +112,7 @@ def write(
     `study` is the part of runs.json about the comparison, `workdirs` are where the runs' block losses are. Raises
     `UserError` if runs were evaluated on different blocks.
     """
+    arrays, messages = _gather_blocks(runs, workdirs, max_bytes=max_bytes)
     out.mkdir(parents=True, exist_ok=True)
     entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
@@ -117,7 +126,6 @@ def write(
                 for domain, loss in losses.items():
                     writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
     (out / "blocks.npz").unlink(missing_ok=True)
-    arrays, messages = _gather_blocks(runs, workdirs, max_bytes=max_bytes)
     if arrays:
         with replacing(out / "blocks.npz") as file:
             np.savez(file, allow_pickle=False, **arrays)

@@ -1,5 +1,7 @@
 """What a study concludes: schedules and rates that close a gap, rankings, missing runs and data that differ."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from seqjax.study import __main__ as study
 from seqjax.study import comparison, records
 from seqjax.study.studies import load_study
 from seqjax.training import block_losses
+from tests import support
 from tests.study.synthetic import DOMAINS, SHARES, write_run, write_study
 
 
@@ -165,6 +168,13 @@ def test_runs_on_different_data_are_refused_by_name(tmp_path):
         compared(tmp_path, runs)
 
 
+def test_a_domain_without_losses_is_named(tmp_path):
+    runs = entry(tmp_path, "slow", [4.0, 2.0]) | entry(tmp_path, "x", [4.0, 2.0])
+    with pytest.raises(UserError, match=r"slow was not evaluated on book; it has losses of commoncrawl, c4, arxiv"):
+        compared(tmp_path, runs, domains=("arxiv", "book"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_runs_evaluated_on_other_blocks_are_refused_by_name(tmp_path):
     runs = entry(tmp_path, "slow", [4.0, 2.0]) | entry(tmp_path, "x", [4.0, 2.0])
     described = tmp_path / "x" / block_losses.DIRECTORY / "blocks.npz"
@@ -173,6 +183,17 @@ def test_runs_evaluated_on_other_blocks_are_refused_by_name(tmp_path):
     np.savez(described, allow_pickle=False, **changed)
     with pytest.raises(UserError, match="x was evaluated on other blocks than slow"):
         compared(tmp_path, runs)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["first_110m", "limited_110m"])
+def test_committed_results_give_the_committed_tables(name, tmp_path):
+    committed = support.ROOT / "docs" / "results" / name
+    for file in ("runs.json", "points.csv", "blocks.npz"):
+        if (committed / file).exists():
+            shutil.copy(committed / file, tmp_path)
+    study.main([f"--analyse={tmp_path}"])
+    assert (tmp_path / "gaps.md").read_bytes() == (committed / "gaps.md").read_bytes()
 
 
 def test_without_block_losses_there_are_gaps_and_no_intervals(tmp_path, capsys):
@@ -190,7 +211,7 @@ def test_blocks_are_thinned_to_fit(tmp_path):
     runs = entry(tmp_path, "slow", [5.0, 4.0, 3.0, 2.0]) | entry(tmp_path, "x", [5.0, 4.0, 3.0, 2.0], offset=0.1)
     runs |= entry(tmp_path, "y", [5.0, 4.0], offset=0.1)
     found = load_study(str(write_study(tmp_path / "study.py", runs)))
-    collected = records.collect(found.runs)
+    collected = records.collect(found.runs, DOMAINS)
     about = {"title": "t", "references": ["slow"], "domains": list(DOMAINS), "against": ["commoncrawl", "c4"]}
     workdirs = {run.label: run.workdir for run in found.runs}
     # 96 blocks in 10 evaluations, and 20 KiB for the rest of the file.
