@@ -11,15 +11,15 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
-    ("seqjax.errors", "seqjax.types", "seqjax.terminal"),
-    ("seqjax.files",),
+    ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal"),
+    ("seqjax.files", "seqjax.arguments"),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
     ("seqjax.config_checks", "seqjax.config_parse"),
     ("seqjax.config",),
-    ("seqjax.presets",),
+    ("seqjax.presets", "seqjax.settings_help"),
     # siblings that only what follows may import
     ("seqjax.models", "seqjax.data"),
     ("seqjax.training",),
@@ -29,6 +29,9 @@ LAYERS = (
     ("seqjax.main",),
     # leaves: nothing else imports them
     ("seqjax.study", "seqjax.convert"),
+    # the door: commands by name
+    ("seqjax.cli",),
+    ("seqjax.__main__",),
 )
 # Siblings of one layer do not know each other, except these.
 SIBLINGS = {

@@ -1,17 +1,17 @@
-"""`python -m seqjax.study --study=configs/studies/NAME.py --out=DIR [--jobs=N]`: train what is missing, then compare.
+"""Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
 Complete runs are read; the others are trained or resumed, N at a time. The command writes `points.csv`, `gaps.md` and
 `losses.png` into DIR. `--list` shows the progress of the runs; `--only=LABEL|INDEX` trains one alone, for job arrays.
 `seqjax/study/studies.py` describes the content of a study file.
 """
 
-import argparse
 import csv
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
 from seqjax.study import figures, runner
 from seqjax.study.protocol import Point, gap_rows, read_points
@@ -40,8 +40,10 @@ def gap_table(rows: list[dict[str, Any]], domains: list[str], *, x_label: str) -
 
 def main(argv: list[str]) -> None:
     """Train the runs that are missing, compare them and write the results."""
-    parser = argparse.ArgumentParser(prog="python -m seqjax.study", description=__doc__)
-    parser.add_argument("--study", required=True, help="a file with get_study(), as FILE.py[:SIZE]")
+    parser = command_parser("study", description=__doc__)
+    parser.add_argument(
+        "--study", required=True, help="a shipped study or a file with get_study(): NAME_OR_FILE[:SIZE]"
+    )
     parser.add_argument("--out", type=Path, help="directory for points.csv, gaps.md and losses.png")
     parser.add_argument(
         "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"

@@ -186,7 +186,7 @@ def test_exit_status_and_no_traceback(blocks_dir, workdir):
     for result, says in (
         (with_typo, "Did you mean 'train'"),
         (flag_typo, "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"),
-        (no_config, "--config=configs/top1_chunk.py. Shipped: based, "),
+        (no_config, "--config=top1_chunk. Shipped: based, "),
         (stray, "top1_chunk: every argument is --NAME=VALUE"),
         (refused, "train.seed: 0 -> 5"),
     ):

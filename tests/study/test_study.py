@@ -122,7 +122,7 @@ def test_the_lowest_half_nat_is_compared(runs):
 
 
 def test_errors_name_the_fix(runs, tmp_path):
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
         load_study(str(tmp_path / "absent.py"))
     with pytest.raises(UserError, match="reference"):
         load_study(str(write_study(tmp_path / "study.py", runs, reference="other")))

@@ -91,7 +91,21 @@ def test_a_full_disk_is_no_bug_of_ours(capsys):
     assert "a/b" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file"), KeyboardInterrupt()])
+def test_an_interrupt_has_the_status_of_the_shell(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(KeyboardInterrupt()), [])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "\nInterrupted.\n"
+
+
+def test_a_path_that_may_not_be_written_is_named(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(PermissionError(errno.EACCES, "Permission denied", "a/b")), [])
+    assert caught.value.code == 2
+    assert "'a/b'. Give another path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file")])
 def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):
         run_command(command_that_raises(error), [])
