@@ -125,7 +125,7 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
     return np.asarray(jax.device_get(sums), np.float64).sum(axis=0)
 
 
-def restore(workdir: Path) -> tuple[Config, Model, Params, int, Mesh]:
+def restore(workdir: str | Path) -> tuple[Config, Model, Params, int, Mesh]:
     """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices."""
     config = workdirs.load_config(workdir)
     try:

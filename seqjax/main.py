@@ -8,6 +8,7 @@ resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.mo
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def parser() -> Parser:
         action="store_true",
         help="one process of several: SLURM, TPU pods, or where JAX_COORDINATOR_ADDRESS and its like are set",
     )
+    out.add_argument(
+        "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
+    )
     return out
 
 
@@ -53,6 +57,13 @@ def main(argv: list[str]) -> None:
         require_one_process(os.environ)
     config = from_config_dict(presets.read_config(given.config, overrides))
     # Imported here so that --help and a typo are answered at once.
+    if given.dry_run:
+        from seqjax.dry_run import describe
+
+        for line in describe(config, given.workdir):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        return
     from seqjax.train import train
     from seqjax.training import workdir as workdirs
 

@@ -25,7 +25,7 @@ LAYERS = (
     ("seqjax.training",),
     ("seqjax.evaluate",),
     ("seqjax.generate",),
-    ("seqjax.train",),
+    ("seqjax.train", "seqjax.dry_run"),
     ("seqjax.main",),
     # leaves: nothing else imports them
     ("seqjax.study", "seqjax.convert"),

@@ -23,8 +23,9 @@ from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 
 
-def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
+def to_workdir(weights: str | Path, config: Config, workdir: str | Path) -> None:
     """Write a workdir whose only checkpoint, of step 0, holds the public weights; raise `UserError` if it is in use."""
+    workdir = Path(workdir)
     if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
     params = import_weights(weights, config)
@@ -36,8 +37,9 @@ def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
     sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0.\n")
 
 
-def to_file(workdir: Path, out: Path, dtype: str) -> None:
+def to_file(workdir: str | Path, out: str | Path, dtype: str) -> None:
     """Write the newest checkpoint of a run as a .safetensors file with public names."""
+    out = Path(out)
     if out.suffix != ".safetensors":
         raise UserError(f"--out={out} must end in .safetensors.")
     family = family_of(workdirs.load_config(workdir))

@@ -18,9 +18,9 @@ from seqjax.study.protocol import Point, gap_rows, read_points
 from seqjax.study.studies import Study, load_study
 
 
-def write_points(path: Path, runs: dict[str, list[Point]]) -> None:
+def write_points(path: str | Path, runs: dict[str, list[Point]]) -> None:
     """Write one line per run, evaluation and domain as CSV; losses are in nats per token."""
-    with path.open("w", newline="") as file:
+    with Path(path).open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["run", "step", "tokens", "train_loss", "domain", "loss"])
         for name, points in runs.items():
@@ -71,8 +71,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(run.label for run in failed)}.")
 
 
-def write_results(study: Study, out: Path, *, without: Collection[str] = ()) -> None:
+def write_results(study: Study, out: str | Path, *, without: Collection[str] = ()) -> None:
     """Write the points, the gap table and the figure into `out`; raise `UserError` if the reference has failed."""
+    out = Path(out)
     runs = {r.label: read_points(r.workdir, against=study.against) for r in study.runs if r.label not in without}
     if study.reference not in runs:
         raise UserError(f"The reference, {study.reference}, has failed: there is nothing to compare with.")

@@ -13,7 +13,7 @@ MARKERS = ("o", "^", "s", "D")
 
 
 def against_training_loss(
-    path: Path, runs: dict[str, list[Point]], domains: list[str], *, title: str, x_label: str = "training loss"
+    path: str | Path, runs: dict[str, list[Point]], domains: list[str], *, title: str, x_label: str = "training loss"
 ) -> None:
     """Plot each domain's loss over the training loss; the lower line generalises better at equal training loss."""
     columns = min(3, len(domains))

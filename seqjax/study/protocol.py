@@ -24,7 +24,7 @@ class Point(NamedTuple):
     domains: dict[str, float]
 
 
-def read_points(workdir: Path, *, against: Sequence[str] = ()) -> list[Point]:
+def read_points(workdir: str | Path, *, against: Sequence[str] = ()) -> list[Point]:
     """Return the evaluations of a run so far, in order.
 
     `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
@@ -33,6 +33,7 @@ def read_points(workdir: Path, *, against: Sequence[str] = ()) -> list[Point]:
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
+    workdir = Path(workdir)
     if not (workdir / "metrics.jsonl").exists():
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []

@@ -1,5 +1,6 @@
 """Whose a directory is, which settings may change in it, and the two kinds of errors of a command."""
 
+import concurrent.futures
 import errno
 import json
 import re
@@ -17,8 +18,27 @@ def config(blocks_dir):
     return support.run_config(blocks_dir)
 
 
-def test_a_fresh_directory_says_what_it_holds(config):
-    assert re.fullmatch(r"runs/top1_chunk-debug-\d{8}-\d{6}", str(workdirs.fresh(config)))
+def test_a_fresh_directory_says_what_it_holds(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    workdir = workdirs.fresh(config)
+    assert re.fullmatch(r"runs/top1_chunk-debug-\d{8}-\d{6}", str(workdir))
+    assert workdir.is_dir()
+
+
+def test_runs_that_start_in_the_same_second_have_directories_of_their_own(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workdirs.time, "strftime", lambda form: "20260102-030405")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        made = sorted(map(str, pool.map(workdirs.fresh, [config] * 4)))
+    first = "runs/top1_chunk-debug-20260102-030405"
+    assert made == [first, f"{first}-2", f"{first}-3", f"{first}-4"]
+
+
+def test_no_fresh_directory_where_runs_is_a_file(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    with pytest.raises(UserError, match="runs is a file; give a --workdir"):
+        workdirs.fresh(config)
 
 
 def test_the_config_is_saved_and_saving_it_again_is_fine(config, tmp_path):
