@@ -64,8 +64,8 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
         yield f"memory       {text}"
         limit = _limit(device)
         fits = limit is None or needed <= limit
-        if not fits:
-            yield f"             MORE than the {limit / GIB:.1f} GiB of a device: raise config.train.accumulate or"
+        if limit is not None and not fits:
+            yield f"             MORE than the {_size(limit)} of a device: raise config.train.accumulate or"
             yield "             config.mesh.fsdp, or set config.model.remat"
         speed, source = _recorded(config, n_params=total, per_token=per_token, device=device.device_kind)
         budget = CPU_FLOPS if device.platform == "cpu" else ACCELERATOR_FLOPS * jax.device_count()
@@ -107,17 +107,21 @@ def _limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.2f} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.2f} MiB"
+
+
 def _memory(compiled: Any, *, state_bytes: int) -> tuple[int, str]:
     """Return the bytes that a device needs and what they consist of; `state_bytes` are those of the whole state."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         text = "at least, for parameters and optimiser; this backend gives no analysis of the rest"
-        return state_bytes, f"{state_bytes / GIB:.3f} GiB {text}"
+        return state_bytes, f"{_size(state_bytes)} {text}"
     kept = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     needed = kept + analysis.temp_size_in_bytes
     return needed, (
-        f"{needed / GIB:.3f} GiB per device: {kept / GIB:.3f} parameters, optimiser and batch, "
-        f"{analysis.temp_size_in_bytes / GIB:.3f} gradients and activations (XLA's analysis of the compiled step)"
+        f"{_size(needed)} per device: {_size(kept)} parameters, optimiser and batch, "
+        f"{_size(analysis.temp_size_in_bytes)} gradients and activations (XLA's analysis of the compiled step)"
     )
 
 

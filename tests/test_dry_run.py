@@ -42,10 +42,10 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert f"device       {jax.device_count()} x cpu" in out
     assert "time         unknown" in out
     # Parameters and Adam's two moments, on every device of the data axis, and the batch.
-    gib = float(re.search(r"per device: ([\d.]+) parameters, optimiser and batch", out)[1])
-    assert gib == pytest.approx(3 * 4 * flops.n_params(model) / 2**30, rel=0.05, abs=6e-4)
-    whole, temporary = (float(re.search(rf"([\d.]+) {what}", out)[1]) for what in ("GiB per device", "gradients"))
-    assert whole == pytest.approx(gib + temporary, abs=2e-3)
+    kept = float(re.search(r"per device: ([\d.]+) MiB parameters, optimiser and batch", out)[1])
+    assert kept == pytest.approx(3 * 4 * flops.n_params(model) / 2**20, rel=0.05)
+    whole, temporary = (float(re.search(rf"([\d.]+) MiB {what}", out)[1]) for what in ("per device", "gradients"))
+    assert whole == pytest.approx(kept + temporary, abs=0.02)
     assert temporary > 0
 
 
@@ -84,7 +84,7 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
 def test_a_run_that_does_not_fit(report, monkeypatch):
     monkeypatch.setattr(dry_run, "_limit", lambda device: 1000)
     out = report()
-    assert "MORE than the 0.0 GiB of a device: raise config.train.accumulate" in out
+    assert "MORE than the 0.00 MiB of a device: raise config.train.accumulate" in out
     assert "time         unknown" in out, "it is not tried"
 
 
@@ -95,7 +95,7 @@ def test_a_backend_without_an_analysis():
 
     assert dry_run._memory(Compiled(), state_bytes=2**30) == (
         2**30,
-        "1.000 GiB at least, for parameters and optimiser; this backend gives no analysis of the rest",
+        "1.00 GiB at least, for parameters and optimiser; this backend gives no analysis of the rest",
     )
 
 
@@ -104,7 +104,7 @@ def test_prepared_blocks_are_looked_at(blocks_dir, report, monkeypatch):
     settings = support.run_settings(blocks_dir, train__steps=100)
     argument = ",".join(["debug", *(f"{key}={value}" for key, value in settings.items())])
     out = report(config=f"transformer_pp:{argument}")
-    assert re.search(rf"data +{blocks_dir}: [\d,]+ training tokens of commoncrawl, c4, read [\d.]+ times", out), out
+    assert re.search(rf"data +{blocks_dir}: [\d,]+ training tokens in commoncrawl, c4, read [\d.]+ times", out), out
     out = report(f"--config.data.path={blocks_dir / 'absent'}", config=f"transformer_pp:{argument}")
     assert "data         NOT READY: config.data.path: no directory" in out
 

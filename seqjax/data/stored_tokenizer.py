@@ -70,7 +70,7 @@ def write(path: str | Path, tokenizer: Tokenizer) -> None:
 def read(path: str | Path, *, why: str) -> StoredTokenizer:
     """Return what `write` wrote; raise `UserError` if the file is damaged. `why` says why there is no better one."""
     try:
-        with np.load(path) as arrays:
+        with Path(path).open("rb") as file, np.load(file) as arrays:
             bos, eos = map(int, arrays["special"])
             return StoredTokenizer(
                 name=str(arrays["name"]),

@@ -1,6 +1,5 @@
 """Training from prepared blocks on a machine without the tokenizer's package: what counts is stored beside them."""
 
-import importlib.abc
 import sys
 
 import numpy as np
@@ -11,27 +10,17 @@ from seqjax.data import MissingPackageError, load_tokenizer, open_corpus, stored
 from seqjax.errors import UserError
 from tests import support
 from tests.data.conftest import prepared
+from tests.import_filter import finders
 
 PACKAGES = ("sentencepiece", "mistral_common")
 DOMAINS = {"train_domains": ("c4",), "eval_domains": ("c4", "arxiv")}
-BLOCKED = """
-import importlib.abc, runpy, sys
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("sentencepiece", "mistral_common"):
-            raise ModuleNotFoundError(f"No module named {name!r} (refused)", name=name)
-sys.meta_path.insert(0, Blocker())
+BLOCKED = f"""
+import runpy, sys
+from tests.import_filter import finders
+sys.meta_path[:] = finders(lambda name: name not in {PACKAGES})
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-
-
-class Blocker(importlib.abc.MetaPathFinder):
-    """Refuses the tokenizer's packages."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in PACKAGES:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +36,7 @@ def mixtral_dir(corpus_dir, tmp_path_factory):
 def without_packages(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Blocker(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", finders(lambda name: name not in PACKAGES))
     load_tokenizer.cache_clear()
     yield
     load_tokenizer.cache_clear()
