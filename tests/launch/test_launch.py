@@ -111,21 +111,21 @@ def program(directory: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize("at_the_limit", [True, False])
 def test_a_slurm_job_saves_and_queues_again_at_its_limit(tmp_path, at_the_limit):
     """With stand-ins for srun, which ends politely at SIGTERM or by itself, and for scontrol."""
-    waits = "trap 'echo saved; exit 0' TERM; touch started; while true; do sleep 0.05; done"
+    waits = "trap 'echo saved; exit 0' TERM; touch started; for i in {1..600}; do sleep 0.05; done"
     program(tmp_path, "srun", waits if at_the_limit else "touch started; exit 3")
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
     command = ["bash", str(LAUNCH / "slurm.sbatch"), *RUN]
-    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "started").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if at_the_limit:
-            process.send_signal(signal.SIGUSR1)
-        out, _ = process.communicate(timeout=30)
-    finally:
-        process.kill()
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if at_the_limit:
+                process.send_signal(signal.SIGUSR1)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert out == ("saved\nscontrol requeue 42\n" if at_the_limit else "")
     assert process.returncode == (0 if at_the_limit else 3)
 
