@@ -154,6 +154,8 @@ def main(argv: list[str]) -> None:
         "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
     )
     args = parser.parse_args(argv)
+    if args.tokens < 0:
+        raise UserError(f"--tokens must be at least 0, not {args.tokens}.")
     config, model, params, step, mesh = restore(args.workdir)
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     result: dict[str, Any] = {"step": step}

@@ -310,6 +310,10 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
     with naming_the_line(Path(module.__file__ or name)):
         values = module.get_config(",".join([arg, *named])) if colon or named else module.get_config()
+    if not is_group(values):
+        raise UserError(
+            f"--config: get_config of {module.__file__} must return a ConfigDict or a dict, not {values!r}."
+        )
     config = ConfigDict(complete(Config, values))
     for key, text in overrides:
         if not _selects_mixer(key):

@@ -138,6 +138,25 @@ def test_several_slurm_tasks_are_told(environment, refused, monkeypatch):
         main.main(["--config=no_such_config"])
 
 
+def test_a_config_and_a_study_of_another_kind(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config(arg=''):\n    return 3\n\ndef get_study():\n    return 4\n")
+    with pytest.raises(UserError, match=r"get_config of .*mine\.py must return a ConfigDict or a dict, not 3"):
+        main.main([f"--config={path}:debug"])
+    with pytest.raises(UserError, match=r"mine\.py: get_study\(\) must return a dict, not 4"):
+        module_of("study").main([f"--study={path}", "--list"])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("prepare", "--workers"), ("prepare", "--min_tokens"), ("prepare", "--max_tokens"), ("evaluate", "--tokens")],
+)
+def test_numbers_below_zero(command, option):
+    needed = {"prepare": ["--source=a", "--out=b", "--tokenizer=byte"], "evaluate": ["--workdir=a"]}[command]
+    with pytest.raises(UserError, match=f"{option} must be at least 0, not -1"):
+        module_of(command).main([*needed, f"{option}=-1"])
+
+
 def test_a_study_by_name(capsys):
     module_of("study").main(["--study=window", "--list"])
     assert "full" in capsys.readouterr().out

@@ -44,7 +44,9 @@ def load_study(text: str | Path) -> Study:
     if size and not inspect.signature(get_study).parameters:
         raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
     with presets.naming_the_line(path):
-        study: dict[str, Any] = get_study(size) if size else get_study()
+        study: Any = get_study(size) if size else get_study()
+    if not isinstance(study, dict):
+        raise UserError(f"{path}: get_study() must return a dict, not {study!r}.")
     missing = {"title", "reference", "domains", "runs"} - set(study)
     if missing or study["reference"] not in study["runs"]:
         raise UserError(f"{path}: get_study() lacks {sorted(missing) or 'its reference among its runs'}.")

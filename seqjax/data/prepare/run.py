@@ -68,6 +68,9 @@ def prepare(
     """
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
+    for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
+        if value < 0:
+            raise UserError(f"--{name} must be at least 0, not {value}.")
     for domain in domains:
         if domain not in slimpajama.NAMES:
             raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
