@@ -30,7 +30,8 @@ from ml_collections import ConfigDict
 
 from seqjax import mixers
 from seqjax.config import Config, DataConfig
-from seqjax.config_parse import assign, complete, hints_of, is_group, read
+from seqjax.config_fields import hints_of, is_group
+from seqjax.config_parse import assign, complete, read
 from seqjax.errors import UserError, nearest
 from seqjax.upgrade import RENAMED
 
@@ -189,7 +190,7 @@ def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
         for group in value if isinstance(value, tuple | list) else (value,):
             if not is_group(group) or not isinstance(group.get("name"), str):
                 raise UserError(
-                    f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.names())}"
+                    f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.known())}"
                 )
         return tuple(value) if isinstance(value, list) else value
     several = isinstance(mixer, tuple)
