@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from kernels_pallas import cpu_compiler
 from seqjax import generate
 from seqjax.config import Config
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
@@ -97,7 +98,7 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
 
     Raises `UserError` if there is no such run, or if its mixer is from outside seqjax and not among `mixers`.
     """
-    config, model, params, step, mesh = restore(
-        Path(path), allow_code=[definition_of(mixer).name for mixer in mixers]
-    )
+    cpu_compiler.use_safe_fusions()  # as the commands do
+    allowed = [definition_of(mixer).name for mixer in mixers]
+    config, model, params, step, mesh = restore(Path(path), allow_code=allowed)
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)

@@ -35,10 +35,10 @@ def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
     """Let parameters have `logical_axis`, split over `mesh_axis` ("fsdp" or "tensor") or whole (None).
 
     For a mixer from outside seqjax, whose file calls it once. Repeating a rule is no error, so that a notebook's cell
-    may run again. Raises `UserError` for another rule of an axis that has one, and for an unknown mesh axis.
+    may run again. Raises `UserError` for another rule of an axis that has one, and for another mesh axis.
     """
-    if mesh_axis not in (*AXES, None):
-        raise UserError(f"{mesh_axis!r} is not an axis of the mesh; choose one of {', '.join(AXES)}, or None.")
+    if mesh_axis not in ("fsdp", "tensor", None):
+        raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None for whole.")
     if logical_axis in RULES and RULES[logical_axis] != mesh_axis:
         raise UserError(
             f"Logical axis {logical_axis!r} has the rule {RULES[logical_axis]!r} already; choose another name for yours."
