@@ -78,9 +78,15 @@ SLOW = {
     ("based_linear", "odd"),
     ("mamba1", "one"),
     ("mamba1", "one_dt"),
+    ("mamba2", "one"),
+    ("rwkv7_shell", "bare"),
+    ("rwkv7_shell", "full"),
+    ("top1_chunk", "gqa"),
     ("transformer", "window"),
     ("transformer_pp", "alibi"),
     ("transformer_pp", "const_k"),
+    ("transformer_pp", "gqa"),
+    ("transformer_pp", "temperature"),
 }
 # One mixer of each kind: the normal tests run what costs seconds a mixer on these, the slow tests on the others.
 REPRESENTATIVE = ("gated_deltanet", "mamba2", "rwkv7", "top1_chunk", "transformer_pp")
@@ -92,6 +98,11 @@ FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mix
 def others_slow(cases: list[tuple[str, ...]]) -> list[Any]:
     """Parameters of a test that begin with a mixer, those of mixers that are not `REPRESENTATIVE` marked slow."""
     return [case if case[0] in REPRESENTATIVE else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def variants_slow(cases: list[tuple[str, str]]) -> list[Any]:
+    """Parameters of a test that the `FIRST` variant of a mixer nearly covers, the other variants marked slow."""
+    return [case if case in FIRST else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:
@@ -228,9 +239,13 @@ def interrupt(args: list[str], workdir: Path, *, at_row: int, number: int, delay
     return process.returncode, stderr
 
 
+# Metrics that depend on the clock and the device.
+TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
+
+
 def rows(workdir: Path) -> list[dict[str, Any]]:
     """`metrics.jsonl` without what depends on the clock: equal for two runs that are the same, bit for bit."""
-    return [{k: v for k, v in row.items() if k not in metrics.TIMING} for row in metrics.read(workdir)]
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in metrics.read(workdir)]
 
 
 def n_rows(workdir: Path) -> int:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.params import param
 from seqjax.types import Array
@@ -37,11 +36,3 @@ class SharedDecay(nnx.Module):
     def __call__(self, u: Array) -> Array:
         """Return the log decay of each token, float32 [B, T], from inputs [B, T, width]."""
         return -jnp.exp(self.alpha[...]) * self.step_size(u)
-
-
-def check_sizes(config: Any, **least: int) -> None:
-    """Raise `UserError` for a setting below its least value; None, which means not set, is valid."""
-    for name, low in least.items():
-        value = getattr(config, name)
-        if value is not None and value < low:
-            raise UserError(f"config.model.mixer.{name} must be at least {low}, not {value}.")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.errors import UserError
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm
 from seqjax.types import Array, Cache, LayerSpec
 
@@ -165,6 +166,14 @@ class Block(nnx.Module):
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
     """Return a norm over the model's width, of the kind that the model's config selects."""
     return NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
+
+
+def check_sizes(config: Any, **least: int) -> None:
+    """Raise `UserError` for a setting below its least value; None, which means not set, is valid."""
+    for name, low in least.items():
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise UserError(f"config.model.mixer.{name} must be at least {low}, not {value}.")
 
 
 def _cache_elements(owner: Mixer | Block, seq_len: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.nn.short_conv import ShortConv
@@ -29,7 +28,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del dim, seq_len
-        check_sizes(self, expand=1, conv_width=1)
+        base.check_sizes(self, expand=1, conv_width=1)
 
 
 class ConvCache(NamedTuple):

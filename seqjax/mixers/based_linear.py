@@ -12,7 +12,6 @@ from flax import nnx
 
 from seqjax.errors import UserError
 from seqjax.mixers import base
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
@@ -31,7 +30,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del seq_len
-        check_sizes(self, heads=1, feature_dim=1, chunk_size=1)
+        base.check_sizes(self, heads=1, feature_dim=1, chunk_size=1)
         if dim % self.heads:
             raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
+from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
@@ -46,7 +46,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del dim, seq_len
-        check_sizes(self, expand=1, state=1, dt_rank=1, conv_width=1, chunk_size=1)
+        base.check_sizes(self, expand=1, state=1, dt_rank=1, conv_width=1, chunk_size=1)
 
 
 class Mamba1Cache(NamedTuple):

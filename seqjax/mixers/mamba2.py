@@ -21,7 +21,7 @@ from flax import nnx
 
 from seqjax.errors import UserError
 from seqjax.mixers import base
-from seqjax.mixers._ssm import SharedDecay, check_sizes, out_init
+from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.params import param
@@ -47,7 +47,7 @@ class Config:
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         del seq_len
-        check_sizes(self, expand=1, head_dim=1, state=1, conv_width=1, chunk_size=1)
+        base.check_sizes(self, expand=1, head_dim=1, state=1, conv_width=1, chunk_size=1)
         if self.expand * dim % self.head_dim:
             raise UserError(
                 f"config.model.mixer.head_dim={self.head_dim} does not divide the inner width {self.expand * dim}."

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
+from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, gate_rank, rank, value_rank
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
@@ -47,7 +47,7 @@ class Config:
         del seq_len
         if self.heads < 1 or dim % self.heads:
             raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
-        check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
+        base.check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
         if not 1 <= self.chunk_size <= 128:
             raise UserError(
                 f"config.model.mixer.chunk_size={self.chunk_size} must be 1 to 128: over more positions the decay "

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.mixers import top1_chunk, transformer_pp
+from seqjax.mixers import base, top1_chunk, transformer_pp
 from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
 from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, gate_rank, value_rank
-from seqjax.mixers._ssm import check_sizes
 from seqjax.nn.initializers import constant, orthogonal
 from seqjax.nn.layers import Linear
 from seqjax.types import Array, LayerSpec
@@ -66,7 +65,7 @@ class Config:
         """Raise `UserError` where these settings do not fit the model."""
         if self.core == "window" and self.window < 1:
             raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or core=full.")
-        check_sizes(self, value_rank=1, gate_rank=1)
+        base.check_sizes(self, value_rank=1, gate_rank=1)
         self.core_config().check(dim=dim, seq_len=seq_len)
 
 

@@ -140,9 +140,11 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
                     continue
                 del active[index]
                 slots.append(slot)
-                if process.returncode != 0:
+                # A run that saved and ended early, because it was told to, counts as failed unless this study stops.
+                if process.returncode != 0 or not (run.complete or stopping):
                     failed[index] = run
-                    sys.stdout.write(f"{run.label}: failed with status {process.returncode}; {_last_output(run)}\n")
+                    how = f"failed with status {process.returncode}" if process.returncode else "ended early"
+                    sys.stdout.write(f"{run.label}: {how}; {_last_output(run)}\n")
             if time.monotonic() - last_report > REPORT_SECONDS:
                 last_report = time.monotonic()
                 eta = eta_seconds(runs, jobs=jobs)

@@ -10,12 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tensorboardX import SummaryWriter
 
 from seqjax.terminal import StatusLine, duration
-
-# Metrics that depend on the clock and the device; they are left out when two runs are compared.
-TIMING = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")
 
 
 class NullWriter:
@@ -42,7 +38,12 @@ class Metrics:
         # Never extend the file: a lost one would come back as zeros.
         self._file.truncate(min(position, self._path.stat().st_size))
         # Also at step 0: a process that was killed before its first checkpoint has left events too.
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1) if tensorboard else None
+        self._events = None
+        if tensorboard:
+            # Here, because it imports torch where that is installed, which takes longer than the rest of seqjax.
+            from tensorboardX import SummaryWriter
+
+            self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append one object with the step and the values measured at it."""

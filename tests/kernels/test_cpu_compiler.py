@@ -79,7 +79,8 @@ assert math.isfinite(result["gradients"]) and 0 < result["gradients"] < result["
 """
 
 
-@pytest.mark.parametrize("mixer", ["rwkv6", *(pytest.param(m, marks=pytest.mark.slow) for m in ("mamba2", "rwkv5"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["rwkv6", "mamba2", "rwkv5"])
 def test_bfloat16_gradients_of_one_chunk_without_the_flag(mixer) -> None:
     """With a constant state these were NaN, rwkv6's logits too."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

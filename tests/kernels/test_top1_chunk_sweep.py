@@ -81,7 +81,7 @@ def test_equals_reference(small_tiles, how, shape, dtype, gain, selection, scale
 
 @pytest.mark.parametrize("how", ["triton"])
 @case
-@hypothesis.settings(unshrunk, max_examples=6 if ON_GPU else 4)
+@hypothesis.settings(unshrunk, max_examples=6 if ON_GPU else 2)
 def test_kernels_equal_reference(how, shape, dtype, gain, selection, scale, seed) -> None:
     check(how, shape, dtype, gain, selection, scale, seed)
 

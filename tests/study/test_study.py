@@ -12,6 +12,7 @@ import pytest
 from seqjax.data import slimpajama
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
+from seqjax.study import runner
 from seqjax.study.protocol import common_losses, gap_rows, loss_at, read_points
 from seqjax.study.studies import load_study
 from seqjax.train import train
@@ -173,6 +174,14 @@ def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
     assert (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="the study has no such run"):
         study.main([f"--study={trained_study}", "--only=medium"])
+
+
+def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_path, monkeypatch, capsys):
+    """Somebody else sent it a signal: it saved, and its status is 0."""
+    monkeypatch.setattr(runner, "_start", lambda *_: subprocess.Popen([sys.executable, "-c", ""]))
+    with pytest.raises(UserError, match="1 of 1 runs failed: slow"):
+        study.main([f"--study={trained_study}", "--only=slow"])
+    assert "slow: ended early" in capsys.readouterr().out
 
 
 def test_losses_of_blocks_are_kept_and_cut_at_a_resume(trained_study, tmp_path):

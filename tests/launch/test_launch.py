@@ -1,0 +1,146 @@
+"""The launchers: what they would start, what they refuse, and that a SLURM job saves and queues again at its limit."""
+
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import support
+
+LAUNCH = support.ROOT / "launch"
+
+
+def launch(script: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | environment
+    return subprocess.run(
+        ["bash", str(LAUNCH / script), *args], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def commands(script: str, *args: str, **environment: str) -> list[list[str]]:
+    """The words of every command that a dry run prints."""
+    result = launch(script, "--dry_run", *args, **environment)
+    assert result.returncode == 0, result.stderr
+    return [shlex.split(line) for line in result.stdout.splitlines()]
+
+
+RUN = ("--config=top1_chunk:110m", "--workdir=runs/a b", "--config.train.steps=9")
+
+
+def test_local_starts_one_process_on_the_gpus_that_are_asked_for():
+    (command,) = commands("local.sh", *RUN)
+    assert command == ["env", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92", "python", "-m", "seqjax.main", *RUN]
+    (command,) = commands("local.sh", "--gpus=4", *RUN)
+    assert command[2] == "CUDA_VISIBLE_DEVICES=0,1,2,3"
+    (command,) = commands("local.sh", "--gpus=2", *RUN, CUDA_VISIBLE_DEVICES="3,5,7")
+    assert command[2] == "CUDA_VISIBLE_DEVICES=3,5"
+
+
+def test_slurm_starts_a_task_per_gpu_and_a_run_per_array_index():
+    (command,) = commands("slurm.sbatch", *RUN)
+    assert command == ["srun", "--kill-on-bad-exit=1", "python", "-m", "seqjax.main", "--distributed", *RUN]
+    (command,) = commands("slurm_study.sbatch", "--study=my.py:small", SLURM_ARRAY_TASK_ID="7")
+    assert command == ["srun", "python", "-m", "seqjax.study", "--study=my.py:small", "--only=7"]
+
+
+def test_tpu_vm_creates_installs_and_trains_on_every_worker():
+    machine = ("--name=n", "--zone=z", "--type=v5litepod-16", "--version=v2", "--wheel=dist/seqjax-1-py3-none-any.whl")
+    create, copy, install, train, advice = commands("tpu_vm.sh", *machine, "--", *RUN)
+    tpu = ["gcloud", "compute", "tpus", "tpu-vm"]
+    assert create == [*tpu, "create", "n", "--zone=z", "--accelerator-type=v5litepod-16", "--version=v2"]
+    assert copy == [*tpu, "scp", "dist/seqjax-1-py3-none-any.whl", "n:/tmp/", "--zone=z", "--worker=all"]
+    assert install[:8] == train[:8] == [*tpu, "ssh", "n", "--zone=z", "--worker=all"]
+    assert install[-1].endswith("'/tmp/seqjax-1-py3-none-any.whl[tpu]'")
+    assert shlex.split(train[-1])[1:] == ["-m", "seqjax.main", "--distributed", *RUN]
+    assert "delete" in advice
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("v5litepod-8", ["--tpu-type=v5litepod-8", "--num-slices=2"]),
+        ("h100-80gb-8", ["--device-type=h100-80gb-8", "--num-nodes=2"]),
+    ],
+)
+def test_gke_asks_xpk_for_tpus_or_gpus(device, kind):
+    where = ("--cluster=c", "--workload=w", f"--device={device}", "--image=i", "--slices=2")
+    (command,) = commands("gke.sh", *where, "--", *RUN)
+    assert command[:3] == ["xpk", "workload", "create"]
+    assert [word for word in command if word in kind] == kind
+    assert shlex.split(command[-1]) == ["python", "-m", "seqjax.main", "--distributed", *RUN]
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "says"),
+    [
+        ("local.sh", (), "say what to train"),
+        ("local.sh", ("--gpus=two", *RUN), "--gpus=two is not a number"),
+        ("slurm.sbatch", RUN[:1], "--workdir= is missing"),
+        ("slurm_study.sbatch", (), "say which study"),
+        ("slurm_study.sbatch", ("--study=my.py",), "submit an array"),
+        ("tpu_vm.sh", ("--name=n", "--", *RUN), "--zone= is missing"),
+        ("tpu_vm.sh", ("--config=a",), "--config=a is unknown"),
+        ("gke.sh", ("--cluster=c", "--workload=w", "--device=d", "--image=i"), "after --"),
+    ],
+)
+def test_what_is_missing_is_named(script, args, says):
+    result = launch(script, *args)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+def test_more_gpus_than_are_visible_are_refused():
+    result = launch("local.sh", "--gpus=2", "--dry_run", *RUN, CUDA_VISIBLE_DEVICES="3")
+    assert result.returncode == 2
+    assert "names 1" in result.stderr
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    path = directory / name
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize("at_the_limit", [True, False])
+def test_a_slurm_job_saves_and_queues_again_at_its_limit(tmp_path, at_the_limit):
+    """With stand-ins for srun, which ends politely at SIGTERM or by itself, and for scontrol."""
+    waits = "trap 'echo saved; exit 0' TERM; touch started; while true; do sleep 0.05; done"
+    program(tmp_path, "srun", waits if at_the_limit else "touch started; exit 3")
+    program(tmp_path, "scontrol", 'echo "scontrol $*"')
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    command = ["bash", str(LAUNCH / "slurm.sbatch"), *RUN]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if at_the_limit:
+                process.send_signal(signal.SIGUSR1)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert out == ("saved\nscontrol requeue 42\n" if at_the_limit else "")
+    assert process.returncode == (0 if at_the_limit else 3)
+
+
+def test_the_image_holds_what_is_installed():
+    text = (LAUNCH / "Dockerfile").read_text()
+    for package in ("seqjax", "kernels_pallas", "configs"):
+        assert f"COPY {package} ./{package}" in text
+        assert (support.ROOT / package).is_dir()
+    for name in ("constraints/py3.12.txt", "pyproject.toml", "README.md", "LICENSE"):
+        assert name in text
+        assert (support.ROOT / name).is_file()
+
+
+def test_every_launcher_is_on_the_page():
+    page = (support.ROOT / "docs" / "launch.md").read_text()
+    for path in LAUNCH.iterdir():
+        assert f"launch/{path.name}" in page
