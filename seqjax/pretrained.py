@@ -1,4 +1,4 @@
-"""A trained model in Python: `m = seqjax.load("runs/x")`, then `m.generate("Once")` and `m.loss("Once upon a time")`."""
+"""A trained model in Python: `m = seqjax.load("runs/x")`, then `m.generate("Once")` and `m.loss("Once upon")`."""
 
 import dataclasses
 import functools

@@ -137,10 +137,10 @@ def check_long_cache(case: Case) -> None:
     _assert_close(logits, case.logits(case.params, tokens)[:, -1], "prefill into a cache of 64 tokens")
 
 
-# ---------------------------------------------------------------------------------------------- forms of one computation
+# --------------------------------------------------------------------------------------------- forms of one computation
 def check_chunk_size(case: Case, sizes: Sequence[int] = (1, 5, 64)) -> None:
     """The result does not depend on `chunk_size`, at a length that it does not divide."""
-    tokens = case.tokens((2, LENGTH))
+    tokens = case.tokens((BATCH, LENGTH))
     want = case.logits(case.params, tokens)
     for size in sizes:
         model = case.changed(mixer=dataclasses.replace(case.model.config.mixer, chunk_size=size))
@@ -191,10 +191,12 @@ def check_training(case: Case) -> None:
         state, metrics = step(state, tokens)
         losses.append(float(metrics["loss"]))
     assert step._cache_size() == 1, f"the training step was traced {step._cache_size()} times"
-    assert losses[-1] < 0.8 * losses[0], f"in 30 steps on one batch the loss went from {losses[0]:.2f} to {losses[-1]:.2f}"
+    assert losses[-1] < 0.8 * losses[0], (
+        f"in 30 steps on one batch the loss went from {losses[0]:.2f} to {losses[-1]:.2f}"
+    )
 
 
-# ------------------------------------------------------------------------------------------- what the mixer says of itself
+# ---------------------------------------------------------------------------------------- what the mixer says of itself
 def check_parameters(case: Case) -> None:
     """Parameters are made as they are declared, float32, with one logical axis per dimension, other in each layer."""
     init = jax.jit(case.model.init)
@@ -233,7 +235,7 @@ def check_flops(case: Case, smallest: float = SMALLEST_FLOPS) -> None:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- helpers
+# -------------------------------------------------------------------------------------------------------------- helpers
 def _assert_close(got: Any, want: Any, what: str) -> None:
     got, want = np.asarray(got), np.asarray(want)
     off = np.abs(got - want) - TOLERANCE * np.abs(want)

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     TransformerPP: type[StandAlone]
 
 __all__ = [
-    "BasedConv",
-    "BasedLinear",
-    "DeltaNet",
-    "Definition",
-    "GatedDeltaNet",
-    "Mamba1",
-    "Mamba2",
     "RWKV5",
     "RWKV6",
     "RWKV7",
+    "BasedConv",
+    "BasedLinear",
+    "Definition",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "Mamba1",
+    "Mamba2",
     "RWKV7Shell",
     "StandAlone",
     "Top1Chunk",

@@ -98,7 +98,9 @@ def _derive(definition: _registry.Definition, class_name: str) -> type[StandAlon
     listed = ", ".join(key if f.default is dataclasses.MISSING else f"{key}={f.default!r}" for key, f in fields.items())
     Derived.__doc__ = f"{inspect.cleandoc(mixer.__doc__ or '')}{ABOUT.format(settings=listed)}"
     # Editors and `help` show every setting with its default, although the constructor takes them as `settings`.
-    usual = [p for p in inspect.signature(StandAlone.__init__).parameters.values() if p.name not in ("self", "settings")]
+    usual = [
+        p for p in inspect.signature(StandAlone.__init__).parameters.values() if p.name not in ("self", "settings")
+    ]
     hints = hints_of(definition.Config)
     own = [
         inspect.Parameter(

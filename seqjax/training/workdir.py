@@ -80,8 +80,8 @@ def load_config(workdir: Path, *, allow_code: Collection[str] = ()) -> Config:
     for name in _mixer_names(values):
         if mixers.is_foreign(name) and name not in allow_code:
             raise UserError(
-                f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you trust "
-                f"it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
+                f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
+                f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
             )
     return from_config_dict(values)
 
