@@ -19,6 +19,7 @@ paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -202,6 +203,16 @@ def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
     return kept if several else kept[0]
 
 
+def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return a config's values with the mixers that `overrides` name, where its `get_config` ignored its argument."""
+    for key, text in overrides:
+        if key != "model.mixer" and _selects_mixer(key):
+            mixer = _with_mixer_override(values["model"]["mixer"], key, text)
+            size = SIZES.get(str(values.get("size")))
+            values["model"]["mixer"] = mixer if size is None else _with_size_defaults(mixer, size)
+    return values
+
+
 def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
     """Split `SIZE[,REGIME][,key=value ...]`; raise `UserError` for a word that is neither a size nor a regime."""
     size, regime, overrides = "demo", "limited", []
@@ -284,8 +295,11 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if not hasattr(module, "get_config"):
         raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is no config.")
     named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
-    values = module.get_config(",".join([arg, *named])) if colon or named else module.get_config()
-    config = ConfigDict(complete(Config, values))
+    takes_arg = bool(inspect.signature(module.get_config).parameters)
+    if colon and not takes_arg:
+        raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
+    values = module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
+    config = ConfigDict(complete(Config, _with_named_mixers(ConfigDict(values).to_dict(), overrides)))
     for key, text in overrides:
         if not _selects_mixer(key):
             override(config, key, text)

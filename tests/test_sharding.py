@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from seqjax.errors import UserError
 from seqjax import sharding
+from seqjax.errors import UserError
 from seqjax.sharding import AXES, RULES, batch_sharding, constrain_batch, make_mesh, replicated, shardings
 from tests import support
 

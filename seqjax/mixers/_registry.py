@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from seqjax.errors import UserError, nearest
 from seqjax.mixers import base
 
-M = TypeVar("M", bound=type[base.Mixer])
+M = TypeVar("M")
 PACKAGE = "seqjax.mixers"
 
 
@@ -65,7 +65,7 @@ def register(name: str) -> Callable[[M], M]:
 
     def decorate(mixer: M) -> M:
         config = getattr(mixer, "Config", None)
-        _check(config, mixer, f"The class registered as {name!r}", f"give it a class Config inside {mixer.__name__}")
+        _check(config, mixer, f"The class registered as {name!r}", "give it a class Config of its own, inside")
         _registered[name] = Definition(name, config, mixer)
         return mixer
 

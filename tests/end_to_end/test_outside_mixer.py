@@ -1,4 +1,4 @@
-"""A mixer from outside seqjax as README and docs/add_a_mixer.md show it: trained, refused where it is not named, loaded.
+"""A mixer from outside seqjax as README and docs/add_a_mixer.md show it: trained, refused where it is not named.
 
 The text of the pages is what runs; only lengths and the place of the built-in corpus are made small.
 """
@@ -57,7 +57,8 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(place, corpus_cache) -> Path:
     """What the page's command trains there, in a process of its own."""
-    (line,) = re.findall(rf"^python -m seqjax\.main .*{NAME}$", (support.ROOT / "docs/add_a_mixer.md").read_text(), re.M)
+    page = (support.ROOT / "docs/add_a_mixer.md").read_text()
+    (line,) = re.findall(rf"^python -m seqjax\.main .*{NAME}$", page, re.M)
     small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
     command = [sys.executable, *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
     done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
@@ -135,7 +136,7 @@ def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cac
     assert m.step == 2
     assert m.params["blocks"]["0"]["mixer"]["rate_E"].mean() > 3
     monkeypatch.setattr(_registry, "_registered", {})
-    with pytest.raises(UserError, match="'slow_ema' is not a mixer. One of your own is registered first"):
+    with pytest.raises(UserError, match=r"'slow_ema' is not a mixer. One of your own is registered first"):
         seqjax.load("runs/slow_ema")
 
 
@@ -162,10 +163,11 @@ def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_
     assert f"abc{m.generate('abc', max_new_tokens=9, temperature=1.5, seed=4)}\n" == want
     assert m.generate("abc", max_new_tokens=9, temperature=1.5, seed=5) != want[3:-1]
 
-    for text in ("a", "some text", "ä text that is longer than the sixty-four tokens that are the least a program takes"):
+    for text in ("a", "some text", "ä text longer than the sixty-four tokens that are the least of a program"):
         ids = np.concatenate([[m.tokenizer.bos], m.tokenizer.encode(text)]).astype(np.int32)
         log_p = jax.nn.log_softmax(jax.jit(m.model.logits)(m.params, ids[None, :-1]))[0]
-        assert m.loss(text) == pytest.approx(-np.mean(log_p[np.arange(len(ids) - 1), ids[1:]]), rel=1e-4)
+        want_loss = -float(np.mean(log_p[np.arange(len(ids) - 1), ids[1:]]))
+        assert m.loss(text) == pytest.approx(want_loss, rel=1e-4)
         assert isinstance(m.loss(text), float)
     with pytest.raises(UserError, match="empty text"):
         m.loss("")

@@ -148,7 +148,7 @@ def test_a_backend_of_another_package_is_asked_first(fresh, monkeypatch) -> None
 
 def test_a_backend_is_registered_for_an_op_that_exists_under_its_own_name(monkeypatch) -> None:
     monkeypatch.setattr(backend, "_outside", {})
-    with pytest.raises(ValueError, match="unknown op 'selectivescan'. Did you mean 'selective_scan'"):
+    with pytest.raises(ValueError, match=r"unknown op 'selectivescan'. Did you mean 'selective_scan'"):
         kp.register_backend("selectivescan", kp.Backend("mine", never_loaded))
     with pytest.raises(ValueError, match="'xla' is a backend of kernels_pallas"):
         kp.register_backend("ssd", kp.Backend("xla", never_loaded))

@@ -165,7 +165,9 @@ def test_what_cannot_be_registered_says_why():
         mixers.register("my.mixer")
     with pytest.raises(UserError, match=r"must derive from seqjax\.mixers\.base\.Mixer"):
         mixers.register("mine")(object)
-    with pytest.raises(UserError, match="class Config inside Bare, a frozen dataclass with `name: str`"):
+    with pytest.raises(
+        UserError, match="give it a class Config of its own, inside, a frozen dataclass with `name: str`"
+    ):
         mixers.register("mine")(type("Bare", (Scaled,), {"Config": None}))
     assert mixers.known() == mixers.names()
 
