@@ -28,12 +28,14 @@ class Sound(base.Mixer):
 
     def __init__(self, config, spec, *, rngs):
         self.config, self.dim = config, spec.dim
-        self.out = Linear(spec.dim, spec.dim, axes=("heads", "embed"), rngs=rngs)
+        self.out = Linear(spec.dim, spec.dim, axes=("embed", "heads"), rngs=rngs)
 
     def __call__(self, x_BTD):
-        t = jnp.arange(x_BTD.shape[1])
-        decay_TS = jnp.where(t[:, None] >= t, 0.5 ** jnp.maximum(0, t[:, None] - t), 0)
-        return self.out(jnp.einsum("ts,bsd->btd", decay_TS.astype(x_BTD.dtype), x_BTD))
+        def combine(left, right):
+            return left[0] * right[0], left[1] * right[0] + right[1]
+
+        _, h_BTD = jax.lax.associative_scan(combine, (jnp.full_like(x_BTD, 0.5), x_BTD), axis=1)
+        return self.out(h_BTD)
 
     def init_cache(self, batch, max_len, dtype):
         return Sum(jnp.zeros((batch, self.dim), dtype))
@@ -43,7 +45,7 @@ class Sound(base.Mixer):
         return self.out(total_BD), Sum(total_BD)
 
     def flops_per_token(self, seq_len):
-        return 2 * self.dim * seq_len
+        return 3.0 * self.dim
 
 
 class Anticausal(Sound):
