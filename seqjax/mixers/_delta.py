@@ -105,24 +105,25 @@ class DeltaMixer(base.Mixer):
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
         """Return q, k, v, beta and log_g of the delta rule from the convolved q, k and v."""
         n_batch, seq_len, _ = x_BTD.shape
-        q, k, v = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
-        q = (l2_normalize(q) * q.shape[-1] ** -0.5).astype(x_BTD.dtype)
-        k = l2_normalize(k).astype(x_BTD.dtype)
-        log_g = None
+        q_BTHK, k_BTHK, v_BTHV = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
+        q_BTHK = (l2_normalize(q_BTHK) * q_BTHK.shape[-1] ** -0.5).astype(x_BTD.dtype)
+        k_BTHK = l2_normalize(k_BTHK).astype(x_BTD.dtype)
+        log_g_BTH = None
         if self.decay is not None and self.log_rate_H is not None and self.step_bias_H is not None:
             dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
-            log_g = -jnp.exp(self.log_rate_H[...]) * dt_BTH
-        return q, k, v, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), log_g
+            log_g_BTH = -jnp.exp(self.log_rate_H[...]) * dt_BTH
+        return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), log_g_BTH
 
-    def _output(self, x_BTD: Array, o_BTHV: Array) -> Array:
-        y = self.norm(o_BTHV).reshape(*x_BTD.shape[:-1], -1)
+    def _output(self, x: Array, o: Array) -> Array:
+        """Apply norm, gate and output projection to the heads' outputs [..., H, V] of the inputs [..., D]."""
+        y = self.norm(o).reshape(*x.shape[:-1], -1)
         if self.gate is not None:
-            y = (y.astype(jnp.float32) * jax.nn.silu(project_float32(self.gate, x_BTD))).astype(x_BTD.dtype)
+            y = (y.astype(jnp.float32) * jax.nn.silu(project_float32(self.gate, x))).astype(x.dtype)
         return self.out(y)
 
     def __call__(self, x_BTD: Array) -> Array:
-        q, k, v = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
-        args: Any = self._inputs(x_BTD, q, k, v)
+        q_BTE, k_BTE, v_BTE = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
+        args: Any = self._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
         o_BTHV: Any = gated_delta_rule(*args, chunk_size=self.config.chunk_size)
         return self._output(x_BTD, o_BTHV)
 
@@ -134,10 +135,11 @@ class DeltaMixer(base.Mixer):
         return DeltaCache(s_BHKV, *(c.init_cache(batch, dtype) for c in (self.q_conv, self.k_conv, self.v_conv)))
 
     def _extend(self, x_BTD: Array, cache: DeltaCache) -> tuple[Any, DeltaCache]:
-        q, q_last = self.q_conv.extend(self.q(x_BTD), cache.q_BWE)
-        k, k_last = self.k_conv.extend(self.k(x_BTD), cache.k_BWE)
-        v, v_last = self.v_conv.extend(self.v(x_BTD), cache.v_BWE)
-        return self._inputs(x_BTD, q, k, v), DeltaCache(cache.s_BHKV, q_last, k_last, v_last)
+        q_BTE, last_q_BWE = self.q_conv.extend(self.q(x_BTD), cache.q_BWE)
+        k_BTE, last_k_BWE = self.k_conv.extend(self.k(x_BTD), cache.k_BWE)
+        v_BTE, last_v_BWE = self.v_conv.extend(self.v(x_BTD), cache.v_BWE)
+        cache = DeltaCache(cache.s_BHKV, last_q_BWE, last_k_BWE, last_v_BWE)
+        return self._inputs(x_BTD, q_BTE, k_BTE, v_BTE), cache
 
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
@@ -151,8 +153,8 @@ class DeltaMixer(base.Mixer):
         """Apply the recurrent form to one token."""
         args, cache = self._extend(x_BD[:, None], cache)
         one: Any = [None if x is None else x[:, 0] for x in args]
-        q, k, v, beta, log_g = one
-        o_BHV, s_BHKV = gated_delta_rule_step(q, k, v, beta, log_g, cache.s_BHKV)
+        q_BHK, k_BHK, v_BHV, beta_BH, log_g_BH = one
+        o_BHV, s_BHKV = gated_delta_rule_step(q_BHK, k_BHK, v_BHV, beta_BH, log_g_BH, cache.s_BHKV)
         return self._output(x_BD, o_BHV), cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:

@@ -56,10 +56,10 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, y_BTHV: Array) -> Array:
         """Map [B, T, H, V] to float32 [B, T, H * V]."""
-        y = y_BTHV.astype(jnp.float32)
-        y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        return y.reshape(*y.shape[:-2], -1) * self.g[...] + self.b[...]
+        y_BTHV = y_BTHV.astype(jnp.float32)
+        y_BTHV = y_BTHV - jnp.mean(y_BTHV, axis=-1, keepdims=True)
+        y_BTHV = y_BTHV * jax.lax.rsqrt(jnp.mean(y_BTHV * y_BTHV, axis=-1, keepdims=True) + self.eps)
+        return y_BTHV.reshape(*y_BTHV.shape[:-2], -1) * self.g[...] + self.b[...]
 
 
 def group_norm_gain(spec: LayerSpec) -> Init:
@@ -75,12 +75,12 @@ class ChannelMix(nnx.Module):
 
     def __init__(self, dim: int, inner: int | None, spec: LayerSpec, *, version: int, rngs: nnx.Rngs):
         inner = inner or (4 * dim if version == 7 else 7 * dim // 2)
-        mu = 1 - ramp(dim, depth(spec)[1] ** {5: 1, 6: 3, 7: 4}[version])
-        self.mu_k = param(rngs, values(mu), (dim,), ("embed",))
+        mu_D = 1 - ramp(dim, depth(spec)[1] ** {5: 1, 6: 3, 7: 4}[version])
+        self.mu_k = param(rngs, values(mu_D), (dim,), ("embed",))
         self.k = Linear(dim, inner, axes=("embed", "mlp"), init=orthogonal(), rngs=rngs)
         self.v = Linear(inner, dim, axes=("mlp", "embed"), init=zeros, rngs=rngs)
         gated = version < 7
-        self.mu_r = param(rngs, values(mu), (dim,), ("embed",)) if gated else None
+        self.mu_r = param(rngs, values(mu_D), (dim,), ("embed",)) if gated else None
         self.r = Linear(dim, dim, axes=("embed", None), init=zeros, rngs=rngs) if gated else None
 
     def __call__(self, x_BTD: Array, last_BD: Array | None = None) -> Array:

@@ -75,8 +75,8 @@ class TokenShift(nnx.Module):
         self.names = names
         powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
         for name in names:
-            mu = 1 - ramp(spec.dim, powers[name] * depth(spec)[1])
-            setattr(self, name, param(rngs, values(mu), (spec.dim,), ("embed",)))
+            mu_D = 1 - ramp(spec.dim, powers[name] * depth(spec)[1])
+            setattr(self, name, param(rngs, values(mu_D), (spec.dim,), ("embed",)))
 
     def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
         """Return the interpolations [B, T, D] with the previous token, by name; `last_BD` precedes the first token."""

@@ -50,8 +50,8 @@ class Mixer(base.RecurrentMixer):
 
     def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        y_BTE, past = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
-        return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past)
+        y_BTE, past_BWE = self.conv.extend(self.enter(x_BTD), cache.past_BWE)
+        return self.out(y_BTE * self.gate(x_BTD)), ConvCache(past_BWE)
 
     def __call__(self, x_BTD: Array) -> Array:
         """Apply the parallel form from an empty cache."""

@@ -55,11 +55,12 @@ class Mixer(base.RecurrentMixer):
 
     def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        q, k, v = (p(x_BTD).reshape(*x_BTD.shape[:2], self.config.heads, -1) for p in (self.q, self.k, self.v))
-        y_BTHV, state = taylor_linear_attention(
-            q, k, v, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
+        shape = (*x_BTD.shape[:2], self.config.heads, -1)
+        q_BTHK, k_BTHK, v_BTHV = (p(x_BTD).reshape(shape) for p in (self.q, self.k, self.v))
+        y_BTHV, state_BHFV = taylor_linear_attention(
+            q_BTHK, k_BTHK, v_BTHV, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
         )
-        return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state)
+        return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state_BHFV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> TaylorCache:
         """Return a cache that has seen no token; the sums are float32 whatever `dtype` is."""

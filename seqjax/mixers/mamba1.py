@@ -93,9 +93,9 @@ class Mixer(base.RecurrentMixer):
             return out
         # All channels share one transition, so this is Mamba-2's scan with one head as wide as the model.
         log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
-        x32 = x_BTE.astype(jnp.float32)
+        x32_BTE = x_BTE.astype(jnp.float32)
         y_BTHV, state_BHNV = ssd(
-            (x32 * dt_BTE).astype(x_BTE.dtype)[:, :, None],
+            (x32_BTE * dt_BTE).astype(x_BTE.dtype)[:, :, None],
             log_a_BT[..., None],
             b_BTN,
             c_BTN,
@@ -103,7 +103,7 @@ class Mixer(base.RecurrentMixer):
             return_state=True,
             chunk_size=chunk,
         )
-        y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32).astype(x_BTE.dtype)
+        y_BTE = y_BTHV[:, :, 0] + (self.skip[...] * x32_BTE).astype(x_BTE.dtype)
         return y_BTE, jnp.moveaxis(state_BHNV[:, 0], 1, 2)
 
     def prefill(self, u_BTD: Array, cache: Mamba1Cache) -> tuple[Array, Mamba1Cache]:
@@ -120,8 +120,8 @@ class Mixer(base.RecurrentMixer):
         """Return a cache that has seen no token."""
         del max_len
         past = self.config.conv_width - 1 if self.config.conv else 0
-        state = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
-        return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state)
+        state_BEN = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
+        return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state_BEN)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of the recurrence (9 elementwise ones per channel and state), or of Mamba-2's chunks."""

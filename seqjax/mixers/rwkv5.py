@@ -51,14 +51,14 @@ class RwkvCache(NamedTuple):
 
 def omega_init(spec: LayerSpec) -> Any:
     """Return the initialiser of omega: decays from slow to fast over the channels, steeper in deep layers."""
-    n = jnp.arange(spec.dim) / (spec.dim - 1)
-    return values(-6 + 5 * n ** (0.7 + 1.3 * depth(spec)[0]))
+    n_D = jnp.arange(spec.dim) / (spec.dim - 1)
+    return values(-6 + 5 * n_D ** (0.7 + 1.3 * depth(spec)[0]))
 
 
 def bonus_init(spec: LayerSpec) -> Any:
     """Return the initialiser of u, the bonus of the current token."""
-    n = jnp.arange(spec.dim)
-    return values(depth(spec)[0] * (1 - n / (spec.dim - 1)) + 0.1 * ((n + 1) % 3 - 1))
+    n_D = jnp.arange(spec.dim)
+    return values(depth(spec)[0] * (1 - n_D / (spec.dim - 1)) + 0.1 * ((n_D + 1) % 3 - 1))
 
 
 class Block(RwkvBlock):
@@ -89,10 +89,10 @@ class Mixer(base.RecurrentMixer):
 
     def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
         rho, kappa = depth(spec)
-        slow, fast = ramp(spec.dim, kappa), ramp(spec.dim, kappa / 2)
+        slow_D, fast_D = ramp(spec.dim, kappa), ramp(spec.dim, kappa / 2)
         # The rows belong to r, k, v and g.
-        mu = jnp.stack([1 - x for x in (fast, slow, slow + 0.3 * rho, fast)])
-        self.mu = param(rngs, values(mu), mu.shape, ("state", "embed"))
+        mu_PD = jnp.stack([1 - x_D for x_D in (fast_D, slow_D, slow_D + 0.3 * rho, fast_D)])
+        self.mu = param(rngs, values(mu_PD), mu_PD.shape, ("state", "embed"))
 
     def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D])."""
@@ -123,8 +123,8 @@ class Mixer(base.RecurrentMixer):
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:
         """Return a cache that has seen no token."""
         del max_len
-        state = jnp.zeros((batch, self.heads, self.config.head_dim, self.config.head_dim), jnp.float32)
-        return RwkvCache(jnp.zeros((batch, self.dim), dtype), state)
+        state_BHKV = jnp.zeros((batch, self.heads, self.config.head_dim, self.config.head_dim), jnp.float32)
+        return RwkvCache(jnp.zeros((batch, self.dim), dtype), state_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""

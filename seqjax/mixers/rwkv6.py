@@ -50,11 +50,11 @@ class Mixer(rwkv5.Mixer):
     def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
         dim, rank, zeros = spec.dim, self.config.shift_rank, constant(0.0)
         rho, kappa = depth(spec)
-        slow, fast = ramp(dim, kappa), ramp(dim, kappa / 2)
+        slow_D, fast_D = ramp(dim, kappa), ramp(dim, kappa / 2)
         # The rows are in the order of W_2: w, k, v, r, g.
-        mu = jnp.stack([1 - x for x in (slow, slow, slow + 0.3 * rho, fast, fast)])
-        self.mu_x = param(rngs, values(1 - slow), (dim,), ("embed",))
-        self.mu = param(rngs, values(mu), (5, dim), ("state", "embed"))
+        mu_PD = jnp.stack([1 - x_D for x_D in (slow_D, slow_D, slow_D + 0.3 * rho, fast_D, fast_D)])
+        self.mu_x = param(rngs, values(1 - slow_D), (dim,), ("embed",))
+        self.mu = param(rngs, values(mu_PD), (5, dim), ("state", "embed"))
         self.w1 = Linear(dim, 5 * rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
         self.w2 = param(rngs, uniform(0.01), (5, rank, dim), (None, "rank", "embed"))
         decay_rank = self.config.decay_rank

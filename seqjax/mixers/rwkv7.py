@@ -121,8 +121,9 @@ class Mixer(TimeMix):
         log_w_BTD = -jnp.exp(-0.5) * jax.nn.sigmoid(self.w_lora(x["w"]))
         eta_BTD = jax.nn.sigmoid(self.a_lora(x["a"]))
         gate_BTD = self.g_lora(x["g"])
-        kappa = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
-        kappa_BTHK = kappa * jax.lax.rsqrt(jnp.maximum(jnp.sum(kappa * kappa, -1, keepdims=True), 1e-24))
+        kappa_BTHK = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
+        square_BTH1 = jnp.sum(kappa_BTHK * kappa_BTHK, -1, keepdims=True)
+        kappa_BTHK = kappa_BTHK * jax.lax.rsqrt(jnp.maximum(square_BTH1, 1e-24))
         k_BTD = (k_BTD * (1 + (eta_BTD - 1) * self.k_a[...])).astype(dtype)
 
         r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, eta_BTHK = (

@@ -64,11 +64,11 @@ class Mixer(AttentionMixer):
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
         """Return an empty cache of `max_len` entries."""
         cache = super().init_cache(batch, max_len, dtype)
-        mean = None
+        mean_BcGK = None
         if self.config.selection == "approx":
             n_chunks = max_len // self.config.chunk_size
-            mean = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
-        return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, mean)
+            mean_BcGK = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
+        return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, mean_BcGK)
 
     def extend(self, cache: Top1Cache, k_BTGK: Array, v_BTGK: Array) -> Top1Cache:
         """Return the cache with more keys and values, and with the mean keys of the chunks that they complete."""
@@ -76,12 +76,12 @@ class Mixer(AttentionMixer):
         if cache.mean_BcGK is None:
             return cache
         if k_BTGK.shape[1] > 1:
-            mean = kernels_pallas.chunk_means(cache.k_BSGK, chunk_size=self.config.chunk_size)
+            mean_BcGK = kernels_pallas.chunk_means(cache.k_BSGK, chunk_size=self.config.chunk_size)
         else:
-            mean = kernels_pallas.update_chunk_means(
+            mean_BcGK = kernels_pallas.update_chunk_means(
                 cache.mean_BcGK, cache.k_BSGK, cache.length, chunk_size=self.config.chunk_size
             )
-        return cache._replace(mean_BcGK=mean)
+        return cache._replace(mean_BcGK=mean_BcGK)
 
     def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

@@ -33,15 +33,15 @@ def causal_attention(
     if slopes and implementation == "cudnn":
         raise ValueError("ALiBi needs implementation None or 'xla': cuDNN takes no float32 bias beside 16-bit inputs.")
     chosen: Any = implementation or ("cudnn" if _cudnn_serves(q_BTHK) and not slopes else "xla")
-    bias = None
+    bias_HTS = None
     if slopes:
         position_T = jnp.arange(q_BTHK.shape[1], dtype=jnp.float32)
-        bias = jnp.asarray(slopes, jnp.float32)[:, None, None] * (position_T - position_T[:, None])
+        bias_HTS = jnp.asarray(slopes, jnp.float32)[:, None, None] * (position_T - position_T[:, None])
     return jax.nn.dot_product_attention(
         q_BTHK,
         k_BSGK,
         v_BSGK,
-        bias=None if bias is None else bias[None],
+        bias=None if bias_HTS is None else bias_HTS[None],
         scale=scale,
         is_causal=True,
         local_window_size=(window - 1, 0) if window else None,
@@ -98,27 +98,30 @@ def attention_entropy(
     n_batch, seq_len, n_heads, head_dim = q_BTHK.shape
     factor = head_dim**-0.5 if scale is None else scale
     n_blocks = -(-seq_len // block)
-    k = jnp.pad(k_BSGK, ((0, 0), (0, n_blocks * block - seq_len), (0, 0), (0, 0)))
-    k = jnp.repeat(k, n_heads // k.shape[2], axis=2)
-    k = jnp.moveaxis(k.reshape(n_batch, n_blocks, block, n_heads, head_dim), 1, 0)
-    i_T = jnp.arange(seq_len)[:, None]
+    k_BSGK = jnp.pad(k_BSGK, ((0, 0), (0, n_blocks * block - seq_len), (0, 0), (0, 0)))
+    k_BSHK = jnp.repeat(k_BSGK, n_heads // k_BSGK.shape[2], axis=2)
+    k_cBCHK = jnp.moveaxis(k_BSHK.reshape(n_batch, n_blocks, block, n_heads, head_dim), 1, 0)
+    i_T1 = jnp.arange(seq_len)[:, None]
 
     def body(carry, xs):
-        m, l, u = carry
-        k_BSHK, start = xs
-        distance_TS = i_T - (start + jnp.arange(block))
-        s = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=jnp.float32) * factor
+        m_BHT, l_BHT, u_BHT = carry
+        k_BCHK, start = xs
+        distance_TC = i_T1 - (start + jnp.arange(block))
+        s_BHTC = jnp.einsum("bthk,bchk->bhtc", q_BTHK, k_BCHK, preferred_element_type=jnp.float32) * factor
         if slopes:
-            s -= jnp.asarray(slopes, jnp.float32)[:, None, None] * distance_TS
-        visible = (distance_TS >= 0) & (distance_TS < (window or seq_len))
-        s = jnp.where(visible, s, 0.0)
-        new_m = jnp.maximum(m, jnp.max(jnp.where(visible, s, -jnp.inf), axis=-1))
+            s_BHTC -= jnp.asarray(slopes, jnp.float32)[:, None, None] * distance_TC
+        visible_TC = (distance_TC >= 0) & (distance_TC < (window or seq_len))
+        s_BHTC = jnp.where(visible_TC, s_BHTC, 0.0)
+        new_m_BHT = jnp.maximum(m_BHT, jnp.max(jnp.where(visible_TC, s_BHTC, -jnp.inf), axis=-1))
         # A query without a visible key so far has m = -inf in both maxima.
-        base = jnp.where(jnp.isfinite(new_m), new_m, 0.0)
-        e = jnp.where(visible, jnp.exp(s - base[..., None]), 0.0)
-        rescale = jnp.exp(m - base)
-        return (new_m, l * rescale + e.sum(-1), u * rescale + (e * s).sum(-1)), None
+        base_BHT = jnp.where(jnp.isfinite(new_m_BHT), new_m_BHT, 0.0)
+        e_BHTC = jnp.where(visible_TC, jnp.exp(s_BHTC - base_BHT[..., None]), 0.0)
+        rescale_BHT = jnp.exp(m_BHT - base_BHT)
+        l_BHT = l_BHT * rescale_BHT + e_BHTC.sum(-1)
+        u_BHT = u_BHT * rescale_BHT + (e_BHTC * s_BHTC).sum(-1)
+        return (new_m_BHT, l_BHT, u_BHT), None
 
-    zeros = jnp.zeros((n_batch, n_heads, seq_len), jnp.float32)
-    (m, l, u), _ = jax.lax.scan(body, (zeros - jnp.inf, zeros, zeros), (k, jnp.arange(n_blocks) * block))
-    return jnp.moveaxis(m + jnp.log(l) - u / l, 1, 2)
+    zeros_BHT = jnp.zeros((n_batch, n_heads, seq_len), jnp.float32)
+    init = (zeros_BHT - jnp.inf, zeros_BHT, zeros_BHT)
+    (m_BHT, l_BHT, u_BHT), _ = jax.lax.scan(body, init, (k_cBCHK, jnp.arange(n_blocks) * block))
+    return jnp.moveaxis(m_BHT + jnp.log(l_BHT) - u_BHT / l_BHT, 1, 2)

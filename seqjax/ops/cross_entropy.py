@@ -28,10 +28,10 @@ def cross_entropy(
     `chunk` bounds the number of tokens whose logits exist at a time (at least one per row). It is differentiable in
     `h_BTD` and `w_DO`. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
     """
-    w = w_DO.astype(h_BTD.dtype)
+    w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(loss, xs):
-        return loss + _logits_and_loss(w, *xs)[2], None
+        return loss + _logits_and_loss(w_DO, *xs)[2], None
 
     return jax.lax.scan(body, jnp.zeros((), jnp.float32), _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0]
 
@@ -40,11 +40,11 @@ def sequence_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B"]:
     """Return the sum over the tokens of each sequence in nats, float32 [B], with the chunks of `cross_entropy`."""
-    w = w_DO.astype(h_BTD.dtype)
+    w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(loss_B, xs):
         h_BCD, y_BC, weight_BC = xs
-        _, lse_BC, target_logit_BC = _logits(w, h_BCD, y_BC)
+        _, lse_BC, target_logit_BC = _logits(w_DO, h_BCD, y_BC)
         return loss_B + jnp.sum(weight_BC * (lse_BC - target_logit_BC), axis=1), None
 
     ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
@@ -65,34 +65,34 @@ def _time_chunks(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int)
     return split(h_BTD), split(targets_BT), split(weights_BT)
 
 
-def _logits(w: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array]:
-    logits_BCO = jnp.einsum("bcd,do->bco", h_BCD, w, preferred_element_type=jnp.float32)
+def _logits(w_DO: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array]:
+    logits_BCO = jnp.einsum("bcd,do->bco", h_BCD, w_DO, preferred_element_type=jnp.float32)
     lse_BC = jax.nn.logsumexp(logits_BCO, axis=-1)
     target_logit_BC = jnp.take_along_axis(logits_BCO, y_BC[..., None], axis=-1)[..., 0]
     return logits_BCO, lse_BC, target_logit_BC
 
 
-def _logits_and_loss(w: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
-    logits_BCO, lse_BC, target_logit_BC = _logits(w, h_BCD, y_BC)
+def _logits_and_loss(w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
+    logits_BCO, lse_BC, target_logit_BC = _logits(w_DO, h_BCD, y_BC)
     return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - target_logit_BC))
 
 
 def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int):
-    w = w_DO.astype(h_BTD.dtype)
+    cast_w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(carry, xs):
         h_BCD, y_BC, weight_BC = xs
-        logits_BCO, lse_BC, loss = _logits_and_loss(w, *xs)
+        logits_BCO, lse_BC, loss = _logits_and_loss(cast_w_DO, *xs)
         p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
-        one_hot_BCO = y_BC[..., None] == jnp.arange(w.shape[1])
+        one_hot_BCO = y_BC[..., None] == jnp.arange(cast_w_DO.shape[1])
         g_BCO = ((p_BCO - one_hot_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
         dw_DO = jnp.einsum("bcd,bco->do", h_BCD, g_BCO, preferred_element_type=jnp.float32)
-        return (carry[0] + loss, carry[1] + dw_DO), jnp.einsum("bco,do->bcd", g_BCO, w)
+        return (carry[0] + loss, carry[1] + dw_DO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
 
     init = (jnp.zeros((), jnp.float32), jnp.zeros(w_DO.shape, jnp.float32))
-    (loss, dw_DO), dh = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
+    (loss, dw_DO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
     n_batch, seq_len, dim = h_BTD.shape
-    dh_BTD = jnp.moveaxis(dh, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
+    dh_BTD = jnp.moveaxis(dh_cBCD, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
     return loss, (dh_BTD, dw_DO.astype(w_DO.dtype))
 
 

@@ -51,37 +51,39 @@ def gated_delta_rule(
 
 
 @rematerialized
-def _chunked(chunk: int, q, k, v, beta, log_g, s_BHKV) -> tuple[Array, Array]:
-    # In chunks, arrays are [c, B, H, C, ...]; i and j index positions within a chunk.
-    seq_len, dtype, acc = q.shape[1], q.dtype, s_BHKV.dtype
-    q, k, v = (to_chunks(x, chunk) for x in (q, k.astype(dtype), v.astype(dtype)))
-    beta = to_chunks(beta.astype(acc), chunk)
-    lower = jnp.tril(jnp.ones((chunk, chunk), bool))
-    if log_g is None:
-        ratio, grow, decay_to_end = 1.0, None, None
-        decay = jnp.ones((*beta.shape[:3], 1), acc)
+def _chunked(chunk: int, q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH, s_BHKV) -> tuple[Array, Array]:
+    # In the products, i and j index positions within a chunk.
+    seq_len, dtype, acc = q_BTHK.shape[1], q_BTHK.dtype, s_BHKV.dtype
+    q_cBHCK, k_cBHCK, v_cBHCV = (to_chunks(x, chunk) for x in (q_BTHK, k_BTHK.astype(dtype), v_BTHV.astype(dtype)))
+    beta_cBHC = to_chunks(beta_BTH.astype(acc), chunk)
+    lower_CC = jnp.tril(jnp.ones((chunk, chunk), bool))
+    if log_g_BTH is None:
+        ratio_cBHCC, grow_cBHC, decay_to_end_cBHC = 1.0, None, None
+        decay_cBH1 = jnp.ones((*beta_cBHC.shape[:3], 1), acc)
     else:
-        g = jnp.cumsum(to_chunks(log_g.astype(acc), chunk), -1)
+        g_cBHC = jnp.cumsum(to_chunks(log_g_BTH.astype(acc), chunk), -1)
         # Masked before the exponential, because above the diagonal it and its gradient could overflow.
-        ratio = jnp.exp(jnp.where(lower, g[..., :, None] - g[..., None, :], -jnp.inf))
-        grow, decay_to_end = jnp.exp(g), jnp.exp(g[..., -1:] - g)
-        decay = grow[..., -1:]
+        ratio_cBHCC = jnp.exp(jnp.where(lower_CC, g_cBHC[..., :, None] - g_cBHC[..., None, :], -jnp.inf))
+        grow_cBHC, decay_to_end_cBHC = jnp.exp(g_cBHC), jnp.exp(g_cBHC[..., -1:] - g_cBHC)
+        decay_cBH1 = grow_cBHC[..., -1:]
 
-    keys = product("...ik,...jk->...ij", k, k) * ratio * beta[..., :, None]
-    x = unit_lower_inverse(jnp.where(jnp.tril(lower, -1), keys, 0)) * beta[..., None, :]
-    u = product("...ij,...jv->...iv", x.astype(dtype), v)
+    keys_cBHCC = product("...ik,...jk->...ij", k_cBHCK, k_cBHCK) * ratio_cBHCC * beta_cBHC[..., :, None]
+    x_cBHCC = unit_lower_inverse(jnp.where(jnp.tril(lower_CC, -1), keys_cBHCC, 0)) * beta_cBHC[..., None, :]
+    u_cBHCV = product("...ij,...jv->...iv", x_cBHCC.astype(dtype), v_cBHCV)
     # W = U - E S
-    e = product("...ij,...jk->...ik", _scaled_columns(x, grow).astype(dtype), k).astype(dtype)
-    k_out = _scaled_rows(k, decay_to_end)
-    p = -product("...ik,...ij->...kj", k_out, e)
-    r = product("...ik,...iv->...kv", k_out, u.astype(dtype))
-    starts, final = state_scan(decay, p, r, s_BHKV, precision=carry_precision(dtype))
+    e_cBHCK = product("...ij,...jk->...ik", _scaled_columns(x_cBHCC, grow_cBHC).astype(dtype), k_cBHCK).astype(dtype)
+    k_out_cBHCK = _scaled_rows(k_cBHCK, decay_to_end_cBHC)
+    p_cBHKK = -product("...ik,...ij->...kj", k_out_cBHCK, e_cBHCK)
+    r_cBHKV = product("...ik,...iv->...kv", k_out_cBHCK, u_cBHCV.astype(dtype))
+    starts_cBHKV, final_BHKV = state_scan(decay_cBH1, p_cBHKK, r_cBHKV, s_BHKV, precision=carry_precision(dtype))
 
-    starts = starts.astype(dtype)
-    w = (u - product("...ik,...kv->...iv", e, starts)).astype(dtype)
-    scores = jnp.where(lower, product("...ik,...jk->...ij", q, k) * ratio, 0).astype(dtype)
-    o = product("...ik,...kv->...iv", _scaled_rows(q, grow), starts) + product("...ij,...jv->...iv", scores, w)
-    return from_chunks(o.astype(dtype), seq_len), final
+    starts_cBHKV = starts_cBHKV.astype(dtype)
+    w_cBHCV = (u_cBHCV - product("...ik,...kv->...iv", e_cBHCK, starts_cBHKV)).astype(dtype)
+    scores_cBHCC = product("...ik,...jk->...ij", q_cBHCK, k_cBHCK) * ratio_cBHCC
+    scores_cBHCC = jnp.where(lower_CC, scores_cBHCC, 0).astype(dtype)
+    o_cBHCV = product("...ik,...kv->...iv", _scaled_rows(q_cBHCK, grow_cBHC), starts_cBHKV)
+    o_cBHCV = o_cBHCV + product("...ij,...jv->...iv", scores_cBHCC, w_cBHCV)
+    return from_chunks(o_cBHCV.astype(dtype), seq_len), final_BHKV
 
 
 def _scaled_columns(x: Array, by: Array | None) -> Array:
@@ -101,10 +103,10 @@ def gated_delta_rule_step(
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
     """Return the output, in the dtype of `q_BHK`, and the state after one step, computed in the dtype of the state."""
-    exact, acc = jax.lax.Precision.HIGHEST, s_BHKV.dtype
-    q, k, v, beta = (x.astype(acc) for x in (q_BHK, k_BHK, v_BHV, beta_BH))
+    exact, dtype, acc = jax.lax.Precision.HIGHEST, q_BHK.dtype, s_BHKV.dtype
+    q_BHK, k_BHK, v_BHV, beta_BH = (x.astype(acc) for x in (q_BHK, k_BHK, v_BHV, beta_BH))
     if log_g_BH is not None:
         s_BHKV = s_BHKV * jnp.exp(log_g_BH.astype(acc))[..., None, None]
-    w = beta[..., None] * (v - jnp.einsum("bhk,bhkv->bhv", k, s_BHKV, precision=exact))
-    s_BHKV = s_BHKV + k[..., :, None] * w[..., None, :]
-    return jnp.einsum("bhk,bhkv->bhv", q, s_BHKV, precision=exact).astype(q_BHK.dtype), s_BHKV
+    w_BHV = beta_BH[..., None] * (v_BHV - jnp.einsum("bhk,bhkv->bhv", k_BHK, s_BHKV, precision=exact))
+    s_BHKV = s_BHKV + k_BHK[..., :, None] * w_BHV[..., None, :]
+    return jnp.einsum("bhk,bhkv->bhv", q_BHK, s_BHKV, precision=exact).astype(dtype), s_BHKV

@@ -52,30 +52,36 @@ def wkv6(
         initial_state = jnp.zeros((n_batch, n_heads, n_key, v_BTHV.shape[-1]), acc)
     log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
     chunk = min(chunk_size or CHUNK, seq_len)
-    y_BTHV, state = _chunked(r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, u_HK, initial_state.astype(acc), chunk)
-    return (y_BTHV, state) if return_state else y_BTHV
+    y_BTHV, state_BHKV = _chunked(r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, u_HK, initial_state.astype(acc), chunk)
+    return (y_BTHV, state_BHKV) if return_state else y_BTHV
 
 
 @functools.partial(jax.checkpoint, static_argnums=(6,), prevent_cse=False)
 def _chunked(
-    r: Array, k: Array, v: Array, log_w: Array, u_HK: Array, initial: Array, chunk: int
+    r_BTHK: Array, k_BTHK: Array, v_BTHV: Array, log_w_BTHK: Array, u_HK: Array, initial_BHKV: Array, chunk: int
 ) -> tuple[Array, Array]:
-    acc, dtype, seq_len = log_w.dtype, v.dtype, v.shape[1]
-    # [B, c, H, C, K]; the zero padding at the end neither decays the state nor adds to it.
-    r, k, v, log_w = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (r, k, v, log_w))
-    g = jnp.cumsum(log_w, axis=-2)
-    before = g - log_w
-    r32, k32 = r.astype(acc), k.astype(acc)
-    bonus = jnp.sum(r32 * u_HK.astype(acc)[:, None] * k32, axis=-1)
-    scores: Any = decayed_scores(r32, k32, before, g, dtype)
-    inside = jnp.einsum("bchij,bchjv->bchiv", scores.astype(dtype), v, preferred_element_type=acc)
-    inside += bonus[..., None] * v.astype(acc)
-    k_to_end = (k32 * jnp.exp(g[..., -1:, :] - g)).astype(dtype)
-    update = jnp.einsum("bchjk,bchjv->bchkv", k_to_end, v, preferred_element_type=acc)
-    states, last = state_passing(jnp.exp(g[..., -1, :])[..., None], update, initial)
-    decayed_r = (r32 * jnp.exp(before)).astype(dtype)
-    y = inside + jnp.einsum("bchik,bchkv->bchiv", decayed_r, states.astype(dtype), preferred_element_type=acc)
-    return join_chunks(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
+    acc, dtype, seq_len = log_w_BTHK.dtype, v_BTHV.dtype, v_BTHV.shape[1]
+    # The zero padding at the end neither decays the state nor adds to it.
+    r_BcHCK, k_BcHCK, v_BcHCV, log_w_BcHCK = (
+        jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK)
+    )
+    g_BcHCK = jnp.cumsum(log_w_BcHCK, axis=-2)
+    before_BcHCK = g_BcHCK - log_w_BcHCK
+    r32_BcHCK, k32_BcHCK = r_BcHCK.astype(acc), k_BcHCK.astype(acc)
+    bonus_BcHC = jnp.sum(r32_BcHCK * u_HK.astype(acc)[:, None] * k32_BcHCK, axis=-1)
+    scores_BcHCC: Any = decayed_scores(r32_BcHCK, k32_BcHCK, before_BcHCK, g_BcHCK, dtype)
+    scores_BcHCC = scores_BcHCC.astype(dtype)
+    inside_BcHCV = jnp.einsum("bchij,bchjv->bchiv", scores_BcHCC, v_BcHCV, preferred_element_type=acc)
+    inside_BcHCV += bonus_BcHC[..., None] * v_BcHCV.astype(acc)
+    k_to_end_BcHCK = (k32_BcHCK * jnp.exp(g_BcHCK[..., -1:, :] - g_BcHCK)).astype(dtype)
+    update_BcHKV = jnp.einsum("bchjk,bchjv->bchkv", k_to_end_BcHCK, v_BcHCV, preferred_element_type=acc)
+    decay_BcHK = jnp.exp(g_BcHCK[..., -1, :])
+    states_BcHKV, last_BHKV = state_passing(decay_BcHK[..., None], update_BcHKV, initial_BHKV)
+    decayed_r_BcHCK = (r32_BcHCK * jnp.exp(before_BcHCK)).astype(dtype)
+    states_BcHKV = states_BcHKV.astype(dtype)
+    across_BcHCV = jnp.einsum("bchik,bchkv->bchiv", decayed_r_BcHCK, states_BcHKV, preferred_element_type=acc)
+    y_BcHCV = inside_BcHCV + across_BcHCV
+    return join_chunks(jnp.moveaxis(y_BcHCV, 2, 3), seq_len).astype(dtype), last_BHKV
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

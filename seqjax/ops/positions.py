@@ -23,17 +23,20 @@ def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int)
     sqrt(max_len), each with a small table made in float64, and the two angles are added by the rotation identity.
     """
     digit = max(1, math.isqrt(max_len - 1) + 1)
-    frequency = base ** (-np.arange(0, head_dim, 2) / head_dim)
-    low = np.arange(digit)[:, None] * frequency
-    high = digit * low
-    table = [jnp.asarray(t, jnp.float32) for t in (np.cos(low), np.sin(low), np.cos(high), np.sin(high))]
-    i, j = positions_T % digit, positions_T // digit
-    cos_low, sin_low, cos_high, sin_high = table[0][i], table[1][i], table[2][j], table[3][j]
-    return cos_high * cos_low - sin_high * sin_low, sin_high * cos_low + cos_high * sin_low
+    frequency_J = base ** (-np.arange(0, head_dim, 2) / head_dim)
+    low_SJ = np.arange(digit)[:, None] * frequency_J
+    high_SJ = digit * low_SJ
+    tables = [jnp.asarray(t, jnp.float32) for t in (np.cos(low_SJ), np.sin(low_SJ), np.cos(high_SJ), np.sin(high_SJ))]
+    i_T, j_T = positions_T % digit, positions_T // digit
+    cos_low_TJ, sin_low_TJ = tables[0][i_T], tables[1][i_T]
+    cos_high_TJ, sin_high_TJ = tables[2][j_T], tables[3][j_T]
+    cos_TJ = cos_high_TJ * cos_low_TJ - sin_high_TJ * sin_low_TJ
+    return cos_TJ, sin_high_TJ * cos_low_TJ + cos_high_TJ * sin_low_TJ
 
 
-def rope(x_BTHK: Array, cos_TK: Array, sin_TK: Array) -> Array:
+def rope(x_BTHK: Array, cos_TJ: Array, sin_TJ: Array) -> Array:
     """Rotate the pairs (x_m, x_{m + K/2}) by the angles of `rope_angles` (half-split pairing, as in Llama)."""
-    a, b = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos_TK[:, None, :], sin_TK[:, None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHK.dtype)
+    a_BTHJ, b_BTHJ = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
+    cos_T1J, sin_T1J = cos_TJ[:, None, :], sin_TJ[:, None, :]
+    rotated = [a_BTHJ * cos_T1J - b_BTHJ * sin_T1J, b_BTHJ * cos_T1J + a_BTHJ * sin_T1J]
+    return jnp.concatenate(rotated, axis=-1).astype(x_BTHK.dtype)

@@ -38,7 +38,7 @@ def selective_scan(
     if initial_state is None:
         initial_state = jnp.zeros((x_BTE.shape[0], *A_EN.shape), acc)
     dt_BTE, A_EN, D_E, initial_state = (t.astype(acc) for t in (dt_BTE, A_EN, D_E, initial_state))
-    y_BTE, state = kernels_pallas.selective_scan(
+    y_BTE, state_BEN = kernels_pallas.selective_scan(
         x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_state, chunk_size=chunk_size
     )
-    return (y_BTE, state) if return_state else y_BTE
+    return (y_BTE, state_BEN) if return_state else y_BTE

@@ -41,7 +41,7 @@ def ssd(
     acc = accumulation_dtype(x_BTHV, log_a_BTH)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, b_BTN.shape[-1], n_value), acc)
-    y_BTHV, state = kernels_pallas.ssd(
+    y_BTHV, state_BHNV = kernels_pallas.ssd(
         x_BTHV,
         jnp.maximum(log_a_BTH.astype(acc), FLOOR),
         b_BTN,
@@ -51,4 +51,4 @@ def ssd(
         chunk_size=min(chunk_size or CHUNK, seq_len),
         implementation=implementation,
     )
-    return (y_BTHV, state) if return_state else y_BTHV
+    return (y_BTHV, state_BHNV) if return_state else y_BTHV

@@ -65,15 +65,18 @@ def _features(x: Array) -> Array:
 
 
 @functools.partial(jax.checkpoint, static_argnums=(4,), prevent_cse=False)
-def _chunked(q: Array, k: Array, v: Array, initial: Array, chunk: int) -> tuple[Array, Array]:
-    acc, dtype, seq_len = initial.dtype, v.dtype, v.shape[1]
-    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)  # The zero padding at the end then adds 0.
-    q, k, v = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (q, k, v))
-    scores = jnp.einsum("bchik,bchjk->bchij", q, k, preferred_element_type=acc) * q.shape[-1] ** -0.5
-    weights = jnp.tril(1 + scores + scores * scores / 2).astype(dtype)
-    inside = jnp.einsum("bchij,bchjv->bchiv", weights, v, preferred_element_type=acc)
-    update = jnp.einsum("bchjf,bchjv->bchfv", _features(k.astype(acc)), v.astype(acc))
-    states, last = state_passing(jnp.ones((1, update.shape[1], 1, 1, 1), acc), update, initial)
-    both = inside + jnp.einsum("bchif,bchfv->bchiv", _features(q.astype(acc)), states)
-    y = both[..., :-1] / (both[..., -1:] + EPS)
-    return join_chunks(jnp.moveaxis(y, 2, 3), seq_len).astype(dtype), last
+def _chunked(q_BTHK: Array, k_BTHK: Array, v_BTHV: Array, initial_BHFV: Array, chunk: int) -> tuple[Array, Array]:
+    acc, dtype, seq_len = initial_BHFV.dtype, v_BTHV.dtype, v_BTHV.shape[1]
+    # Until `y_BcHCV`, V includes a last column: ones here, which the padding at the end continues with zeros, and the
+    # denominator in the sums.
+    v_BTHV = jnp.concatenate([v_BTHV, jnp.ones_like(v_BTHV[..., :1])], axis=-1)
+    q_BcHCK, k_BcHCK, v_BcHCV = (jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (q_BTHK, k_BTHK, v_BTHV))
+    s_BcHCC = jnp.einsum("bchik,bchjk->bchij", q_BcHCK, k_BcHCK, preferred_element_type=acc) * q_BcHCK.shape[-1] ** -0.5
+    weights_BcHCC = jnp.tril(1 + s_BcHCC + s_BcHCC * s_BcHCC / 2).astype(dtype)
+    inside_BcHCV = jnp.einsum("bchij,bchjv->bchiv", weights_BcHCC, v_BcHCV, preferred_element_type=acc)
+    update_BcHFV = jnp.einsum("bchjf,bchjv->bchfv", _features(k_BcHCK.astype(acc)), v_BcHCV.astype(acc))
+    decay_1c111 = jnp.ones((1, update_BcHFV.shape[1], 1, 1, 1), acc)
+    states_BcHFV, last_BHFV = state_passing(decay_1c111, update_BcHFV, initial_BHFV)
+    both_BcHCV = inside_BcHCV + jnp.einsum("bchif,bchfv->bchiv", _features(q_BcHCK.astype(acc)), states_BcHFV)
+    y_BcHCV = both_BcHCV[..., :-1] / (both_BcHCV[..., -1:] + EPS)
+    return join_chunks(jnp.moveaxis(y_BcHCV, 2, 3), seq_len).astype(dtype), last_BHFV

@@ -69,8 +69,8 @@ def _forward(m_CC: Array) -> tuple[Array, Array]:
 
 def _backward(x_CC: Array, g_CC: Array) -> tuple[Array]:
     """Return the gradient of M, which is -X^T G X^T below the diagonal."""
-    t = jnp.swapaxes(x_CC, -1, -2)
-    return (-jnp.tril(_matmul(_matmul(t, g_CC), t), -1),)
+    xt_CC = jnp.swapaxes(x_CC, -1, -2)
+    return (-jnp.tril(_matmul(_matmul(xt_CC, g_CC), xt_CC), -1),)
 
 
 unit_lower_inverse.defvjp(_forward, _backward)

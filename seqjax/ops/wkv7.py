@@ -52,37 +52,46 @@ def wkv7(
 
 
 @rematerialized
-def _chunked(chunk: int, r, k, v, log_w, a, b, s_BHKV) -> tuple[Array, Array]:
-    # In chunks, arrays are [c, B, H, C, ...]; i and j index positions within a chunk.
-    seq_len, dtype, acc = r.shape[1], r.dtype, s_BHKV.dtype
-    r, k, v, a, b = (to_chunks(x.astype(dtype), chunk) for x in (r, k, v, a, b))
-    log_w = to_chunks(log_w.astype(acc), chunk)
-    g = jnp.cumsum(log_w, -2)
-    grow, shrink, decay_to_end = jnp.exp(g), jnp.exp(-g), jnp.exp(g[..., -1:, :] - g)
-    a_in, r_in = (a * jnp.exp(g - log_w)).astype(dtype), (r * grow).astype(dtype)
-    k_in, b_in = (k * shrink).astype(dtype), (b * shrink).astype(dtype)
-    k_out, b_out = (k * decay_to_end).astype(dtype), (b * decay_to_end).astype(dtype)
+def _chunked(chunk: int, r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK, s_BHKV) -> tuple[Array, Array]:
+    # In the products, i and j index positions within a chunk.
+    seq_len, dtype, acc = r_BTHK.shape[1], r_BTHK.dtype, s_BHKV.dtype
+    r_cBHCK, k_cBHCK, v_cBHCV, a_cBHCK, b_cBHCK = (
+        to_chunks(x.astype(dtype), chunk) for x in (r_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
+    )
+    log_w_cBHCK = to_chunks(log_w_BTHK.astype(acc), chunk)
+    g_cBHCK = jnp.cumsum(log_w_cBHCK, -2)
+    grow_cBHCK, shrink_cBHCK = jnp.exp(g_cBHCK), jnp.exp(-g_cBHCK)
+    decay_to_end_cBHCK = jnp.exp(g_cBHCK[..., -1:, :] - g_cBHCK)
+    a_in_cBHCK = (a_cBHCK * jnp.exp(g_cBHCK - log_w_cBHCK)).astype(dtype)
+    r_in_cBHCK = (r_cBHCK * grow_cBHCK).astype(dtype)
+    k_in_cBHCK, b_in_cBHCK = (k_cBHCK * shrink_cBHCK).astype(dtype), (b_cBHCK * shrink_cBHCK).astype(dtype)
+    k_out_cBHCK = (k_cBHCK * decay_to_end_cBHCK).astype(dtype)
+    b_out_cBHCK = (b_cBHCK * decay_to_end_cBHCK).astype(dtype)
 
-    lower = jnp.tril(jnp.ones((chunk, chunk), bool))
-    before = jnp.tril(lower, -1)
-    m_ab = jnp.where(before, product("...ik,...jk->...ij", a_in, b_in), 0)
-    m_ak = jnp.where(before, product("...ik,...jk->...ij", a_in, k_in), 0).astype(dtype)
-    n_rk = jnp.where(lower, product("...ik,...jk->...ij", r_in, k_in), 0).astype(dtype)
-    n_rb = jnp.where(lower, product("...ik,...jk->...ij", r_in, b_in), 0).astype(dtype)
+    lower_CC = jnp.tril(jnp.ones((chunk, chunk), bool))
+    before_CC = jnp.tril(lower_CC, -1)
+    m_ab_cBHCC = jnp.where(before_CC, product("...ik,...jk->...ij", a_in_cBHCK, b_in_cBHCK), 0)
+    m_ak_cBHCC = jnp.where(before_CC, product("...ik,...jk->...ij", a_in_cBHCK, k_in_cBHCK), 0).astype(dtype)
+    n_rk_cBHCC = jnp.where(lower_CC, product("...ik,...jk->...ij", r_in_cBHCK, k_in_cBHCK), 0).astype(dtype)
+    n_rb_cBHCC = jnp.where(lower_CC, product("...ik,...jk->...ij", r_in_cBHCK, b_in_cBHCK), 0).astype(dtype)
 
-    x = unit_lower_inverse(-m_ab).astype(dtype)
+    x_cBHCC = unit_lower_inverse(-m_ab_cBHCC).astype(dtype)
     # U = u + E S
-    u = product("...ij,...jv->...iv", x, product("...ij,...jv->...iv", m_ak, v).astype(dtype))
-    e = product("...ij,...jk->...ik", x, a_in).astype(dtype)
-    p = product("...ik,...ij->...kj", b_out, e)
-    add = product("...ik,...iv->...kv", k_out, v) + product("...ik,...iv->...kv", b_out, u.astype(dtype))
-    starts, final = state_scan(grow[..., -1, :], p, add, s_BHKV, precision=carry_precision(dtype))
+    u_cBHCV = product("...ij,...jv->...iv", m_ak_cBHCC, v_cBHCV).astype(dtype)
+    u_cBHCV = product("...ij,...jv->...iv", x_cBHCC, u_cBHCV)
+    e_cBHCK = product("...ij,...jk->...ik", x_cBHCC, a_in_cBHCK).astype(dtype)
+    p_cBHKK = product("...ik,...ij->...kj", b_out_cBHCK, e_cBHCK)
+    add_cBHKV = product("...ik,...iv->...kv", k_out_cBHCK, v_cBHCV)
+    add_cBHKV = add_cBHKV + product("...ik,...iv->...kv", b_out_cBHCK, u_cBHCV.astype(dtype))
+    decay_cBHK = grow_cBHCK[..., -1, :]
+    starts_cBHKV, final_BHKV = state_scan(decay_cBHK, p_cBHKK, add_cBHKV, s_BHKV, precision=carry_precision(dtype))
 
-    starts = starts.astype(dtype)
-    u = (u + product("...ik,...kv->...iv", e, starts)).astype(dtype)
-    o = product("...ik,...kv->...iv", r_in, starts) + product("...ij,...jv->...iv", n_rk, v)
-    o = o + product("...ij,...jv->...iv", n_rb, u)
-    return from_chunks(o.astype(dtype), seq_len), final
+    starts_cBHKV = starts_cBHKV.astype(dtype)
+    u_cBHCV = (u_cBHCV + product("...ik,...kv->...iv", e_cBHCK, starts_cBHKV)).astype(dtype)
+    o_cBHCV = product("...ik,...kv->...iv", r_in_cBHCK, starts_cBHKV)
+    o_cBHCV = o_cBHCV + product("...ij,...jv->...iv", n_rk_cBHCC, v_cBHCV)
+    o_cBHCV = o_cBHCV + product("...ij,...jv->...iv", n_rb_cBHCC, u_cBHCV)
+    return from_chunks(o_cBHCV.astype(dtype), seq_len), final_BHKV
 
 
 def wkv7_step(
@@ -95,9 +104,11 @@ def wkv7_step(
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
     """Return the output, in the dtype of `r_BHK`, and the state after one step, computed in the dtype of the state."""
-    exact, acc = jax.lax.Precision.HIGHEST, s_BHKV.dtype
-    r, k, v, log_w, a, b = (x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK))
-    correction = jnp.einsum("bhk,bhkv->bhv", a, s_BHKV, precision=exact)
-    s_BHKV = jnp.exp(log_w)[..., None] * s_BHKV + b[..., :, None] * correction[..., None, :]
-    s_BHKV = s_BHKV + k[..., :, None] * v[..., None, :]
-    return jnp.einsum("bhk,bhkv->bhv", r, s_BHKV, precision=exact).astype(r_BHK.dtype), s_BHKV
+    exact, dtype, acc = jax.lax.Precision.HIGHEST, r_BHK.dtype, s_BHKV.dtype
+    r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK = (
+        x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK)
+    )
+    correction_BHV = jnp.einsum("bhk,bhkv->bhv", a_BHK, s_BHKV, precision=exact)
+    s_BHKV = jnp.exp(log_w_BHK)[..., None] * s_BHKV + b_BHK[..., :, None] * correction_BHV[..., None, :]
+    s_BHKV = s_BHKV + k_BHK[..., :, None] * v_BHV[..., None, :]
+    return jnp.einsum("bhk,bhkv->bhv", r_BHK, s_BHKV, precision=exact).astype(dtype), s_BHKV

@@ -18,8 +18,13 @@ from kernels_pallas.batching import partitioned
 from kernels_pallas.triton import interpreter
 from tests.kernels.common import KERNELS, NAMES, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
+SLOW_KERNELS = ("approx-triton", "element-triton")  # the interpreter takes seconds for each, and one kernel shows it
 
-@pytest.fixture(params=["exact-masked", "approx-sorted", "element", *KERNELS])  # both selections, both schedules
+
+@pytest.fixture(
+    params=["exact-masked", "approx-sorted", "element"]  # both selections, both schedules
+    + [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_KERNELS else name for name in KERNELS]
+)
 def op(request: pytest.FixtureRequest):
     return (OPS | KERNELS)[request.param]
 

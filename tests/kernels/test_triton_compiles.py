@@ -42,7 +42,7 @@ def check(results: list[dict]) -> None:
         assert r["dtype"] == "float32" or r["spilled"] <= 64, r  # bytes per thread; fp32 is for tests
 
 
-@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_kernels_of_the_common_case(capability) -> None:
     check(reports(str(capability)))
 

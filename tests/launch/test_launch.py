@@ -111,7 +111,7 @@ def program(directory: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize("at_the_limit", [True, False])
 def test_a_slurm_job_saves_and_queues_again_at_its_limit(tmp_path, at_the_limit):
     """With stand-ins for srun, which ends politely at SIGTERM or by itself, and for scontrol."""
-    waits = "trap 'echo saved; exit 0' TERM; touch started; while true; do sleep 0.05; done"
+    waits = "trap 'echo saved; exit 0' TERM; touch started; for i in {1..600}; do sleep 0.05; done"
     program(tmp_path, "srun", waits if at_the_limit else "touch started; exit 3")
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}

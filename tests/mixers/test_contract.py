@@ -47,8 +47,17 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
 
 
 # ----------------------------------------------------------------------------------------- parallel and recurrent form
-@every_case
-@pytest.mark.parametrize("n_prompt", [0, 1, 5, 12])
+@pytest.mark.parametrize(
+    ("mixer", "variant", "n_prompt"),
+    [(*case, 5) for case in support.CASES]
+    + [(*case, n) for case in support.FIRST for n in (0, 1, 12)]
+    + [
+        pytest.param(*case, n, marks=pytest.mark.slow)
+        for case in support.CASES
+        for n in (0, 1, 12)
+        if case not in support.FIRST
+    ],
+)
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
     testing.check_step(built(mixer, variant), [n_prompt])
