@@ -9,14 +9,16 @@
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
 
-Each takes `implementation=None | "triton" | "pallas" | "xla"`; `backends_used` says which one ran. See docs/kernels.md.
+Each takes `implementation=None | "triton" | "pallas" | "xla"`; `backends_used` says which one ran, and
+`register_backend` adds one of your own. See docs/kernels.md.
 Papers: arXiv 2505.18522 (Top-1 Chunk and Element), 2312.00752, 2405.21060, 2406.06484.
 """
 
-from kernels_pallas.backend import BackendError
+from kernels_pallas.backend import Backend, BackendError, Problem
 from kernels_pallas.backend import used as backends_used
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.outside import register_backend
 from kernels_pallas.select_chunk.api import select_chunk
 from kernels_pallas.selective_scan.api import selective_scan
 from kernels_pallas.ssd.api import ssd
@@ -27,11 +29,14 @@ from kernels_pallas.top1_element.api import top1_element_attention
 from kernels_pallas.top1_element.decode import top1_element_decode
 
 __all__ = [
+    "Backend",
     "BackendError",
+    "Problem",
     "accumulation_dtype",
     "backends_used",
     "chunk_means",
     "join_chunks",
+    "register_backend",
     "select_chunk",
     "selective_scan",
     "split_chunks",

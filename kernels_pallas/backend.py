@@ -52,14 +52,21 @@ def no_preference(problem: Problem) -> bool:
 class Backend(Generic[Kernels]):
     """One implementation of an op, as its own file declares it."""
 
-    name: str  # of IMPLEMENTATIONS
+    name: str  # of IMPLEMENTATIONS, or another one for a backend from outside this package
     load: Callable[[], Kernels]  # imports the kernels
     refusal: Callable[[Problem], str | None] = no_refusal  # why it cannot run the problem
     leads: Callable[[Problem], bool] = no_preference  # whether it is asked first, where it was measured faster
 
 
+# Backends of other packages, by op and name (outside.py).
+_outside: dict[str, dict[str, Backend[Any]]] = {}
 _used: dict[str, str] = {}
 _logged: set[tuple[str, str]] = set()
+
+
+def add_outside(op: str, backend: Backend[Any]) -> None:
+    """Let `pick` ask a backend of another package first; it replaces the one of the same name."""
+    _outside.setdefault(op, {})[backend.name] = backend
 
 
 def pick(
@@ -71,16 +78,21 @@ def pick(
 ) -> Kernels:
     """Return the kernels that run this problem: those of the named backend, or of the first that accepts.
 
-    Backends that lead for this problem are asked first, the others in the order of IMPLEMENTATIONS.
+    Backends from outside this package are asked first, then those that lead for this problem, then the others in the
+    order of IMPLEMENTATIONS.
 
     Raises BackendError when the named one is unknown or refuses, with the reason of each backend.
     """
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise BackendError(f"unknown implementation {implementation!r} for {op}: None, {', '.join(IMPLEMENTATIONS)}")
+    outside: Mapping[str, Backend[Any]] = _outside.get(op, {})
+    known = (*outside, *IMPLEMENTATIONS)
+    if implementation is not None and implementation not in known:
+        raise BackendError(f"unknown implementation {implementation!r} for {op}: None, {', '.join(known)}")
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
     problem = Problem(device.platform(), shapes, options)
     by_name, refusals = {backend.name: backend for backend in backends}, {}
-    for name in sorted(IMPLEMENTATIONS, key=lambda name: name not in by_name or not by_name[name].leads(problem)):
+    own = sorted(IMPLEMENTATIONS, key=lambda name: name not in by_name or not by_name[name].leads(problem))
+    by_name |= outside
+    for name in (*outside, *own):
         backend = by_name.get(name)
         asked = problem._replace(is_named=implementation == name)
         reason = f"{op} has no {name} kernel" if backend is None else backend.refusal(asked)

@@ -1,4 +1,4 @@
-"""Converts nested values to frozen dataclasses: checks types, finds missing keys, and suggests keys for typos.
+"""Converts nested values to frozen dataclasses, of which a field may hold a mixer's own `Config`.
 
 `seqjax.config` defines the settings. This module works for any dataclass: defaults and allowed values are
 those of the dataclass, an error names the full key and the nearest known one, and text is converted by the type
@@ -9,12 +9,12 @@ import ast
 import contextlib
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from seqjax import mixers
+from seqjax.config_fields import build, checked, hints_of, is_group, optional
 from seqjax.errors import UserError, nearest
 
 T = TypeVar("T")
@@ -24,51 +24,22 @@ MIXER = "mixer"
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
-def hints_of(cls: Any) -> dict[str, Any]:
-    """Return the types of the settings of a dataclass, by name."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def is_group(value: Any) -> bool:
-    """Return whether `value` is a group of settings, i.e. a dict or a `ConfigDict`."""
-    return isinstance(value, Mapping) or hasattr(value, "items")
-
-
 def is_mixer(hint: Any) -> bool:
     """Return whether a setting holds the `Config` of a mixer, or several of them."""
     return MIXER in getattr(hint, "__metadata__", ())
 
 
-def _optional(hint: Any) -> tuple[Any, bool]:
-    """Return the type without None, and whether None was one of its alternatives."""
-    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
-        return hint, False
-    options = typing.get_args(hint)
-    return next(o for o in options if o is not type(None)), type(None) in options
-
-
 # ------------------------------------------------------------------------------------------------- values -> dataclass
 def parse(cls: type[T], values: Any, path: str = "config") -> T:
     """Build the dataclass `cls` from a mapping, recursively; raise a `UserError` that names the full key."""
-    hints, items = hints_of(cls), dict(values.items())
-    for key in items:
-        if key not in hints:
-            raise UserError(f"{path}.{key} is not a setting.{nearest(str(key), hints)}")
-    kwargs = {}
-    for field in dataclasses.fields(typing.cast(Any, cls)):
-        if field.name in items:
-            kwargs[field.name] = _value(hints[field.name], items[field.name], f"{path}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{path}.{field.name} is missing; set it in the config file.")
-    return cls(**kwargs)
+    return build(cls, values, path, _value)
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
     if is_mixer(hint):
         if isinstance(value, list | tuple):
             if not value:
-                raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.names())}")
+                raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.known())}")
             several = [_mixer(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return tuple(several) if len(several) > 1 else several[0]
         return _mixer(value, path)
@@ -76,33 +47,13 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         if not is_group(value):
             raise UserError(f"{path} must be a group of settings, not {value!r}.")
         return parse(typing.cast(type, hint), value, path)
-    hint, may_be_none = _optional(hint)
-    if value is None and may_be_none:
-        return None
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise UserError(f"{path} must be a list, not {value!r}; write ({value!r},).")
-        element = typing.get_args(hint)[0]
-        return tuple(_value(element, v, f"{path}[{i}]") for i, v in enumerate(typing.cast(Any, value)))
-    if origin is typing.Literal:
-        known = typing.get_args(hint)
-        if not isinstance(value, str) or value not in known:
-            also = " None leaves the choice to seqjax." if may_be_none else ""
-            raise UserError(f"{path}={value!r} is not known.{nearest(str(value), known)}{also}")
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        kind = hint.__name__ + (" or None" if may_be_none else "")
-        raise UserError(f"{path} must be {kind}, not {type(value).__name__} {value!r}.")
-    return value
+    return checked(hint, value, path)
 
 
 def _mixer(value: Any, path: str) -> Any:
     name = value.get("name") if is_group(value) else None
     if not isinstance(name, str):
-        raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.names())}")
+        raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.known())}")
     return parse(mixers.load(name).Config, value, path)
 
 
@@ -188,7 +139,7 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
 
 def read(hint: Any, text: str) -> Any:
     """Return the value that `text` stands for in a setting of type `hint`; `parse` checks the result."""
-    hint, may_be_none = _optional(hint)
+    hint, may_be_none = optional(hint)
     if may_be_none and text in ("None", "none"):
         return None
     try:

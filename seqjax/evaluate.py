@@ -7,7 +7,7 @@ E_i / ln(i + 1), as means over layers, heads, positions i >= 1 and sequences (ar
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,9 +125,12 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
     return np.asarray(jax.device_get(sums), np.float64).sum(axis=0)
 
 
-def restore(workdir: str | Path) -> tuple[Config, Model, Params, int, Mesh]:
-    """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices."""
-    config = workdirs.load_config(workdir)
+def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
+    """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
+
+    `allow_code` names the modules outside seqjax that a mixer may be imported from (`workdirs.load_config`).
+    """
+    config = workdirs.load_config(workdir, allow_code=allow_code)
     try:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
     except UserError:
@@ -138,17 +141,21 @@ def restore(workdir: str | Path) -> tuple[Config, Model, Params, int, Mesh]:
         model.shapes,
         shardings(mesh, model.shapes, model.axes),
     )
-    checkpoints = Checkpoints(workdir, read_only=True)
-    params, step = checkpoints.restore_params(target)
-    checkpoints.close()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
+    try:
+        checkpoints = Checkpoints(workdir, read_only=True)
+        params, step = checkpoints.restore_params(target)
+        checkpoints.close()
+    finally:
+        logging.set_verbosity(verbosity)
     return config, model, params, step, mesh
 
 
 def main(argv: list[str]) -> None:
     """Print the table and write `evaluation.json` to the workdir."""
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = command_parser("evaluate", description=__doc__)
-    parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    workdirs.add_arguments(parser)
     parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
     parser.add_argument(
         "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
@@ -156,7 +163,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if args.tokens < 0:
         raise UserError(f"--tokens must be at least 0, not {args.tokens}.")
-    config, model, params, step, mesh = restore(args.workdir)
+    config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     result: dict[str, Any] = {"step": step}
     if args.entropy:

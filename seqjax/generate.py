@@ -3,20 +3,20 @@
 `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200` works for every mixer.
 """
 
+import math
 import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 
 from seqjax.arguments import command_parser
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.models import Model
+from seqjax.training import workdir as workdirs
 from seqjax.types import Array, Params, PRNGKey
 
 
@@ -68,7 +68,16 @@ def text(
     temperature: float = 0.8,
     top_k: int = 0,
 ) -> str:
-    """Return the continuation of a prompt, up to the end of the document."""
+    """Return the continuation of a prompt, up to the end of the document.
+
+    Raises `UserError` for a number of new tokens, a temperature or a `top_k` that cannot be.
+    """
+    if n_new < 1:
+        raise UserError(f"max_new_tokens must be at least 1, not {n_new}.")
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature must be at least 0 and finite, not {temperature}; 0 takes the most likely token.")
+    if not 0 <= top_k <= model.config.vocab_size:
+        raise UserError(f"top_k={top_k} must be 0 (all) to {model.config.vocab_size}, the vocabulary.")
     ids = np.concatenate([[tokenizer.bos], tokenizer.encode(prompt)]).astype(np.int32)
     new = generate(params, ids[None], key, model=model, n_new=n_new, temperature=temperature, top_k=top_k)
     new = np.asarray(new[0])
@@ -78,20 +87,15 @@ def text(
 
 def main(argv: list[str]) -> None:
     """Print the prompt and its continuation."""
-    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = command_parser("generate", description=__doc__)
-    parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    workdirs.add_arguments(parser)
     parser.add_argument("--prompt", default="", help="text to continue; empty = the start of a document")
     parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
     parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token")
     parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all")
     parser.add_argument("--seed", default=0, type=int, help="of the sampling")
     args = parser.parse_args(argv)
-    if args.max_new_tokens < 1 or args.temperature < 0:
-        raise UserError("--max_new_tokens must be at least 1 and --temperature at least 0.")
-    config, model, params, _, mesh = restore(args.workdir)
-    if not 0 <= args.top_k <= config.model.vocab_size:
-        raise UserError(f"--top_k={args.top_k} must be 0 (all) to {config.model.vocab_size}, the vocabulary.")
+    config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
     with jax.set_mesh(mesh):
         new = text(

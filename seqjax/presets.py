@@ -20,6 +20,7 @@ paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import re
 import traceback
 import typing
@@ -32,7 +33,8 @@ from ml_collections import ConfigDict
 
 from seqjax import mixers
 from seqjax.config import Config, DataConfig
-from seqjax.config_parse import assign, complete, hints_of, is_group, read
+from seqjax.config_fields import hints_of, is_group
+from seqjax.config_parse import assign, complete, read
 from seqjax.errors import UserError, nearest
 from seqjax.upgrade import RENAMED
 
@@ -191,7 +193,7 @@ def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
         for group in value if isinstance(value, tuple | list) else (value,):
             if not is_group(group) or not isinstance(group.get("name"), str):
                 raise UserError(
-                    f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.names())}"
+                    f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.known())}"
                 )
         return tuple(value) if isinstance(value, list) else value
     several = isinstance(mixer, tuple)
@@ -201,6 +203,16 @@ def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
     pairs = zip(renamed, mixer, strict=True) if several else ((renamed, mixer),)
     kept = tuple(dict(old) if new["name"] == old["name"] else {"name": new["name"]} for new, old in pairs)
     return kept if several else kept[0]
+
+
+def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return a config's values with the mixers that `overrides` name, where its `get_config` ignored its argument."""
+    for key, text in overrides:
+        if key != "model.mixer" and _selects_mixer(key):
+            mixer = _with_mixer_override(values["model"]["mixer"], key, text)
+            size = SIZES.get(str(values.get("size")))
+            values["model"]["mixer"] = mixer if size is None else _with_size_defaults(mixer, size)
+    return values
 
 
 def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
@@ -308,13 +320,16 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     if not hasattr(module, "get_config"):
         raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is no config.")
     named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
+    takes_arg = bool(inspect.signature(module.get_config).parameters)
+    if colon and not takes_arg:
+        raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
     with naming_the_line(Path(module.__file__ or name)):
-        values = module.get_config(",".join([arg, *named])) if colon or named else module.get_config()
+        values = module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
     if not is_group(values):
         raise UserError(
             f"--config: get_config of {module.__file__} must return a ConfigDict or a dict, not {values!r}."
         )
-    config = ConfigDict(complete(Config, values))
+    config = ConfigDict(complete(Config, _with_named_mixers(ConfigDict(values).to_dict(), overrides)))
     for key, text in overrides:
         if not _selects_mixer(key):
             override(config, key, text)

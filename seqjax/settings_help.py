@@ -9,7 +9,8 @@ from typing import Any
 
 from seqjax import mixers
 from seqjax.config import Config
-from seqjax.config_parse import hints_of, is_mixer
+from seqjax.config_fields import hints_of
+from seqjax.config_parse import is_mixer
 
 KINDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "True|False"}
 WIDTH = 54

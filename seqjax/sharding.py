@@ -31,6 +31,21 @@ RULES: dict[str | None, str | None] = {
 BATCH = PartitionSpec(("data", "fsdp"))
 
 
+def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
+    """Let parameters have `logical_axis`, split over `mesh_axis` ("fsdp" or "tensor") or whole (None).
+
+    For a mixer from outside seqjax, whose file calls it once. Repeating a rule is no error, so that a notebook's cell
+    may run again. Raises `UserError` for another rule of an axis that has one, and for another mesh axis.
+    """
+    if mesh_axis not in ("fsdp", "tensor", None):
+        raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None for whole.")
+    if logical_axis in RULES and RULES[logical_axis] != mesh_axis:
+        raise UserError(
+            f"Logical axis {logical_axis!r} has the rule {RULES[logical_axis]!r} already; choose another name."
+        )
+    RULES[logical_axis] = mesh_axis
+
+
 def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
     """Return a mesh over all devices; one size may be -1, which stands for all remaining devices.
 
@@ -72,7 +87,9 @@ def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
         spec, used = [], set()
         for name, size in zip(names, x.shape):
             if name not in RULES:
-                raise UserError(f"Logical axis {name!r} has no rule; add it to seqjax/sharding.py RULES.")
+                raise UserError(
+                    f"Logical axis {name!r} has no rule; give it one: seqjax.sharding.add_rule({name!r}, mesh_axis)."
+                )
             mesh_axis = RULES[name]
             fits = mesh_axis is not None and mesh_axis not in used and size % mesh.shape[mesh_axis] == 0
             spec.append(mesh_axis if fits else None)

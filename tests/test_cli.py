@@ -9,7 +9,8 @@ import pytest
 import seqjax
 from seqjax import cli, main, settings_help
 from seqjax.config import Config
-from seqjax.config_parse import hints_of, is_mixer
+from seqjax.config_fields import hints_of
+from seqjax.config_parse import is_mixer
 from seqjax.errors import UserError
 from tests import support
 

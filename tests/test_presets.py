@@ -107,6 +107,20 @@ def test_flags_of_mixers():
         read("based:debug", ("model.mixer.window", "9"))
 
 
+def test_a_mixer_by_name_reaches_a_file_that_ignores_its_argument(tmp_path):
+    path, body = (
+        tmp_path / "fixed.py",
+        "    return presets.get_config('debug', name='fixed', mixer={'name': 'transformer_pp'})",
+    )
+    for head in ("def get_config(arg=''):", "def get_config():"):
+        path.write_text(f"from seqjax import presets\n{head}\n{body}\n")
+        config = read(str(path), ("model.mixer.chunk_size", "4"), ("model.mixer.name", "top1_chunk"))
+        mixer = config.model.mixer
+        assert (config.size, mixer.name, mixer.heads, mixer.chunk_size) == ("debug", "top1_chunk", 2, 4)
+    with pytest.raises(UserError, match=r"takes no argument, so write no :110m"):
+        read(f"{path}:110m")
+
+
 # ------------------------------------------------------------------------------------------ one file of another
 def test_what_the_command_line_says_wins_over_the_file_over_its_base(tmp_path):
     path = tmp_path / "mine.py"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from seqjax import sharding
 from seqjax.errors import UserError
 from seqjax.sharding import AXES, RULES, batch_sharding, constrain_batch, make_mesh, replicated, shardings
 from tests import support
@@ -57,10 +58,25 @@ def test_no_mesh_axis_is_used_twice_in_one_parameter():
     assert shardings(mesh, {"x": x}, {"x": ("heads", "mlp")})["x"].spec == P("tensor", None)
 
 
-def test_an_axis_without_a_rule_names_the_file():
+def test_an_axis_without_a_rule_says_how_to_give_one():
     x = jax.ShapeDtypeStruct((4,), jnp.float32)
-    with pytest.raises(UserError, match=r"'width' has no rule.*sharding\.py"):
+    with pytest.raises(UserError, match=r"'width' has no rule.*seqjax\.sharding\.add_rule\('width'"):
         shardings(make_mesh(), {"x": x}, {"x": ("width",)})
+
+
+def test_a_mixer_from_outside_brings_its_axes(monkeypatch):
+    monkeypatch.setattr(sharding, "RULES", dict(RULES))
+    x, mesh = jax.ShapeDtypeStruct((4, 6, 2), jnp.float32), make_mesh(data=2, fsdp=2, tensor=2)
+    for _ in range(2):  # a notebook's cell may run again
+        sharding.add_rule("experts", "tensor")
+        sharding.add_rule("taps", None)
+    assert shardings(mesh, {"x": x}, {"x": ("experts", "embed", "taps")})["x"].spec == P("tensor", "fsdp", None)
+    with pytest.raises(UserError, match="'experts' has the rule 'tensor' already"):
+        sharding.add_rule("experts", "fsdp")
+    with pytest.raises(UserError, match="'embed' has the rule 'fsdp' already"):
+        sharding.add_rule("embed", None)
+    with pytest.raises(UserError, match="not split over 'data'"):
+        sharding.add_rule("rows", "data")
 
 
 def test_every_axis_of_every_mixer_has_a_rule():

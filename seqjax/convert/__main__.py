@@ -8,6 +8,7 @@ the other commands. `export` writes the newest checkpoint of a run, and a config
 """
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from absl import logging
@@ -37,13 +38,13 @@ def to_workdir(weights: str | Path, config: Config, workdir: str | Path) -> None
     sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0.\n")
 
 
-def to_file(workdir: str | Path, out: str | Path, dtype: str) -> None:
+def to_file(workdir: str | Path, out: str | Path, dtype: str, *, allow_code: Collection[str] = ()) -> None:
     """Write the newest checkpoint of a run as a .safetensors file with public names."""
     out = Path(out)
     if out.suffix != ".safetensors":
         raise UserError(f"--out={out} must end in .safetensors.")
-    family = family_of(workdirs.load_config(workdir))
-    config, _, params, step, _ = restore(workdir)
+    family = family_of(workdirs.load_config(workdir, allow_code=allow_code))
+    config, _, params, step, _ = restore(workdir, allow_code=allow_code)
     export_weights(params, config, out, dtype=dtype)
     sys.stdout.write(f"{out}: {family.name}, step {step} of {workdir}, {dtype}; {out.parent / 'config.json'}.\n")
 
@@ -60,14 +61,14 @@ def main(argv: list[str]) -> None:
     import_parser.add_argument("--config", required=True, help="NAME_OR_FILE[:SIZE][,key=value]")
     import_parser.add_argument("--workdir", required=True, type=Path, help="the directory to write")
     export_parser = commands.add_parser("export", help="workdir -> public weights")
-    export_parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    workdirs.add_arguments(export_parser)
     export_parser.add_argument("--out", required=True, type=Path, help="the .safetensors file to write")
     export_parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     args = parser.parse_args(argv)
     if args.command == "import":
         to_workdir(args.weights, from_config_dict(presets.read_config(args.config)), args.workdir)
     else:
-        to_file(args.workdir, args.out, args.dtype)
+        to_file(args.workdir, args.out, args.dtype, allow_code=args.allow_code)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class MissingPackageError(UserError):
     """The package that a tokenizer is made with is not installed."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Converts text to uint16 ids and back; `encode` never adds `bos` or `eos`."""
 

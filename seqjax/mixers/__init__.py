@@ -1,38 +1,67 @@
-"""Sequence mixers, one per file with a frozen `Config` and a `Mixer` that derives from base.Mixer."""
+"""Sequence mixers, one per file with a frozen `Config` and a `Mixer` that derives from base.Mixer.
 
-import importlib
-import pkgutil
-from types import ModuleType
+A config selects one by name (`load`); a class of your own gets a name by `register`. One by itself is an nnx module:
 
-from seqjax.errors import UserError, nearest
+    mixer = seqjax.mixers.Top1Chunk(dim=512, heads=8, chunk_size=64, rngs=nnx.Rngs(0))
+    y_BTD = mixer(x_BTD)
+"""
+
+from typing import TYPE_CHECKING
+
 from seqjax.mixers import base
+from seqjax.mixers._registry import Definition, definition_of, is_foreign, known, load, names, register
+from seqjax.mixers._standalone import CLASSES, StandAlone, standalone
+
+if TYPE_CHECKING:
+    BasedConv: type[StandAlone]
+    BasedLinear: type[StandAlone]
+    DeltaNet: type[StandAlone]
+    GatedDeltaNet: type[StandAlone]
+    Mamba1: type[StandAlone]
+    Mamba2: type[StandAlone]
+    RWKV5: type[StandAlone]
+    RWKV6: type[StandAlone]
+    RWKV7: type[StandAlone]
+    RWKV7Shell: type[StandAlone]
+    Top1Chunk: type[StandAlone]
+    Top1Element: type[StandAlone]
+    Transformer: type[StandAlone]
+    TransformerPP: type[StandAlone]
+
+__all__ = [
+    "RWKV5",
+    "RWKV6",
+    "RWKV7",
+    "BasedConv",
+    "BasedLinear",
+    "Definition",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "Mamba1",
+    "Mamba2",
+    "RWKV7Shell",
+    "StandAlone",
+    "Top1Chunk",
+    "Top1Element",
+    "Transformer",
+    "TransformerPP",
+    "base",
+    "definition_of",
+    "is_foreign",
+    "known",
+    "load",
+    "names",
+    "register",
+    "standalone",
+]
 
 
-def names() -> list[str]:
-    """Return the file names, without suffix, of the mixers that ship with seqjax.
-
-    base.py is the contract, and a leading underscore marks a file of shared code.
-    """
-    files = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
-    return sorted(name for name in files if not name.startswith("_"))
+def __getattr__(name: str) -> type[StandAlone]:
+    """Return the class of a mixer by itself, whose file is imported now."""
+    if name not in CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return standalone(CLASSES[name])
 
 
-def load(name: str) -> ModuleType:
-    """Return the module of mixer `name`; a dotted name is imported as given, so that a notebook can add its own."""
-    if "." not in name and name not in names():
-        raise UserError(f"config.model.mixer.name={name!r} is not a mixer.{nearest(name, names())}")
-    try:
-        module = importlib.import_module(name if "." in name else f"{__name__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name and name.startswith(error.name):
-            raise UserError(f"config.model.mixer.name={name!r}: no module {error.name!r} to import.") from error
-        raise
-    for member in ("Config", "Mixer"):
-        if not hasattr(module, member):
-            raise UserError(f"config.model.mixer.name={name!r}: {module.__file__} does not define {member}.")
-    if not issubclass(module.Mixer, base.Mixer):
-        raise UserError(
-            f"config.model.mixer.name={name!r}: the Mixer of {module.__file__} must derive from "
-            "seqjax.mixers.base.Mixer (docs/add_a_mixer.md)."
-        )
-    return module
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

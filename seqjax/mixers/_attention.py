@@ -59,7 +59,10 @@ class AttentionConfig:
             )
         head_dim = self.head_dim or dim // self.heads
         if self.position == "rope" and head_dim % 2:
-            raise UserError(f"RoPE rotates pairs, so the head width {head_dim} must be even (config.model.mixer).")
+            raise UserError(
+                f"RoPE rotates pairs, so the head width {head_dim} must be even; choose config.model.mixer.heads or "
+                "config.model.mixer.head_dim so that it is."
+            )
 
 
 class KVCache(NamedTuple):

@@ -73,7 +73,11 @@ class Rwkv7Cache(NamedTuple):
 
 
 class Mixer(TimeMix):
-    """The time mix of RWKV-7."""
+    """The time mix of RWKV-7.
+
+    By itself it is that of a first layer, whose values are the ones that later layers mix in: the value residual
+    (`v_lora`) has no effect and gets no gradient.
+    """
 
     block = Block
 

@@ -77,7 +77,10 @@ class ShellCache(NamedTuple):
 
 
 class Mixer(TimeMix):
-    """The time mix; the core is an attention mixer whose projections are initialised like RWKV's."""
+    """The time mix; the core is an attention mixer whose projections are initialised like RWKV's.
+
+    By itself it is that of a first layer: the value residual (`v_lora`) has no effect and gets no gradient.
+    """
 
     block = Block
 

@@ -101,10 +101,14 @@ class Model:
         with jax.named_scope("loss"):
             return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
-    def loss(self, params: Params, tokens_BT1: Array) -> tuple[Array, Array]:
-        """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens."""
+    def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
+        """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.
+
+        With `weights_BT`, float32, it is the weighted sum over the predicted tokens and the sum of the weights.
+        """
         inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
-        weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
+        if weights_BT is None:
+            weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
         h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)

@@ -37,9 +37,7 @@ def main(argv: list[str]) -> None:
         analyse(args.analyse)
         return
     if args.study is None:
-        raise UserError(
-            "Say what is compared: --study=NAME_OR_FILE, or --analyse=DIR for a finished study."
-        )
+        raise UserError("Say what is compared: --study=NAME_OR_FILE, or --analyse=DIR for a finished study.")
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {args.jobs}.")
     study = load_study(args.study)

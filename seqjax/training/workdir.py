@@ -1,9 +1,13 @@
 """The directory of a run: its default name, its config, and the settings that may change when a run resumes in it."""
 
+import argparse
 import itertools
 import time
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+from seqjax import mixers
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
@@ -47,7 +51,9 @@ def save_config(workdir: str | Path, config: Config) -> None:
     workdir = Path(workdir)
     path = workdir / "config.json"
     if path.exists():
-        old, new = to_dict(load_config(workdir)), to_dict(config)
+        # Whoever resumes the run has named the mixers of `config`, and no others.
+        own = [mixer.name for mixer in config.model.mixers]
+        old, new = to_dict(load_config(workdir, allow_code=own)), to_dict(config)
         changed = [d for d in differences(old, new) if not d.startswith(MAY_CHANGE)]
         if changed:
             raise UserError(
@@ -67,10 +73,41 @@ def save_config(workdir: str | Path, config: Config) -> None:
         raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
 
 
-def load_config(workdir: str | Path) -> Config:
-    """Return the config of the run in `workdir`; raise `UserError` if it does not hold one."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
+    parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    parser.add_argument(
+        "--allow-code",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import the run's mixer from this module, which is not seqjax's; may be given several times",
+    )
+
+
+def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
+    """Return the config of the run in `workdir`; raise `UserError` if it does not hold one.
+
+    A config names the modules of its mixers, and whoever wrote the workdir chose them. So one from outside seqjax is
+    imported only if `allow_code` holds its name; otherwise it is a `UserError`.
+    """
     workdir = Path(workdir)
     path = workdir / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
-    return from_config_dict(upgrade_config(read_json(path), where=str(path)))
+    values = upgrade_config(read_json(path), where=str(path))
+    for name in _mixer_names(values):
+        if mixers.is_foreign(name) and name not in allow_code:
+            raise UserError(
+                f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
+                f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
+            )
+    return from_config_dict(values)
+
+
+def _mixer_names(values: dict[str, Any]) -> list[str]:
+    """Return the names of the mixers in settings that have not been checked."""
+    model = values.get("model")
+    mixer = model.get("mixer") if isinstance(model, dict) else None
+    groups = mixer if isinstance(mixer, list) else [mixer]
+    return [str(group.get("name")) for group in groups if isinstance(group, dict)]

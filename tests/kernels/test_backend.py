@@ -3,6 +3,7 @@
 import ast
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import jaxtyping
 import pytest
 
 import kernels_pallas as kp
-from kernels_pallas import backend, device, validation
+from kernels_pallas import backend, device, outside, validation
 from kernels_pallas.backend import Backend
 from tests.kernels.common import Shape, qkv
 
@@ -108,6 +109,71 @@ def test_order_leads_and_names(fresh) -> None:
         assert kp.backends_used() == {"op": name}
     with pytest.raises(kp.BackendError, match="any implementation"):
         backend.pick("op", (Backend("triton", never_loaded, lambda problem: "never"),), None, (short_x,), {})
+
+
+class Counting:
+    """The xla kernels of Top-1 Element attention, as another package would wrap its own."""
+
+    calls = 0
+
+    def __getattr__(self, name):
+        self.calls += 1
+        return getattr(kp.top1_element.xla.BACKEND.load(), name)
+
+
+def test_a_backend_of_another_package_is_asked_first(fresh, monkeypatch) -> None:
+    monkeypatch.setattr(backend, "_outside", {})
+    kernels = Counting()
+
+    def short(problem: kp.Problem) -> str | None:
+        return None if problem.operands[0].shape[1] <= 20 else "only for up to 20 tokens"
+
+    kp.register_backend("top1_element_attention", kp.Backend("mine", lambda: kernels, short))
+    q, k, v = qkv(Shape(T=20))
+    got = kp.top1_element_attention(q, k, v)
+    assert kernels.calls == 1
+    assert kp.backends_used() == {"top1_element_attention": "mine"}
+    want = kp.top1_element_attention(q, k, v, implementation="xla")
+    assert (got == want).all()
+    assert kernels.calls == 1
+    kp.top1_element_attention(q, k, v, implementation="mine")
+    longer = qkv(Shape(T=21))
+    kp.top1_element_attention(*longer)
+    assert kp.backends_used() == {"top1_element_attention": "xla"}, "it refused"
+    with pytest.raises(kp.BackendError, match="mine: only for up to 20 tokens; "):
+        kp.top1_element_attention(*longer, implementation="mine")
+    with pytest.raises(kp.BackendError, match="unknown implementation 'mine' for select_chunk"):
+        kp.select_chunk(q, k, implementation="mine")
+
+
+def test_a_backend_is_registered_for_an_op_that_exists_under_its_own_name(monkeypatch) -> None:
+    monkeypatch.setattr(backend, "_outside", {})
+    with pytest.raises(ValueError, match=r"unknown op 'selectivescan'. Did you mean 'selective_scan'"):
+        kp.register_backend("selectivescan", kp.Backend("mine", never_loaded))
+    with pytest.raises(ValueError, match="'xla' is a backend of kernels_pallas"):
+        kp.register_backend("ssd", kp.Backend("xla", never_loaded))
+
+
+def test_the_ops_that_take_a_backend_are_those_that_pick_one() -> None:
+    picked = set()
+    for path in Path(kp.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pick":
+                assert isinstance(node.args[0], ast.Constant)
+                picked.add(node.args[0].value)
+    assert tuple(sorted(picked)) == outside.OPS
+
+
+def test_the_backend_of_the_documentation_is_one(monkeypatch) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "kernels.md").read_text()
+    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "register_backend" in code]
+    monkeypatch.setattr(backend, "_outside", {})
+    exec(snippet, {})
+    declared = backend._outside["selective_scan"]["mine"]
+    problem = backend.Problem("cpu", (), {})
+    assert (declared.refusal(problem), declared.refusal(problem._replace(platform="gpu"))) == ("needs a GPU", None)
+    with pytest.raises(ModuleNotFoundError, match="my_kernels"):
+        declared.load()
 
 
 def test_platform_follows_the_default_device() -> None:

@@ -1,16 +1,17 @@
 """What every mixer promises, whichever it is: a new file under seqjax/mixers/ is tested here without a line of its own.
 
+The checks are those of seqjax/testing.py, which serve mixers from outside too.
+
 Causality, equality of the parallel and the recurrent form, and what a mixer says of itself: FLOPs, state, parameters.
 """
 
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import mixers
+from seqjax import mixers, testing
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.models import flops
 from seqjax.nn import params
@@ -24,8 +25,7 @@ every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
 
 @functools.cache
 def built(mixer, variant):
-    model = support.tiny_model(mixer, variant)
-    return model, support.random_params(model), jax.jit(model.logits)
+    return testing.Case(support.tiny_model(mixer, variant))
 
 
 def test_every_mixer_has_a_config_file_and_is_listed():
@@ -38,41 +38,12 @@ def test_every_mixer_has_a_config_file_and_is_listed():
 # ----------------------------------------------------------------------------------------------------------- causality
 @every_case
 def test_a_token_changes_nothing_before_it(mixer, variant):
-    _, weights, logits = built(mixer, variant)
-    at = [0, 1, 3, 4, 7, 8, 12, T - 1]
-    tokens = support.random_tokens((B, T))
-    changed = tokens.at[jnp.arange(len(at)), jnp.array(at)].add(1) % 48
-    before, after = np.asarray(logits(weights, tokens)), np.asarray(logits(weights, changed))
-    same = (before == after).all(-1)
-    for row, t in enumerate(at):
-        assert same[row, :t].all(), f"token {t} changed position {np.flatnonzero(~same[row, :t])} before it"
-        assert not same[row, t], f"token {t} did not change its own output"
-    later = [not same[row, t + 1 : t + 4].all() for row, t in enumerate(at[:-1])]
-    assert sum(later) >= len(later) // 2, "tokens hardly reach the positions after them: nothing is mixed"
-
-
-def reach(model, weights):
-    """[T, S]: how much output t moves with input s, by gradient."""
-    tokens = jnp.arange(T)[None]  # each token once, so that a row of the embedding is a position
-    direction = jax.random.normal(jax.random.key(3), (model.config.dim,))
-    cotangents = jnp.eye(T)[:, :, None] * direction
-
-    @jax.jit
-    def jacobian(embed):
-        _, pullback = jax.vjp(lambda e: model.hidden({**weights, "embed": e}, tokens)[0], embed)
-        return jax.vmap(lambda c: pullback(c)[0])(cotangents)
-
-    return np.abs(np.asarray(jacobian(weights["embed"])))[:, :T].sum(-1)
+    testing.check_causality(built(mixer, variant))
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
 def test_gradients_flow_from_the_past_only(mixer, variant):
-    model, weights, _ = built(mixer, variant)
-    reach_TS = reach(model, weights)
-    assert np.isfinite(reach_TS).all()
-    assert (np.triu(reach_TS, 1) == 0).all(), "an output depends on a later input"
-    assert (np.diag(reach_TS) > 0).all()
-    assert (np.diag(reach_TS, -1) > 0).mean() > 0.5, "outputs do not depend on the token before"
+    testing.check_gradient_causality(built(mixer, variant))
 
 
 # ----------------------------------------------------------------------------------------- parallel and recurrent form
@@ -89,40 +60,23 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
 )
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
-    model, weights, logits = built(mixer, variant)
-    tokens = support.random_tokens((B, T), seed=n_prompt)
-    want = np.asarray(logits(weights, tokens))
-    cache, got = model.init_cache(B, T), {}
-    if n_prompt:
-        got[n_prompt - 1], cache = jax.jit(model.prefill)(weights, tokens[:, :n_prompt], cache)
-    step = stepper(mixer, variant)
-    for t in range(n_prompt, T):
-        got[t], cache = step(weights, tokens[:, t], jnp.asarray(t), cache)
-    for t, have in got.items():
-        np.testing.assert_allclose(have, want[:, t], rtol=2e-4, atol=2e-4, err_msg=f"position {t}")
-
-
-@functools.cache
-def stepper(mixer, variant):
-    return jax.jit(built(mixer, variant)[0].step)
+    testing.check_step(built(mixer, variant), [n_prompt])
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
 def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
-    model, weights, logits = built(mixer, variant)
-    tokens = support.random_tokens((B, T - 3), seed=5)
-    got, _ = jax.jit(model.prefill)(weights, tokens, model.init_cache(B, model.longest or 64))
-    np.testing.assert_allclose(got, logits(weights, tokens)[:, -1], rtol=2e-4, atol=2e-4)
+    testing.check_long_cache(built(mixer, variant))
 
 
 @every_mixer
 def test_one_token_is_a_sequence(mixer, variant):
-    _, weights, logits = built(mixer, variant)
+    case = built(mixer, variant)
     tokens = support.random_tokens((B, T))
     # RWKV's norm per head divides a single token's small output: half an ulp on its weights moves logits by 2e-5
     # (Mamba-2's: 2e-6), so two programs that round differently cannot agree better
     tol = 5e-5 if mixer.startswith("rwkv") else 1e-5
-    np.testing.assert_allclose(logits(weights, tokens[:, :1])[:, 0], logits(weights, tokens)[:, 0], rtol=tol, atol=tol)
+    one, whole = case.logits(case.params, tokens[:, :1]), case.logits(case.params, tokens)
+    np.testing.assert_allclose(one[:, 0], whole[:, 0], rtol=tol, atol=tol)
 
 
 # ----------------------------------------------------------------------------------------- what a mixer says of itself
@@ -160,7 +114,7 @@ STATE = {
 @every_case
 @pytest.mark.parametrize("seq_len", [1, 4, T])
 def test_state_size_counts_the_cache(mixer, variant, seq_len):
-    block = built(mixer, variant)[0].abstract_blocks()[0]
+    block = built(mixer, variant).model.abstract_blocks()[0]
     expected = STATE.get(f"{mixer}/{variant}", STATE.get(mixer))
     if expected is not None:
         assert block.mixer.state_size(seq_len) == expected(seq_len)
@@ -170,26 +124,9 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 @every_case
 def test_parameters_are_declared_as_they_are_made(mixer, variant):
-    model, weights, _ = built(mixer, variant)
-    made = jax.tree.map(lambda x: (x.shape, x.dtype), weights)
-    assert made == jax.tree.map(lambda x: (x.shape, x.dtype), model.shapes)
-    assert flops.n_params(model) == params.count(weights)
-    for (name, axes), (same, x) in zip(params.names(model.axes), params.names(weights), strict=True):
-        assert name == same
-        assert len(axes) == x.ndim, f"{name}: axes {axes} for shape {x.shape}"
-        assert x.dtype == jnp.float32
-
-
-@every_case
-def test_layers_start_different(mixer, variant):
-    """Layers are initialised under vmap: one key for all of them would give L copies of one layer."""
-    init = jax.jit(built(mixer, variant)[0].init)
-    made, again = (params.names(init(jax.random.key(seed))["blocks"]["0"]) for seed in (0, 1))
-    # what another key leaves as it is was not drawn: ones, zeros, the ramps over channels of RWKV
-    drawn = {name: np.asarray(x) for (name, x), (_, y) in zip(made, again, strict=True) if not np.array_equal(x, y)}
-    assert any(name.startswith("mixer.") for name in drawn)
-    for name, x in drawn.items():
-        assert not np.array_equal(x[0], x[1]), name
+    case = built(mixer, variant)
+    testing.check_parameters(case)
+    assert flops.n_params(case.model) == params.count(case.params)
 
 
 # The smallest share of XLA's count that ours may be. XLA counts whole [T, S] score matrices, and for Top-1 Chunk a
@@ -207,25 +144,9 @@ DEFAULT_FLOOR = 0.75
 
 
 @every_case
-def test_flops_against_xla_on_one_layer(mixer, variant, monkeypatch):
-    """Before optimisation every product is a dot that XLA counts. Of a loop it counts one turn: they are unrolled."""
-    monkeypatch.setattr(jax.lax, "scan", functools.partial(jax.lax.scan, unroll=True))
-    length, batch = 128, 2
-    model = support.tiny_model(mixer, variant, train__seq_len=length, model__dim=64, model__mlp__dim=192)
-    layer = jax.eval_shape(model.blocks["0"].init, jax.random.key(0))
-    x_BTD = jax.ShapeDtypeStruct((batch, length, 64), jnp.float32)
-
-    def one_layer(p, x_BTD):
-        block = model.blocks["0"].bind(p)
-        return block(x_BTD, block.init_carry(x_BTD), layer=jnp.int32(1), dtype=jnp.float32)
-
-    lowered = jax.jit(one_layer).lower(layer, x_BTD)
-    xla = lowered.cost_analysis()["flops"] / (batch * length)
-    head = model.config.vocab_size * model.config.dim
-    dense = 2 * (flops.matmul_params(model) - head) / model.config.n_layers
-    ours = dense + model.abstract_blocks()[0].mixer.flops_per_token(length)
+def test_flops_against_xla_on_one_layer(mixer, variant):
     floor = FLOPS_FLOOR.get(f"{mixer}/{variant}", FLOPS_FLOOR.get(mixer, DEFAULT_FLOOR))
-    assert floor * xla <= ours <= xla, f"ours {ours:.0f}, XLA's {xla:.0f} per token: {ours / xla:.2f}"
+    testing.check_flops(built(mixer, variant), floor)
 
 
 ATTENTION = [(m, v) for m, v in support.CASES if issubclass(mixers.load(m).Mixer, AttentionMixer) and "gqa" not in v]
@@ -235,7 +156,7 @@ ATTENTION = [(m, v) for m, v in support.CASES if issubclass(mixers.load(m).Mixer
 def test_flops_count_the_keys_that_are_read(mixer, variant):
     """One layer of one head: the gradient shows which keys each query read; QK^T and PV take 2 K FLOPs each for it."""
     model = support.tiny_model(mixer, variant, model__n_layers=1, model__mixer__heads=1)
-    pairs = np.count_nonzero(reach(model, support.random_params(model)))
+    pairs = np.count_nonzero(testing.reach(testing.Case(model)))
     bound = model.abstract_blocks()[0].mixer
     forward = bound.flops_per_token(T)
     forward = (bound.train_flops_per_token(T) - forward) / 2  # without the selection, which has no backward
@@ -247,7 +168,7 @@ def test_flops_of_the_selection():
     """Exact selection multiplies each query with the keys of its past chunks, approx with one mean per chunk."""
     past_chunks = sum(t // 4 for t in range(T))
     for variant, keys in (("exact", 4), ("approx", 1)):
-        bound = built("top1_chunk", variant)[0]
+        bound = built("top1_chunk", variant).model
         mixer = bound.abstract_blocks()[0].mixer
         attention = (mixer.train_flops_per_token(T) - mixer.flops_per_token(T)) / 2
         assert mixer.flops_per_token(T) - attention == pytest.approx(2 * 32 * keys * past_chunks / T)
@@ -267,11 +188,12 @@ def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection
 
 
 def test_a_chunk_changes_what_top1_chunk_computes():
-    model, weights, logits = built("top1_chunk", "exact")
+    case = built("top1_chunk", "exact")
     other = support.tiny_model("top1_chunk", model__mixer__chunk_size=8)
     tokens = support.random_tokens((B, T))
-    difference = np.abs(np.asarray(logits(weights, tokens) - jax.jit(other.logits)(weights, tokens))).max((0, 2))
-    assert model.config.mixer.chunk_size == 4
+    logits = case.logits(case.params, tokens) - jax.jit(other.logits)(case.params, tokens)
+    difference = np.abs(np.asarray(logits)).max((0, 2))
+    assert case.model.config.mixer.chunk_size == 4
     # up to two chunks of 4 both see everything; after that 4 sees less
     assert (difference[:8] < 1e-3).all()
     assert (difference[8:] > 1e-2).mean() > 0.8
@@ -285,8 +207,4 @@ INVARIANT = [name for name in mixers.names() if name not in SELECTS and "chunk_s
 @pytest.mark.parametrize("mixer", INVARIANT)
 @pytest.mark.parametrize("chunk", [1, 5, 8, 64])
 def test_chunk_size_does_not_change_the_result(mixer, chunk):
-    variant = dict(support.FIRST)[mixer]
-    _, weights, logits = built(mixer, variant)
-    other = support.tiny_model(mixer, variant, model__mixer__chunk_size=chunk)
-    tokens = support.random_tokens((B, T))
-    np.testing.assert_allclose(logits(weights, tokens), jax.jit(other.logits)(weights, tokens), rtol=2e-4, atol=2e-4)
+    testing.check_chunk_size(built(mixer, dict(support.FIRST)[mixer]), [chunk])

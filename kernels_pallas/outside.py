@@ -1,0 +1,35 @@
+"""Backends from outside this package: an op asks them before its own."""
+
+from kernels_pallas import backend
+from kernels_pallas.validation import check_choice
+
+# The names under which ops pick their backends (`backend.pick`).
+OPS = (
+    "select_chunk",
+    "selective_scan",
+    "ssd",
+    "state_scan",
+    "top1_chunk_attention",
+    "top1_chunk_decode",
+    "top1_element_attention",
+    "top1_element_decode",
+)
+
+
+def register_backend(op: str, new: backend.Backend) -> None:
+    """Let `op` run on a backend of another package, which is asked before the op's own.
+
+    Args:
+      op: one of OPS; its kernels have the methods of the op's Protocol, `kernels_pallas/<op>/interface.py`.
+      new: the backend. Its `refusal` says which problems it leaves to the others, and `implementation=new.name` asks
+        for it by name. One that was registered under the same name is replaced.
+
+    A choice is made when a function is traced, so register before the first call; what is compiled stays as it is.
+
+    Raises:
+      ValueError: an op that does not exist, or the name of a backend of this package.
+    """
+    check_choice("op", op, OPS)
+    if new.name in backend.IMPLEMENTATIONS:
+        raise ValueError(f"{new.name!r} is a backend of kernels_pallas; give yours another name")
+    backend.add_outside(op, new)

@@ -1,0 +1,104 @@
+"""A trained model in Python: `m = seqjax.load("runs/x")`, then `m.generate("Once")` and `m.loss("Once upon")`."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from kernels_pallas import cpu_compiler
+from seqjax import generate
+from seqjax.config import Config
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.errors import UserError
+from seqjax.evaluate import restore
+from seqjax.mixers import base, definition_of
+from seqjax.models import Model
+from seqjax.types import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """The newest checkpoint of a run: its model, parameters, settings and tokenizer."""
+
+    model: Model
+    params: Params
+    config: Config
+    step: int  # of the checkpoint
+    mesh: Mesh  # over which the parameters are spread
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run; it is loaded when it is first used, as it may need a package of its own."""
+        return load_tokenizer(self.config.data.tokenizer, self.config.data.tokenizer_path)
+
+    def generate(
+        self, prompt: str = "", *, max_new_tokens: int = 200, temperature: float = 0.8, top_k: int = 0, seed: int = 0
+    ) -> str:
+        """Return the continuation of `prompt`, without it, up to the end of the document.
+
+        Args:
+            prompt: Text to continue; empty is the start of a document.
+            max_new_tokens: Length of the continuation, at most.
+            temperature: 0 takes the most likely token.
+            top_k: Sample from the k most likely tokens; 0 = all.
+            seed: Of the sampling.
+
+        Raises `UserError` for an argument that cannot be, or more tokens than a position table has.
+        """
+        with jax.set_mesh(self.mesh):
+            return generate.text(
+                self.model,
+                self.params,
+                self.tokenizer,
+                prompt,
+                jax.random.key(seed),
+                n_new=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+            )
+
+    def loss(self, text: str) -> float:
+        """Return the mean loss of the tokens of `text` as the start of a document, in nats per token.
+
+        Raises `UserError` for an empty text, or more tokens than a position table has.
+        """
+        ids = self.tokenizer.encode(text)
+        if len(ids) == 0:
+            raise UserError("The loss of an empty text is not defined; give at least one character.")
+        # Lengths are padded to powers of two, so that texts of similar lengths share a compiled program; what follows
+        # a token does not affect its loss.
+        padded = max(64, 1 << (len(ids) - 1).bit_length())
+        if self.model.longest:
+            padded = max(len(ids), min(padded, self.model.longest))
+        tokens = np.zeros((1, padded + 1), np.int32)
+        tokens[0, : len(ids) + 1] = [self.tokenizer.bos, *ids]
+        weights = (np.arange(padded) < len(ids)).astype(np.float32)[None]
+        with jax.set_mesh(self.mesh):
+            return float(_mean_loss(self.params, tokens, weights, model=self.model))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _mean_loss(params: Params, tokens_BT1: Array, weights_BT: Array, *, model: Model) -> Array:
+    total, count = model.loss(params, tokens_BT1, weights_BT)
+    return total / count
+
+
+def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = ()) -> Pretrained:
+    """Return the newest checkpoint of the run, or of the converted weights, in the directory `path`.
+
+    Args:
+        path: The `--workdir` of a training run or of `seqjax.convert import`.
+        mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer, and
+            that of another is not imported, because its code is not yours to trust.
+
+    Raises `UserError` if there is no such run, or if its mixer is from outside seqjax and not among `mixers`.
+    """
+    cpu_compiler.use_safe_fusions()  # as the commands do
+    allowed = [definition_of(mixer).name for mixer in mixers]
+    config, model, params, step, mesh = restore(Path(path), allow_code=allowed)
+    return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)

@@ -1,0 +1,339 @@
+"""The contract tests of a mixer, for one from outside seqjax: `seqjax.testing.check_mixer(MyMixer)`.
+
+Each check takes a `Case`, a language model of two small layers around the mixer, and raises an `AssertionError` that
+says what differs and by how much. They run in float32 on any device, in a minute or two on a laptop.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from kernels_pallas import cpu_compiler
+from seqjax import presets
+from seqjax.config import from_config_dict
+from seqjax.errors import UserError, nearest
+from seqjax.mixers import StandAlone, base, definition_of
+from seqjax.models import Model, flops
+from seqjax.nn import params as params_lib
+from seqjax.sharding import batch_sharding, make_mesh, shardings
+from seqjax.training.step import TrainState, init_state, make_train_step
+from seqjax.types import Array, Params
+
+BATCH = 8
+LENGTH = 23  # tokens; a prime, so that no chunk divides it
+VOCABULARY = 48
+TOLERANCE = 2e-4  # of float32 logits that two forms of one computation give
+SMALLEST_FLOPS = 0.6  # of XLA's count, which includes norms, activations and what a mask leaves out
+
+
+class Case:
+    """A language model around the mixer, with parameters of the size that a trained model has.
+
+    At initialisation attention is uniform and many outputs are zero, which would hide errors.
+    """
+
+    def __init__(self, model: Model, *, seed: int = 0):
+        self.model = model
+        leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
+        rng = np.random.default_rng(seed)
+        self.params: Params = jax.tree.unflatten(
+            tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves]
+        )
+        self.logits, self.step, self.prefill = jax.jit(model.logits), jax.jit(model.step), jax.jit(model.prefill)
+
+    def tokens(self, shape: tuple[int, ...], seed: int = 0) -> Array:
+        """Return random tokens, int32."""
+        return jnp.asarray(np.random.default_rng(seed).integers(0, self.model.config.vocab_size, shape, dtype=np.int32))
+
+    def changed(self, **settings: Any) -> Model:
+        """Return the model with other settings of its `ModelConfig`."""
+        return Model(dataclasses.replace(self.model.config, **settings), max_len=self.model.max_len)
+
+    @functools.cached_property
+    def reference(self) -> tuple[Array, Array, Params]:
+        """Tokens [B, T + 1], and the loss and the gradients of the model as it is, on one device."""
+        tokens = self.tokens((BATCH, LENGTH + 1))
+        return tokens, *loss_and_grads(self.model, self.params, tokens)
+
+
+def loss_and_grads(model: Model, params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
+    """Return the summed loss in nats and its gradients."""
+    return jax.jit(jax.value_and_grad(lambda p: model.loss(p, tokens_BT1)[0]))(params)
+
+
+# ------------------------------------------------------------------------------------------------------------ causality
+def check_causality(case: Case) -> None:
+    """Changing one token leaves every output before it the same bits, and changes its own and most of those after."""
+    at = [0, 1, 3, 4, 7, 8, 12, LENGTH - 1]
+    tokens = case.tokens((len(at), LENGTH))
+    changed = tokens.at[jnp.arange(len(at)), jnp.array(at)].add(1) % case.model.config.vocab_size
+    before, after = (np.asarray(case.logits(case.params, x)) for x in (tokens, changed))
+    moved_BT = np.abs(after - before).max(-1)
+    for moved_T, t in zip(moved_BT, at, strict=True):
+        assert not moved_T[:t].any(), (
+            f"changing token {t} moved the logits at position {np.flatnonzero(moved_T[:t])[0]}, before it, by up to "
+            f"{moved_T[:t].max():.2g}; the earlier outputs must keep their bits"
+        )
+        assert moved_T[t] > 0, f"changing token {t} did not change its own output"
+    reached = [moved_T[t + 1 : t + 4].any() for moved_T, t in zip(moved_BT[:-1], at, strict=False)]
+    assert sum(reached) >= len(reached) // 2, (
+        f"only {sum(reached)} of {len(reached)} changed tokens changed an output of the three positions after them"
+    )
+
+
+def reach(case: Case) -> np.ndarray:
+    """Return how much output t moves with input s by gradient, [T, S]."""
+    model, params, tokens = case.model, case.params, jnp.arange(LENGTH)[None]  # each once: row = position
+    direction_D = jax.random.normal(jax.random.key(3), (model.config.dim,))
+    cotangents = jnp.eye(LENGTH)[:, :, None] * direction_D
+
+    @jax.jit
+    def jacobian(embed: Array) -> Array:
+        _, pullback = jax.vjp(lambda e: model.hidden({**params, "embed": e}, tokens)[0], embed)
+        return jax.vmap(lambda c: pullback(c)[0])(cotangents)
+
+    return np.abs(np.asarray(jacobian(params["embed"])))[:, :LENGTH].sum(-1)
+
+
+def check_gradient_causality(case: Case) -> None:
+    """The gradient of an output is zero for every later input, and not for its own and most of those just before."""
+    reach_TS = reach(case)
+    assert np.isfinite(reach_TS).all(), "the gradient of an output by the inputs is not finite"
+    future_TS = np.triu(reach_TS, 1)
+    t, s = np.unravel_index(future_TS.argmax(), future_TS.shape)
+    assert future_TS.max() == 0, f"output {t} depends on the later input {s}: gradient {future_TS.max():.2g}"
+    assert (np.diag(reach_TS) > 0).all(), f"output {np.diag(reach_TS).argmin()} does not depend on its own input"
+    share = (np.diag(reach_TS, -1) > 0).mean()
+    assert share > 0.5, f"only {share:.0%} of the outputs depend on the token before"
+
+
+# --------------------------------------------------------------------------------------------------- the recurrent form
+def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
+    """`prefill` of a prompt and then `step`, token by token, give what the parallel form gives."""
+    for n_prompt in prompts:
+        tokens = case.tokens((BATCH, LENGTH), seed=n_prompt)
+        want = np.asarray(case.logits(case.params, tokens))
+        cache = case.model.init_cache(BATCH, LENGTH)
+        if n_prompt:
+            logits, cache = case.prefill(case.params, tokens[:, :n_prompt], cache)
+            _assert_close(logits, want[:, n_prompt - 1], f"prefill of {n_prompt} tokens, at its last one")
+        for t in range(n_prompt, LENGTH):
+            logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
+            _assert_close(logits, want[:, t], f"step at position {t} after a prompt of {n_prompt} tokens")
+
+
+def check_long_cache(case: Case) -> None:
+    """A cache may be longer than what it holds."""
+    tokens = case.tokens((BATCH, LENGTH - 3), seed=5)
+    logits, _ = case.prefill(case.params, tokens, case.model.init_cache(BATCH, case.model.longest or 64))
+    _assert_close(logits, case.logits(case.params, tokens)[:, -1], "prefill into a cache of 64 tokens")
+
+
+# --------------------------------------------------------------------------------------------- forms of one computation
+def check_chunk_size(case: Case, sizes: Sequence[int] = (1, 5, 64)) -> None:
+    """The result does not depend on `chunk_size`, at a length that it does not divide."""
+    tokens = case.tokens((BATCH, LENGTH))
+    want = case.logits(case.params, tokens)
+    for size in sizes:
+        model = case.changed(mixer=dataclasses.replace(case.model.config.mixer, chunk_size=size))
+        _assert_close(jax.jit(model.logits)(case.params, tokens), want, f"chunk_size={size} at {LENGTH} tokens")
+
+
+def check_forms(case: Case) -> None:
+    """Unrolled layers and rematerialisation give the loss and the gradients of scanned layers."""
+    tokens, loss, grads = case.reference
+    for settings in ({"scan_layers": False}, {"remat": "full"}, {"remat": "attention"}):
+        got = loss_and_grads(case.changed(**settings), case.params, tokens)
+        _assert_same(got, (loss, grads), " ".join(f"{key}={value}" for key, value in settings.items()))
+
+
+def check_sharding(case: Case) -> None:
+    """Parameters and batch split over the devices there are (a power of two of them) give what one device gives."""
+    tokens, loss, grads = case.reference
+    devices = jax.devices()[: min(BATCH, 1 << (jax.device_count().bit_length() - 1))]
+    tensor, fsdp = 2 if len(devices) > 1 else 1, 2 if len(devices) > 3 else 1
+    mesh = make_mesh(data=-1, fsdp=fsdp, tensor=tensor, devices=devices)
+    params = jax.device_put(case.params, shardings(mesh, case.model.shapes, case.model.axes))
+    with jax.set_mesh(mesh):
+        got = loss_and_grads(case.model, params, jax.device_put(tokens, batch_sharding(mesh)))
+    _assert_same(got, (loss, grads), f"{len(devices)} devices")
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def check_bfloat16(case: Case) -> None:
+    """In bfloat16 the mixer's output is bfloat16, and every parameter has a finite gradient."""
+    model, tokens = case.changed(dtype="bfloat16"), case.reference[0]
+    x_BTD = jax.ShapeDtypeStruct((BATCH, LENGTH, model.config.dim), jnp.bfloat16)
+    y_BTD = jax.eval_shape(lambda p, x: model.blocks["0"].bind(p).mixer(x), model.blocks["0"].shapes, x_BTD)
+    assert y_BTD.dtype == jnp.bfloat16, f"the output is {y_BTD.dtype} for an input in bfloat16: cast it to x.dtype"
+    _, grads = loss_and_grads(model, case.params, tokens)
+    for name, grad in params_lib.names(grads):
+        finite = np.isfinite(grad).mean()
+        assert finite == 1, f"{1 - finite:.0%} of the gradient of {name} is not finite"
+        assert np.abs(grad).max() > 0, f"{name} gets no gradient"
+
+
+def check_training(case: Case) -> None:
+    """Steps on one batch are traced once, and the loss falls."""
+    optimizer = optax.adam(1e-2)
+    train_step, traces = make_train_step(case.model, optimizer, lambda _: jnp.float32(1e-2)), []
+
+    def counted(state: TrainState, tokens_ABT1: Array) -> Any:
+        traces.append(tokens_ABT1.shape)  # Python runs when the step is traced, not when it is executed.
+        return train_step(state, tokens_ABT1)
+
+    step = jax.jit(counted, donate_argnums=0)
+    state = jax.jit(lambda: init_state(case.model, optimizer, jax.random.key(0)))()
+    tokens, losses = case.tokens((1, 4, LENGTH + 1)), []
+    for _ in range(30):
+        state, metrics = step(state, tokens)
+        losses.append(float(metrics["loss"]))
+    assert len(traces) == 1, f"the training step was traced {len(traces)} times"
+    assert losses[-1] < 0.8 * losses[0], (
+        f"in 30 steps on one batch the loss went from {losses[0]:.2f} to {losses[-1]:.2f}"
+    )
+
+
+# ---------------------------------------------------------------------------------------- what the mixer says of itself
+def check_parameters(case: Case) -> None:
+    """Parameters are made as they are declared, float32, with one logical axis per dimension, other in each layer."""
+    init = jax.jit(case.model.init)
+    made, again = init(jax.random.key(0)), init(jax.random.key(1))
+    declared = dict(params_lib.names(case.model.shapes))
+    for (name, axes), (_, x), (_, y) in zip(*map(params_lib.names, (case.model.axes, made, again)), strict=True):
+        assert x.shape == declared[name].shape, f"{name} is made as {x.shape} and declared as {declared[name].shape}"
+        assert x.dtype == jnp.float32, f"{name} is {x.dtype}; parameters are float32"
+        assert len(axes) == x.ndim, f"{name} has the axes {axes} for the shape {x.shape}"
+        drawn = name.startswith("blocks.") and not np.array_equal(x, y)
+        assert not (drawn and np.array_equal(x[0], x[1])), f"{name} is drawn, but the same in both layers"
+
+
+def check_flops(case: Case, smallest: float = SMALLEST_FLOPS) -> None:
+    """The FLOPs of a layer are at most XLA's count of it, and at least the share `smallest` of that.
+
+    Before optimisation every product is a dot that XLA counts. Of a loop it counts one turn, so scans are unrolled.
+    """
+    length, dim = 128, 64
+    config = case.model.config
+    model = Model(dataclasses.replace(config, dim=dim, mlp=dataclasses.replace(config.mlp, dim=192)), max_len=length)
+    x_BTD = jax.ShapeDtypeStruct((2, length, dim), jnp.float32)
+
+    def layer(p: Params, x_BTD: Array) -> Any:
+        block = model.blocks["0"].bind(p)
+        return block(x_BTD, block.init_carry(x_BTD), layer=jnp.int32(1), dtype=jnp.float32)
+
+    with mock.patch.object(jax.lax, "scan", functools.partial(jax.lax.scan, unroll=True)):
+        analysis: Any = jax.jit(layer).lower(model.blocks["0"].shapes, x_BTD).cost_analysis()
+    xla = analysis["flops"] / (2 * length)
+    dense = 2 * (flops.matmul_params(model) - config.vocab_size * dim) / config.n_layers
+    ours = dense + model.abstract_blocks()[0].mixer.flops_per_token(length)
+    assert smallest * xla <= ours <= xla, (
+        f"{dense:.0f} FLOPs per token of the products with parameters and {ours - dense:.0f} of flops_per_token are "
+        f"{ours / xla:.2f} of the {xla:.0f} that XLA counts; it must be {smallest} to 1"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- helpers
+def _assert_close(got: Any, want: Any, what: str) -> None:
+    got, want = np.asarray(got), np.asarray(want)
+    off = np.abs(got - want) - TOLERANCE * np.abs(want)
+    assert not np.isnan(off).any() and off.max() <= TOLERANCE, (
+        f"{what}: logits differ from the parallel form's by up to {np.abs(got - want).max():.2g}"
+    )
+
+
+def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], what: str) -> None:
+    loss, reference = float(got[0]), float(want[0])
+    assert math.isclose(loss, reference, rel_tol=1e-5), f"{what}: the loss is {loss:.6g} instead of {reference:.6g}"
+    largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(want[1]))
+    for (name, a), (_, b) in zip(params_lib.names(got[1]), params_lib.names(want[1]), strict=True):
+        # A gradient that cancels, such as that of a key's bias, is rounding: it is measured by the largest of all.
+        scale = max(float(np.abs(b).max()), 1e-3 * largest)
+        off = float(np.abs(np.asarray(a) - np.asarray(b)).max()) / scale
+        assert off <= 2e-4, f"{what}: the gradient of {name} differs by {off:.2g} of its largest value"
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    "parameters": check_parameters,
+    "causality": check_causality,
+    "gradient_causality": check_gradient_causality,
+    "step": check_step,
+    "long_cache": check_long_cache,
+    "chunk_size": check_chunk_size,
+    "forms": check_forms,
+    "sharding": check_sharding,
+    "bfloat16": check_bfloat16,
+    "flops": check_flops,
+    "training": check_training,
+}
+
+
+def check_mixer(
+    mixer: type[base.Mixer],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    dim: int = 32,
+    n_params: int | None = None,
+    skip: Collection[str] = (),
+) -> list[str]:
+    """Run the contract tests on a mixer and return the names of those that ran.
+
+    Args:
+        mixer: A registered class (`seqjax.mixers.register`), or the `Mixer` of a file that has been imported.
+        settings: Settings of the mixer that differ from the defaults of its `Config`.
+        dim: Width of the model.
+        n_params: Number of parameters that one mixer should have at that width, if you know it.
+        skip: Names of `CHECKS` that do not apply: "chunk_size" where the chunk is part of the model rather than of
+            the speed, "flops" where products are inside a loop or a kernel that XLA cannot count. Without a setting
+            `chunk_size`, and on one device "sharding", they are left out anyway.
+
+    Raises:
+        AssertionError: Some checks failed; it says which, and how large the differences are.
+        UserError: The mixer or its settings are not usable.
+    """
+    cpu_compiler.use_safe_fusions()  # as the commands do
+    for name in skip:
+        if name not in CHECKS:
+            raise UserError(f"skip: {name!r} is not a check.{nearest(name, CHECKS)}")
+    definition = mixer.definition if issubclass(mixer, StandAlone) else definition_of(mixer)
+    changes = {"vocab_size": VOCABULARY, "dim": dim, "mlp.dim": dim + 16, "dtype": "float32", "loss_chunk": 32}
+    config = presets.get_config(
+        "debug",
+        name="check",
+        mixer={"name": definition.name, **(settings or {})},
+        settings={f"model.{key}": value for key, value in changes.items()} | {"train.seq_len": LENGTH},
+    )
+    model = Model(from_config_dict(config).model, max_len=LENGTH)
+    inapplicable = set(skip)
+    if not hasattr(model.config.mixer, "chunk_size"):
+        inapplicable.add("chunk_size")
+    if jax.device_count() == 1:
+        inapplicable.add("sharding")
+    ran, failures = [], []
+    with jax.default_matmul_precision("highest"):  # accelerators otherwise multiply float32 in fewer bits
+        made = params_lib.count(model.blocks["0"].shapes["mixer"])
+        if n_params is not None and made != n_params:
+            failures.append(f"parameters: the mixer has {made:,} parameters instead of {n_params:,}")
+        case = Case(model)
+        for name, check in CHECKS.items():
+            if name in inapplicable:
+                continue
+            ran.append(name)
+            try:
+                check(case)
+            except AssertionError as error:
+                failures.append(f"{name}: {error}")
+            except Exception as error:
+                error.add_note(f"This happened in the check {name!r} of seqjax.testing.check_mixer.")
+                raise
+    if failures:
+        raise AssertionError("\n".join([f"{mixer.__name__} fails {len(failures)} of {len(ran)} checks.", *failures]))
+    return ran

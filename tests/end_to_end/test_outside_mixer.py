@@ -1,0 +1,183 @@
+"""A mixer from outside seqjax as README and docs/add_a_mixer.md show it: trained, refused where it is not named.
+
+The text of the pages is what runs; only lengths and the place of the built-in corpus are made small.
+"""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import seqjax
+from seqjax import evaluate, generate, presets, testing
+from seqjax.config import from_config_dict
+from seqjax.convert import __main__ as convert
+from seqjax.errors import UserError
+from seqjax.mixers import _registry
+from seqjax.training import workdir as workdirs
+from tests import support
+from tests.end_to_end.conftest import write_checkpoint
+
+NAME = "my_package.ema"
+SMALL = {
+    "train.steps": 2,
+    "train.batch_size": 8,
+    "train.seq_len": 32,
+    "eval.tokens": 256,
+    "model.n_layers": 1,
+    "log.sample_tokens": 0,
+    "log.tensorboard": False,
+}
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (support.ROOT / page).read_text(), re.S)
+
+
+FILE, _, CELL, TRAIN, LOAD = snippets("docs/add_a_mixer.md")
+README_LOAD, README_MIXER, README_OWN = snippets("README.md")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A directory with `my_package/ema.py`, the mixer of the page."""
+    package = tmp_path_factory.mktemp("outside") / "my_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "ema.py").write_text(FILE)
+    return package.parent
+
+
+@pytest.fixture(scope="module")
+def run(place, corpus_cache) -> Path:
+    """What the page's command trains there, in a process of its own."""
+    page = (support.ROOT / "docs/add_a_mixer.md").read_text()
+    (line,) = re.findall(rf"^python -m seqjax\.main .*{NAME}$", page, re.M)
+    small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
+    command = [sys.executable, *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
+    done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
+    assert done.returncode == 0, done.stderr
+    return place / "runs" / "ema"
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """The page's directory as the current one, without the package in this process."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(_registry, "_registered", {})
+    yield place
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(run):
+    mixer = json.loads((run / "config.json").read_text())["model"]["mixer"]
+    assert mixer == {"name": NAME, "expand": 2}
+    assert (run / "report.md").is_file()
+
+
+def test_a_run_with_foreign_code_is_refused_and_nothing_of_it_is_imported(run, here):
+    out = f"--out={here / 'x.safetensors'}"
+    for command in (
+        lambda: seqjax.load(run),
+        lambda: evaluate.main([f"--workdir={run}"]),
+        lambda: generate.main([f"--workdir={run}"]),
+        lambda: generate.main([f"--workdir={run}", "--allow-code=my_package", "--allow-code=json"]),
+        lambda: convert.main(["export", f"--workdir={run}", out]),
+        # training another mixer in this workdir does not run it either
+        lambda: workdirs.save_config(run, from_config_dict(presets.read_config("mamba2:debug"))),
+    ):
+        with pytest.raises(UserError, match=rf"names the mixer '{NAME}'.*--allow-code={NAME}.*mixers=\("):
+            command()
+    assert not any(name.startswith("my_package") for name in sys.modules)
+
+
+def test_a_mixer_inside_a_pattern_is_seen_too(run, here, tmp_path):
+    values = json.loads((run / "config.json").read_text())
+    values["model"] |= {"mixer": [{"name": "mamba2"}, {"name": NAME}], "n_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=f"names the mixer '{NAME}'"):
+        seqjax.load(tmp_path)
+
+
+def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
+    evaluate.main([f"--workdir={run}", f"--allow-code={NAME}"])
+    losses = json.loads((run / "evaluation.json").read_text())["loss"]
+    assert all(np.isfinite(loss) for loss in losses.values())
+    capsys.readouterr()
+    generate.main([f"--workdir={run}", "--prompt=The ", "--max_new_tokens=5", f"--allow-code={NAME}"])
+    assert capsys.readouterr().out.startswith("The ")
+    with pytest.raises(UserError, match="has no public twin"):
+        convert.main(["export", f"--workdir={run}", f"--out={here / 'x.safetensors'}", f"--allow-code={NAME}"])
+    workdirs.save_config(run, workdirs.load_config(run, allow_code=[NAME]))  # going on with one's own config
+
+    space = {"seqjax": seqjax}
+    exec("from my_package import ema\n" + LOAD, space)
+    assert type(space["m"].config.model.mixer) is space["ema"].Config
+
+
+def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cache, monkeypatch):
+    few = {name: testing.CHECKS[name] for name in ("parameters", "causality")}  # all of them: tests/test_testing.py
+    monkeypatch.setattr(testing, "CHECKS", few)
+    settings = SMALL | {"data.cache_dir": corpus_cache}
+    small = TRAIN.replace('"debug"', repr("debug," + ",".join(f"{key}={value}" for key, value in settings.items())))
+    assert small != TRAIN
+    space = {}
+    exec(CELL + small, space)
+    assert space["config"].model.mixer.to_dict() == {"name": "slow_ema", "expand": 3}
+    m = seqjax.load("runs/slow_ema")  # a registered class is in this process already
+    assert m.step == 2
+    assert m.params["blocks"]["0"]["mixer"]["rate_E"].mean() > 3
+    monkeypatch.setattr(_registry, "_registered", {})
+    with pytest.raises(UserError, match=r"'slow_ema' is not a mixer. One of your own is registered first"):
+        seqjax.load("runs/slow_ema")
+
+
+def test_the_snippets_of_readme(here, blocks_dir, monkeypatch):
+    write_checkpoint(here / "runs" / "first", support.run_config(blocks_dir), 1)
+    space = {"x_BTD": jax.random.normal(jax.random.key(0), (1, 70, 512)), "seqjax": seqjax}
+    exec(README_LOAD, space)
+    exec(README_MIXER, space)
+    assert space["y_BTD"].shape == (1, 70, 512)
+    monkeypatch.setattr(testing, "CHECKS", {"parameters": testing.CHECKS["parameters"]})
+    exec(CELL, space)
+    exec(README_OWN, space | {"MyMixer": space["SlowEma"]})
+    assert _registry._registered["mine"].Mixer is space["SlowEma"]
+
+
+def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_dir, capsys):
+    run = write_checkpoint(here / "runs" / "second", support.run_config(blocks_dir), 3)
+    m = seqjax.load(str(run.workdir))
+    assert (m.config, m.step, m.tokenizer.name) == (run.config, 3, "byte")
+    assert jax.tree.map(jnp.shape, m.params) == jax.tree.map(jnp.shape, m.model.shapes)
+
+    generate.main([f"--workdir={run.workdir}", "--prompt=abc", "--max_new_tokens=9", "--temperature=1.5", "--seed=4"])
+    want = capsys.readouterr().out
+    assert f"abc{m.generate('abc', max_new_tokens=9, temperature=1.5, seed=4)}\n" == want
+    assert m.generate("abc", max_new_tokens=9, temperature=1.5, seed=5) != want[3:-1]
+
+    for text in ("a", "some text", "ä text longer than the sixty-four tokens that are the least of a program"):
+        ids = np.concatenate([[m.tokenizer.bos], m.tokenizer.encode(text)]).astype(np.int32)
+        log_p = jax.nn.log_softmax(jax.jit(m.model.logits)(m.params, ids[None, :-1]))[0]
+        want_loss = -float(np.mean(log_p[np.arange(len(ids) - 1), ids[1:]]))
+        assert m.loss(text) == pytest.approx(want_loss, rel=1e-4)
+        assert isinstance(m.loss(text), float)
+    with pytest.raises(UserError, match="empty text"):
+        m.loss("")
+    with pytest.raises(UserError, match="max_new_tokens must be at least 1, not 0"):
+        m.generate("a", max_new_tokens=0)
+
+
+def test_a_position_table_bounds_what_a_loaded_model_takes(here, config):
+    m = seqjax.load(write_checkpoint(here / "runs" / "table", config, 1).workdir)
+    assert m.model.longest == support.SEQ_LEN
+    assert np.isfinite(m.loss("x" * support.SEQ_LEN))
+    with pytest.raises(UserError, match=f"a table of {support.SEQ_LEN} positions"):
+        m.loss("x" * (support.SEQ_LEN + 1))

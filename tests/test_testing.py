@@ -1,0 +1,164 @@
+"""The contract tests for a mixer from outside find what they are for: each check fails on a mixer that breaks it."""
+
+import dataclasses
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from seqjax import mixers, testing
+from seqjax.errors import UserError
+from seqjax.mixers import _registry, base
+from seqjax.nn import Linear, constant, param
+
+
+class Sum(NamedTuple):
+    total_BD: jax.Array
+
+
+class Sound(base.Mixer):
+    """A decaying sum of the past: h_t = h_{t-1} / 2 + x_t U, y_t = h_t W."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        name: str
+        chunk_size: int = 4
+
+    def __init__(self, config, spec, *, rngs):
+        self.config, self.dim = config, spec.dim
+        self.up = Linear(spec.dim, spec.dim, axes=("embed", "heads"), rngs=rngs)
+        self.out = Linear(spec.dim, spec.dim, axes=("heads", "embed"), rngs=rngs)
+
+    def __call__(self, x_BTD):
+        def combine(left, right):
+            return left[0] * right[0], left[1] * right[0] + right[1]
+
+        u_BTD = self.up(x_BTD)
+        _, h_BTD = jax.lax.associative_scan(combine, (jnp.full_like(u_BTD, 0.5), u_BTD), axis=1)
+        return self.out(h_BTD)
+
+    def init_cache(self, batch, max_len, dtype):
+        return Sum(jnp.zeros((batch, self.dim), dtype))
+
+    def step(self, x_BD, cache):
+        total_BD = 0.5 * cache.total_BD + self.up(x_BD)
+        return self.out(total_BD), Sum(total_BD)
+
+    def flops_per_token(self, seq_len):
+        return 3.0 * self.dim
+
+
+class Anticausal(Sound):
+    def __call__(self, x_BTD):
+        return super().__call__(x_BTD) + 1e-3 * jnp.roll(x_BTD, -1, axis=1)
+
+
+class Forgetful(Sound):
+    def step(self, x_BD, cache):
+        total_BD = cache.total_BD + self.up(x_BD)
+        return self.out(total_BD), Sum(total_BD)
+
+
+class Chunked(Sound):
+    """Forgets at the start of each chunk."""
+
+    def __call__(self, x_BTD):
+        chunks = [x_BTD[:, i : i + self.config.chunk_size] for i in range(0, x_BTD.shape[1], self.config.chunk_size)]
+        return jnp.concatenate([super(Chunked, self).__call__(x) for x in chunks], axis=1)
+
+
+class Float32(Sound):
+    def __call__(self, x_BTD):
+        return super().__call__(x_BTD).astype(jnp.float32)
+
+
+class Unused(Sound):
+    def __init__(self, config, spec, *, rngs):
+        super().__init__(config, spec, rngs=rngs)
+        self.unused = param(rngs, constant(1.0), (spec.dim,), ("embed",))
+
+
+class Boastful(Sound):
+    def flops_per_token(self, seq_len):
+        return 50.0 * self.dim * seq_len
+
+
+class Unequal(Sound):
+    """Its gradient is not that of its value, and differs with rematerialisation."""
+
+    calls = 0
+
+    def __call__(self, x_BTD):
+        type(self).calls += 1
+        return super().__call__(x_BTD) * (1 + 0.01 * type(self).calls)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(_registry, "_registered", {})
+
+
+def check(mixer, *names, **options):
+    mixers.register("mine")(mixer)
+    return testing.check_mixer(mixer, dim=16, skip=set(testing.CHECKS) - set(names), **options)
+
+
+def test_a_sound_mixer_passes():
+    names = ["parameters", "causality", "step", "chunk_size", "flops"]
+    assert check(Sound, *names, n_params=2 * 16 * 16) == names
+
+
+@pytest.mark.slow
+def test_a_sound_mixer_passes_all():
+    mixers.register("mine")(Sound)
+    assert testing.check_mixer(Sound, dim=16) == list(testing.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "name", "says"),
+    [
+        (Anticausal, "causality", r"changing token 1 moved the logits at position 0, before it, by up to \d"),
+        (Anticausal, "gradient_causality", r"output \d+ depends on the later input \d+: gradient \d"),
+        (Forgetful, "step", r"step at position 1 after a prompt of 0 tokens: logits differ .* by up to \d"),
+        (Chunked, "chunk_size", r"chunk_size=1 at 23 tokens: logits differ .* by up to \d"),
+        (Float32, "bfloat16", "the output is float32 for an input in bfloat16"),
+        (Unused, "bfloat16", r"blocks\.0\.mixer\.unused gets no gradient"),
+        (Boastful, "flops", r"are \d+\.\d\d of the \d+ that XLA counts; it must be 0.6 to 1"),
+        (Unequal, "forms", r"scan_layers=False: the loss is [\d.]+ instead of [\d.]+"),
+    ],
+)
+def test_what_breaks_the_contract_is_named_with_its_size(mixer, name, says):
+    with pytest.raises(AssertionError, match=rf"^{mixer.__name__} fails 1 of 1 checks\.\n{name}: .*{says}"):
+        check(mixer, name)
+
+
+def test_the_number_of_parameters_is_compared():
+    with pytest.raises(AssertionError, match="parameters: the mixer has 512 parameters instead of 255"):
+        check(Sound, n_params=255)
+
+
+def test_an_error_inside_a_mixer_names_the_check():
+    class Broken(Sound):
+        def step(self, x_BD, cache):
+            raise NotImplementedError("no step yet")
+
+    with pytest.raises(NotImplementedError, match="no step yet") as error:
+        check(Broken, "step")
+    assert any("check 'step'" in note for note in error.value.__notes__)
+
+
+def test_wrong_arguments_are_named():
+    mixers.register("mine")(Sound)
+    with pytest.raises(UserError, match=r"'casuality' is not a check. Did you mean 'causality'"):
+        testing.check_mixer(Sound, skip=["casuality"])
+    with pytest.raises(UserError, match=r"window is not a setting"):
+        testing.check_mixer(Sound, settings={"window": 3})
+    with pytest.raises(UserError, match=re.escape("put @seqjax.mixers.register('a_name') above the class")):
+        testing.check_mixer(Forgetful)
+
+
+def test_a_shipped_mixer_is_checked_by_its_class():
+    skip = set(testing.CHECKS) - {"parameters"}
+    assert testing.check_mixer(mixers.Top1Chunk, settings={"chunk_size": 4}, skip=skip) == ["parameters"]
