@@ -10,10 +10,10 @@ RESULTS = "docs/results/first_110m"
 
 
 def get_study():
-    """Return the title, reference, domains and runs."""
+    """Return the title, references, domains and runs."""
     return {
         "title": "110M parameters, 104M tokens (two passes) of CommonCrawl- and C4-like text",
-        "reference": "Transformer++, QK norm",
+        "references": ("Transformer++", "Transformer++, QK norm"),
         # Measured at the step of the evaluation, whereas the training loss is a mean over the preceding 8M tokens.
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),

@@ -2,10 +2,10 @@
 
     python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. Seven
-of the runs are in docs/results/limited_110m, 3 to 7 minutes of training each on one H200; the others: not run. The
-references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
-last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. 18 of
+the 23 runs are in docs/results/limited_110m, 3 to 10 minutes of training each on one H200; not run: Mamba-1, RWKV-6,
+W=256, Based and RWKV-7's shell. The references trained for 40, 60 and 80% of the steps end with a learning rate of zero
+near the loss of a weaker model's last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
 """
 
 STEPS = 1580
@@ -37,20 +37,23 @@ DECAYED = {"Transformer++": (0.8, 0.6, 0.4), "Transformer++, QK norm": (0.8, 0.6
 
 
 def get_study():
-    """Return the title, reference, domains and runs."""
-    steps = {label: (config, STEPS) for label, config in RUNS.items()}
+    """Return the title, references, domains and runs."""
+    # label -> model, config, share of the steps
+    runs = {label: (label, config, 1.0) for label, config in RUNS.items()}
     for label, shares in DECAYED.items():
-        steps |= {f"{label}, {share:.0%} of the steps": (RUNS[label], round(share * STEPS)) for share in shares}
+        runs |= {f"{label}, {share:.0%} of the steps": (label, RUNS[label], share) for share in shares}
     return {
         "title": "110M parameters, limited regime: two passes over 52M tokens of CommonCrawl- and C4-like text",
-        "reference": "Transformer++, QK norm",
+        "references": ("Transformer++", "Transformer++, QK norm"),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
         "runs": {
             label: {
                 "workdir": f"runs/limited_110m/{i:02d}",
-                "config": f"{config},{COMMON},train.steps={n}",
+                "config": f"{config},{COMMON},train.steps={round(share * STEPS)}",
+                "model": model,
+                "schedule": share,
             }
-            for i, (label, (config, n)) in enumerate(steps.items())
+            for i, (label, (model, config, share)) in enumerate(runs.items())
         },
     }

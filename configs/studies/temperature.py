@@ -13,11 +13,11 @@ SWEEP = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125)
 
 
 def get_study():
-    """Return the title, reference, domains and runs."""
+    """Return the title, references, domains and runs."""
     temperature = presets.load("ablations/temperature")
     return {
         "title": "Transformer++ at 110M, unit queries and keys at fixed temperatures",
-        "reference": "temperature 1.0",
+        "references": ("temperature 1.0",),
         "domains": ("arxiv", "github", "stackexchange"),
         "runs": {
             f"temperature {t}": {

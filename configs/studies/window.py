@@ -11,11 +11,11 @@ ARGUMENT = "110m,limited"
 
 
 def get_study():
-    """Return the title, reference, domains and runs."""
+    """Return the title, references, domains and runs."""
     window = presets.load("ablations/window")
     return {
         "title": "Transformer++ at 110M over windows",
-        "reference": "full",
+        "references": ("full",),
         "domains": ("arxiv", "github", "stackexchange"),
         "runs": {
             width: {"workdir": f"runs/window/{width}", "config": window.get_config(f"{width},{ARGUMENT}")}

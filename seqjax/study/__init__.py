@@ -1,1 +1,1 @@
-"""Compares runs at equal training loss: `python -m seqjax.study --study=configs/studies/NAME.py --out=DIR`."""
+"""Compares runs at equal loss in domain: `python -m seqjax.study --study=configs/studies/NAME.py --out=DIR`."""

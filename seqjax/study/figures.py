@@ -1,49 +1,124 @@
-"""The figure of a study: one panel per domain with its loss over the training loss, one line per run."""
+"""The picture of a study: per domain the loss over the loss in domain, and below it the gap to each reference.
 
-import math
+One column per domain. Colours are those of Okabe and Ito; where they begin anew, the marker and the dashes change.
+"""
+
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from seqjax.study.protocol import Point
+from seqjax.study import comparison
+from seqjax.study.protocol import Record
+from seqjax.study.records import Records
 from seqjax.training.report import COLORS
 
 # One for each round of the colours.
-MARKERS = ("o", "^", "s", "D")
+ROUNDS = (("o", "-"), ("^", (0, (5, 1.5))), ("s", (0, (1.5, 1.2))), ("D", (0, (5, 1.2, 1.2, 1.2))))
+SHOWN_NATS = 0.5  # above the lowest loss in domain of the worst model: higher losses are the first steps of training
 
 
-def against_training_loss(
-    path: str | Path, runs: dict[str, list[Point]], domains: list[str], *, title: str, x_label: str = "training loss"
-) -> None:
-    """Plot each domain's loss over the training loss; the lower line generalises better at equal training loss."""
-    columns = min(3, len(domains))
-    rows = math.ceil(len(domains) / columns)
-    figure = Figure(figsize=(3.5 * columns + 2, 3.5 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    largest_shown = min(min(p.train_loss for p in points) for points in runs.values()) + 1.0
-    for i, domain in enumerate(domains):
-        panel = axes[i // columns][i % columns]
-        for j, (name, points) in enumerate(runs.items()):
-            shown = [p for p in points if p.train_loss <= largest_shown]
-            panel.plot(
-                [p.train_loss for p in shown],
-                [p.domains[domain] for p in shown],
-                marker=MARKERS[j // len(COLORS) % len(MARKERS)],
-                markersize=3.5,
-                linewidth=1.3,
-                color=COLORS[j % len(COLORS)],
-                label=name,
-            )
-        panel.set_title(domain, loc="left", fontsize=10)
+def against_loss_in_domain(path: str | Path, records: Records) -> None:
+    """Draw the losses of every model at the common rate (one line per seed) and their gaps to each reference."""
+    names = comparison.models(records)
+    runs = {name: comparison.common_runs(records, name) for name in names}
+    references = [name for name in records.references if runs.get(name)]
+    styles = {name: _style(i) for i, name in enumerate(names)}
+    domains = records.domains
+    n_rows = 1 + len(references)
+    figure = Figure(figsize=(3.6 * len(domains) + 2.6, 3.3 * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, len(domains), sharex=True, squeeze=False)
+    lowest = [run.losses_in_domain(records.against).min() for group in runs.values() for run in group]
+    limit = max(lowest) + SHOWN_NATS
+    for column, domain in enumerate(domains):
+        top = axes[0][column]
+        for name in names:
+            for run in runs[name]:
+                x, y = run.losses_in_domain(records.against), run.losses([domain])[:, 0]
+                top.plot(*_shown(x, y, limit), **styles[name])
+        for reference in references:
+            _draw_end_points(top, records, reference, domain, color=styles[reference]["color"], limit=limit)
+        top.set_title(domain, loc="left", fontsize=10)
+        for row, reference in enumerate(references, 1):
+            panel = axes[row][column]
+            panel.axhline(0, color="0.6", linewidth=1)
+            for name in names:
+                for run in runs[name]:
+                    _draw_gap(panel, run, runs[reference], records, domain, limit=limit, style=styles[name])
+    for row, label in enumerate(["loss (nats per token)", *(f"gap to {name}" for name in references)]):
+        axes[row][0].set_ylabel(label)
+    for panel in axes.flat:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(color="0.93")
-        if i % columns == 0:
-            panel.set_ylabel("loss (nats per token)")
-        if i // columns == rows - 1:
-            panel.set_xlabel(x_label)
-    for empty in list(axes.flat)[len(domains) :]:
-        empty.set_visible(False)
-    axes[0][0].invert_xaxis()  # The axis is shared; inverted, training goes from left to right.
-    figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8.5, loc="outside right center")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        panel.set_axisbelow(True)
+    x_label = f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
+    for panel in axes[-1]:
+        panel.set_xlabel(x_label)
+    axes[0][0].set_xlim(limit, min(lowest) - 0.03)  # Inverted, so that training goes from left to right.
+    handles = [axes[0][0].plot([], [], label=name, **styles[name])[0] for name in names if runs[name]]
+    if any(run.schedule != 1 for run in records.runs):
+        look: dict[str, Any] = {"color": "0.3", "marker": "*", "markersize": 9, "linestyle": ":", "linewidth": 1}
+        look |= {"markerfacecolor": "white", "label": "end points of a\nreference's schedules"}
+        handles += axes[0][0].plot([], [], **look)
+    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", handlelength=3.2)
+    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)
+
+
+def _style(i: int) -> dict[str, Any]:
+    marker, dashes = ROUNDS[i // len(COLORS) % len(ROUNDS)]
+    color = COLORS[i % len(COLORS)]
+    return {"color": color, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
+
+
+def _shown(x: np.ndarray, y: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points in the order of `x`, as they are interpolated, with those above `limit` left out."""
+    order = np.argsort(x, kind="stable")
+    order = order[x[order] <= limit]
+    return x[order], y[order]
+
+
+def _draw_end_points(panel: Axes, records: Records, reference: str, domain: str, *, color: str, limit: float) -> None:
+    """Draw the line through the end points of a reference's schedules, if it has several."""
+    ended = [run for run in records.runs if run.model == reference and run.rate == 1]
+    for seed in sorted({run.seed for run in ended}):
+        of_seed = [run for run in ended if run.seed == seed]
+        if len(of_seed) > 1:
+            x = np.array([run.losses_in_domain(records.against)[-1] for run in of_seed])
+            y = np.array([run.losses([domain])[-1, 0] for run in of_seed])
+            panel.plot(
+                *_shown(x, y, limit),
+                color=color,
+                marker="*",
+                markersize=10,
+                markerfacecolor="white",
+                linestyle=":",
+                linewidth=1.2,
+                zorder=3,
+            )
+
+
+def _draw_gap(
+    panel: Axes,
+    run: Record,
+    references: list[Record],
+    records: Records,
+    domain: str,
+    *,
+    limit: float,
+    style: dict[str, Any],
+) -> None:
+    """Draw a run's gap to the reference of its seed over the losses that both passed through."""
+    paired = [reference for reference in references if reference.seed == run.seed]
+    if not paired or run.model == paired[0].model:
+        return
+    both = [_shown(r.losses_in_domain(records.against), r.losses([domain])[:, 0], np.inf) for r in (run, paired[0])]
+    low, high = max(x[0] for x, _ in both), min(x[-1] for x, _ in both)
+    knots = np.unique(np.concatenate([x for x, _ in both]))
+    knots = knots[(knots >= low) & (knots <= min(high, limit))]
+    # A marker at the run's own evaluations; the line bends at those of the reference as well.
+    marked = [int(i) for i in np.flatnonzero(np.isin(knots, both[0][0]))]
+    gap = np.interp(knots, *both[0]) - np.interp(knots, *both[1])
+    panel.plot(knots, gap, markevery=marked or None, **style)

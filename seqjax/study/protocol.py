@@ -1,35 +1,102 @@
-"""Compares architectures by the gap between their domain losses at the same training loss.
+"""Compares architectures by the gap between their out-of-domain losses at the same in-domain loss.
 
 A lower out-of-domain loss may only mean that a model has learned its training set better; the protocol (arXiv
-2505.18522) therefore compares models at the same training loss, whatever number of tokens each needed to get there.
+2505.18522) therefore compares models at the same loss in domain, whatever number of tokens each needed to get there.
+
+Evaluations lie at different losses in different runs, so a run's loss at a given one is interpolated linearly between
+its evaluations, and never extrapolated. Interpolation and the mean over a range are linear in the losses of the
+evaluations: a gap is a weighted sum of them (`Contrast`), and the same weights give the gap of a domain, a document or
+a block. docs/protocol.md has the formulas.
 """
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from seqjax.errors import UserError
 from seqjax.training import metrics
 
+MEANS = ("equal", "natural")  # over the domains out of distribution: each the same, or by its share in the corpus
+RANGE_NATS = 0.3  # of the lowest losses that two runs share, over which a gap is averaged
+
 
 class Point(NamedTuple):
-    """One evaluation of a run; losses are in nats per token."""
+    """One evaluation of a run; losses are in nats per token, `means` those out of domain that the run recorded."""
 
     step: int
     tokens: int
     train_loss: float
     domains: dict[str, float]
+    means: dict[str, float]
 
 
-def read_points(workdir: str | Path, *, against: Sequence[str] = ()) -> list[Point]:
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The evaluations of one run and what it is in the study; `facts` are what else is known about it.
+
+    `rate` is its learning rate as a multiple of the common one, `schedule` its number of steps as a share of the full
+    ones; `model` names the architecture.
+    """
+
+    label: str
+    model: str
+    seed: int
+    rate: float
+    schedule: float
+    points: list[Point]
+    facts: dict[str, Any]
+
+    def losses_in_domain(self, against: Sequence[str]) -> np.ndarray:
+        """Return the loss at which it is compared, [evaluations]: the mean of `against`, or the training loss."""
+        if not against:
+            return np.array([p.train_loss for p in self.points])
+        return np.array([np.mean([p.domains[domain] for domain in against]) for p in self.points])
+
+    def losses(self, domains: Sequence[str]) -> np.ndarray:
+        """Return the losses [evaluations, domains]."""
+        return np.array([[p.domains[domain] for domain in domains] for p in self.points])
+
+
+class Contrast(NamedTuple):
+    """A gap as weights on evaluations: per seed, runs with a weight for each of their evaluations.
+
+    `low` and `high` are the in-domain losses between which it is taken; they are equal if it is taken at one. `slopes`
+    are weights in the same form: they give how much the loss of an interpolated run changes per nat in domain, and so
+    how much an error of the matched in-domain losses changes the gap.
+    """
+
+    low: float
+    high: float
+    seeds: list[list[tuple[Record, np.ndarray]]]
+    slopes: list[list[tuple[Record, np.ndarray]]]
+
+    def gaps(self, domains: Sequence[str]) -> np.ndarray:
+        """Return the gap of every seed and domain, [seeds, domains], in nats per token; positive is worse."""
+        return _weigh(self.seeds, domains)
+
+    def slope(self, domains: Sequence[str]) -> np.ndarray:
+        """Return the slope per domain, [domains], the mean over seeds."""
+        return _weigh(self.slopes, domains).mean(0)
+
+
+def _weigh(seeds: Sequence[Sequence[tuple[Record, np.ndarray]]], domains: Sequence[str]) -> np.ndarray:
+    """Return the weighted sum of losses of every seed, [seeds, domains]."""
+    sums = np.zeros((len(seeds), len(domains)))
+    for of_seed, weighted in zip(sums, seeds, strict=True):
+        for run, weights in weighted:
+            of_seed += weights @ run.losses(domains)
+    return sums
+
+
+def read_points(workdir: str | Path) -> list[Point]:
     """Return the evaluations of a run so far, in order.
 
     `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
-    behind the domain losses, which belong to the last of those steps. `against` names domains (held-out data of the
-    training domains) whose mean loss takes its place; it is measured at the same step, so it has no such lag.
+    behind the domain losses, which belong to the last of those steps. Held-out losses have no such lag.
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
@@ -38,51 +105,171 @@ def read_points(workdir: str | Path, *, against: Sequence[str] = ()) -> list[Poi
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []
     for row in metrics.read(workdir):
-        domains = {key.split("/")[1]: value for key, value in row.items() if re.fullmatch("eval/[^/]+/loss", key)}
-        if domains:
-            at = float(np.mean([domains[name] for name in against])) if against else row["train/loss"]
-            points.append(Point(row["step"], row["tokens"], at, domains))
+        losses = {key: float(value) for key, value in row.items() if re.fullmatch("eval/[^/]+/loss", key)}
+        if losses:
+            domains = {key.split("/")[1]: value for key, value in losses.items()}
+            recorded = {name: row.get(f"eval_mean/out_of_domain/{name}") for name in MEANS}
+            means = {name: float(value) for name, value in recorded.items() if value is not None}
+            points.append(Point(row["step"], row["tokens"], float(row["train/loss"]), domains, means))
     if not points:
         raise UserError(f"{workdir} has no evaluation yet; let it reach its first (config.eval.every).")
     return points
 
 
-def loss_at(points: list[Point], domain: str, train_loss: float) -> float | None:
-    """Return a domain's loss, linearly interpolated, at a training loss; None outside the range of the run."""
-    order = sorted(points, key=lambda p: p.train_loss)
-    x = [p.train_loss for p in order]
-    if not x[0] <= train_loss <= x[-1]:
-        return None
-    return float(np.interp(train_loss, x, [p.domains[domain] for p in order]))
+def weights_at(x: np.ndarray, at: float) -> np.ndarray | None:
+    """Return the weights [n] that interpolate values known at `x` [n] linearly at `at`; None outside their range.
 
-
-def common_losses(runs: dict[str, list[Point]], *, count: int = 4) -> list[float]:
-    """Return `count` training losses in the range that all runs share, down to the lowest that all of them reached.
-
-    Raises `UserError` if they share no training loss.
+    Values at equal `x` count as their mean.
     """
-    low = max(min(p.train_loss for p in points) for points in runs.values())
-    high = min(max(p.train_loss for p in points) for points in runs.values())
-    if low > high:
-        raise UserError("These runs have no training loss in common; train the worse ones longer.")
-    # The early part, in which every model still learns word frequencies, is not informative.
-    high = min(high, low + 0.5)
-    return [float(x) for x in np.linspace(high, low, count)]
+    unique, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    if not unique[0] <= at <= unique[-1]:
+        return None
+    right = min(int(np.searchsorted(unique, at)), len(unique) - 1)
+    left = max(right - 1, 0)
+    of_unique = np.zeros(len(unique))
+    share = (at - unique[left]) / (unique[right] - unique[left]) if right > left else 1.0
+    of_unique[left] += 1 - share
+    of_unique[right] += share
+    return of_unique[inverse] / counts[inverse]
 
 
-def gap_rows(
-    runs: dict[str, list[Point]], domains: list[str], *, reference: str, count: int = 4
-) -> list[dict[str, float | str]]:
-    """Return a row per training loss and run: each domain's loss and its gap to the reference (nats, + is worse)."""
-    rows = []
-    for train_loss in common_losses(runs, count=count):
-        reference_losses = {domain: loss_at(runs[reference], domain, train_loss) for domain in domains}
-        for name, points in runs.items():
-            row: dict[str, float | str] = {"train_loss": train_loss, "run": name}
-            for domain in domains:
-                loss = loss_at(points, domain, train_loss)
-                base = reference_losses[domain]
-                if loss is not None and base is not None:
-                    row[domain], row[f"{domain}_gap"] = loss, loss - base
-            rows.append(row)
-    return rows
+def weights_over(x: np.ndarray, low: float, high: float) -> np.ndarray | None:
+    """Return the weights [n] that give the mean over [low, high] of the lines between values known at `x` [n].
+
+    The integral of the lines is exact. None if the range is not within that of `x`.
+    """
+    ends = weights_at(x, low), weights_at(x, high)
+    if ends[0] is None or ends[1] is None:
+        return None
+    if low == high:
+        return ends[0]
+    knots = np.unique([low, high, *x[(x > low) & (x < high)]])
+    widths = np.diff(knots)
+    of_knots = np.concatenate([widths, [0.0]]) / 2 + np.concatenate([[0.0], widths]) / 2
+    total = np.zeros(len(x))
+    for share, knot in zip(of_knots, knots, strict=True):
+        of_knot = weights_at(x, float(knot))
+        assert of_knot is not None, "every knot is within the range of x"
+        total += share * of_knot
+    return total / (high - low)
+
+
+def slope_weights(x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return the weights [n] that give the mean slope over [low, high] of the lines between values known at `x` [n].
+
+    At one point, the slope is that of the line through it; for a single `x` it is zero.
+    """
+    if low == high:
+        unique = np.unique(x)
+        if len(unique) == 1:
+            return np.zeros(len(x))
+        right = min(max(int(np.searchsorted(unique, low)), 1), len(unique) - 1)
+        low, high = unique[right - 1], unique[right]
+    ends = weights_at(x, low), weights_at(x, high)
+    assert ends[0] is not None and ends[1] is not None, "the range is within that of x"
+    return (ends[1] - ends[0]) / (high - low)
+
+
+def pairs(runs: Sequence[Record], references: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return the runs of two models that share a seed: the same blocks in the same order and the same initial draws."""
+    of_seed = {run.seed: run for run in references}
+    return [(run, of_seed[run.seed]) for run in runs if run.seed in of_seed]
+
+
+def common_range(both: Sequence[tuple[Record, Record]], against: Sequence[str]) -> tuple[float, float] | None:
+    """Return the lowest and highest in-domain loss that all of these runs passed through; None if there is none."""
+    losses = [run.losses_in_domain(against) for pair in both for run in pair]
+    if not losses:
+        return None
+    low, high = max(float(x.min()) for x in losses), min(float(x.max()) for x in losses)
+    return (low, high) if low <= high else None
+
+
+def gap_at_lowest(both: Sequence[tuple[Record, Record]], against: Sequence[str]) -> Contrast | None:
+    """Return the gap of each pair's first run to its second at the lowest in-domain loss that all of them share."""
+    shared = common_range(both, against)
+    return None if shared is None else _between(both, against, shared[0], shared[0])
+
+
+def gap_over_range(
+    both: Sequence[tuple[Record, Record]], against: Sequence[str], *, nats: float = RANGE_NATS
+) -> Contrast | None:
+    """Return the gap averaged over the lowest `nats` of the in-domain losses that all of the runs share."""
+    shared = common_range(both, against)
+    return None if shared is None else _between(both, against, shared[0], min(shared[1], shared[0] + nats))
+
+
+def _between(both: Sequence[tuple[Record, Record]], against: Sequence[str], low: float, high: float) -> Contrast:
+    seeds, slopes = [], []
+    for pair in both:
+        of_pair = [weights_over(run.losses_in_domain(against), low, high) for run in pair]
+        assert of_pair[0] is not None and of_pair[1] is not None, "the range is common to all"
+        seeds.append([(pair[0], of_pair[0]), (pair[1], -of_pair[1])])
+        # A run at its own end is not interpolated: an error in its in-domain loss moves along the other's line.
+        moved = [run for run in pair if low < high or run.losses_in_domain(against).min() < low] or pair
+        slopes.append([(run, slope_weights(run.losses_in_domain(against), low, high) / len(moved)) for run in moved])
+    return Contrast(low, high, seeds, slopes)
+
+
+def gap_to_end_points(
+    runs: Sequence[Record], schedules: Sequence[Record], against: Sequence[str], *, model: str
+) -> Contrast | None:
+    """Return the gap of the runs' last evaluations to the line through the last ones of `model`'s schedules.
+
+    Every one of these points is reached with a decayed learning rate. Seeds with one schedule only are left out; None
+    if there is no seed left, or if the in-domain loss of one of the runs is not between those of the schedules.
+    """
+    seeds, slopes, at = [], [], []
+    for run in runs:
+        ended = [s for s in schedules if s.model == model and s.seed == run.seed]
+        if len(ended) < 2:
+            continue
+        loss = float(run.losses_in_domain(against)[-1])
+        ends = np.array([s.losses_in_domain(against)[-1] for s in ended])
+        weights = weights_at(ends, loss)
+        if weights is None:
+            return None
+        of_slope = slope_weights(ends, loss, loss)
+        lasts = [(s, -w * _last(s)) for s, w in zip(ended, weights, strict=True)]
+        seeds.append([(run, _last(run)), *lasts])
+        slopes.append([(s, w * _last(s)) for s, w in zip(ended, of_slope, strict=True)])
+        at.append(loss)
+    return Contrast(min(at), max(at), seeds, slopes) if seeds else None
+
+
+def _last(run: Record) -> np.ndarray:
+    weights = np.zeros(len(run.points))
+    weights[-1] = 1.0
+    return weights
+
+
+def best_rate(runs: Sequence[Record], against: Sequence[str]) -> list[Record]:
+    """Return the runs, of one model, at the learning rate with the lowest mean in-domain loss at the end."""
+    of_rate: dict[float, list[Record]] = {}
+    for run in runs:
+        of_rate.setdefault(run.rate, []).append(run)
+
+    def at_end(group: list[Record]) -> float:
+        return float(np.mean([run.losses_in_domain(against)[-1] for run in group]))
+
+    return min(of_rate.values(), key=at_end, default=[])
+
+
+def natural_shares(runs: Sequence[Record], domains: Sequence[str]) -> np.ndarray | None:
+    """Return the weights [domains] of the natural mean that the runs recorded; None if it is no mean of `domains`.
+
+    Evaluations record the mean, not its weights; these follow from the evaluations, of which there are far more.
+    """
+    points = [p for run in runs for p in run.points]
+    if not points or any("natural" not in p.means for p in points):
+        return None
+    losses = np.array([[p.domains[domain] for domain in domains] for p in points])
+    means = np.array([p.means["natural"] for p in points])
+    # The weights sum to one: what is left after the last domain's loss depends on the other weights alone.
+    apart = losses[:, :-1] - losses[:, -1:]
+    rest, _, _, singular = np.linalg.lstsq(apart, means - losses[:, -1])
+    weights = np.append(rest, 1 - rest.sum())
+    # Losses are known to 1e-6: domains that hardly differ in any evaluation would leave the weights open.
+    determined = len(singular) == len(domains) - 1 and (singular > 0.01).all()
+    fits = np.abs(losses @ weights - means).max() < 1e-4
+    return weights if determined and fits and weights.min() > -1e-3 else None

@@ -26,12 +26,19 @@ LOG = "log.txt"  # in the workdir: the output of the run's process
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a study; a run without a config is only read, never trained."""
+    """One run of a study; a run without a config is only read, never trained.
+
+    `model`, `seed`, `rate` and `schedule` say how it is compared (seqjax/study/studies.py).
+    """
 
     index: int
     label: str
     workdir: Path
     config: Config | None
+    model: str
+    seed: int = 0
+    rate: float = 1.0
+    schedule: float = 1.0
 
     @property
     def complete(self) -> bool:

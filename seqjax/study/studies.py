@@ -3,12 +3,19 @@
 It returns a dict with
 
     title       of tables and figures
-    reference   label of the run that the gaps refer to
-    domains     that are compared
-    runs        label -> {"workdir": DIR, "config": "FILE_OR_NAME:ARG" or a ConfigDict}; only read without "config"
-    against     optional: domains whose mean loss takes the place of the training loss
+    references  models that the gaps refer to, one table each; all are always shown
+    domains     that are compared, out of domain
+    against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
+    runs        label -> a dict with the fields below
 
-and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `window`.
+and is given on the command line as a path, `FILE.py[:SIZE]`, or the name of a shipped one. The fields of a run:
+
+    workdir     its directory
+    config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
+    model       name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone
+    seed        default 0; runs of two models with the same seed read the same data in the same order, and are paired
+    rate        learning rate as a multiple of the rate common to the study, default 1
+    schedule    number of steps, each with a decay to zero, as a share of the study's full ones, default 1
 """
 
 import dataclasses
@@ -22,13 +29,16 @@ from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
 from seqjax.study.runner import Run
 
+FIELDS = ("title", "references", "domains", "against", "runs")
+RUN_FIELDS = ("workdir", "config", "model", "seed", "rate", "schedule")
+
 
 @dataclasses.dataclass(frozen=True)
 class Study:
     """The content of a study file."""
 
     title: str
-    reference: str
+    references: Sequence[str]
     domains: Sequence[str]
     runs: list[Run]
     against: Sequence[str] = ()
@@ -47,15 +57,46 @@ def load_study(text: str | Path) -> Study:
         study: Any = get_study(size) if size else get_study()
     if not isinstance(study, dict):
         raise UserError(f"{path}: get_study() must return a dict, not {study!r}.")
-    missing = {"title", "reference", "domains", "runs"} - set(study)
-    if missing or study["reference"] not in study["runs"]:
-        raise UserError(f"{path}: get_study() lacks {sorted(missing) or 'its reference among its runs'}.")
-    runs = [
-        Run(index, label, Path(run["workdir"]), _config(run["config"]) if "config" in run else None)
-        for index, (label, run) in enumerate(study["runs"].items())
-    ]
-    return Study(study["title"], study["reference"], study["domains"], runs, study.get("against", ()))
+    missing = set(FIELDS) - {"against"} - set(study)
+    unknown = set(study) - set(FIELDS)
+    if missing or unknown:
+        problem = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
+        raise UserError(f"{path}: get_study() {problem}; its fields are {', '.join(FIELDS)}.")
+    runs = [_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
+    _check(path, study, runs)
+    return Study(study["title"], tuple(study["references"]), study["domains"], runs, study.get("against", ()))
+
+
+def _run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
+    if "workdir" not in run or set(run) - set(RUN_FIELDS):
+        raise UserError(f"{path}: the fields of a run are {', '.join(RUN_FIELDS)}; {label!r} has {', '.join(run)}.")
+    return Run(
+        index,
+        label,
+        Path(run["workdir"]),
+        _config(run["config"]) if "config" in run else None,
+        model=run.get("model", label),
+        seed=run.get("seed", 0),
+        rate=float(run.get("rate", 1.0)),
+        schedule=float(run.get("schedule", 1.0)),
+    )
 
 
 def _config(config: Any) -> Config:
     return from_config_dict(presets.read_config(config) if isinstance(config, str) else config)
+
+
+def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
+    """Raise `UserError` for references that are no models and for runs that differ in nothing."""
+    references = study["references"]
+    if isinstance(references, str) or not references:
+        raise UserError(f"{path}: references is a tuple of models, not {references!r}.")
+    plain = {run.model for run in runs if run.rate == run.schedule == 1}
+    if set(references) - plain:
+        raise UserError(f"{path}: no run has the model of the references {sorted(set(references) - plain)}.")
+    seen: dict[tuple[str, int, float, float], str] = {}
+    for run in runs:
+        key = (run.model, run.seed, run.rate, run.schedule)
+        if key in seen:
+            raise UserError(f"{path}: {seen[key]!r} and {run.label!r} have the same model, seed, rate and schedule.")
+        seen[key] = run.label

@@ -1,6 +1,5 @@
-"""The study: gaps at equal loss from synthetic runs whose answer is known, and the command on real files."""
+"""The command of a study: its files, the runs that it trains, and bad input."""
 
-import json
 import math
 import signal
 import subprocess
@@ -13,63 +12,18 @@ from seqjax.data import slimpajama
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import runner
-from seqjax.study.protocol import common_losses, gap_rows, loss_at, read_points
 from seqjax.study.studies import load_study
 from seqjax.train import train
 from seqjax.training import block_losses, metrics
 from tests import support
-
-
-def write_run(directory, *, offset: float, losses: list[float]):
-    """A run whose arxiv loss is its training loss + 1 + offset; a line of the progress in between is no point."""
-    directory.mkdir(parents=True)
-    lines = []
-    for i, loss in enumerate(losses):
-        lines.append({"step": i, "tokens": 100 * i, "train/loss": 9.0, "seconds": 1.0})
-        evals = {"eval/c4/loss": loss + 0.1, "eval/arxiv/loss": loss + 1 + offset}
-        lines.append({"step": i, "tokens": 100 * i, "train/loss": loss, **evals})
-    (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    return directory
+from tests.study.synthetic import write_run, write_study
 
 
 @pytest.fixture
 def runs(tmp_path):
-    fast = write_run(tmp_path / "fast", offset=0.25, losses=[5.0, 4.0, 3.0, 2.0])
-    slow = write_run(tmp_path / "slow", offset=0.0, losses=[5.5, 4.5, 3.5, 2.5])
+    fast = write_run(tmp_path / "fast", [5.0, 4.0, 3.0, 2.0], offset={"arxiv": 0.25, "github": 0.5})
+    slow = write_run(tmp_path / "slow", [5.5, 4.5, 3.5, 2.5])
     return {"fast": fast, "slow": slow}
-
-
-def test_points_are_the_evaluations(runs):
-    points = read_points(runs["fast"])
-    assert [p.train_loss for p in points] == [5.0, 4.0, 3.0, 2.0]
-    assert points[1].domains == {"c4": 4.1, "arxiv": 5.25}
-    assert [p.train_loss for p in read_points(runs["fast"], against=("c4",))] == [5.1, 4.1, 3.1, 2.1]
-
-
-def test_the_gap_is_taken_at_equal_training_loss(runs):
-    """The faster run has the lower arxiv loss at every step and is still the worse one at equal training loss."""
-    points = {name: read_points(path) for name, path in runs.items()}
-    assert points["fast"][-1].domains["arxiv"] < points["slow"][-1].domains["arxiv"]
-    rows = gap_rows(points, ["arxiv"], reference="slow")
-    for row in rows:
-        assert row["arxiv_gap"] == pytest.approx(0.25 if row["run"] == "fast" else 0.0)
-        assert row["arxiv"] == pytest.approx(row["train_loss"] + 1 + row["arxiv_gap"])
-    assert rows[-1]["train_loss"] == pytest.approx(2.5), "the lowest loss that both have reached"
-
-
-def test_no_extrapolation(runs):
-    points = read_points(runs["slow"])
-    assert loss_at(points, "arxiv", 2.4) is None
-    assert loss_at(points, "arxiv", 3.0) == pytest.approx(4.0)
-
-
-def test_runs_that_never_meet(tmp_path):
-    points = {
-        "a": read_points(write_run(tmp_path / "a", offset=0, losses=[5.0, 4.0])),
-        "b": read_points(write_run(tmp_path / "b", offset=0, losses=[3.0, 2.0])),
-    }
-    with pytest.raises(UserError, match="no training loss in common"):
-        common_losses(points)
 
 
 SHIPPED = sorted(path for path in (support.ROOT / "configs" / "studies").glob("*.py") if path.stem != "__init__")
@@ -86,52 +40,51 @@ def test_shipped_studies_build(path):
         assert set(found.domains) <= set(slimpajama.REGIMES[config.data.regime].eval)
 
 
-def write_study(path, runs, **more):
-    entries = {name: {"workdir": str(directory)} for name, directory in runs.items()}
-    values = {"title": "t", "reference": "slow", "domains": ("arxiv",), "runs": entries} | more
-    path.write_text(f"def get_study():\n    return {values!r}\n")
-    return path
-
-
-def test_command_writes_table_points_and_picture(runs, tmp_path, capsys):
+def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
     path = write_study(tmp_path / "study.py", runs)
-    study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
-    assert "| 2.500 | fast | 3.750 (+0.250) |" in capsys.readouterr().out
-    points = (tmp_path / "out" / "points.csv").read_text().splitlines()
-    assert len(points) == 1 + 2 * 4 * 2
-    assert points[1] == "fast,0,0,5.000000,c4,5.100000"
-    assert (tmp_path / "out" / "losses.png").read_bytes().startswith(b"\x89PNG")
+    out = tmp_path / "out"
+    study.main([f"--study={path}", f"--out={out}"])
+    assert "| fast | 2.500 | +0.250 ± 0.000 | +0.500 ± 0.000 | +0.375 ± 0.000 |" in capsys.readouterr().out
+    points = (out / "points.csv").read_text().splitlines()
+    assert len(points) == 1 + 2 * 4 * (4 + 2)
+    assert points[1] == "fast,fast,0,1,1,0,0,4.800000,commoncrawl,5.000000"
+    assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_command_compares_at_the_loss_of_the_domains_named_in_against(runs, tmp_path, capsys):
-    """At equal loss of c4, which differs from the training loss by 0.1 in one run and by 0.6 in the other."""
-    slow = runs["slow"] / "metrics.jsonl"
-    lines = [json.loads(line) for line in slow.read_text().splitlines()]
-    lines = [x | {"eval/c4/loss": x["eval/c4/loss"] + 0.5} if "eval/c4/loss" in x else x for x in lines]
-    slow.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    path = write_study(tmp_path / "study.py", runs, against=("c4",))
-    study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
-    shown = capsys.readouterr().out
-    assert "(+0.750)" in shown
-    assert "(+0.250)" not in shown
-
-
-def test_the_lowest_half_nat_is_compared(runs):
-    """Higher losses, where words' frequencies are learned, are left out though both runs have passed through them."""
-    points = {name: read_points(path) for name, path in runs.items()}
-    assert common_losses(points, count=3) == pytest.approx([3.0, 2.75, 2.5])
+def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, capsys):
+    path = write_study(tmp_path / "study.py", runs)
+    out = tmp_path / "out"
+    study.main([f"--study={path}", f"--out={out}"])
+    made = {name: (out / name).read_bytes() for name in ("gaps.md", "losses.png")}
+    for name in made:
+        (out / name).unlink()
+    for gone in (path, *runs.values()):
+        gone.rename(tmp_path / f"gone-{gone.name}")
+    elsewhere = out.rename(tmp_path / "elsewhere")
+    study.main([f"--analyse={elsewhere}"])
+    assert {name: (elsewhere / name).read_bytes() for name in made} == made
+    with pytest.raises(UserError, match="leave out the other arguments"):
+        study.main([f"--analyse={elsewhere}", f"--study={path}"])
+    with pytest.raises(UserError, match=r"no finished study: it has no runs\.json"):
+        study.main([f"--analyse={tmp_path}"])
 
 
 def test_errors_name_the_fix(runs, tmp_path):
     with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
         load_study(str(tmp_path / "absent.py"))
-    with pytest.raises(UserError, match="reference"):
-        load_study(str(write_study(tmp_path / "study.py", runs, reference="other")))
-    with pytest.raises(UserError, match=r"no metrics\.jsonl"):
-        read_points(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
-    with pytest.raises(UserError, match="no evaluation yet"):
-        read_points(tmp_path)
+    with pytest.raises(UserError, match=r"no run has the model of the references \['other'\]"):
+        load_study(str(write_study(tmp_path / "study.py", runs, references=("other",))))
+    with pytest.raises(UserError, match="references is a tuple"):
+        load_study(str(write_study(tmp_path / "study.py", runs, references="slow")))
+    with pytest.raises(UserError, match=r"unknown fields \['reference'\]"):
+        load_study(str(write_study(tmp_path / "study.py", runs, reference="slow")))
+    with pytest.raises(UserError, match="the fields of a run are workdir"):
+        load_study(str(write_study(tmp_path / "study.py", {**runs, "x": {"workdir": "d", "sede": 1}})))
+    twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
+    with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
+        load_study(str(write_study(tmp_path / "study.py", {**runs, **twice})))
+    with pytest.raises(UserError, match=r"--study=NAME_OR_FILE, or --analyse=DIR"):
+        study.main([])
 
 
 TINY = (
@@ -151,7 +104,7 @@ def trained_study(blocks_dir, tmp_path):
         "fast": f"{support.ROOT}/configs/top1_chunk.py:debug,{tiny},model.mixer.chunk_size=8",
     }
     entries = {k: {"workdir": str(tmp_path / k), "config": config} for k, config in configs.items()}
-    values = {"title": "t", "reference": "slow", "domains": ("arxiv",), "runs": entries}
+    values = {"title": "t", "references": ("slow",), "domains": ("arxiv",), "runs": entries}
     path = tmp_path / "study.py"
     path.write_text(f"def get_study():\n    return {values!r}\n")
     return path
@@ -166,8 +119,9 @@ def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
     assert "bad: failed with status 2" in out
     assert "not_finite" in out, "the last words of the run"
     rows = (tmp_path / "out" / "points.csv").read_text()
-    assert "fast,4," in rows
+    assert "fast,fast,0,1,1,4," in rows
     assert "bad" not in rows
+    assert "**Missing:** bad (failed)" in (tmp_path / "out" / "gaps.md").read_text()
     # What is complete is not trained again; --only trains nothing else.
     before = (tmp_path / "fast" / "metrics.jsonl").stat().st_mtime_ns
     study.main([f"--study={trained_study}", "--only=2"])

@@ -1,0 +1,182 @@
+"""The gaps of every model of a study to a reference, each with its interval, and what they say.
+
+A gap is that of the architectures only as far as it does not come from how the runs were trained. Two other causes are
+looked at where a study has the runs for it: the schedule (a run at its end has a decayed learning rate, a longer run at
+the same loss has not) and the learning rate.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from seqjax.study import protocol, statistics
+from seqjax.study.protocol import Contrast, Record
+from seqjax.study.records import Records
+from seqjax.study.statistics import Estimate
+
+EQUAL, NATURAL = "mean, equal", "mean, natural"
+
+
+class Gap(NamedTuple):
+    """A gap of every quantity, by name, the in-domain losses between which it is taken, and the number of seeds."""
+
+    low: float
+    high: float
+    seeds: int
+    estimates: dict[str, Estimate]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The gaps of one model to one reference; None where they cannot be taken.
+
+    `lowest` is at the lowest common in-domain loss, `over_range` the average over the last 0.3 nats, `end_points`
+    against the line through the end points of the reference's schedules, `best_rate` as `lowest` between the best
+    learning rates of both, which are `rates` (this model's, the reference's).
+    """
+
+    model: str
+    lowest: Gap | None
+    over_range: Gap | None
+    end_points: Gap | None
+    best_rate: Gap | None
+    rates: tuple[float, float] | None
+
+
+def models(records: Records) -> list[str]:
+    """Return the models of the study in its order."""
+    return list(dict.fromkeys(run.model for run in records.runs))
+
+
+def full_runs(records: Records, model: str) -> list[Record]:
+    """Return the runs of a model with the full schedule, at every learning rate."""
+    return [run for run in records.runs if run.model == model and run.schedule == 1]
+
+
+def common_runs(records: Records, model: str) -> list[Record]:
+    """Return the runs of a model with the full schedule at the common learning rate, one per seed."""
+    return [run for run in full_runs(records, model) if run.rate == 1]
+
+
+def quantities(records: Records) -> dict[str, np.ndarray]:
+    """Return what gaps are given of: per name the weights [domains] of a mean over the study's domains."""
+    n = len(records.domains)
+    found = {domain: np.eye(n)[i] for i, domain in enumerate(records.domains)}
+    if n > 1:
+        found[EQUAL] = np.full(n, 1 / n)
+        shares = protocol.natural_shares(records.runs, records.domains)
+        if shares is not None:
+            found[NATURAL] = shares
+    return found
+
+
+def compare(records: Records, reference: str) -> list[Row]:
+    """Return a row for every other model, sorted by the gap of the mean at the lowest common loss."""
+    rows = [_row(records, model, reference) for model in models(records) if model != reference]
+    main = main_quantity(records)
+    return sorted(rows, key=lambda row: row.lowest.estimates[main].gap if row.lowest else np.inf)
+
+
+def main_quantity(records: Records) -> str:
+    """Return the name of the quantity by which models are sorted."""
+    return records.domains[0] if len(records.domains) == 1 else EQUAL
+
+
+def _row(records: Records, model: str, reference: str) -> Row:
+    against = records.against
+    both = protocol.pairs(common_runs(records, model), common_runs(records, reference))
+    ours, theirs = full_runs(records, model), full_runs(records, reference)
+    of_schedule = [run for run in records.runs if run.rate == 1]
+    best, rates = None, None
+    if len({run.rate for run in ours}) > 1 or len({run.rate for run in theirs}) > 1:
+        best_ours, best_theirs = protocol.best_rate(ours, against), protocol.best_rate(theirs, against)
+        if best_ours and best_theirs:
+            rates = best_ours[0].rate, best_theirs[0].rate
+            best = protocol.gap_at_lowest(protocol.pairs(best_ours, best_theirs), against)
+    lowest = protocol.gap_at_lowest(both, against)
+    over_range = protocol.gap_over_range(both, against)
+    end_points = protocol.gap_to_end_points(common_runs(records, model), of_schedule, against, model=reference)
+    return Row(
+        model,
+        lowest=evaluate(records, lowest) if lowest else None,
+        over_range=evaluate(records, over_range) if over_range else None,
+        end_points=evaluate(records, end_points) if end_points else None,
+        best_rate=evaluate(records, best) if best else None,
+        rates=rates,
+    )
+
+
+def evaluate(records: Records, contrast: Contrast) -> Gap:
+    """Return the gap that a contrast stands for, of every quantity, with its interval."""
+    gaps, slope = contrast.gaps(records.domains).mean(0), contrast.slope(records.domains)
+    blocks = _block_gaps(records, contrast, [*records.domains, *records.against])
+    estimates = {}
+    for name, weights in quantities(records).items():
+        # The documents in domain are a sample, too: an error in the losses that are matched moves the gap by the slope.
+        of_matching = [-float(weights @ slope) / len(records.against) for _ in records.against]
+        width = np.inf if blocks is None else float(statistics.mean_half_width(blocks, [*weights, *of_matching]))
+        estimates[name] = Estimate(float(gaps @ weights), width if np.isfinite(width) else None)
+    return Gap(contrast.low, contrast.high, len(contrast.seeds), estimates)
+
+
+def _block_gaps(
+    records: Records, contrast: Contrast, domains: Sequence[str]
+) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """Return per domain the gap of every seed and block [seeds, blocks] and the documents; None if any is unknown."""
+    if records.blocks is None:
+        return None
+    found = []
+    for domain in domains:
+        losses = records.blocks.losses[domain]
+        gaps = np.zeros((len(contrast.seeds), losses.shape[1]))
+        for of_seed, weighted in zip(gaps, contrast.seeds, strict=True):
+            for run, weights in weighted:
+                for i in np.flatnonzero(weights):
+                    of_seed += weights[i] * losses[records.blocks.rows[run.label, run.points[i].step]]
+        if np.isnan(gaps).any():
+            return None
+        found.append((gaps, records.blocks.documents[domain]))
+    return found
+
+
+def causes(row: Row) -> dict[str, Gap]:
+    """Return the gaps that tell whether something else than the architecture is behind the one at the lowest loss."""
+    others = {"schedule": row.end_points, "learning rate": row.best_rate}
+    return {cause: gap for cause, gap in others.items() if gap is not None}
+
+
+def reading(row: Row, quantity: str) -> str:
+    """Return in words what remains of a gap at the lowest common loss: the interval, and other causes where tested."""
+    if row.lowest is None:
+        return "-"
+    gap = row.lowest.estimates[quantity]
+    if not gap.differs:
+        return "no interval" if gap.differs is None else "none"
+    tested = {cause: other.estimates[quantity] for cause, other in causes(row).items()}
+    closed = [c for c, other in tested.items() if other.differs is False or other.gap * gap.gap <= 0]
+    if closed:
+        return f"closed by the {' and the '.join(closed)}"
+    if tested:
+        return "stays"
+    turns = row.over_range is not None and row.over_range.estimates[quantity].gap * gap.gap < 0
+    return "not tested, changes sign" if turns else "not tested"
+
+
+def ranking(records: Records, reference: str, rows: Sequence[Row]) -> list[list[str]]:
+    """Return the models with several seeds by their gap to the reference, as groups that cannot be told apart."""
+    main = main_quantity(records)
+    gaps = {row.model: row.lowest.estimates[main].gap for row in rows if row.lowest and row.lowest.seeds > 1}
+    if not gaps:
+        return []
+    gaps[reference] = 0.0
+    order = sorted(gaps, key=gaps.__getitem__)
+    differ = {}
+    for i, one in enumerate(order):
+        for other in order[:i]:
+            both = protocol.pairs(common_runs(records, one), common_runs(records, other))
+            contrast = protocol.gap_at_lowest(both, records.against)
+            estimate = None if contrast is None else evaluate(records, contrast).estimates[main]
+            differ[frozenset((one, other))] = estimate is not None and estimate.differs is True
+    return statistics.groups(order, differ)

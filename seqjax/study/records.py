@@ -1,0 +1,222 @@
+"""The files of a finished study, from which alone it can be analysed again.
+
+    runs.json    the study (title, references, domains, against), what is missing, and per run what it was: config,
+                 versions, commit, devices, data, speed, seconds
+    points.csv   every evaluation of every run: the loss of each domain and the recorded means out of domain
+    blocks.npz   the blocks of each domain ("DOMAIN/documents", [blocks]) and their losses ("DOMAIN/losses",
+                 [evaluations, blocks], those of points.csv in order; nan for an evaluation left out)
+
+Tables and pictures are always made from what `read` returns, so that they come out the same, byte for byte, wherever
+the files are.
+"""
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.errors import UserError
+from seqjax.files import read_json, replacing, write_json
+from seqjax.study.protocol import Point, Record, read_points
+from seqjax.study.runner import Run
+from seqjax.training import block_losses
+
+COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
+COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
+MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
+MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The loss of every evaluated block: `documents` [blocks] and `losses` [evaluations, blocks] per domain.
+
+    `rows` says which evaluation, by label and step, each row of `losses` is.
+    """
+
+    documents: dict[str, np.ndarray]
+    losses: dict[str, np.ndarray]
+    rows: dict[tuple[str, int], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """All that a comparison needs; `missing` says of runs without results what they lack."""
+
+    title: str
+    references: tuple[str, ...]
+    domains: tuple[str, ...]
+    against: tuple[str, ...]
+    runs: list[Record]
+    missing: dict[str, str]
+    blocks: Blocks | None
+
+
+def progress(run: Run) -> str:
+    """Return what a run lacks for a comparison, or "" if it has all of its evaluations."""
+    try:
+        step = read_points(run.workdir)[-1].step
+    except UserError:
+        return "no evaluation yet" if run.last_row() else "not begun"
+    steps = run.config.train.steps if run.config is not None else step
+    return "" if step >= steps else f"step {step} of {steps}"
+
+
+def collect(runs: Sequence[Run], domains: Sequence[str]) -> list[Record]:
+    """Return the evaluations and facts of runs.
+
+    Raises `UserError` if one has no evaluation, lacks the loss of one of `domains`, or read other data than the others.
+    """
+    found = [_collect(run) for run in runs]
+    for record in found:
+        lacking = [domain for domain in domains if any(domain not in p.domains for p in record.points)]
+        if lacking:
+            known = ", ".join(record.points[-1].domains)
+            raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
+    of_data: dict[str, list[str]] = {}
+    for record in found:
+        if record.facts.get("manifest"):
+            of_data.setdefault(record.facts["manifest"], []).append(record.label)
+    if len(of_data) > 1:
+        groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in of_data.items())
+        raise UserError(f"These runs read different data and cannot be compared: {groups}. Compare each alone.")
+    return found
+
+
+def _collect(run: Run) -> Record:
+    facts: dict[str, Any] = {}
+    for name in ("run.json", "config.json"):
+        if (run.workdir / name).is_file():
+            value = read_json(run.workdir / name)
+            facts |= value if name == "run.json" else {"config": value}
+    last = run.last_row()
+    facts |= {key: last[key] for key in COST if key in last}
+    points = read_points(run.workdir)
+    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
+
+
+def write(
+    out: Path,
+    runs: Sequence[Record],
+    *,
+    study: dict[str, Any],
+    missing: dict[str, str],
+    workdirs: dict[str, Path],
+    max_bytes: int = MAX_BYTES,
+) -> list[str]:
+    """Write the three files into `out` and return messages about what was left out of them.
+
+    `study` is the part of runs.json about the comparison, `workdirs` are where the runs' block losses are. Raises
+    `UserError` if runs were evaluated on different blocks.
+    """
+    arrays, messages = _gather_blocks(runs, workdirs, max_bytes=max_bytes)
+    out.mkdir(parents=True, exist_ok=True)
+    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
+    write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
+    with (out / "points.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for run in runs:
+            for p in run.points:
+                losses = p.domains | {MEAN + name: mean for name, mean in p.means.items()}
+                start = [run.label, run.model, run.seed, f"{run.rate:g}", f"{run.schedule:g}"]
+                for domain, loss in losses.items():
+                    writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
+    (out / "blocks.npz").unlink(missing_ok=True)
+    if arrays:
+        with replacing(out / "blocks.npz") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+    return messages
+
+
+def _gather_blocks(
+    runs: Sequence[Record], workdirs: dict[str, Path], *, max_bytes: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the arrays of blocks.npz, at most `max_bytes` of them."""
+    of_run = {run.label: block_losses.read(workdirs[run.label]) for run in runs}
+    without = [label for label, (described, _) in of_run.items() if not described]
+    messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
+    known = {label: described for label, (described, _) in of_run.items() if described}
+    if not known:
+        return {}, messages
+    first, described = next(iter(known.items()))
+    for label, other in known.items():
+        if other.keys() != described.keys() or any(not np.array_equal(other[k], described[k]) for k in described):
+            raise UserError(
+                f"{label} was evaluated on other blocks than {first}; evaluate both with the same eval.seed."
+            )
+    documents = {key.split("/")[0]: value for key, value in described.items() if key.endswith("/documents")}
+    rows = [(run.label, point.step, len(run.points) - i) for run in runs for i, point in enumerate(run.points)]
+    n_blocks = sum(len(d) for d in documents.values())
+    room = (max_bytes - 8 * n_blocks - 4096 * (1 + len(documents))) // n_blocks  # bytes per block, for all evaluations
+    dtype, keep = (np.float32, len(rows)) if 4 * len(rows) <= room else (np.float16, room // 2)
+    if dtype == np.float16:
+        messages.append(f"blocks.npz holds float16: {len(rows)} x {n_blocks} losses are too many as float32.")
+    # The last evaluations of every run matter most: it is compared at the lowest losses.
+    last = max((n for *_, n in rows), default=0)
+    while sum(n <= last for *_, n in rows) > keep:
+        last -= 1
+    if any(n > last for *_, n in rows):
+        messages.append(f"blocks.npz holds the last {last} evaluations of each run: there is no room for more.")
+    arrays: dict[str, Any] = {f"{domain}/documents": of_block for domain, of_block in documents.items()}
+    kept = [(label, step) for label, step, n in rows if n <= last]
+    arrays["kept"] = np.array([n <= last for *_, n in rows])
+    for domain, of_block in documents.items():
+        nothing = np.full(len(of_block), np.nan)
+        arrays[f"{domain}/losses"] = np.array(
+            [of_run[label][1].get(step, {}).get(domain, nothing) for label, step in kept], dtype
+        )
+    return arrays, messages
+
+
+def read(directory: str | Path) -> Records:
+    """Return what `write` wrote; raise `UserError` if files are missing."""
+    directory = Path(directory)
+    for name in ("runs.json", "points.csv"):
+        if not (directory / name).is_file():
+            raise UserError(f"{directory} is no finished study: it has no {name}.")
+    about = read_json(directory / "runs.json")
+    points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
+    rows: dict[tuple[str, int], int] = {}
+    with (directory / "points.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            step = int(row["step"])
+            of_run = points[row["run"]]
+            if step not in of_run:
+                of_run[step] = Point(step, int(row["tokens"]), float(row["train_loss"]), {}, {})
+                rows[row["run"], step] = len(rows)
+            if row["domain"].startswith(MEAN):
+                of_run[step].means[row["domain"].removeprefix(MEAN)] = float(row["loss"])
+            else:
+                of_run[step].domains[row["domain"]] = float(row["loss"])
+    runs = [
+        Record(label, f["model"], f["seed"], f["rate"], f["schedule"], list(points[label].values()), f)
+        for label, f in about["runs"].items()
+    ]
+    study = about["study"]
+    return Records(
+        study["title"],
+        tuple(study["references"]),
+        tuple(study["domains"]),
+        tuple(study["against"]),
+        runs,
+        about["missing"],
+        _read_blocks(directory / "blocks.npz", rows),
+    )
+
+
+def _read_blocks(path: Path, rows: dict[tuple[str, int], int]) -> Blocks | None:
+    if not path.is_file():
+        return None
+    with np.load(path) as file:
+        arrays = dict(file)
+    kept = np.flatnonzero(arrays.pop("kept"))
+    documents = {k.removesuffix("/documents"): v for k, v in arrays.items() if k.endswith("/documents")}
+    losses = {}
+    for domain, of_block in documents.items():
+        losses[domain] = np.full((len(rows), len(of_block)), np.nan)
+        losses[domain][kept] = arrays[f"{domain}/losses"]
+    return Blocks(documents, losses, rows)

@@ -1,0 +1,166 @@
+"""The tables of a study, as Markdown: what ran, the gaps to every reference, what they say, and the ranking."""
+
+from collections.abc import Iterable, Sequence
+
+from seqjax.study import comparison
+from seqjax.study.comparison import Gap, Row
+from seqjax.study.protocol import RANGE_NATS
+from seqjax.study.records import Records
+from seqjax.study.statistics import Estimate
+
+DASH = "-"
+READINGS = (
+    'What remains of the gap at the lowest common loss. "none": its interval includes zero. "closed": against end '
+    "points with a decayed learning rate, or at the best rates, the interval includes zero or the sign changes, so it "
+    'is no gap of the architecture. "stays": it does neither in what was tested. "not tested": the study has no run '
+    'that could tell; it "changes sign" if its average over the range above has the other one.'
+)
+ONE_SEED = (
+    ": an interval that excludes zero tells the two runs apart on other documents, not yet the two architectures."
+)
+RANKING = (
+    "Models of one line cannot be told apart: each pair's own interval (95%, not corrected for the number of pairs) "
+    "includes zero. A model may stand in several lines."
+)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Return a table whose first `left` columns are aligned to the left, the others to the right."""
+    rules = ["---"] * left + ["---:"] * (len(header) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rules, *rows)) + "\n"
+
+
+def report(records: Records) -> str:
+    """Return the content of gaps.md."""
+    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records)]
+    known = comparison.models(records)
+    for reference in records.references:
+        sections.append(f"## Gaps to {reference}\n")
+        if reference not in known or not comparison.common_runs(records, reference):
+            sections.append("It has no results yet, so there is nothing to compare with.\n")
+            continue
+        sections.append(_gaps(records, reference))
+    return "\n".join(sections)
+
+
+def _x_label(records: Records) -> str:
+    return f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
+
+
+def _about(records: Records) -> str:
+    quantities = comparison.quantities(records)
+    n_seeds = {len({r.seed for r in comparison.common_runs(records, model)}) for model in comparison.models(records)}
+    several = max(n_seeds, default=0) > 1
+    text = [
+        "Gaps are differences of loss in nats per token, positive where a model is worse than the reference at the "
+        f"same {_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, none "
+        "is extrapolated, and every pair is compared over the losses that both passed through. The method: "
+        "docs/protocol.md."
+    ]
+    if comparison.NATURAL in quantities:
+        shares = zip(records.domains, quantities[comparison.NATURAL], strict=True)
+        text.append(
+            f'"{comparison.NATURAL}" weighs the domains by their size in the corpus '
+            f"({', '.join(f'{domain} {share:.3f}' for domain, share in shares)})."
+        )
+    if records.blocks is None:
+        text.append("The losses of single blocks are not known here, so there are no intervals.")
+    else:
+        what = "of documents and seeds" if several else "of documents alone, because there is one seed"
+        text.append(f"± is half the width of the 95% interval {what}.")
+    if not several:
+        text.append(
+            "One seed cannot tell how far another initialisation or another order of the data would move a gap"
+            + ("." if records.blocks is None else ONE_SEED)
+        )
+    text = ["\n".join([*text, ""])]
+    if records.missing:
+        missing = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
+        text.append(f"**Missing:** {missing}.\n")
+    return "\n".join(text)
+
+
+def _runs(records: Records) -> str:
+    header = ["run", "tokens/s", "tokens", "loss in domain", *records.domains]
+    rows = []
+    for run in records.runs:
+        last = run.points[-1]
+        speed = run.facts.get("tokens_per_s")
+        rows.append(
+            [
+                run.label,
+                DASH if speed is None else f"{speed / 1000:,.0f}k" if speed >= 10_000 else f"{speed:,.0f}",
+                f"{last.tokens / 1e6:.1f}M" if last.tokens >= 1e5 else str(last.tokens),
+                f"{run.losses_in_domain(records.against)[-1]:.3f}",
+                *(f"{last.domains[domain]:.3f}" for domain in records.domains),
+            ]
+        )
+    return "Losses of the last evaluation, tokens/s of the last logged steps.\n\n" + markdown(header, rows)
+
+
+def _gaps(records: Records, reference: str) -> str:
+    rows = comparison.compare(records, reference)
+    several = any(row.lowest is not None and row.lowest.seeds > 1 for row in rows)
+    sections = [
+        "At the lowest loss in domain that both reached:\n",
+        _table(records, rows, [row.lowest for row in rows], seeds=several),
+        f"Averaged over the lowest {RANGE_NATS} nats of loss in domain that both passed through:\n",
+        _table(records, rows, [row.over_range for row in rows], seeds=several),
+    ]
+    if any(row.end_points for row in rows):
+        sections += [
+            f"End points against the line through the end points of the schedules of {reference}, all with a decayed "
+            "learning rate; - where the loss in domain is outside those end points:\n",
+            _table(records, rows, [row.end_points for row in rows], seeds=several),
+        ]
+    if any(row.best_rate for row in rows):
+        rates = "; ".join(f"{r.model} x{r.rates[0]:g}, {reference} x{r.rates[1]:g}" for r in rows if r.rates)
+        sections += [
+            "Each at its best learning rate by the loss in domain at the end, as a multiple of the common one "
+            f"({rates}):\n",
+            _table(records, rows, [row.best_rate for row in rows], seeds=several),
+        ]
+    if records.blocks is not None:
+        sections.append(_readings(records, rows))
+    sections.append(_ranking(records, reference, rows, several=several))
+    return "\n".join(sections)
+
+
+def _table(records: Records, rows: Sequence[Row], gaps: Sequence[Gap | None], *, seeds: bool) -> str:
+    names = list(comparison.quantities(records))
+    cells = []
+    for row, gap in zip(rows, gaps, strict=True):
+        if gap is None:
+            cells.append([row.model, *[DASH] * (1 + seeds + len(names))])
+            continue
+        at = f"{gap.low:.3f}" if gap.low == gap.high else f"{gap.low:.3f} to {gap.high:.3f}"
+        of_seeds = [str(gap.seeds)] if seeds else []
+        cells.append([row.model, *of_seeds, at, *(_cell(gap.estimates[name]) for name in names)])
+    return markdown(["model", *(["seeds"] if seeds else []), "loss in domain", *names], cells)
+
+
+def _cell(estimate: Estimate) -> str:
+    width = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    return f"{estimate.gap:+.3f}{width}"
+
+
+def _readings(records: Records, rows: Sequence[Row]) -> str:
+    names = list(comparison.quantities(records))
+    lines = []
+    for row in rows:
+        tested = ", ".join(comparison.causes(row)) or DASH
+        lines.append([row.model, tested, *(comparison.reading(row, name) for name in names)])
+    table = markdown(["model", "tested", *names], lines, left=2 + len(names))
+    return f"{READINGS}\n\n{table}"
+
+
+def _ranking(records: Records, reference: str, rows: Sequence[Row], *, several: bool) -> str:
+    if not several:
+        return "**Ranking:** none, because there is one seed.\n"
+    main = comparison.main_quantity(records)
+    lines = [f"**Ranking** by {main}, best first; {reference} has gap zero. {RANKING}\n"]
+    groups = comparison.ranking(records, reference, rows)
+    lines += [f"{i}. {', '.join(group)}" for i, group in enumerate(groups, 1)]
+    alone = [row.model for row in rows if row.lowest is None or row.lowest.seeds < 2]
+    lines += [f"\nNot ranked, for want of a second seed or of a common loss: {', '.join(alone)}."] if alone else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,75 @@
+"""Runs whose gaps are known, written as training writes them, and studies of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.training import block_losses
+
+DOMAINS = ("arxiv", "github")
+SHARES = (0.7, 0.3)
+# Documents of one, two and three blocks; the two domains trained on and the two others.
+DOCUMENTS = {name: np.repeat(np.arange(12), np.resize([1, 2, 3], 12)) for name in ("commoncrawl", "c4", *DOMAINS)}
+
+
+def write_run(
+    directory: Path,
+    in_domain: Sequence[float],
+    *,
+    offset: Mapping[str, float] | float = 0.0,
+    slope: float = 1.0,
+    noise: int | None = None,
+    blocks: bool = True,
+    manifest: str = "m",
+) -> Path:
+    """Write a run whose loss in a domain outside is slope * loss in domain + 1 + offset, at every evaluation.
+
+    Blocks differ by a fixed amount each, the same in all runs; `noise` is the seed of what differs between runs.
+    """
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(noise)
+    lines = []
+    described = {f"{name}/documents": d for name, d in DOCUMENTS.items()}
+    described |= {
+        f"{name}/{field}": np.arange(len(d)) for name, d in DOCUMENTS.items() for field in ("index", "n_bytes")
+    }
+    own = {name: rng.normal(size=12)[d] * 0.05 * (noise is not None) for name, d in DOCUMENTS.items()}
+    for step, loss in enumerate(in_domain):
+        losses = {}
+        for name, documents in DOCUMENTS.items():
+            of_offset = offset if isinstance(offset, float | int) else offset[name] if name in DOMAINS else 0.0
+            mean = slope * loss + 1 + of_offset if name in DOMAINS else loss
+            spread = np.linspace(-1, 1, len(documents)) + own[name] - own[name].mean()
+            losses[name] = (mean + spread).astype(np.float32)
+        means = {name: float(of_block.astype(float).mean()) for name, of_block in losses.items()}
+        row: dict[str, Any] = {"step": step, "tokens": 100 * step, "train/loss": loss - 0.2}
+        row |= {f"eval/{name}/loss": mean for name, mean in means.items()}
+        outside = [means[name] for name in DOMAINS]
+        row["eval_mean/out_of_domain/equal"] = float(np.mean(outside))
+        row["eval_mean/out_of_domain/natural"] = float(np.dot(outside, SHARES))
+        lines += [{"step": step, "train/loss": 9.0, "seconds": 1.0, "tokens_per_s": 5.0, "tokens": 100 * step}, row]
+        if blocks:
+            (directory / block_losses.DIRECTORY).mkdir(exist_ok=True)
+            block_losses.write(directory, step, losses)
+    if blocks:
+        np.savez(directory / block_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
+    (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))
+    return directory
+
+
+def write_study(path: Path, runs: Mapping[str, Path | dict[str, Any]], **more: Any) -> Path:
+    """Write a study file of runs, label -> workdir or fields of a run."""
+    entries = {label: {"workdir": str(run)} if isinstance(run, Path) else run for label, run in runs.items()}
+    values = {
+        "title": "t",
+        "references": ("slow",),
+        "domains": DOMAINS,
+        "against": ("commoncrawl", "c4"),
+        "runs": entries,
+    }
+    path.write_text(f"def get_study():\n    return {values | more!r}\n")
+    return path
