@@ -1,12 +1,14 @@
 """Public functions that take a path take a str as well as a Path, and mean the same."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from seqjax import convert, evaluate, presets
 from seqjax.data import prepare
+from seqjax.study.__main__ import analyse
 from seqjax.study.protocol import read_points
 from seqjax.study.studies import load_study
 from seqjax.training import block_losses, metrics
@@ -44,7 +46,7 @@ def test_configs_and_studies(kind):
     path = support.ROOT / "configs" / "transformer_pp.py"
     assert presets.find(kind(path)) == path
     assert presets.load_file(kind(path)).get_config("debug").name == "transformer_pp"
-    assert load_study(kind(support.ROOT / "configs" / "studies" / "window.py")).references
+    assert load_study(kind(support.ROOT / "configs" / "studies" / "window.py")).references == ("full",)
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -61,3 +63,9 @@ def test_weights(kind, tmp_path):
     weights = convert.import_weights(kind(GOLDEN / "llama"), config)
     convert.export_weights(weights, config, kind(tmp_path / "out" / "model.safetensors"))
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_finished_study(kind, tmp_path):
+    shutil.copytree(support.ROOT / "docs" / "results" / "limited_110m", tmp_path / "study")
+    analyse(kind(tmp_path / "study"))

@@ -8,7 +8,8 @@ It returns a dict with
     against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
     runs        label -> a dict with the fields below
 
-and is given on the command line as a path, `FILE.py[:SIZE]`, or the name of a shipped one. The fields of a run:
+and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `window`. The fields of a
+run:
 
     workdir     its directory
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
