@@ -78,12 +78,12 @@ def test_the_version_and_the_command_have_one_source():
 
 
 def test_the_core_dependencies():
-    """No heavier than a run needs; a new one is added here on purpose."""
+    """No heavier than a run needs (scipy comes with jax); a new one is added here on purpose."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [text.partition(">")[0] for text in project["dependencies"]]
     assert names == [
         "absl-py", "array_record", "flax", "fsspec", "grain", "jax", "jaxtyping", "matplotlib", "ml_collections",
-        "numpy", "optax", "orbax-checkpoint", "tensorboardX", "zstandard",
+        "numpy", "optax", "orbax-checkpoint", "scipy", "tensorboardX", "zstandard",
     ]  # fmt: skip
 
 

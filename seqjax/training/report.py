@@ -56,11 +56,11 @@ def write(
     ]
     summary += [corpus.note] if corpus.note else []
     following = [
-        f'python -m seqjax.generate --workdir={workdir} --prompt="def "',
-        f"python -m seqjax.main --config=configs/transformer_pp.py:{config.size},{config.data.regime}",
+        f'seqjax generate --workdir={workdir} --prompt="def "',
+        f"seqjax train --config=transformer_pp:{config.size},{config.data.regime}",
     ]
     if config.name == "transformer_pp":
-        following[1] = f"python -m seqjax.main --config=configs/top1_chunk.py:{config.size},{config.data.regime}"
+        following[1] = f"seqjax train --config=top1_chunk:{config.size},{config.data.regime}"
 
     markdown = [
         f"# {workdir.name}",

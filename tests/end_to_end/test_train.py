@@ -68,7 +68,7 @@ def test_the_report_names_every_domain_and_the_commands(run):
         assert ("out of domain" in line) == (domain not in ("commoncrawl", "c4"))
     assert "| byte bigram |" in text
     assert f"--workdir={workdir}" in text
-    assert "configs/transformer_pp.py:debug,limited" in text
+    assert "seqjax train --config=transformer_pp:debug,limited" in text
     assert "A sample" in text
     assert (workdir / "report.png").read_bytes().startswith(b"\x89PNG")
     assert config.name in text

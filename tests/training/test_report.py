@@ -91,7 +91,7 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
     assert "byte bigram" not in shown
     assert "MFU" not in shown
     assert "These are toys." in shown
-    assert "configs/top1_chunk.py:debug,limited" in shown, "the other architecture is what to try next"
+    assert "seqjax train --config=top1_chunk:debug,limited" in shown, "the other architecture is what to try next"
 
 
 def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):
