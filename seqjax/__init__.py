@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from seqjax.models import Model
     from seqjax.pretrained import load
 
-__all__ = ["Config", "Model", "load", "mixers", "ops", "testing"]
+__version__ = "0.1.0"
+
+__all__ = ["Config", "Model", "__version__", "load", "mixers", "ops", "testing"]
 
 _MODULES = ("mixers", "ops", "testing")
 _MEMBERS = {"Config": "seqjax.config", "Model": "seqjax.models", "load": "seqjax.pretrained"}

@@ -24,7 +24,8 @@ MIXER = "mixer"
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
-def _is_mixer(hint: Any) -> bool:
+def is_mixer(hint: Any) -> bool:
+    """Return whether a setting holds the `Config` of a mixer, or several of them."""
     return MIXER in getattr(hint, "__metadata__", ())
 
 
@@ -35,7 +36,7 @@ def parse(cls: type[T], values: Any, path: str = "config") -> T:
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
-    if _is_mixer(hint):
+    if is_mixer(hint):
         if isinstance(value, list | tuple):
             if not value:
                 raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.known())}")
@@ -68,7 +69,7 @@ def complete(cls: Any, values: Any) -> dict[str, Any]:
         if field.name not in out and field.default is not dataclasses.MISSING:
             is_dataclass = dataclasses.is_dataclass(field.default)
             out[field.name] = dataclasses.asdict(typing.cast(Any, field.default)) if is_dataclass else field.default
-        elif _is_mixer(hint):
+        elif is_mixer(hint):
             many = isinstance(value, list | tuple)
             out[field.name] = tuple(map(_complete_mixer, value)) if many else _complete_mixer(value)
         elif dataclasses.is_dataclass(hint) and is_group(value):
@@ -118,7 +119,7 @@ def _hint(owner: Any, node: Any, name: str) -> Any:
     """Return the type of the setting `name` in a group whose own type is `owner`."""
     if name == "name":  # text, even if it names a mixer that does not exist
         return str
-    if _is_mixer(owner):
+    if is_mixer(owner):
         owner = mixers.load(node["name"]).Config if isinstance(node.get("name"), str) else None
     return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
 

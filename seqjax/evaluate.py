@@ -1,10 +1,9 @@
-"""The loss per domain; `python -m seqjax.evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
+"""The loss per domain: `seqjax evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
 
 With --entropy it also reports the entropy of the attention weights: E_i = lse_i - sum_j p_ij s_ij in nats, and
 E_i / ln(i + 1), as means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
 """
 
-import argparse
 import dataclasses
 import math
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from seqjax.arguments import command_parser
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks, open_corpus
 from seqjax.errors import UserError, run_command
@@ -125,7 +125,7 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
     return np.asarray(jax.device_get(sums), np.float64).sum(axis=0)
 
 
-def restore(workdir: Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
+def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
     """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
 
     `allow_code` names the modules outside seqjax that a mixer may be imported from (`workdirs.load_config`).
@@ -154,13 +154,15 @@ def restore(workdir: Path, *, allow_code: Collection[str] = ()) -> tuple[Config,
 
 def main(argv: list[str]) -> None:
     """Print the table and write `evaluation.json` to the workdir."""
-    parser = argparse.ArgumentParser(prog="python -m seqjax.evaluate", description=__doc__)
+    parser = command_parser("evaluate", description=__doc__)
     workdirs.add_arguments(parser)
     parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
     parser.add_argument(
         "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
     )
     args = parser.parse_args(argv)
+    if args.tokens < 0:
+        raise UserError(f"--tokens must be at least 0, not {args.tokens}.")
     config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
     corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     result: dict[str, Any] = {"step": step}

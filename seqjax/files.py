@@ -11,8 +11,9 @@ from seqjax.errors import UserError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A context that opens a new binary file, which replaces `path` if the context ends without an error."""
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         yield file
@@ -21,15 +22,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary.replace(path)
 
 
-def write_json(path: Path, value: Any, *, sort_keys: bool = False) -> None:
+def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:
     """Write `value` as indented JSON, atomically."""
     with replacing(path) as file:
         file.write((json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: str | Path) -> dict[str, Any]:
     """Return what `write_json` wrote; raise `UserError` if the file is not JSON."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}); restore it, or make it again elsewhere.") from error

@@ -1,9 +1,8 @@
 """Generates text: prefills the caches with the prompt, then decodes one token at a time.
 
-`python -m seqjax.generate --workdir=DIR --prompt="Once" --max_new_tokens=200` works for every mixer.
+`seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200` works for every mixer.
 """
 
-import argparse
 import math
 import sys
 from functools import partial
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seqjax.arguments import command_parser
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
@@ -87,10 +87,10 @@ def text(
 
 def main(argv: list[str]) -> None:
     """Print the prompt and its continuation."""
-    parser = argparse.ArgumentParser(prog="python -m seqjax.generate", description=__doc__)
+    parser = command_parser("generate", description=__doc__)
     workdirs.add_arguments(parser)
     parser.add_argument("--prompt", default="", help="text to continue; empty = the start of a document")
-    parser.add_argument("--max_new_tokens", default=200, type=int)
+    parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
     parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token")
     parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all")
     parser.add_argument("--seed", default=0, type=int, help="of the sampling")

@@ -1,54 +1,92 @@
-"""Trains a model: `python -m seqjax.main --config=configs/top1_chunk.py[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+"""Trains a model: `seqjax train --config=top1_chunk[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
 
-`--config` takes the path of a config file, or the name of a shipped one (`--config=top1_chunk:debug`). Without
-`--workdir` the run gets a new directory under `runs/`; an existing run is resumed. Any setting can be overridden:
-`--config.train.steps=500`, `--config.model.mixer.window=None`, or `--config.model.mixer[1].heads=4` of several mixers.
+`python -m seqjax.main` is the same. `--config` takes the name of a shipped config (`top1_chunk:debug`) or the path of a
+config file (`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`; an existing run is
+resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.model.mixer.window=None`, or
+`--config.model.mixer[1].heads=4` of several mixers.
 """
 
-import functools
+import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
-from absl import app, flags, logging
+from absl import logging
 
-from seqjax import presets
-from seqjax.config import from_config_dict
+from seqjax import presets, settings_help
+from seqjax.arguments import Parser, command_parser
+from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError, run_command
-from seqjax.train import train
-from seqjax.training import workdir as workdirs
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; empty = a new one under runs/.")
-DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "One process of several (SLURM, TPU pods, or JAX_COORDINATOR_ADDRESS and its like are set)."
-)
-CONFIG = flags.DEFINE_string(
-    "config", None, "A file with get_config(arg) or a shipped config's name, as FILE.py[:ARG]; --config.KEY=VALUE sets."
-)
+GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
 
 
-def main(argv: list[str], *, overrides: Sequence[tuple[str, str]] = ()) -> None:
-    """Read the config, apply `overrides` (key, text), choose the workdir and train."""
-    if len(argv) > 1:
-        raise UserError(f"{' '.join(argv[1:])}: every argument is --NAME=VALUE; see --help.")
-    if not CONFIG.value:
-        raise UserError(f"Say what to train: --config=configs/top1_chunk.py. Shipped: {', '.join(presets.names())}.")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
-    if DISTRIBUTED.value:
+def parser() -> Parser:
+    """Return the parser of the options that are not settings."""
+    out = command_parser("train", description=__doc__, settings=GROUPS)
+    out.add_argument("--config", help="NAME_OR_FILE[:SIZE[,REGIME][,key=value ...]]")
+    out.add_argument("--workdir", type=Path, help="directory of the run; by default a new one under runs/")
+    out.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one process of several: SLURM, TPU pods, or where JAX_COORDINATOR_ADDRESS and its like are set",
+    )
+    out.add_argument(
+        "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
+    )
+    return out
+
+
+def main(argv: list[str]) -> None:
+    """Read the config, choose the workdir and train."""
+    remaining, overrides = split_overrides(argv)
+    options = parser()
+    if {"-h", "--help"} & {*remaining}:
+        options.epilog = settings_help.text()
+    given = options.parse_args(remaining)
+    if not given.config:
+        raise UserError(f"Say what to train: --config=top1_chunk. Shipped: {', '.join(presets.names())}.")
+    logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
+    if given.distributed:
         join_processes()
-        if not WORKDIR.value:
+        if not given.workdir:
             raise UserError("--distributed needs --workdir: a directory that all processes share.")
-    config = from_config_dict(presets.read_config(CONFIG.value, overrides))
+    else:
+        require_one_process(os.environ)
+    config = from_config_dict(presets.read_config(given.config, overrides))
+    # Imported here so that --help and a typo are answered at once.
+    if given.dry_run:
+        from seqjax.dry_run import describe
+
+        for line in describe(config, given.workdir):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        return
+    from seqjax.train import train
+    from seqjax.training import workdir as workdirs
+
     # The default is set here, not in the environment, so that a laptop without a cache directory still starts.
     if jax.default_backend() != "cpu":
         # Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
         jax.config.update("jax_compilation_cache_dir", cache)
-    workdir = Path(WORKDIR.value) if WORKDIR.value else workdirs.fresh(config)
-    train(config, workdir)
+    train(config, given.workdir or workdirs.fresh(config))
+
+
+def require_one_process(environment: Mapping[str, str]) -> None:
+    """Raise `UserError` if SLURM started several tasks, each of which would train the whole model by itself.
+
+    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS those of the job. In a batch script, which is one
+    process of a job that may have several tasks, what the user means is unknown, so it is refused as well.
+    """
+    text = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
+    if text.isdecimal() and int(text) > 1:
+        raise UserError(
+            f"SLURM has {text} tasks here, and each would train by itself. Give --distributed and --workdir to train "
+            "one model in all of them; for one process, start it with `srun --ntasks=1` or unset SLURM_NTASKS."
+        )
 
 
 def join_processes() -> None:
@@ -82,16 +120,5 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return remaining, overrides
 
 
-def run() -> None:
-    """Run the command; the entry point of `python -m seqjax.main`."""
-
-    def command(argv: list[str]) -> None:
-        remaining, overrides = split_overrides(argv)
-        train_with = functools.partial(main, overrides=overrides)
-        app.run(lambda positional: run_command(train_with, positional), argv=[sys.argv[0], *remaining])
-
-    run_command(command)
-
-
 if __name__ == "__main__":
-    run()
+    run_command(main)

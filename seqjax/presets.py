@@ -17,12 +17,14 @@ Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 
 paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
 import re
+import traceback
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -244,48 +246,71 @@ def _parts(arg: str) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------- config files by name
 def directories() -> list[Path]:
-    """Return the directories of the shipped configs: inside an installed package, or beside it in a checkout."""
+    """Return the directories of the shipped configs: inside an installed seqjax, or beside it in a checkout."""
     package = Path(__file__).parent
-    return [d for d in (package / "configs", package.parent / "configs") if d.is_dir()]
+    checkout = package.parent
+    # A directory of that name beside an installed package is somebody else's.
+    beside = [checkout / "configs"] if (checkout / "pyproject.toml").is_file() else []
+    return [d for d in (package / "configs", *beside) if d.is_dir()]
 
 
-def names() -> list[str]:
-    """Return the names of the shipped configs of architectures, without the ablations and studies in subfolders."""
-    return sorted({p.stem for d in directories() for p in d.glob("*.py") if p.stem != "__init__"})
+def names(folder: str = "") -> list[str]:
+    """Return the names of the shipped configs of architectures, or of those in a folder: `studies`, `ablations`."""
+    return sorted({p.stem for d in directories() for p in (d / folder).glob("*.py") if p.stem != "__init__"})
 
 
-def find(name: str) -> Path:
+def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
     """Return the file of a config, given as a path or as the name of a shipped one: `top1_chunk`, `ablations/window`.
 
-    `configs/top1_chunk.py` is found from any directory. Raises `UserError` if there is no such file.
+    `configs/top1_chunk.py` is found from any directory. `folder` is searched first, such as `studies`, whose files are
+    then found without it. Raises `UserError`, which names the `flag`, if there is no such file.
     """
-    path = Path(name)
+    path, name = Path(name), str(name)
     if path.suffix == ".py" and path.is_file():
         return path
     stem = name.removeprefix("configs/")
     stem = stem.removesuffix(".py") if path.suffix == ".py" else stem.replace(".", "/")
     for directory in directories():
-        shipped = directory / f"{stem}.py"
-        if shipped.is_file() and shipped.stem != "__init__":
-            return shipped
+        for place in (directory / folder, directory):
+            shipped = place / f"{stem}.py"
+            if shipped.is_file() and shipped.stem != "__init__":
+                return shipped
+    kind = flag.lstrip("-")
+    lie = "" if folder else " Studies and ablations lie in folders: ablations/window."
     raise UserError(
-        f"--config: there is no Python file {name} and no config of that name.{nearest(stem, names())} Studies and "
-        "ablations lie in folders: ablations/window."
+        f"{flag}: there is no Python file {name} and no {kind} of that name.{nearest(stem, names(folder))}{lie}"
     )
 
 
-def load(name: str) -> ModuleType:
+def load(name: str | Path) -> ModuleType:
     """Return the module of the config file that `find` returns."""
     return load_file(find(name))
 
 
-def load_file(path: Path) -> ModuleType:
+def load_file(path: str | Path) -> ModuleType:
     """Return the module in the config or study file at `path`, which need not be importable by name."""
+    path = Path(path)
     spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with naming_the_line(path):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def naming_the_line(path: Path) -> Iterator[None]:
+    """Turn an error in the user's file at `path` into a `UserError` that names its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}. Correct the file.") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        raise UserError(f"{where}: {type(error).__name__}: {error}. Correct the file.") from error
 
 
 def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
@@ -298,7 +323,12 @@ def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     takes_arg = bool(inspect.signature(module.get_config).parameters)
     if colon and not takes_arg:
         raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
-    values = module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
+    with naming_the_line(Path(module.__file__ or name)):
+        values = module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
+    if not is_group(values):
+        raise UserError(
+            f"--config: get_config of {module.__file__} must return a ConfigDict or a dict, not {values!r}."
+        )
     config = ConfigDict(complete(Config, _with_named_mixers(ConfigDict(values).to_dict(), overrides)))
     for key, text in overrides:
         if not _selects_mixer(key):

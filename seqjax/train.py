@@ -13,7 +13,7 @@ import numpy as np
 import kernels_pallas
 from seqjax import generate
 from seqjax.config import Config
-from seqjax.data import open_corpus
+from seqjax.data import MissingPackageError, open_corpus
 from seqjax.errors import UserError
 from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
@@ -23,6 +23,7 @@ from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divis
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.log import TrainLog
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
@@ -30,8 +31,18 @@ from seqjax.training.signals import StopRequest
 from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
 
 
-def train(config: Config, workdir: Path) -> bool:
-    """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early."""
+def train(config: Config, workdir: str | Path) -> bool:
+    """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
+
+    Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
+    """
+    if jax.process_index() != 0:
+        return _train(config, Path(workdir), lock=None)
+    with locked(workdir) as lock:
+        return _train(config, Path(workdir), lock=lock)
+
+
+def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     n_steps, seq_len = config.train.steps, config.train.seq_len
     tokens_per_step = config.train.batch_size * seq_len
     lead = jax.process_index() == 0
@@ -115,6 +126,8 @@ def train(config: Config, workdir: Path) -> bool:
             every = config.eval.every
             last = step == n_steps
             stopping = stop.agreed(check=step % config.log.every == 0)
+            if lock is not None:
+                lock.check()
             evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)
             saving = last or stopping or (config.checkpoint.every and step % config.checkpoint.every == 0)
             profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
@@ -158,8 +171,11 @@ def train(config: Config, workdir: Path) -> bool:
             n_new = min(n_new, model.longest - 1 - len(prompt))
         if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
-            with jax.set_mesh(mesh):
-                sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
+            try:
+                with jax.set_mesh(mesh):
+                    sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
+            except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
+                log.say(f"No sample of text: {error}")
         facts = read_json(workdir / "run.json")
         log.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
     return True

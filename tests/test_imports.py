@@ -11,25 +11,28 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
-    ("seqjax.errors", "seqjax.types", "seqjax.terminal"),
-    ("seqjax.files", "seqjax.config_fields"),
+    ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal"),
+    ("seqjax.files", "seqjax.arguments", "seqjax.config_fields"),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
     ("seqjax.config_checks", "seqjax.config_parse"),
     ("seqjax.config",),
-    ("seqjax.presets",),
+    ("seqjax.presets", "seqjax.settings_help"),
     # siblings that only what follows may import
     ("seqjax.models", "seqjax.data"),
     ("seqjax.training",),
     ("seqjax.evaluate",),
     ("seqjax.generate",),
     ("seqjax.pretrained",),
-    ("seqjax.train",),
+    ("seqjax.train", "seqjax.dry_run"),
     ("seqjax.main",),
     # leaves: nothing else imports them
     ("seqjax.study", "seqjax.convert", "seqjax.testing"),
+    # the door: commands by name
+    ("seqjax.cli",),
+    ("seqjax.__main__",),
 )
 # Siblings of one layer do not know each other, except these.
 SIBLINGS = {

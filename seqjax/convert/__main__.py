@@ -1,13 +1,12 @@
 """Converts public weights to a workdir and back.
 
-    python -m seqjax.convert import --weights=PATH --config=configs/x.py:SIZE[,key=value] --workdir=DIR
-    python -m seqjax.convert export --workdir=DIR --out=FILE.safetensors [--dtype=bfloat16]
+    seqjax convert import --weights=PATH --config=NAME_OR_FILE[:SIZE][,key=value] --workdir=DIR
+    seqjax convert export --workdir=DIR --out=FILE.safetensors [--dtype=bfloat16]
 
 `import` takes a .safetensors file, an index of several or the directory that holds them, and writes a workdir for
-seqjax.evaluate, .generate and .main. `export` writes the newest checkpoint of a run, and a config.json beside it.
+the other commands. `export` writes the newest checkpoint of a run, and a config.json beside it.
 """
 
-import argparse
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from absl import logging
 
 from seqjax import presets
+from seqjax.arguments import command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.convert.weights import export_weights, family_of, import_weights
 from seqjax.errors import UserError, run_command
@@ -24,8 +24,9 @@ from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 
 
-def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
+def to_workdir(weights: str | Path, config: Config, workdir: str | Path) -> None:
     """Write a workdir whose only checkpoint, of step 0, holds the public weights; raise `UserError` if it is in use."""
+    workdir = Path(workdir)
     if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
     params = import_weights(weights, config)
@@ -37,8 +38,9 @@ def to_workdir(weights: Path, config: Config, workdir: Path) -> None:
     sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0.\n")
 
 
-def to_file(workdir: Path, out: Path, dtype: str, *, allow_code: Collection[str] = ()) -> None:
+def to_file(workdir: str | Path, out: str | Path, dtype: str, *, allow_code: Collection[str] = ()) -> None:
     """Write the newest checkpoint of a run as a .safetensors file with public names."""
+    out = Path(out)
     if out.suffix != ".safetensors":
         raise UserError(f"--out={out} must end in .safetensors.")
     family = family_of(workdirs.load_config(workdir, allow_code=allow_code))
@@ -50,15 +52,13 @@ def to_file(workdir: Path, out: Path, dtype: str, *, allow_code: Collection[str]
 def main(argv: list[str]) -> None:
     """Run `import` or `export`."""
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
-    parser = argparse.ArgumentParser(
-        prog="python -m seqjax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     import_parser = commands.add_parser("import", help="public weights -> workdir")
     import_parser.add_argument(
         "--weights", required=True, type=Path, help=".safetensors, its index, or their directory"
     )
-    import_parser.add_argument("--config", required=True, help="FILE.py[:SIZE][,key=value], of the same architecture")
+    import_parser.add_argument("--config", required=True, help="NAME_OR_FILE[:SIZE][,key=value]")
     import_parser.add_argument("--workdir", required=True, type=Path, help="the directory to write")
     export_parser = commands.add_parser("export", help="workdir -> public weights")
     workdirs.add_arguments(export_parser)

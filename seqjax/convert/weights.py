@@ -73,14 +73,14 @@ def family_of(config: Config) -> Family:
     return FAMILIES[name]
 
 
-def import_weights(path: Path, config: Config) -> Params:
+def import_weights(path: str | Path, config: Config) -> Params:
     """Return public weights as parameters of `config`'s model: float32 arrays on the host, layers stacked.
 
     Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected or of
     another shape, and if a config.json beside the file is of another model (docs/convert.md).
     """
     family = family_of(config)
-    with files.Weights(path) as weights:
+    with files.Weights(Path(path)) as weights:
         public_config.check(family, config, weights.directory / "config.json")
         family.label(config)  # raises `UserError` for settings that an export could not express
         wanted = {entry.name: entry for entry in entries(family, config)}
@@ -93,13 +93,13 @@ def import_weights(path: Path, config: Config) -> Params:
     return _nested(flat)
 
 
-def export_weights(params: Params, config: Config, path: Path, *, dtype: str = "float32") -> None:
+def export_weights(params: Params, config: Config, path: str | Path, *, dtype: str = "float32") -> None:
     """Write the parameters of `config`'s model to the .safetensors file `path` under public names, with a config.json.
 
     `dtype` is float32 (exact), bfloat16 or float16. Raises `UserError` if the architecture has no public family, and
     rather than overwrite a config.json with another content.
     """
-    family = family_of(config)
+    path, family = Path(path), family_of(config)
     beside, made = path.parent / "config.json", public_config.make(family, config, dtype)
     if beside.exists() and public_config.read(beside) != made:
         raise UserError(f"{beside} is there and says something else; export into a directory of its own.")

@@ -7,15 +7,15 @@ SlimPajama-shaped `*.jsonl.zst` shards directly. All three implement `seqjax.dat
 from pathlib import Path
 
 from seqjax.config import DataConfig
-from seqjax.data import document_index, slimpajama
+from seqjax.data import document_index, slimpajama, stored_tokenizer
 from seqjax.data.blocks import allow_open_files, manifest_hash, read_manifest, record_blocks
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
-from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.data.tokenizer import MissingPackageError, Tokenizer, load_tokenizer
 from seqjax.errors import UserError
 
-__all__ = ["Corpus", "EvalBlocks", "Tokenizer", "load_tokenizer", "open_corpus"]
+__all__ = ["Corpus", "EvalBlocks", "MissingPackageError", "Tokenizer", "load_tokenizer", "open_corpus"]
 
 
 def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
@@ -25,7 +25,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
         UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
             length, or the tokenizer has more ids than `vocab_size`.
     """
-    tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)
+    tokenizer = _tokenizer(config)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"The {tokenizer.name} tokenizer has {tokenizer.vocab_size} ids, config.model.vocab_size is "
@@ -37,6 +37,20 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
     if config.corpus == "blocks":
         return _open_blocks(config, tokenizer, seq_len=seq_len)
     return StreamCorpus(config, tokenizer, seq_len=seq_len)
+
+
+def _tokenizer(config: DataConfig) -> Tokenizer:
+    """Return the tokenizer, or without its package the one stored beside prepared blocks, which only counts."""
+    try:
+        return load_tokenizer(config.tokenizer, config.tokenizer_path)
+    except MissingPackageError as error:
+        path = Path(config.path) / stored_tokenizer.FILE
+        if config.corpus != "blocks" or not path.is_file():
+            raise
+        stored = stored_tokenizer.read(path, why=str(error))
+        if stored.name != config.tokenizer or not stored.is_of(config.tokenizer_path):
+            raise
+        return stored
 
 
 def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:

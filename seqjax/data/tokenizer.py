@@ -40,6 +40,10 @@ _PROBES = (
 )
 
 
+class MissingPackageError(UserError):
+    """The package that a tokenizer is made with is not installed."""
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
     """Converts text to uint16 ids and back; `encode` never adds `bos` or `eos`."""
@@ -98,7 +102,7 @@ class MixtralTokenizer:
         try:
             import sentencepiece
         except ImportError:
-            raise UserError(f"The mixtral tokenizer needs sentencepiece: {_INSTALL}.") from None
+            raise MissingPackageError(f"The mixtral tokenizer needs sentencepiece: {_INSTALL}.") from None
         file = Path(path) if path else _shipped_model()
         if not file.is_file():
             raise UserError(
@@ -199,7 +203,7 @@ class _WordCache(dict[str, bytes]):
 def _shipped_model() -> Path:
     spec = importlib.util.find_spec("mistral_common")
     if spec is None or spec.origin is None:
-        raise UserError(f"The mixtral tokenizer needs the vocabulary file of mistral-common: {_INSTALL}.")
+        raise MissingPackageError(f"The mixtral tokenizer needs the vocabulary file of mistral-common: {_INSTALL}.")
     file = Path(spec.origin).parent / "data" / "tokenizer.model.v1"
     if not file.is_file():
         raise UserError(
@@ -210,7 +214,7 @@ def _shipped_model() -> Path:
 
 
 @functools.cache
-def load_tokenizer(name: str, path: str = "") -> Tokenizer:
+def load_tokenizer(name: str, path: str | Path = "") -> Tokenizer:
     """Return the tokenizer called `name` (byte | mixtral); `path` is a sentencepiece file for mixtral.
 
     Raises `UserError` for an unknown name, a missing package or an unsuitable file.
@@ -223,5 +227,5 @@ def load_tokenizer(name: str, path: str = "") -> Tokenizer:
             )
         return ByteTokenizer()
     if name == "mixtral":
-        return MixtralTokenizer(path)
+        return MixtralTokenizer(str(path))
     raise UserError(f"config.data.tokenizer={name!r} is not known.{nearest(name, ('byte', 'mixtral'))}")

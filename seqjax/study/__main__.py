@@ -1,4 +1,4 @@
-"""`python -m seqjax.study --study=configs/studies/NAME.py --out=DIR [--jobs=N]`: train what is missing, then compare.
+"""Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
 Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and `losses.png`
 into DIR, and what both are made from: `points.csv`, `blocks.npz` and `runs.json`.
@@ -9,10 +9,10 @@ into DIR, and what both are made from: `points.csv`, `blocks.npz` and `runs.json
 `seqjax/study/studies.py` describes the content of a study file.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
 from seqjax.study import figures, records, runner, tables
 from seqjax.study.studies import Study, load_study
@@ -20,8 +20,8 @@ from seqjax.study.studies import Study, load_study
 
 def main(argv: list[str]) -> None:
     """Train the runs that are missing, compare them and write the results."""
-    parser = argparse.ArgumentParser(prog="python -m seqjax.study", description=__doc__)
-    parser.add_argument("--study", help="a file with get_study(), as FILE.py[:SIZE]")
+    parser = command_parser("study", description=__doc__)
+    parser.add_argument("--study", help="a shipped study or a file with get_study(): NAME_OR_FILE[:SIZE]")
     parser.add_argument("--out", type=Path, help="directory for the results")
     parser.add_argument(
         "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
         analyse(args.analyse)
         return
     if args.study is None:
-        raise UserError("Say what is compared: --study=FILE.py, or --analyse=DIR for the results of a finished study.")
+        raise UserError("Say what is compared: --study=NAME_OR_FILE, or --analyse=DIR for a finished study.")
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {args.jobs}.")
     study = load_study(args.study)
@@ -65,8 +65,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(run.label for run in failed)}.")
 
 
-def write_results(study: Study, out: Path, *, missing: dict[str, str]) -> None:
+def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> None:
     """Write the results of the runs that are not `missing` (label -> why) into `out`."""
+    out = Path(out)
     runs = [run for run in study.runs if run.label not in missing]
     present = {run.model for run in runs if run.rate == run.schedule == 1}
     if not present.intersection(study.references):
@@ -86,8 +87,9 @@ def write_results(study: Study, out: Path, *, missing: dict[str, str]) -> None:
     analyse(out)
 
 
-def analyse(directory: Path) -> None:
+def analyse(directory: str | Path) -> None:
     """Make the tables and pictures of a study from its records in `directory`."""
+    directory = Path(directory)
     found = records.read(directory)
     report = tables.report(found)
     (directory / "gaps.md").write_text(report)

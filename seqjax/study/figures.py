@@ -20,7 +20,7 @@ ROUNDS = (("o", "-"), ("^", (0, (5, 1.5))), ("s", (0, (1.5, 1.2))), ("D", (0, (5
 SHOWN_NATS = 0.5  # above the lowest loss in domain of the worst model: higher losses are the first steps of training
 
 
-def against_loss_in_domain(path: Path, records: Records) -> None:
+def against_loss_in_domain(path: str | Path, records: Records) -> None:
     """Draw the losses of every model at the common rate (one line per seed) and their gaps to each reference."""
     names = comparison.models(records)
     runs = {name: comparison.common_runs(records, name) for name in names}

@@ -92,7 +92,7 @@ def _weigh(seeds: Sequence[Sequence[tuple[Record, np.ndarray]]], domains: Sequen
     return sums
 
 
-def read_points(workdir: Path) -> list[Point]:
+def read_points(workdir: str | Path) -> list[Point]:
     """Return the evaluations of a run so far, in order.
 
     `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
@@ -100,6 +100,7 @@ def read_points(workdir: Path) -> list[Point]:
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
+    workdir = Path(workdir)
     if not (workdir / "metrics.jsonl").exists():
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []

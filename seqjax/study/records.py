@@ -172,8 +172,9 @@ def _gather_blocks(
     return arrays, messages
 
 
-def read(directory: Path) -> Records:
+def read(directory: str | Path) -> Records:
     """Return what `write` wrote; raise `UserError` if files are missing."""
+    directory = Path(directory)
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():
             raise UserError(f"{directory} is no finished study: it has no {name}.")

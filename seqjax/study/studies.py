@@ -8,7 +8,8 @@ It returns a dict with
     against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
     runs        label -> a dict with the fields below
 
-and is named on the command line as `configs/studies/NAME.py[:SIZE]`. The fields of a run:
+and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `window`. The fields of a
+run:
 
     workdir     its directory
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
@@ -44,16 +45,19 @@ class Study:
     against: Sequence[str] = ()
 
 
-def load_study(text: str) -> Study:
-    """Return the study of `FILE.py[:SIZE]` with its configs built and checked; raise `UserError` for a wrong one."""
-    name, _, size = text.partition(":")
-    path = Path(name)
-    if not path.is_file():
-        raise UserError(f"--study: there is no file {path}.")
-    get_study = presets.load_file(path).get_study
+def load_study(text: str | Path) -> Study:
+    """Return the study of `NAME_OR_FILE[:SIZE]`, its configs built and checked; raise `UserError` for a wrong one."""
+    name, _, size = str(text).partition(":")
+    path = presets.find(name, flag="--study", folder="studies")
+    get_study = getattr(presets.load_file(path), "get_study", None)
+    if get_study is None:
+        raise UserError(f"--study: {path} has no get_study(), so it is no study.")
     if size and not inspect.signature(get_study).parameters:
         raise UserError(f"--study={text}: {path} takes no size; leave out ':{size}'.")
-    study: dict[str, Any] = get_study(size) if size else get_study()
+    with presets.naming_the_line(path):
+        study: Any = get_study(size) if size else get_study()
+    if not isinstance(study, dict):
+        raise UserError(f"{path}: get_study() must return a dict, not {study!r}.")
     missing = set(FIELDS) - {"against"} - set(study)
     unknown = set(study) - set(FIELDS)
     if missing or unknown:

@@ -3,11 +3,11 @@
 `seqjax.study.runner` starts these processes and chooses the GPU that each sees.
 """
 
-import argparse
 from pathlib import Path
 
 from absl import logging
 
+from seqjax.arguments import command_parser
 from seqjax.errors import run_command
 from seqjax.study.studies import load_study
 from seqjax.train import train
@@ -16,7 +16,7 @@ from seqjax.train import train
 def main(argv: list[str]) -> None:
     """Train or resume the run."""
     logging.set_verbosity(logging.WARNING)
-    parser = argparse.ArgumentParser(prog="python -m seqjax.study.train_run", description=__doc__)
+    parser = command_parser("study", description=__doc__)
     parser.add_argument("--study", required=True, help="as for python -m seqjax.study")
     parser.add_argument("--run", required=True, type=int, help="index of the run in the study")
     args = parser.parse_args(argv)

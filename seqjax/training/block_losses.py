@@ -35,9 +35,9 @@ def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
     _save(workdir / DIRECTORY / f"{step:08d}.npz", {domain: loss.astype(np.float32) for domain, loss in losses.items()})
 
 
-def read(workdir: Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
+def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
     """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none."""
-    directory = workdir / DIRECTORY
+    directory = Path(workdir) / DIRECTORY
     if not (directory / "blocks.npz").is_file():
         return {}, {}
     return _load(directory / "blocks.npz"), {int(p.stem): _load(p) for p in sorted(directory.glob("[0-9]*.npz"))}

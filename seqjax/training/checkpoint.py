@@ -23,8 +23,8 @@ from seqjax.types import Params
 class Checkpoints:
     """The checkpoints under `workdir/checkpoints`."""
 
-    def __init__(self, workdir: Path, *, keep: int = 2, read_only: bool = False):
-        self.directory = workdir.absolute() / "checkpoints"
+    def __init__(self, workdir: str | Path, *, keep: int = 2, read_only: bool = False):
+        self.directory = Path(workdir).absolute() / "checkpoints"
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             enable_async_checkpointing=not read_only,

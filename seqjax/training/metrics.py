@@ -72,10 +72,10 @@ class Metrics:
             self._events.close()
 
 
-def read(workdir: Path) -> list[dict[str, Any]]:
+def read(workdir: str | Path) -> list[dict[str, Any]]:
     """Return the objects of `metrics.jsonl`, up to a line that a crash left incomplete."""
     rows = []
-    with (workdir / "metrics.jsonl").open() as file:
+    with (Path(workdir) / "metrics.jsonl").open() as file:
         for line in file:
             try:
                 rows.append(json.loads(line))

@@ -17,11 +17,14 @@ from seqjax.training import metrics
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
 
-def write(workdir: Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None) -> str:
+def write(
+    workdir: str | Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None
+) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
     `facts` are those of `metrics.run_facts`. Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
+    workdir = Path(workdir)
     rows = metrics.read(workdir)
     train = [r for r in rows if "seconds" in r]
     evals = [r for r in rows if any(k.startswith("eval/") for k in r)]

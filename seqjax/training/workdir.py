@@ -1,6 +1,7 @@
 """The directory of a run: its default name, its config, and the settings that may change when a run resumes in it."""
 
 import argparse
+import itertools
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -25,12 +26,29 @@ MAY_CHANGE = (
 
 
 def fresh(config: Config) -> Path:
-    """Return `runs/<config>-<size>-<time>`, the workdir of a run that was not given one."""
-    return Path("runs") / f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """Create and return `runs/<config>-<size>-<time>`, the workdir of a run that was not given one.
+
+    Of runs that start in the same second, all but the first get a number at the end of the name.
+    """
+    name = f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        workdir = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            workdir.parent.mkdir(exist_ok=True)
+            workdir.mkdir()
+        except FileExistsError:
+            if not workdir.is_dir():
+                raise UserError(f"{workdir.parent} is a file; give a --workdir.") from None
+            continue
+        except OSError as error:
+            raise UserError(f"Cannot create {workdir} ({error.strerror}); give a --workdir.") from error
+        return workdir
+    raise AssertionError("there is always another number")
 
 
-def save_config(workdir: Path, config: Config) -> None:
+def save_config(workdir: str | Path, config: Config) -> None:
     """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
+    workdir = Path(workdir)
     path = workdir / "config.json"
     if path.exists():
         # Whoever resumes the run has named the mixers of `config`, and no others.
@@ -67,12 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_config(workdir: Path, *, allow_code: Collection[str] = ()) -> Config:
+def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
     """Return the config of the run in `workdir`; raise `UserError` if it does not hold one.
 
     A config names the modules of its mixers, and whoever wrote the workdir chose them. So one from outside seqjax is
     imported only if `allow_code` holds its name; otherwise it is a `UserError`.
     """
+    workdir = Path(workdir)
     path = workdir / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 
@@ -14,6 +15,7 @@ from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.train import train
 from seqjax.training import step as step_module
+from seqjax.training.lock import locked
 from seqjax.training.step import make_train_step
 from tests import support
 
@@ -82,6 +84,18 @@ def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
 def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
     with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*config\.train\.batch_size"):
         train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
+
+
+def test_a_second_run_in_one_workdir_is_refused_and_readers_are_not(blocks_dir, workdir, capsys):
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    with locked(workdir):
+        with pytest.raises(UserError, match=rf"{workdir} is in use by process {os.getpid()} on "):
+            train(settings(blocks_dir, log__every=10), workdir)
+        evaluate.main([f"--workdir={workdir}", "--tokens=64"])
+        generate.main([f"--workdir={workdir}", "--max_new_tokens=1"])
+    assert "step 15, nats per token" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (workdir / "run.lock").exists()
 
 
 # ------------------------------------------------------------------------------------- not finite
@@ -186,7 +200,7 @@ def test_exit_status_and_no_traceback(blocks_dir, workdir):
     for result, says in (
         (with_typo, "Did you mean 'train'"),
         (flag_typo, "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"),
-        (no_config, "--config=configs/top1_chunk.py. Shipped: based, "),
+        (no_config, "--config=top1_chunk. Shipped: based, "),
         (stray, "top1_chunk: every argument is --NAME=VALUE"),
         (refused, "train.seed: 0 -> 5"),
     ):

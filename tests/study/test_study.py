@@ -70,7 +70,7 @@ def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, cap
 
 
 def test_errors_name_the_fix(runs, tmp_path):
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
         load_study(str(tmp_path / "absent.py"))
     with pytest.raises(UserError, match=r"no run has the model of the references \['other'\]"):
         load_study(str(write_study(tmp_path / "study.py", runs, references=("other",))))
@@ -83,7 +83,7 @@ def test_errors_name_the_fix(runs, tmp_path):
     twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
     with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, **twice})))
-    with pytest.raises(UserError, match=r"--study=FILE\.py, or --analyse=DIR"):
+    with pytest.raises(UserError, match=r"--study=NAME_OR_FILE, or --analyse=DIR"):
         study.main([])
 
 

@@ -1,5 +1,6 @@
 """Whose a directory is, which settings may change in it, and the two kinds of errors of a command."""
 
+import concurrent.futures
 import errno
 import json
 import re
@@ -17,8 +18,27 @@ def config(blocks_dir):
     return support.run_config(blocks_dir)
 
 
-def test_a_fresh_directory_says_what_it_holds(config):
-    assert re.fullmatch(r"runs/top1_chunk-debug-\d{8}-\d{6}", str(workdirs.fresh(config)))
+def test_a_fresh_directory_says_what_it_holds(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    workdir = workdirs.fresh(config)
+    assert re.fullmatch(r"runs/top1_chunk-debug-\d{8}-\d{6}", str(workdir))
+    assert workdir.is_dir()
+
+
+def test_runs_that_start_in_the_same_second_have_directories_of_their_own(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workdirs.time, "strftime", lambda form: "20260102-030405")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        made = sorted(map(str, pool.map(workdirs.fresh, [config] * 4)))
+    first = "runs/top1_chunk-debug-20260102-030405"
+    assert made == [first, f"{first}-2", f"{first}-3", f"{first}-4"]
+
+
+def test_no_fresh_directory_where_runs_is_a_file(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    with pytest.raises(UserError, match="runs is a file; give a --workdir"):
+        workdirs.fresh(config)
 
 
 def test_the_config_is_saved_and_saving_it_again_is_fine(config, tmp_path):
@@ -91,7 +111,21 @@ def test_a_full_disk_is_no_bug_of_ours(capsys):
     assert "a/b" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file"), KeyboardInterrupt()])
+def test_an_interrupt_has_the_status_of_the_shell(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(KeyboardInterrupt()), [])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "\nInterrupted.\n"
+
+
+def test_a_path_that_may_not_be_written_is_named(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(PermissionError(errno.EACCES, "Permission denied", "a/b")), [])
+    assert caught.value.code == 2
+    assert "'a/b'. Give another path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file")])
 def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):
         run_command(command_that_raises(error), [])

@@ -1,34 +1,40 @@
-"""`python -m seqjax.data.prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]`."""
+"""Converts SlimPajama-shaped `*.jsonl.zst` shards to blocks of tokens per domain, with a manifest.
+
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
+
+A preparation that was stopped goes on when the same command is run again. docs/data.md describes input and output.
+"""
 
 import sys
-from typing import Any
 
-from absl import app, flags
-
+from seqjax.arguments import Parser, command_parser, words
+from seqjax.data import slimpajama
 from seqjax.data.prepare.manifest import summary
 from seqjax.data.prepare.run import prepare
-from seqjax.errors import UserError
+from seqjax.errors import run_command
 
 
-def _define_flags() -> None:
-    flags.DEFINE_string("source", None, "Directory or glob of *.jsonl.zst shards.", required=True)
-    flags.DEFINE_string("out", None, "Directory for the blocks and the manifest.", required=True)
-    flags.DEFINE_enum("tokenizer", None, ["mixtral", "byte"], "Vocabulary.", required=True)
-    flags.DEFINE_string("tokenizer_path", "", "A sentencepiece file instead of mistral-common's.")
-    flags.DEFINE_integer("seq_len", 2048, "T: blocks hold T + 1 tokens.")
-    flags.DEFINE_integer("workers", 0, "Processes; 0 = one per core.")
-    flags.DEFINE_list("domains", [], "Keep only these domains; empty = all seven.")
-    flags.DEFINE_integer("min_tokens", 0, "Leave out documents with fewer tokens.")
-    flags.DEFINE_integer("max_tokens", 0, "Cut documents to so many tokens; 0 = keep them whole.")
-    flags.DEFINE_bool("strict", False, "Stop at the first bad line instead of skipping it.")
+def parser() -> Parser:
+    """Return the parser of the command."""
+    out = command_parser("prepare", description=__doc__)
+    out.add_argument("--source", required=True, help="directory or glob of *.jsonl.zst shards")
+    out.add_argument("--out", required=True, help="directory for the blocks and the manifest")
+    out.add_argument("--tokenizer", required=True, choices=("mixtral", "byte"), help="the vocabulary")
+    out.add_argument("--tokenizer_path", default="", help="a sentencepiece file instead of mistral-common's")
+    out.add_argument("--seq_len", default=2048, type=int, help="T: blocks hold T + 1 tokens (2048)")
+    out.add_argument("--workers", default=0, type=int, help="processes; 0 = one per core (0)")
+    known = ",".join(slimpajama.NAMES)
+    out.add_argument("--domains", default=[], type=words, help=f"keep only these of {known} (all)")
+    out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")
+    out.add_argument("--max_tokens", default=0, type=int, help="cut documents to so many tokens; 0 = whole (0)")
+    out.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
+    return out
 
 
 def main(argv: list[str]) -> None:
-    """Run the command; exit with status 2 and a message after a `UserError`, and with 130 when interrupted."""
+    """Prepare the blocks and print a table of the manifest."""
+    given = parser().parse_args(argv)
     try:
-        if len(argv) > 1:
-            raise UserError(f"Unknown argument {argv[1]!r}; flags are written --name=value.")
-        given: Any = flags.FLAGS
         manifest = prepare(
             given.source,
             given.out,
@@ -41,9 +47,6 @@ def main(argv: list[str]) -> None:
             max_tokens=given.max_tokens,
             strict=given.strict,
         )
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
         sys.exit(130)
@@ -51,5 +54,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    run_command(main)

@@ -7,7 +7,8 @@ shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at t
 than one block, is counted in the manifest as `tokens_unused`.
 
 `documents.npz` holds the lengths of the documents, so that an evaluation can be spread over all of them and its
-uncertainty estimated (seqjax/data/document_index.py).
+uncertainty estimated (seqjax/data/document_index.py). `tokenizer.npz` holds the bytes per id, so that training does not
+need the tokenizer's package (seqjax/data/stored_tokenizer.py).
 
 A run that was stopped, was killed or ran out of disk space resumes when the command is run again, and produces
 the same bytes as an uninterrupted one. Finished shards are kept in OUT/.parts until all are done, so OUT takes
@@ -24,7 +25,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from seqjax.data import blocks, document_index, shards, slimpajama
+from seqjax.data import blocks, document_index, shards, slimpajama, stored_tokenizer
 from seqjax.data.prepare import progress
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
 from seqjax.data.prepare.pack import plan_files, write_file
@@ -36,11 +37,11 @@ from seqjax.files import write_json
 
 
 def prepare(
-    source: str,
+    source: str | Path,
     out: str | Path,
     *,
     tokenizer: str,
-    tokenizer_path: str = "",
+    tokenizer_path: str | Path = "",
     seq_len: int = 2048,
     workers: int = 0,
     domains: Sequence[str] = (),
@@ -67,13 +68,16 @@ def prepare(
     """
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
+    for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
+        if value < 0:
+            raise UserError(f"--{name} must be at least 0, not {value}.")
     for domain in domains:
         if domain not in slimpajama.NAMES:
             raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
     kept = tuple(d for d in slimpajama.NAMES if d in domains or not domains)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
-    found = shards.find_shards(source)
-    out = Path(out)
+    found = shards.find_shards(str(source))
+    out, tokenizer_path = Path(out), str(tokenizer_path)
     settings = {
         "block": seq_len + 1,
         "domains": list(kept),
@@ -91,6 +95,8 @@ def prepare(
     parts = out / ".parts"
     _begin(out, parts, settings)
     if (out / "manifest.json").is_file():
+        if not (out / stored_tokenizer.FILE).is_file():  # An older version prepared the blocks.
+            stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
         shutil.rmtree(parts, ignore_errors=True)
         return blocks.read_manifest(out)
 
@@ -127,6 +133,7 @@ def prepare(
     for leftover in out.rglob(".*.tmp"):  # left by a process that was killed
         leftover.unlink()
     document_index.write(out / document_index.FILE, document_lengths(jobs))
+    stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)
     return manifest

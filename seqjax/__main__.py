@@ -1,0 +1,6 @@
+"""`python -m seqjax COMMAND`, the same as the command `seqjax`."""
+
+from seqjax.cli import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,57 @@
+"""The command `seqjax`: one name for what the modules `python -m seqjax.main`, `.evaluate` and so on do.
+
+A command's module is imported when it runs, so that `seqjax --help` answers at once.
+"""
+
+import importlib
+import sys
+
+import seqjax
+from seqjax.errors import UserError, nearest, reporting, run_command
+
+# The modules and what each does. Each has a `main(argv)`, and runs as `python -m MODULE` as well.
+COMMANDS = {
+    "train": ("seqjax.main", "train a model, or go on with a run"),
+    "evaluate": ("seqjax.evaluate", "the loss of a run in every domain"),
+    "generate": ("seqjax.generate", "continue a text with the model of a run"),
+    "prepare": ("seqjax.data.prepare.__main__", "convert text in SlimPajama's layout to blocks of tokens"),
+    "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
+    "convert": ("seqjax.convert.__main__", "public weights in and out"),
+}
+
+
+def usage() -> str:
+    """Return the text of `seqjax --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: seqjax COMMAND [--NAME=VALUE ...]",
+            "",
+            *lines,
+            "",
+            "`seqjax COMMAND --help` lists the options of a command; `seqjax --version` names the version.",
+            "Begin with: seqjax train --config=top1_chunk",
+            "",
+        ]
+    )
+
+
+def run(argv: list[str] | None = None) -> None:
+    """Run the command that the arguments name; the entry point of `seqjax` and of `python -m seqjax`."""
+    given = sys.argv[1:] if argv is None else argv
+    name, rest = (given[0], given[1:]) if given else ("--help", [])
+    if name in ("-h", "--help", "help"):
+        sys.stdout.write(usage())
+        return
+    if name in ("-V", "--version", "version"):
+        sys.stdout.write(f"seqjax {seqjax.__version__}\n")
+        return
+    with reporting():
+        if name not in COMMANDS:
+            raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
+    run_command(lambda arguments: importlib.import_module(COMMANDS[name][0]).main(arguments), rest)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,87 @@
+"""What training and evaluation need of a tokenizer, stored beside prepared blocks as `tokenizer.npz`.
+
+Blocks hold ids, so training needs no tokenizer; bits per byte need the bytes that each id stands for. With this file
+the machine that trains does without the tokenizer's package. Converting text still needs it.
+"""
+
+import hashlib
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from seqjax.data.tokenizer import MissingPackageError, Tokenizer
+from seqjax.errors import UserError
+from seqjax.files import replacing
+
+FILE = "tokenizer.npz"
+
+
+class StoredTokenizer:
+    """A `Tokenizer` that cannot convert text; `why` is the message for whoever tries, and names the package."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        hash: str,
+        bos: int,
+        eos: int,
+        n_bytes: np.ndarray,
+        adds_space: bool,
+        why: str,
+    ):
+        self.name, self.hash, self.bos, self.eos = name, hash, bos, eos
+        self.vocab_size, self.n_bytes, self.adds_space = len(n_bytes), n_bytes, adds_space
+        self._why = why
+
+    def is_of(self, path: str | Path) -> bool:
+        """Return whether it is the tokenizer of the model file at `path`; empty for the package's own, not checked."""
+        return not path or (Path(path).is_file() and hashlib.sha256(Path(path).read_bytes()).hexdigest() == self.hash)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Raise `MissingPackageError`."""
+        raise MissingPackageError(self._why)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Raise `MissingPackageError`."""
+        raise MissingPackageError(self._why)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Raise `MissingPackageError`."""
+        raise MissingPackageError(self._why)
+
+
+def write(path: str | Path, tokenizer: Tokenizer) -> None:
+    """Write the facts of a tokenizer atomically."""
+    with replacing(Path(path)) as file:
+        np.savez_compressed(
+            file,
+            allow_pickle=False,
+            name=np.array(tokenizer.name),
+            hash=np.array(tokenizer.hash),
+            special=np.array([tokenizer.bos, tokenizer.eos], np.int64),
+            n_bytes=tokenizer.n_bytes.astype(np.int64),
+            adds_space=np.array(tokenizer.adds_space),
+        )
+
+
+def read(path: str | Path, *, why: str) -> StoredTokenizer:
+    """Return what `write` wrote; raise `UserError` if the file is damaged. `why` says why there is no better one."""
+    try:
+        with Path(path).open("rb") as file, np.load(file) as arrays:
+            bos, eos = map(int, arrays["special"])
+            return StoredTokenizer(
+                name=str(arrays["name"]),
+                hash=str(arrays["hash"]),
+                bos=bos,
+                eos=eos,
+                n_bytes=arrays["n_bytes"],
+                adds_space=bool(arrays["adds_space"]),
+                why=why,
+            )
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); delete it and run the same `seqjax prepare` command again, which writes it."
+        ) from None

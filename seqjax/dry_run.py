@@ -1,0 +1,155 @@
+"""What a run would do, without doing it: `seqjax train --dry_run`. Nothing is written, and no data is prepared.
+
+Memory is XLA's analysis of the compiled training step, for the devices of this machine. Time is the speed of the same
+model on the same kind of device in `benchmarks/results`, or that of a few steps on random tokens.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from seqjax.config import Config
+from seqjax.data import open_corpus
+from seqjax.errors import UserError
+from seqjax.models import Model, flops
+from seqjax.sharding import batch_sharding, make_mesh, require_divisible
+from seqjax.terminal import duration
+from seqjax.training.optim import optimizer as make_optimizer
+from seqjax.training.optim import schedule
+from seqjax.training.step import init_state, jit_train_step, state_shardings
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"  # in a checkout
+TIMED_STEPS = 3
+# Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
+CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
+GIB = 2**30
+
+
+def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
+    """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained."""
+    train, device = config.train, jax.devices()[0]
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    require_divisible(train.batch_size // train.accumulate, mesh)
+    yield f"{config.name}, size {config.size}: a dry run, nothing is written"
+    yield f"workdir      {_workdir(workdir)}"
+    yield f"device       {jax.device_count()} x {device.device_kind} ({device.platform})"
+    yield f"data         {_data(config)}"
+
+    model = Model(config.model, max_len=train.seq_len)
+    total, active = flops.n_params(model), flops.matmul_params(model)
+    tokens_per_step = train.batch_size * train.seq_len
+    tokens, per_token = train.steps * tokens_per_step, flops.flops_per_token(model, train.seq_len)
+    yield f"parameters   {total:,}, of which {active:,} multiply every token (tables are looked up)"
+    yield f"steps        {train.steps:,} of {train.batch_size:,} x {train.seq_len:,} = {tokens_per_step:,} tokens"
+    yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
+    yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"
+
+    optimizer = make_optimizer(config.optim, train.steps)
+    init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
+    shapes = jax.eval_shape(init_fn)
+    state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
+    step = jit_train_step(
+        model, optimizer, schedule(config.optim, train.steps), state=state_sharding, tokens=tokens_sharding
+    )
+    shape = (train.accumulate, train.batch_size // train.accumulate, train.seq_len + 1)
+    with jax.set_mesh(mesh):
+        compiled = step.lower(shapes, jax.ShapeDtypeStruct(shape, np.int32)).compile()
+        needed, text = _memory(compiled, state_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)))
+        yield f"memory       {text}"
+        limit = _limit(device)
+        fits = limit is None or needed <= limit
+        if limit is not None and not fits:
+            yield f"             MORE than the {_size(limit)} of a device: raise config.train.accumulate or"
+            yield "             config.mesh.fsdp, or set config.model.remat"
+        speed, source = _recorded(config, n_params=total, per_token=per_token, device=device.device_kind)
+        budget = CPU_FLOPS if device.platform == "cpu" else ACCELERATOR_FLOPS * jax.device_count()
+        if speed is None and fits and tokens_per_step * per_token <= budget:
+            state = jax.jit(init_fn, out_shardings=state_sharding)()
+            ids = np.random.default_rng(0).integers(0, config.model.vocab_size, shape, np.int32)
+            seconds = _time_steps(compiled, state, jax.device_put(ids, tokens_sharding))
+            speed, source = tokens_per_step / seconds, f"{TIMED_STEPS} steps timed here"
+    if speed is None:
+        yield "time         unknown: no recorded speed of this model on this device, and its steps are too long to try"
+    else:
+        yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
+
+
+def _workdir(workdir: str | Path | None) -> str:
+    if workdir is None:
+        return "a new one under runs/"
+    exists = (Path(workdir) / "config.json").is_file()
+    return f"{workdir}, " + ("which holds a run: it would be resumed" if exists else "which holds no run yet")
+
+
+def _data(config: Config) -> str:
+    """Return where the text comes from, and for prepared blocks how often a run reads it."""
+    if config.data.corpus != "blocks":
+        return f"{config.data.corpus} {config.data.path}".rstrip()
+    try:
+        corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    except UserError as error:
+        return f"NOT READY: {error}"
+    tokens = sum(corpus.tokens.values())
+    passes = config.train.steps * config.train.batch_size * config.train.seq_len / tokens
+    return (
+        f"{config.data.path}: {tokens:,} training tokens in {', '.join(corpus.train_domains)}, read {passes:.2f} times"
+    )
+
+
+def _limit(device: Any) -> int | None:
+    """Return the bytes of a device's memory, or None if it does not say."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.2f} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.2f} MiB"
+
+
+def _memory(compiled: Any, *, state_bytes: int) -> tuple[int, str]:
+    """Return the bytes that a device needs and what they consist of; `state_bytes` are those of the whole state."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        text = "at least, for parameters and optimiser; this backend gives no analysis of the rest"
+        return state_bytes, f"{_size(state_bytes)} {text}"
+    kept = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    needed = kept + analysis.temp_size_in_bytes
+    return needed, (
+        f"{_size(needed)} per device: {_size(kept)} parameters, optimiser and batch, "
+        f"{_size(analysis.temp_size_in_bytes)} gradients and activations (XLA's analysis of the compiled step)"
+    )
+
+
+def _recorded(config: Config, *, n_params: int, per_token: float, device: str) -> tuple[float | None, str]:
+    """Return the tokens/s of this model on all devices by a recorded benchmark of one, and its file; else None.
+
+    The same name, parameters and FLOPs per token at the same length are taken for the same model.
+    """
+    for path in sorted(RESULTS.glob("train_step*.json")):
+        report = json.loads(path.read_text())
+        machine, settings = report["machine"], report["settings"]
+        if machine["device"] != device or settings["seq_len"] != config.train.seq_len:
+            continue
+        for name, result in report["results"].items():
+            same = name.partition(":")[0] == config.name and result.get("params") == n_params
+            if same and "tokens_per_s" in result and math.isclose(result.get("flops_per_token", 0), per_token):
+                times = jax.device_count()
+                source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
+                return result["tokens_per_s"] * times, source + (f"; of one device, times {times}" if times > 1 else "")
+    return None, ""
+
+
+def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:
+    """Return the median seconds of a step; the first one, which allocates, is not counted."""
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):
+        start = time.perf_counter()
+        state, metrics = compiled(state, tokens)
+        assert math.isfinite(float(metrics["loss"]))
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds[1:])[TIMED_STEPS // 2]

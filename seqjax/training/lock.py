@@ -1,0 +1,220 @@
+"""The lock of a workdir: at any time one run writes to it; a second one is refused with the first one's host and pid.
+
+The lock is the file `run.lock`, which a run creates with O_EXCL, touches while it lives, and removes at its end. It
+names the host, the process and its start. What a killed run leaves behind is recognised
+
+* on the same host by the process: there is none of that pid, or it started at another time;
+* on another host, or in another container, by the file's time: it is older than `STALE_SECONDS`.
+
+Times are compared with that of a file written beside it, so they come from one clock, that of the file server.
+Readers (evaluate, generate, reports) need no lock.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from seqjax.errors import UserError
+
+FILE = "run.lock"
+BEAT_SECONDS = 20.0
+STALE_SECONDS = 180.0
+SETTLE_SECONDS = 0.2  # in which others that saw the same dead lock put back what they moved
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock.
+
+    Attributes:
+        host: Name of its machine.
+        pid: Process id.
+        space: Identifies the boot and the pid namespace (a container has one of its own) that `pid` belongs to.
+        started: Start of the process in the kernel's units, which tells it from a later one of the same pid.
+        since: Date and time of the lock.
+        token: Identifies the lock itself.
+    """
+
+    host: str
+    pid: int
+    space: str
+    started: str
+    since: str
+    token: str
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process is running; None if it is out of sight, on another host or in another container."""
+        if (self.host, self.space) != (socket.gethostname(), _pid_space()):
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's
+            pass
+        return self.started == _start_of(self.pid)
+
+
+class WorkdirLock:
+    """A lock that this process holds; `locked` makes one."""
+
+    def __init__(self, path: Path, holder: Holder):
+        self._path, self._holder = path, holder
+        self._lost_to: str | None = None
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes."""
+        if self._lost_to is not None:
+            raise UserError(
+                f"{self._path.parent} was taken by {self._lost_to}: this run did not move for more than "
+                f"{STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; let the other "
+                "one go on."
+            )
+
+    def release(self) -> None:
+        """Remove the file, unless it is another run's by now."""
+        self._released.set()
+        self._thread.join()
+        found = _read(self._path)
+        if found is not None and found.token == self._holder.token:
+            self._path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._released.wait(BEAT_SECONDS):
+            try:
+                found = _read(self._path)
+                if found is not None and found.token != self._holder.token:
+                    self._lost_to = f"process {found.pid} on {found.host}"
+                    return
+                os.utime(self._path)
+            except OSError:
+                continue  # A file server that is away for a while; the file's age tells the others.
+
+
+@contextlib.contextmanager
+def locked(workdir: str | Path) -> Iterator[WorkdirLock]:
+    """A context in which this process alone writes to `workdir`, which is created if it does not exist.
+
+    Raises `UserError` if another run holds it or it cannot be written.
+    """
+    workdir = Path(workdir)
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir={workdir} is a file; give a directory.")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = WorkdirLock(workdir / FILE, _acquire(workdir / FILE))
+    except OSError as error:
+        raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _acquire(path: Path) -> Holder:
+    """Create the lock file and return its content, or raise `UserError` that names who holds it."""
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    mine = Holder(socket.gethostname(), os.getpid(), _pid_space(), _start_of(os.getpid()), now, uuid.uuid4().hex)
+    removed = False
+    for _ in range(5):  # Somebody else may take the place of a dead one first; the next look then finds a living one.
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            _remove_dead(path)
+            removed = True
+            continue
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(dataclasses.asdict(mine), file)
+            file.flush()
+            os.fsync(file.fileno())
+        if removed:
+            time.sleep(SETTLE_SECONDS)
+        found = _read(path)
+        if found is not None and found.token == mine.token:
+            return mine
+    raise UserError(f"{path.parent}: other runs start in it at the same time; give another --workdir.")
+
+
+def _remove_dead(path: Path) -> None:
+    """Remove the lock of a process that is gone; raise `UserError` if it lives or may live."""
+    holder, age = _read(path), _age(path)
+    if age is None:  # released a moment ago
+        return
+    alive = holder.alive if holder is not None else None
+    if alive or (alive is None and age < STALE_SECONDS):
+        who = (
+            f"process {holder.pid} on {holder.host}, since {holder.since}" if holder is not None else "another process"
+        )
+        wait = (
+            ""
+            if alive
+            else f" It cannot be seen from here and showed signs of life {age:.0f} s ago: if it is dead, try again in "
+            f"{STALE_SECONDS - age:.0f} s."
+        )
+        raise UserError(
+            f"{path.parent} is in use by {who}.{wait} Give another --workdir, or stop that run first; this one would "
+            "then go on from its last checkpoint."
+        )
+    # Renamed before it is removed: of two processes that find the same dead lock only one gets it, and if the other has
+    # put a living one in its place in between, that one is put back.
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return
+    moved = _read(aside)
+    if moved is not None and holder is not None and moved.token != holder.token:
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    aside.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Holder | None:
+    """Return who holds a lock, or None if there is none or its content is not (yet) complete."""
+    try:
+        return Holder(**json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _age(path: Path) -> float | None:
+    """Return the seconds since the lock was touched, by the clock of its file system; None if it is gone."""
+    probe = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _pid_space() -> str:
+    """Return what a pid is relative to, the boot and the pid namespace; empty where there is no /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str:
+    """Return the start of a process in ticks since the boot; empty if it has ended, or where there is no /proc."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
+    return "" if state == "Z" else fields[18]  # a zombie has ended, but its parent has not looked yet

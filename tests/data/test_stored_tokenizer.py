@@ -1,0 +1,125 @@
+"""Training from prepared blocks on a machine without the tokenizer's package: what counts is stored beside them."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import MissingPackageError, load_tokenizer, open_corpus, stored_tokenizer
+from seqjax.errors import UserError
+from tests import support
+from tests.data.conftest import prepared
+from tests.import_filter import finders
+
+PACKAGES = ("sentencepiece", "mistral_common")
+DOMAINS = {"train_domains": ("c4",), "eval_domains": ("c4", "arxiv")}
+BLOCKED = f"""
+import runpy, sys
+from tests.import_filter import finders
+sys.meta_path[:] = finders(lambda name: name not in {PACKAGES})
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def mixtral_dir(corpus_dir, tmp_path_factory):
+    """Blocks of the Mixtral vocabulary."""
+    pytest.importorskip("mistral_common")
+    out = tmp_path_factory.mktemp("mixtral") / "out"
+    prepared(corpus_dir, out, tokenizer="mixtral", seq_len=32)
+    return out
+
+
+@pytest.fixture
+def without_packages(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", finders(lambda name: name not in PACKAGES))
+    load_tokenizer.cache_clear()
+    yield
+    load_tokenizer.cache_clear()
+
+
+def settings(directory, **changes):
+    return DataConfig(**({"corpus": "blocks", "path": str(directory), "tokenizer": "mixtral"} | DOMAINS | changes))
+
+
+def test_the_file_says_what_the_tokenizer_says(mixtral_dir):
+    tokenizer = load_tokenizer("mixtral")
+    stored = stored_tokenizer.read(mixtral_dir / stored_tokenizer.FILE, why="why")
+    for name in ("name", "hash", "vocab_size", "bos", "eos", "adds_space"):
+        assert getattr(stored, name) == getattr(tokenizer, name), name
+    np.testing.assert_array_equal(stored.n_bytes, tokenizer.n_bytes)
+    for call in (lambda: stored.encode("a"), lambda: stored.encode_batch(["a"]), lambda: stored.decode([5])):
+        with pytest.raises(MissingPackageError, match="why"):
+            call()
+
+
+def test_blocks_open_without_the_packages(mixtral_dir, request):
+    with_package = open_corpus(settings(mixtral_dir), seq_len=32, vocab_size=32_000)
+    want = with_package.eval_blocks("arxiv", count=5)
+    request.getfixturevalue("without_packages")
+    corpus = open_corpus(settings(mixtral_dir), seq_len=32, vocab_size=32_000)
+    assert isinstance(corpus.tokenizer, stored_tokenizer.StoredTokenizer)
+    assert corpus.manifest_hash == with_package.manifest_hash
+    got = corpus.eval_blocks("arxiv", count=5)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.n_bytes, want.n_bytes)
+    iterator = corpus.train_iterator(batch_size=2)
+    assert next(iterator)["tokens"].shape == (2, 33)
+    iterator.close()
+    with pytest.raises(MissingPackageError, match=r"needs sentencepiece: install it with `pip install"):
+        corpus.tokenizer.encode("text")
+
+
+def test_what_cannot_do_without(mixtral_dir, blocks_dir, tmp_path, without_packages):
+    says = "The mixtral tokenizer needs sentencepiece"
+    with pytest.raises(UserError, match=says):
+        open_corpus(settings(mixtral_dir, corpus="stream"), seq_len=32, vocab_size=32_000)
+    with pytest.raises(UserError, match=says):  # those blocks are bytes
+        open_corpus(settings(blocks_dir), seq_len=32, vocab_size=32_000)
+    (tmp_path / "other.model").write_bytes(b"another vocabulary")
+    with pytest.raises(UserError, match=says):
+        open_corpus(settings(mixtral_dir, tokenizer_path=str(tmp_path / "other.model")), seq_len=32, vocab_size=32_000)
+    with pytest.raises(UserError, match=r"32000 ids.*config\.model\.vocab_size"):
+        open_corpus(settings(mixtral_dir), seq_len=32, vocab_size=1000)
+
+
+def test_a_damaged_file_and_one_of_an_older_version(corpus_dir, tmp_path):
+    out = tmp_path / "out"
+    prepared(corpus_dir, out, domains=("c4",))
+    path = out / stored_tokenizer.FILE
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    with pytest.raises(UserError, match=r"damaged.*run the same `seqjax prepare` command again"):
+        stored_tokenizer.read(path, why="")
+    path.unlink()
+    prepared(corpus_dir, out, domains=("c4",))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.slow
+def test_train_and_evaluate_without_the_packages(mixtral_dir, tmp_path):
+    """Through the commands, an import blocker in front; generation alone refuses, in words."""
+    overrides = {"train.steps": 2, "train.seq_len": 32, "train.batch_size": 4, "eval.tokens": 64, "model.dim": 32}
+    argument = ",".join(["debug", *(f"{key}={value}" for key, value in overrides.items())])
+    workdir = tmp_path / "run"
+
+    def command(module, *args):
+        return support.run([sys.executable, "-c", BLOCKED, module, *args])
+
+    data = ["corpus=blocks", "tokenizer=mixtral", f"path={mixtral_dir}"]
+    flags = [f"--config.data.{setting}" for setting in data] + ["--config.model.vocab_size=32000"]
+    trained = command("seqjax.main", f"--config=transformer_pp:{argument}", f"--workdir={workdir}", *flags)
+    assert trained.returncode == 0, trained.stderr
+    assert "No sample of text: The mixtral tokenizer needs sentencepiece" in trained.stderr
+    assert "A sample" not in (workdir / "report.md").read_text()
+    evaluated = command("seqjax.evaluate", f"--workdir={workdir}")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert "bits_per_byte" in (workdir / "evaluation.json").read_text()
+    refused = command("seqjax.generate", f"--workdir={workdir}")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith("error: The mixtral tokenizer needs sentencepiece: install it")
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,166 @@
+"""The command `seqjax`: help, and what a newcomer mistypes; always a line that names the fix, and status 2."""
+
+import dataclasses
+import importlib
+import sys
+
+import pytest
+
+import seqjax
+from seqjax import cli, main, settings_help
+from seqjax.config import Config
+from seqjax.config_parse import hints_of, is_mixer
+from seqjax.errors import UserError
+from tests import support
+
+MINE = """
+from seqjax import presets
+
+def get_config(arg=""):
+    {line}
+    return presets.get_config(arg, name="mine", base="top1_chunk")
+"""
+
+
+def module_of(command):
+    return importlib.import_module(cli.COMMANDS[command][0])
+
+
+def test_help_without_jax(tmp_path):
+    """At once: nothing heavy is imported for the list of commands, nor for a name that is none."""
+    code = (
+        "import sys; from seqjax import cli; cli.run(['--help']); cli.run(['--version']);\n"
+        "try: cli.run(['trian'])\n"
+        "except SystemExit as end: print(end.code, 'jax' in sys.modules, 'numpy' in sys.modules)"
+    )
+    env = {**support.environment(), "PYTHONPATH": str(support.ROOT)}
+    done = support.run([sys.executable, "-c", code], env=env, cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "2 False False"
+    assert lines[-2] == f"seqjax {seqjax.__version__}"
+    assert done.stderr.startswith("error: There is no command 'trian'. Did you mean 'train'?")
+    for command in cli.COMMANDS:
+        assert f"  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_of_every_command(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        module_of(command).main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: seqjax {command} ")
+    assert f"seqjax {command} -" in out.partition("\n")[2] or command == "convert"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_errors_of_every_command_are_for_users(command):
+    for argv in (["--no_such_option=1"], ["stray"], []):
+        with pytest.raises(UserError):
+            module_of(command).main(argv)
+
+
+def keys(cls, prefix=""):
+    """Every setting of a dataclass."""
+    for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
+        if is_mixer(hint):
+            yield f"{prefix}{field.name}.name"
+        elif dataclasses.is_dataclass(hint):
+            yield from keys(hint, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def test_help_lists_every_setting():
+    lines = settings_help.text().splitlines()
+    for key in keys(Config):
+        assert any(line.startswith(f"  --config.{key}=") for line in lines), key
+    text = " ".join(" ".join(lines).split())
+    assert "--config.data.corpus=builtin|blocks|stream ('builtin')" in text
+    assert "--config.optim.clip_norm=FLOAT or None (1.0) global gradient norm at which" in text
+    assert "--config.train.steps=INT (no default)" in text
+    assert "--config.data.weights=(FLOAT, ...) (()) share of tokens" in text
+    start = lines.index("  settings of the mixer top1_chunk (--config.model.mixer.KEY):")
+    for name in support.fields("top1_chunk") - {"name"}:
+        assert any(line.startswith(f"  --config.model.mixer.{name}=") for line in lines[start:]), name
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("train.steps=3", "train.steps=3: write --config.train.steps=3."),
+        ("config.train.steps=3", "write --config.train.steps=3."),
+        ("--train.steps=3", "write --config.train.steps=3."),
+        ("--model.mixer[1].heads=4", r"write --config.model.mixer\[1\].heads=4."),
+        ("--optim.lr", "write --config.optim.lr=VALUE."),
+        ("workdir=runs/x", "workdir=runs/x: write --workdir=runs/x."),
+        ("--wrokdir=runs/x", r"there is no such option. Did you mean --workdir\?"),
+        ("top1_chunk", "top1_chunk: every argument is --NAME=VALUE; see `seqjax train --help`."),
+        ("--workdir", "expected one argument. See `seqjax train --help`."),
+    ],
+)
+def test_what_is_mistyped_names_the_fix(word, says):
+    with pytest.raises(UserError, match=says):
+        main.main(["--config=top1_chunk:debug", word])
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("arg = nonsense", r"mine\.py, line 5: NameError: name 'nonsense' is not defined"),
+        ("arg = = 1", r"mine\.py, line 5: invalid syntax"),
+        ("return presets.get_config(arg)", r"mine\.py, line 5: TypeError: .*'name'"),
+    ],
+)
+def test_a_mistake_in_ones_own_config_names_its_line(tmp_path, line, says):
+    (tmp_path / "mine.py").write_text(MINE.format(line=line))
+    with pytest.raises(UserError, match=says):
+        main.main([f"--config={tmp_path / 'mine.py'}:debug"])
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "1"}, False),
+        ({"SLURM_NTASKS": "4"}, True),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, True),
+    ],
+)
+def test_several_slurm_tasks_are_told(environment, refused, monkeypatch):
+    for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    says = "SLURM has 4 tasks.*--distributed" if refused else "no config of that name"
+    with pytest.raises(UserError, match=says):
+        main.main(["--config=no_such_config"])
+
+
+def test_a_config_and_a_study_of_another_kind(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config(arg=''):\n    return 3\n\ndef get_study():\n    return 4\n")
+    with pytest.raises(UserError, match=r"get_config of .*mine\.py must return a ConfigDict or a dict, not 3"):
+        main.main([f"--config={path}:debug"])
+    with pytest.raises(UserError, match=r"mine\.py: get_study\(\) must return a dict, not 4"):
+        module_of("study").main([f"--study={path}", "--list"])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("prepare", "--workers"), ("prepare", "--min_tokens"), ("prepare", "--max_tokens"), ("evaluate", "--tokens")],
+)
+def test_numbers_below_zero(command, option):
+    needed = {"prepare": ["--source=a", "--out=b", "--tokenizer=byte"], "evaluate": ["--workdir=a"]}[command]
+    with pytest.raises(UserError, match=f"{option} must be at least 0, not -1"):
+        module_of(command).main([*needed, f"{option}=-1"])
+
+
+def test_a_study_by_name(capsys):
+    module_of("study").main(["--study=window", "--list"])
+    assert "full" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no study of that name\. Did you mean 'window'"):
+        module_of("study").main(["--study=windwo", "--list"])
+    with pytest.raises(UserError, match=r"transformer\.py has no get_study"):
+        module_of("study").main(["--study=transformer", "--list"])

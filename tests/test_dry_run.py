@@ -1,0 +1,114 @@
+"""`--dry_run`: the numbers are those of the run, their source is said, and nothing is written."""
+
+import json
+import re
+
+import jax
+import pytest
+
+from seqjax import dry_run, main
+from seqjax.errors import UserError
+from seqjax.models import Model, flops
+from tests import support
+
+ARGUMENT = "debug,train.batch_size=8"
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    """A function that runs the command in an empty directory and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args, config=f"top1_chunk:{ARGUMENT}"):
+        before = {path: path.stat().st_mtime for path in tmp_path.rglob("*")}
+        main.main([f"--config={config}", f"--config.data.cache_dir={tmp_path / 'cache'}", "--dry_run", *args])
+        assert {path: path.stat().st_mtime for path in tmp_path.rglob("*")} == before, "something was written"
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_numbers_of_a_run(report, tmp_path, monkeypatch):
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)  # no step is timed
+    out = report("--workdir=runs/x")
+    config = main.from_config_dict(main.presets.read_config(f"top1_chunk:{ARGUMENT}"))
+    model = Model(config.model, max_len=128)
+    assert f"parameters   {flops.n_params(model):,}, of which {flops.matmul_params(model):,} multiply" in out
+    assert "steps        20 of 8 x 128 = 1,024 tokens" in out
+    assert "tokens       20,480, " in out
+    assert f"FLOPs        {flops.flops_per_token(model, 128):,.0f} per token" in out
+    assert "workdir      runs/x, which holds no run yet" in out
+    assert "data         builtin" in out
+    assert f"device       {jax.device_count()} x cpu" in out
+    assert "time         unknown" in out
+    # Parameters and Adam's two moments, on every device of the data axis, and the batch.
+    kept = float(re.search(r"per device: ([\d.]+) MiB parameters, optimiser and batch", out)[1])
+    assert kept == pytest.approx(3 * 4 * flops.n_params(model) / 2**20, rel=0.05)
+    whole, temporary = (float(re.search(rf"([\d.]+) MiB {what}", out)[1]) for what in ("per device", "gradients"))
+    assert whole == pytest.approx(kept + temporary, abs=0.02)
+    assert temporary > 0
+
+
+def test_time_of_a_few_steps(report):
+    out = report()
+    assert re.search(r"time +\d.* at [\d,]+ tokens/s \(3 steps timed here\), without evaluations", out), out
+    assert "workdir      a new one under runs/" in out
+
+
+def test_time_that_was_recorded(report, tmp_path, monkeypatch):
+    results = tmp_path / "results"
+    results.mkdir()
+    monkeypatch.setattr(dry_run, "RESULTS", results)
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    config = main.from_config_dict(main.presets.read_config(f"top1_chunk:{ARGUMENT}"))
+    model = Model(config.model, max_len=128)
+    same = {
+        "params": flops.n_params(model),
+        "flops_per_token": flops.flops_per_token(model, 128),
+        "tokens_per_s": 64.0,
+    }
+    other = same | {"flops_per_token": 1.0, "tokens_per_s": 1e9}
+    settings = {"seq_len": 128, "batch": 16, "remat": "none"}
+    for name, machine, length in (("a", "NVIDIA H200", 128), ("b", "cpu", 2048), ("c", "cpu", 128)):
+        found = {"top1_chunk:a.b=other": other, "top1_chunk:a.b=same": same} if name == "c" else {"top1_chunk": other}
+        values = {"machine": {"device": machine}, "settings": settings | {"seq_len": length}, "results": found}
+        (results / f"train_step_{name}.json").write_text(json.dumps(values))
+    out = report()
+    speed = 64 * jax.device_count()
+    assert (
+        f"at {speed:,} tokens/s (benchmarks/results/train_step_c.json, batch 16, remat none; of one device, times"
+        in out
+    )
+
+
+def test_a_run_that_does_not_fit(report, monkeypatch):
+    monkeypatch.setattr(dry_run, "_limit", lambda device: 1000)
+    out = report()
+    assert "MORE than the 0.00 MiB of a device: raise config.train.accumulate" in out
+    assert "time         unknown" in out, "it is not tried"
+
+
+def test_a_backend_without_an_analysis():
+    class Compiled:
+        def memory_analysis(self):
+            return None
+
+    assert dry_run._memory(Compiled(), state_bytes=2**30) == (
+        2**30,
+        "1.00 GiB at least, for parameters and optimiser; this backend gives no analysis of the rest",
+    )
+
+
+def test_prepared_blocks_are_looked_at(blocks_dir, report, monkeypatch):
+    monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
+    settings = support.run_settings(blocks_dir, train__steps=100)
+    argument = ",".join(["debug", *(f"{key}={value}" for key, value in settings.items())])
+    out = report(config=f"transformer_pp:{argument}")
+    assert re.search(rf"data +{blocks_dir}: [\d,]+ training tokens in commoncrawl, c4, read [\d.]+ times", out), out
+    out = report(f"--config.data.path={blocks_dir / 'absent'}", config=f"transformer_pp:{argument}")
+    assert "data         NOT READY: config.data.path: no directory" in out
+
+
+def test_what_cannot_be_trained_is_refused(report):
+    with pytest.raises(UserError, match="cannot be split over data=8"):
+        report(config="top1_chunk:debug")

@@ -1,0 +1,152 @@
+"""What an installation gets: every file of the packages, the configs, the command, and nothing else."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+import seqjax
+from tests import support
+
+ROOT = support.ROOT
+# jax, jaxtyping and what they require. jaxtyping brings wadler_lindig; jaxlib, ml_dtypes, numpy, opt_einsum and scipy
+# are jax's.
+KERNELS_NEED = (
+    "kernels_pallas", "jax", "jaxlib", "jaxtyping", "wadler_lindig", "ml_dtypes", "numpy", "opt_einsum", "scipy",
+)  # fmt: skip
+CALL = """
+import sys
+from tests.import_filter import finders
+sys.meta_path[:] = finders(lambda name: name in {allowed})
+import jax, jax.numpy as jnp
+import kernels_pallas
+q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 32, 2, 8))
+o = jax.jit(lambda *x: kernels_pallas.top1_chunk_attention(*x, chunk_size=8))(q, k, v)
+assert o.shape == (1, 32, 2, 8) and bool(jnp.isfinite(o).all())
+grads = jax.grad(lambda *x: kernels_pallas.top1_element_attention(*x).sum(), argnums=(0, 1, 2))(q, k, v)
+assert all(bool(jnp.isfinite(g).all()) for g in grads)
+try:
+    import flax
+except ModuleNotFoundError:
+    print("alone")
+"""
+
+
+def tree() -> set[str]:
+    """The files that an installation holds, at their places in it."""
+    packages = {"seqjax": "seqjax", "kernels_pallas": "kernels_pallas", "configs": "seqjax/configs"}
+    return {
+        f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, place in packages.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+
+
+def test_every_module_is_in_a_package_of_the_wheel():
+    """setup.py alone, without building: the packages that it names hold every file."""
+    code = (
+        "import setuptools; setuptools.setup = lambda **kw: print(repr(kw)); "
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    given = ast.literal_eval(done.stdout)
+    assert given["package_dir"] == {"seqjax.configs": "configs"}
+    packages = {name.replace(".", "/") for name in given["packages"]}
+    assert {path.rpartition("/")[0] for path in tree()} == packages
+    assert {
+        "seqjax/configs",
+        "seqjax/configs/ablations",
+        "seqjax/configs/studies",
+        "kernels_pallas/top1_chunk/xla",
+    } < packages
+
+
+def test_the_version_and_the_command_have_one_source():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "seqjax.__version__"}
+    assert project["project"]["scripts"] == {"seqjax": "seqjax.cli:run"}
+    assert project["tool"]["setuptools"]["package-data"] == {"seqjax": ["py.typed"], "kernels_pallas": ["py.typed"]}
+    literal = f'\n__version__ = "{seqjax.__version__}"\n'
+    assert literal in (ROOT / "seqjax" / "__init__.py").read_text(), "setuptools reads it without importing"
+
+
+def test_the_core_dependencies():
+    """No heavier than a run needs; a new one is added here on purpose."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [text.partition(">")[0] for text in project["dependencies"]]
+    assert names == [
+        "absl-py", "array_record", "flax", "fsspec", "grain", "jax", "jaxtyping", "matplotlib", "ml_collections",
+        "numpy", "optax", "orbax-checkpoint", "tensorboardX", "zstandard",
+    ]  # fmt: skip
+
+
+def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
+    code = CALL.format(allowed=KERNELS_NEED)
+    env = {**support.environment(), "PYTHONPATH": str(ROOT)}
+    done = support.run([sys.executable, "-c", code], env=env, cwd=tmp_path)
+    assert done.stdout == "alone\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built without a network from a copy, so that the tree stays clean."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in ("seqjax", "kernels_pallas", "configs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    (copy / "configs" / "written_yesterday.py").write_text((copy / "configs" / "transformer.py").read_text())
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    out = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, cwd=copy, check=False)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("seqjax-*.whl"))
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_tree(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        info = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "seqjax = seqjax.cli:run" in archive.read(info).decode()
+    assert files == tree() | {"seqjax/configs/written_yesterday.py"}
+    assert f"-{seqjax.__version__}-" in wheel.name
+
+
+@pytest.mark.slow
+def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
+    """The wheel unpacked, the dependencies of this environment, a directory that is not the clone."""
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    env = {**support.environment(), "PYTHONPATH": str(site)}
+
+    def seqjax_command(*args):
+        command = [sys.executable, "-c", "import sys; from seqjax.cli import run; run()", *args]
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=empty, check=False)
+
+    where = "import seqjax, kernels_pallas, seqjax.configs.top1_chunk as c; print(seqjax.__file__, c.__file__)"
+    code = where + "; from seqjax import presets; print(presets.directories())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
+    assert found.stdout.count(str(site)) == 3, found.stdout
+    assert str(ROOT) + os.sep + "configs" not in found.stdout
+    short = f"train.steps=2,data.cache_dir={corpus_cache},log.sample_tokens=0"
+    done = seqjax_command("train", f"--config=top1_chunk:debug,{short}")
+    assert done.returncode == 0, done.stderr
+    (run,) = (empty / "runs").iterdir()
+    assert (run / "report.md").is_file()
+    mine = "from seqjax import presets\n\ndef get_config(arg=''):\n"
+    (empty / "mine.py").write_text(mine + "    return presets.get_config(arg, name='mine', base='written_yesterday')\n")
+    done = seqjax_command("train", f"--config=mine.py:debug,{short}", "--workdir=mine")
+    assert done.returncode == 0, done.stderr
+    done = seqjax_command("evaluate", "--workdir=mine", "--tokens=128")
+    assert done.returncode == 0, done.stderr
+    assert "prose" in done.stdout

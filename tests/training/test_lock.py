@@ -1,0 +1,161 @@
+"""One run at a time writes to a workdir: who is refused, by whom, and how a dead run is told from a living one."""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from seqjax.errors import UserError
+from seqjax.training import lock
+from seqjax.training.lock import locked
+from tests import support
+
+HOLD = """
+import sys, time
+from seqjax.training.lock import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+ELSEWHERE = {"host": "elsewhere", "pid": 7, "space": "", "started": "1", "since": "yesterday", "token": "other"}
+
+
+def write_lock(workdir, age=0.0, **changes):
+    """A lock of a process on another host that was touched `age` seconds ago."""
+    path = workdir / lock.FILE
+    path.write_text(json.dumps(ELSEWHERE | changes))
+    then = time.time() - age
+    os.utime(path, (then, then))
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the lock of `tmp_path / "run"`."""
+    args = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    process = subprocess.Popen(args, stdout=subprocess.PIPE, text=True, cwd=support.ROOT, env=support.environment())
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_second_is_refused_and_the_next_is_not(tmp_path):
+    with locked(str(tmp_path / "new" / "run")):
+        with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}, since 2"):
+            locked(tmp_path / "new" / "run").__enter__()
+        assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == [lock.FILE]
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "new" / "run"):
+        raise ZeroDivisionError
+    with locked(tmp_path / "new" / "run"):
+        pass
+    assert not any((tmp_path / "new" / "run").iterdir())
+
+
+def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, other):
+    with pytest.raises(UserError, match=f"process {other.pid} on {socket.gethostname()}.*another --workdir"):
+        locked(tmp_path / "run").__enter__()
+    other.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while lock._start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
+        time.sleep(0.01)
+    assert (tmp_path / "run" / lock.FILE).exists(), "it could not clean up"
+    with locked(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / lock.FILE).read_text())["pid"] == os.getpid()
+
+
+def test_a_later_process_of_the_same_pid_is_another_one(tmp_path):
+    """In a container that starts again, the pid of the killed run is that of the new one."""
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock._pid_space()}
+    write_lock(tmp_path, **mine, started=lock._start_of(os.getpid()))
+    with pytest.raises(UserError, match="in use by process"):
+        locked(tmp_path).__enter__()
+    write_lock(tmp_path, **mine, started="12345")
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("changes", [{}, {"host": socket.gethostname(), "space": "another container"}])
+def test_on_another_host_the_age_decides(tmp_path, changes):
+    write_lock(tmp_path, age=60, **changes)
+    with pytest.raises(
+        UserError, match=r"process 7 on .*, since yesterday.* 6\d s ago.*try again in 1[12]\d s"
+    ) as caught:
+        locked(tmp_path).__enter__()
+    assert "another --workdir" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [lock.FILE], "nothing else is left behind"
+    write_lock(tmp_path, age=lock.STALE_SECONDS + 10, **changes)
+    with locked(tmp_path):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_lock_that_is_being_written_holds(tmp_path):
+    (tmp_path / lock.FILE).touch()
+    with pytest.raises(UserError, match="in use by another process"):
+        locked(tmp_path).__enter__()
+    write_lock(tmp_path, age=lock.STALE_SECONDS + 10)
+    os.truncate(tmp_path / lock.FILE, 5)
+    os.utime(tmp_path / lock.FILE, (1, 1))
+    with locked(tmp_path):
+        pass
+
+
+def test_of_many_that_find_a_dead_lock_one_gets_it(tmp_path):
+    write_lock(tmp_path, age=10_000)
+
+    def take(_):
+        try:
+            return lock._acquire(tmp_path / lock.FILE)
+        except UserError:
+            return None
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        got = [holder for holder in pool.map(take, range(8)) if holder is not None]
+    assert len(got) == 1
+    assert json.loads((tmp_path / lock.FILE).read_text()) == dataclasses.asdict(got[0])
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_living_run_touches_its_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    with locked(tmp_path) as held:
+        path = tmp_path / lock.FILE
+        os.utime(path, (1, 1))
+        wait_until(lambda: path.stat().st_mtime > 1)
+        held.check()
+
+
+def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    with locked(tmp_path) as held:
+        write_lock(tmp_path)
+        wait_until(lambda: not held._thread.is_alive())
+        with pytest.raises(
+            UserError, match=r"was taken by process 7 on elsewhere.*did not move for more than 3 minutes"
+        ):
+            held.check()
+    assert json.loads((tmp_path / lock.FILE).read_text())["token"] == "other", "the other one's lock stays"
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file; give a directory"):
+        locked(tmp_path / "file").__enter__()
+    with pytest.raises(UserError, match=r"Cannot write to .*; give another --workdir"):
+        locked(tmp_path / "file" / "below").__enter__()
