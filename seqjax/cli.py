@@ -5,6 +5,7 @@ A command's module is imported when it runs, so that `seqjax --help` answers at 
 
 import importlib
 import sys
+from pathlib import Path
 
 import seqjax
 from seqjax.errors import UserError, nearest, reporting, run_command
@@ -50,6 +51,8 @@ def run(argv: list[str] | None = None) -> None:
     with reporting():
         if name not in COMMANDS:
             raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
+    # A mixer of one's own is found in the directory of the command, as with `python -m`; what is installed comes first.
+    sys.path.append(str(Path.cwd()))
     run_command(lambda arguments: importlib.import_module(COMMANDS[name][0]).main(arguments), rest)
 
 

@@ -37,6 +37,7 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     require_divisible(train.batch_size // train.accumulate, mesh)
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
+    yield f"mixer        {config.model.mixer_names}"
     yield f"workdir      {_workdir(workdir)}"
     yield f"device       {jax.device_count()} x {device.device_kind} ({device.platform})"
     yield f"data         {_data(config)}"

@@ -25,6 +25,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.slow
 def test_two_builds_are_the_same(cache: str, tmp_path: Path):
     config = DataConfig(cache_dir=cache)
     first = open_corpus(config, seq_len=128, vocab_size=258)

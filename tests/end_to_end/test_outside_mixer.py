@@ -83,6 +83,16 @@ def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(run):
     assert (run / "report.md").is_file()
 
 
+def test_the_installed_command_finds_the_mixer_where_it_is_given(place):
+    """A console script, like `python -P`, does not put the current directory on the path."""
+    small = [f"--config.{key}={value}" for key, value in SMALL.items()]
+    command = [sys.executable, "-P", "-m", "seqjax", "train", "--dry_run", "--config=transformer_pp:debug", *small]
+    env = support.environment() | {"PYTHONPATH": str(support.ROOT)}
+    done = support.run([*command, f"--config.model.mixer.name={NAME}"], cwd=place, env=env)
+    assert done.returncode == 0, done.stderr
+    assert NAME in done.stdout
+
+
 def test_a_run_with_foreign_code_is_refused_and_nothing_of_it_is_imported(run, here):
     out = f"--out={here / 'x.safetensors'}"
     for command in (

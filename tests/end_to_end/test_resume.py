@@ -139,6 +139,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
     assert (workdir / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp_path):
     """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
     workdir = tmp_path / "eight"

@@ -46,7 +46,10 @@ SPARE = [8, 3, 0]  # slots that stay empty; 8: the own chunk's slice would leave
 @pytest.mark.parametrize(
     ("selection", "with_table", "spare", "implementation"),
     [(*kind, spare, "xla") for kind in KINDS for spare in SPARE]
-    + [(*kind, spare, "triton") for kind, spare in zip(KINDS, SPARE, strict=True)],
+    + [
+        pytest.param(*kind, spare, "triton", marks=() if kind[0] == "exact" else pytest.mark.slow)
+        for kind, spare in zip(KINDS, SPARE, strict=True)
+    ],
 )
 def test_equals_the_parallel_form(selection, with_table, spare, implementation) -> None:
     T = 45 if implementation == "xla" else 29

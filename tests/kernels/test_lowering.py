@@ -13,7 +13,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("capability", [pytest.param("80", marks=pytest.mark.slow), "90"])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])
 def test_every_launch_becomes_a_custom_call(capability) -> None:
     results = reports(capability, module="lower_triton")
     assert {r["case"] for r in results} == {case.name for case in CASES}

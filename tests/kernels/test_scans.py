@@ -15,6 +15,7 @@ from kernels_pallas.state_scan import reference as state_reference
 from seqjax import ops
 from tests.kernels.common import assert_close, fast_jit
 
+SLOW = pytest.mark.slow
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -153,7 +154,10 @@ def op_arrays(name: str) -> list[jax.Array]:
     }[name]
 
 
-@pytest.mark.parametrize("name", ["gated_delta_rule", "wkv7", "wkv6", "ssd", "taylor_linear_attention"])
+@pytest.mark.parametrize(
+    "name",
+    ["gated_delta_rule", *(pytest.param(n, marks=SLOW) for n in ("wkv7", "wkv6", "ssd", "taylor_linear_attention"))],
+)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, implementation) -> None:
     run, arrays, pick = partial(getattr(ops, name), chunk_size=8), op_arrays(name), backend.pick

@@ -50,13 +50,9 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
 @pytest.mark.parametrize(
     ("mixer", "variant", "n_prompt"),
     [(*case, 5) for case in support.CASES]
-    + [(*case, n) for case in support.FIRST for n in (0, 1, 12)]
-    + [
-        pytest.param(*case, n, marks=pytest.mark.slow)
-        for case in support.CASES
-        for n in (0, 1, 12)
-        if case not in support.FIRST
-    ],
+    + [(*case, 0) for case in support.FIRST]
+    + [pytest.param(*case, 0, marks=pytest.mark.slow) for case in support.CASES if case not in support.FIRST]
+    + [pytest.param(*case, n, marks=pytest.mark.slow) for case in support.CASES for n in (1, 12)],
 )
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
@@ -205,6 +201,6 @@ INVARIANT = [name for name in mixers.names() if name not in SELECTS and "chunk_s
 
 
 @pytest.mark.parametrize("mixer", INVARIANT)
-@pytest.mark.parametrize("chunk", [1, 5, 8, 64])
+@pytest.mark.parametrize("chunk", [1, 5, pytest.param(8, marks=pytest.mark.slow), 64])
 def test_chunk_size_does_not_change_the_result(mixer, chunk):
     testing.check_chunk_size(built(mixer, dict(support.FIRST)[mixer]), [chunk])

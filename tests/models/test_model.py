@@ -116,7 +116,9 @@ def test_eight_devices_equal_one(mixer, variant):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "variant"), support.others_slow([(m, v) for m, v in support.CASES if "gqa" not in v])
+    ("mixer", "variant"),
+    support.others_slow(support.FIRST)
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in support.CASES if case not in support.FIRST],
 )
 def test_bfloat16_gradients_are_finite(mixer, variant):
     model = support.tiny_model(mixer, variant, model__dtype="bfloat16")
