@@ -89,7 +89,7 @@ SLOW = {
     ("transformer_pp", "temperature"),
 }
 # One mixer of each kind: the normal tests run what costs seconds a mixer on these, the slow tests on the others.
-REPRESENTATIVE = ("gated_deltanet", "mamba2", "rwkv7", "top1_chunk", "transformer_pp")
+REPRESENTATIVE = ("mamba2", "rwkv7", "top1_chunk", "transformer_pp")
 IN_PATTERN_OF = {"based_conv": "based", "based_linear": "based"}
 CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(name, {"default": {}})]
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]

@@ -217,7 +217,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("who", ["checkpoint", "metrics"])
+@pytest.mark.parametrize("who", ["checkpoint", pytest.param("metrics", marks=pytest.mark.slow)])
 def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
     """A limit on the size of files, as the kernel says "no" the same way: to Orbax, or to the next row of metrics."""
     written = (workdir / "metrics.jsonl").stat().st_size

@@ -176,8 +176,15 @@ def on_one_device(name: str) -> tuple[Case, Any]:
     return case, jax.tree.map(np.asarray, with_case_grads(case.f, case)(*case.arrays))
 
 
+def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """The interpreter runs on one device: two kernels, one with a gradient, show what it is handed."""
+    if "pallas" in name:
+        return (pytest.mark.gpu,)
+    return (pytest.mark.slow,) if "triton" in name and name not in ("exact-triton", "select-exact-triton") else ()
+
+
 @pytest.mark.parametrize("how", ["shard_map", "automatic"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.gpu) if "pallas" in n else n for n in SHARDED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in SHARDED])
 def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
     """Values and gradients are one device's, and stay split."""
     if "pallas" in name and (refusal := mosaic_gpu.refusal("gpu")):

@@ -36,7 +36,7 @@ def test_every_mixer_has_a_config_file_and_is_listed():
 
 
 # ----------------------------------------------------------------------------------------------------------- causality
-@every_case
+@pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
 def test_a_token_changes_nothing_before_it(mixer, variant):
     testing.check_causality(built(mixer, variant))
 

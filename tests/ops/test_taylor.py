@@ -33,6 +33,7 @@ def test_the_state_continues_where_it_was():
     np.testing.assert_allclose(jnp.concatenate([first, second], axis=1), want, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_float64_with_gradients():
     with jax.enable_x64(True):
         args = inputs(37, dtype=np.float64)
