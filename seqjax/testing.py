@@ -34,19 +34,21 @@ TOLERANCE = 2e-4  # of float32 logits that two forms of one computation give
 SMALLEST_FLOPS = 0.6  # of XLA's count, which includes norms, activations and what a mask leaves out
 
 
-class Case:
-    """A language model around the mixer, with parameters of the size that a trained model has.
+def random_params(model: Model, seed: int = 0) -> Params:
+    """Return parameters of the size that a trained model has.
 
     At initialisation attention is uniform and many outputs are zero, which would hide errors.
     """
+    leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves])
+
+
+class Case:
+    """A language model around the mixer, with the parameters of `random_params`."""
 
     def __init__(self, model: Model, *, seed: int = 0):
-        self.model = model
-        leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
-        rng = np.random.default_rng(seed)
-        self.params: Params = jax.tree.unflatten(
-            tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves]
-        )
+        self.model, self.params = model, random_params(model, seed)
         self.logits, self.step, self.prefill = jax.jit(model.logits), jax.jit(model.step), jax.jit(model.prefill)
 
     def tokens(self, shape: tuple[int, ...], seed: int = 0) -> Array:

@@ -23,6 +23,7 @@ from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.files import write_json
 from seqjax.models import Model
+from seqjax.testing import random_params as random_params  # for the tests, as support.random_params
 from seqjax.training import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -134,13 +135,6 @@ def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:
 def tiny_model(mixer: str, variant: str = "", **overrides: Any) -> Model:
     config = tiny(mixer, variant, **overrides)
     return Model(config.model, max_len=config.train.seq_len)
-
-
-def random_params(model: Model, seed: int = 0) -> Any:
-    """Parameters of the size that a trained model has: at initialisation attention is uniform and tests see little."""
-    leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
-    rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves])
 
 
 def random_tokens(shape: tuple[int, ...], vocab_size: int = 48, seed: int = 0) -> jax.Array:

@@ -13,16 +13,13 @@ from seqjax.models import Model
 from seqjax.models.remat import ATTENTION_NAMES
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
+from seqjax.testing import loss_and_grads
 from seqjax.training.step import init_state, make_train_step
 from tests import support
 from tests.kernels.common import count_primitive
 
 every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.others_slow(support.FIRST))
 B, T = 8, 23
-
-
-def loss_and_grads(model, weights, tokens):
-    return jax.jit(jax.value_and_grad(lambda p: model.loss(p, tokens)[0]))(weights)
 
 
 @functools.cache
