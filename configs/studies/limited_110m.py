@@ -9,8 +9,9 @@ near the loss of a weaker model's last checkpoint; they show the effect of the s
 """
 
 STEPS = 1580
+LR = 1e-3
 COMMON = (
-    "data.path=data/mixtral-2048,train.batch_size=32,train.accumulate=1,optim.lr=1e-3,optim.warmup_steps=150,"
+    "data.path=data/mixtral-2048,train.batch_size=32,train.accumulate=1,optim.warmup_steps=150,"
     "eval.every=8000000,eval.tokens=655360,checkpoint.every=0,log.sample_tokens=0"
 )
 # In training order: the references and one model of each kind first.
@@ -34,26 +35,47 @@ RUNS = {
     "RWKV-7 shell, Top-1 exact": "rwkv7_shell:110m",
 }
 DECAYED = {"Transformer++": (0.8, 0.6, 0.4), "Transformer++, QK norm": (0.8, 0.6, 0.4)}
+# Once more at half and three times the learning rate.
+RATES = (0.5, 3.0)
+OF_RATES = (
+    "Transformer++",
+    "Transformer++, QK norm",
+    "Top-1 Chunk, exact",
+    "Mamba-2",
+    "Top-1 Element",
+    "W=256, QK norm",
+    "Gated DeltaNet",
+    "RWKV-7",
+)
+# Once more with other initial parameters and another order of the data, the same order for all.
+SEEDS = (1, 2)
+OF_SEEDS = (*OF_RATES, "Top-1 Chunk, approx")
 
 
 def get_study():
     """Return the title, references, domains and runs."""
-    # label -> model, config, share of the steps
-    runs = {label: (label, config, 1.0) for label, config in RUNS.items()}
+    runs = {label: _run(label) for label in RUNS}
     for label, shares in DECAYED.items():
-        runs |= {f"{label}, {share:.0%} of the steps": (label, RUNS[label], share) for share in shares}
+        runs |= {f"{label}, {share:.0%} of the steps": _run(label, schedule=share) for share in shares}
+    for seed in SEEDS:
+        runs |= {f"{label}, seed {seed}": _run(label, seed=seed) for label in OF_SEEDS}
+    for rate in RATES:
+        runs |= {f"{label}, rate {rate * LR:g}": _run(label, rate=rate) for label in OF_RATES}
     return {
         "title": "110M parameters, limited regime: two passes over 52M tokens of CommonCrawl- and C4-like text",
         "references": ("Transformer++", "Transformer++, QK norm"),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
-        "runs": {
-            label: {
-                "workdir": f"runs/limited_110m/{i:02d}",
-                "config": f"{config},{COMMON},train.steps={round(share * STEPS)}",
-                "model": model,
-                "schedule": share,
-            }
-            for i, (label, (model, config, share)) in enumerate(runs.items())
-        },
+        "runs": {label: {"workdir": f"runs/limited_110m/{i:02d}", **run} for i, (label, run) in enumerate(runs.items())},
+    }
+
+
+def _run(model, *, schedule=1.0, seed=0, rate=1.0):
+    settings = f"optim.lr={rate * LR:g},train.steps={round(schedule * STEPS)},train.seed={seed},data.seed={seed}"
+    return {
+        "config": f"{RUNS[model]},{COMMON},{settings}",
+        "model": model,
+        "schedule": schedule,
+        "seed": seed,
+        "rate": rate,
     }
