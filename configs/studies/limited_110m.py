@@ -1,11 +1,11 @@
-"""Base capabilities at 110M: 17 models trained on CommonCrawl and C4, and both references with shorter schedules.
+"""Base capabilities at 110M: 17 models trained on CommonCrawl and C4, with seeds, rates and schedules.
 
     python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. 18 of
-the 23 runs are in docs/results/limited_110m, 3 to 10 minutes of training each on one H200; not run: Mamba-1, RWKV-6,
-W=256, Based and RWKV-7's shell. The references trained for 40, 60 and 80% of the steps end with a learning rate of zero
-near the loss of a weaker model's last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md; 3 to 10
+minutes of training on one H200 each. What has been run, and what came of it: docs/results/limited_110m. The
+references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
+last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
 """
 
 STEPS = 1580

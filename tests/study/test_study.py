@@ -35,7 +35,8 @@ def test_shipped_studies_build(path):
     assert len({run.workdir for run in found.runs}) == len(found.runs) >= 2, "runs in one directory"
     configs = [run.config for run in found.runs if run.config is not None]
     assert len(configs) in (0, len(found.runs))
-    assert len({(config.model, config.train) for config in configs}) == len(configs), "the same run twice"
+    whats = {(config.model, config.train, config.optim, config.data) for config in configs}
+    assert len(whats) == len(configs), "the same run twice"
     for config in configs:
         assert set(found.domains) <= set(slimpajama.REGIMES[config.data.regime].eval)
 
