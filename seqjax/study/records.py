@@ -76,14 +76,23 @@ def collect(runs: Sequence[Run], domains: Sequence[str]) -> list[Record]:
         if lacking:
             known = ", ".join(record.points[-1].domains)
             raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
+    sets = {domain.rpartition(".")[0] for domain in domains} - {""}
+    _require_one([(record.label, record.facts.get("manifest")) for record in found], "read different data")
+    for name in sorted(sets):
+        hashes = [(record.label, record.facts.get("test_sets", {}).get(name)) for record in found]
+        _require_one(hashes, f"were evaluated on different test sets {name!r}")
+    return found
+
+
+def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
+    """Raise `UserError` if the runs, (label, hash), do not all have the same data; unknown hashes are left out."""
     of_data: dict[str, list[str]] = {}
-    for record in found:
-        if record.facts.get("manifest"):
-            of_data.setdefault(record.facts["manifest"], []).append(record.label)
+    for label, name in hashes:
+        if name:
+            of_data.setdefault(name, []).append(label)
     if len(of_data) > 1:
         groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in of_data.items())
-        raise UserError(f"These runs read different data and cannot be compared: {groups}. Compare each alone.")
-    return found
+        raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each alone.")
 
 
 def _collect(run: Run) -> Record:
