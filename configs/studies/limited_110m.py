@@ -50,6 +50,17 @@ OF_RATES = (
 # Once more with other initial parameters and another order of the data, the same order for all.
 SEEDS = (1, 2)
 OF_SEEDS = (*OF_RATES, "Top-1 Chunk, approx")
+# At T = 102,400 with one sequence, 135m, on one H200: benchmarks/results/train_step_135m_100k.json, whose Transformer++
+# has no QK norm.
+SPEEDS_100K = {
+    "Transformer++": 59_308,
+    "W=256": 574_020,
+    "Top-1 Chunk, exact": 228_189,
+    "Top-1 Chunk, approx": 484_059,
+    "RWKV-7": 178_314,
+    "Mamba-2": 238_715,
+    "RWKV-7 shell, Top-1 exact": 204_649,
+}
 
 
 def get_study():
@@ -66,6 +77,7 @@ def get_study():
         "references": ("Transformer++", "Transformer++, QK norm"),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
+        "speeds": {"tokens/s at T = 102,400, 135m": SPEEDS_100K},
         "runs": {
             label: {"workdir": f"runs/limited_110m/{index:02d}", **run}
             for index, (label, run) in enumerate(runs.items())

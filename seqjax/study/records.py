@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from seqjax.config import Config
 from seqjax.errors import UserError
 from seqjax.files import read_json, replacing, write_json
+from seqjax.models import Model, flops
 from seqjax.study.protocol import Point, Record, read_points
 from seqjax.study.runner import Run
 from seqjax.training import block_losses
@@ -44,7 +47,11 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """All that a comparison needs; `missing` says of runs without results what they lack."""
+    """All that a comparison needs.
+
+    `missing` says of runs without results what they lack, `speeds` are those that the study file gives beside the runs'
+    own, per condition and model in tokens/s.
+    """
 
     title: str
     references: tuple[str, ...]
@@ -53,6 +60,7 @@ class Records:
     runs: list[Record]
     missing: dict[str, str]
     blocks: Blocks | None
+    speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 def progress(run: Run) -> str:
@@ -101,10 +109,29 @@ def _collect(run: Run) -> Record:
         if (run.workdir / name).is_file():
             value = read_json(run.workdir / name)
             facts |= value if name == "run.json" else {"config": value}
+    if run.config is not None:
+        facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
     points = read_points(run.workdir)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
+
+
+def _of_config(config: Config, *, on_cpu: bool) -> dict[str, Any]:
+    """Return parameters, training FLOPs per token, and the bytes of one sequence's decoding state after T tokens.
+
+    The state is that of the run's device, where "auto" is another dtype than here.
+    """
+    settings = config.model
+    if settings.dtype == "auto":
+        settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
+    model = Model(settings, max_len=config.train.seq_len)
+    state = jax.eval_shape(lambda: model.init_cache(1, config.train.seq_len))
+    return {
+        "parameters": flops.n_params(model),
+        "flops_per_token": flops.flops_per_token(model, config.train.seq_len),
+        "state_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
+    }
 
 
 def write(
@@ -214,6 +241,7 @@ def read(directory: str | Path) -> Records:
         runs,
         about["missing"],
         _read_blocks(directory / "blocks.npz", rows),
+        study.get("speeds", {}),
     )
 
 
