@@ -11,7 +11,7 @@
 # %% [markdown]
 # # A mixer of your own
 #
-# Write a sequence mixer in a cell, check it, and train it beside Transformer++. On two CPU cores this takes about five
+# Write a sequence mixer in a cell, check it, and train it beside Transformer++. On two CPU cores this takes a few
 # minutes.
 #
 # The first cell installs seqjax, unless it is installed already.
