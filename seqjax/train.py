@@ -35,8 +35,8 @@ from seqjax.training.step import init_state, jit_train_step, make_eval_step, sta
 def train(config: Config, workdir: str | Path) -> bool:
     """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
 
-    On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX has
-    started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
+    On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
+    has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
 
     Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
     """

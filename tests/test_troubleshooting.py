@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each of the first ten mistakes is made here, and the page prints what it says, word by word."""
+"""docs/troubleshooting.md: each of the ten mistakes is made here, and the page prints what it says, word by word."""
 
 import json
 import re
@@ -33,9 +33,8 @@ def said(command: str, capsys) -> str:
         cli.run(shlex.split(command)[1:])
     assert ended.value.code == 2
     text = capsys.readouterr().err.splitlines()[-1]
-    return re.sub(
-        r"process \d+ on \S+, since \S+\. ", "process 4242 on laptop, since 2026-01-31T12:00:00+00:00. ", text
-    )
+    holder = "process 4242 on laptop, since 2026-01-31T12:00:00+00:00. "
+    return re.sub(r"process \d+ on \S+, since \S+\. ", holder, text)
 
 
 def test_there_are_ten():

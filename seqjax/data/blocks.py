@@ -114,8 +114,8 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
     if not root.is_dir():
         raise UserError(
-            f"config.data.path: no directory {directory}; {fix}, or correct the path. (The sizes demo and debug need no "
-            "data.)"
+            f"config.data.path: no directory {directory}; {fix}, or correct the path. "
+            "(The sizes demo and debug need no data.)"
         )
     path = root / "manifest.json"
     if not path.is_file():
