@@ -35,7 +35,7 @@ bench: $(VENV)/.installed-dev
 
 # The .ipynb halves, which Colab opens, from the .py halves, which people edit.
 notebooks: $(VENV)/.installed-dev
-	$(BIN)/jupytext --quiet --to ipynb colab/*.py
+	$(BIN)/jupytext --quiet --to ipynb --update colab/*.py
 
 # Names and versions of what is installed now, for the constraints file of this Python.
 constraints: $(VENV)/.installed-dev
