@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import seqjax
 from seqjax import arguments, cli, main, presets
 from seqjax.config import from_config_dict
 from tests import support
+from tests.end_to_end.conftest import write_checkpoint
 
 ROOT = support.ROOT
 PAGES = sorted(["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
@@ -38,15 +40,16 @@ def blocks(page: str) -> list[re.Match]:
 
 
 def execute(found: list[re.Match], page: str) -> None:
-    """Run the blocks of a page in their order, in one namespace, but those that say why not."""
-    space = {}
+    """Run the blocks of a page in their order, in one namespace with seqjax, but those that say why not."""
+    space = {"seqjax": seqjax}
     for block in found:
         if not block["mark"]:
             exec(compile(block["text"], page, "exec"), space)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def test_python_blocks_run(page, blocks_dir, tmp_path, monkeypatch):
+    """In a directory that holds `runs/first`, as after the first command of the quickstart."""
     found = [block for block in blocks(page) if block["kind"] == "python"]
     if page in ELSEWHERE:
         count, place = ELSEWHERE[page]
@@ -54,6 +57,8 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         name = Path(page).name
         assert re.search(rf"{name}", (ROOT / place).read_text()), f"{place} does not read {page}"
         return
+    if any("runs/first" in block["text"] for block in found):
+        write_checkpoint(tmp_path / "runs" / "first", support.run_config(blocks_dir), 1)
     monkeypatch.chdir(tmp_path)
     execute(found, page)
 
