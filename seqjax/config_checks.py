@@ -71,7 +71,7 @@ def check(config: Any) -> None:
     if data.corpus != "builtin" and not data.path:
         raise UserError(
             f"config.data.corpus={data.corpus!r} needs config.data.path: the directory that "
-            "`python -m seqjax.data.prepare` wrote (blocks) or that holds the jsonl.zst shards (stream)."
+            "`seqjax prepare` wrote (blocks) or that holds the jsonl.zst shards (stream)."
         )
     if data.weights and len(data.weights) != len(data.train_domains):
         raise UserError(

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import kernels_pallas
+from kernels_pallas import cpu_compiler
 from seqjax import generate
 from seqjax.config import Config
 from seqjax.data import MissingPackageError, open_corpus
@@ -34,8 +35,12 @@ from seqjax.training.step import init_state, jit_train_step, make_eval_step, sta
 def train(config: Config, workdir: str | Path) -> bool:
     """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
 
+    On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
+    has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
+
     Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
     """
+    cpu_compiler.use_safe_fusions()  # as the commands do
     if jax.process_index() != 0:
         return _train(config, Path(workdir), lock=None)
     with locked(workdir) as lock:

@@ -1,8 +1,8 @@
 """Causal softmax attention, full or over a window, for training and for one decoding step.
 
 o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
-the query's own position, as Mistral's `sliding_window` does). On NVIDIA devices in 16-bit dtypes this is cuDNN's flash
-attention; everywhere else XLA computes the scores, which takes memory quadratic in T.
+the query's own position, as Mistral's `sliding_window` does). In 16-bit dtypes on NVIDIA devices since the A100 this is
+cuDNN's flash attention; everywhere else XLA computes the scores, which takes memory quadratic in T.
 """
 
 from typing import Any
@@ -50,8 +50,12 @@ def causal_attention(
 
 
 def _cudnn_serves(q_BTHK: Array) -> bool:
-    on_nvidia = jax.default_backend() == "gpu" and "nvidia" in jax.devices()[0].device_kind.lower()
-    return on_nvidia and q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0
+    device = jax.devices()[0]
+    if jax.default_backend() != "gpu" or "nvidia" not in device.device_kind.lower():
+        return False
+    # cuDNN's flash attention begins with the A100 (8.0), which JAX does not check: an RTX 2080 has 7.5.
+    is_recent = float(device.compute_capability) >= 8.0
+    return is_recent and q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0
 
 
 def attention_step(

@@ -195,9 +195,9 @@ def test_bigram_of_a_corpus(blocks_dir: Path):
 
 
 def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
-    with pytest.raises(UserError, match=r"no directory .*seqjax\.data\.prepare"):
+    with pytest.raises(UserError, match=r"no directory .*seqjax prepare"):
         open_blocks(tmp_path / "absent")
-    with pytest.raises(UserError, match=r"no manifest\.json.*seqjax\.data\.prepare"):
+    with pytest.raises(UserError, match=r"no manifest\.json.*seqjax prepare"):
         open_blocks(tmp_path)
     (tmp_path / ".parts").mkdir()
     with pytest.raises(UserError, match=r"unfinished.*same prepare command again"):

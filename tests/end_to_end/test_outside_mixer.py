@@ -58,9 +58,9 @@ def place(tmp_path_factory) -> Path:
 def run(place, corpus_cache) -> Path:
     """What the page's command trains there, in a process of its own."""
     page = (support.ROOT / "docs/add_a_mixer.md").read_text()
-    (line,) = re.findall(rf"^python -m seqjax\.main .*{NAME}$", page, re.M)
+    (line,) = re.findall(rf"^seqjax train .*{NAME}$", page, re.M)
     small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
-    command = [sys.executable, *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
+    command = [sys.executable, "-m", "seqjax", *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
     done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
     assert done.returncode == 0, done.stderr
     return place / "runs" / "ema"

@@ -1,10 +1,13 @@
 """Softmax attention, its step over a cache and its entropy, against the same equations in float64 numpy."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seqjax.ops import attention
 from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
 
 rng = np.random.default_rng(0)
@@ -76,3 +79,22 @@ def test_a_named_implementation_that_cannot_run_is_an_error():
     q = jnp.ones((1, 6, 2, 4), jnp.bfloat16)
     with pytest.raises(RuntimeError, match="cuDNN"):
         causal_attention(q, q, q, implementation="cudnn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "dtype", "serves"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "8.0", jnp.bfloat16, True),
+        ("NVIDIA H200", "9.0", jnp.float16, True),
+        ("NVIDIA H200", "9.0", jnp.float32, False),
+        ("NVIDIA B200", "10.0", jnp.bfloat16, True),
+        ("NVIDIA GeForce RTX 2080 Ti", "7.5", jnp.bfloat16, False),
+        ("Tesla T4", "7.5", jnp.bfloat16, False),
+    ],
+)
+def test_cudnn_serves_16_bits_since_the_a100(monkeypatch, kind, capability, dtype, serves):
+    q = jnp.zeros((1, 8, 2, 64), dtype)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    device = types.SimpleNamespace(device_kind=kind, compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert attention._cudnn_serves(q) is serves

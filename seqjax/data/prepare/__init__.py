@@ -1,4 +1,4 @@
-"""Converts SlimPajama-shaped shards to token blocks: `prepare` and the command `python -m seqjax.data.prepare`."""
+"""Converts SlimPajama-shaped shards to token blocks: `prepare` and the command `seqjax prepare`."""
 
 from seqjax.data.prepare.run import prepare
 
