@@ -66,7 +66,9 @@ def get_study():
         "references": ("Transformer++", "Transformer++, QK norm"),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
-        "runs": {label: {"workdir": f"runs/limited_110m/{i:02d}", **run} for i, (label, run) in enumerate(runs.items())},
+        "runs": {
+            label: {"workdir": f"runs/limited_110m/{i:02d}", **run} for i, (label, run) in enumerate(runs.items())
+        },
     }
 
 

@@ -59,6 +59,19 @@ def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     testing.check_step(built(mixer, variant), [n_prompt])
 
 
+# Every kind of cache: keys and values, a ring buffer, a table of chunk means, states, RWKV's tokens before.
+PIECES = [("transformer_pp", "window"), ("top1_chunk", "approx"), ("rwkv7_shell", "top1_exact"), ("rwkv6", "default")]
+PIECES += [("transformer_pp", "full"), ("top1_chunk", "exact"), ("top1_element", "hard"), ("mamba2", "full")]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "variant"),
+    [case if case in PIECES else pytest.param(*case, marks=pytest.mark.slow) for case in support.CASES],
+)
+def test_a_prompt_may_come_in_pieces(mixer, variant):
+    testing.check_pieces(built(mixer, variant))
+
+
 @pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
 def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
     testing.check_long_cache(built(mixer, variant))
