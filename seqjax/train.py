@@ -80,7 +80,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 
     # --------------------------------------------------------------------------------------------------- restore
-    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
     start, saved = checkpoints.latest or 0, None
     target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_sharding)
     if checkpoints.latest is not None and not checkpoints.params_only:
