@@ -28,26 +28,29 @@ SMALLEST_CACHE = 256
 
 
 @dataclasses.dataclass
-class Timing:
-    """The time that prefill and decoding took, without compiling, which is counted apart; in seconds."""
+class Phase:
+    """The number of tokens of a phase, and the seconds that they took without compiling."""
 
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_tokens: int = 0
-    decode_seconds: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the rate for a reader."""
+        return f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
+
+
+@dataclasses.dataclass
+class Timing:
+    """What prefill and decoding took, and the seconds of compiling, which count apart."""
+
+    prefill: Phase = dataclasses.field(default_factory=Phase)
+    decode: Phase = dataclasses.field(default_factory=Phase)
     compile_seconds: float = 0.0
 
     def __str__(self) -> str:
         """Return the rates for a reader."""
-        parts = [
-            f"{name} {n} tokens, {n / max(seconds, 1e-9):,.0f} tokens/s"
-            for name, n, seconds in (
-                ("prefill", self.prefill_tokens, self.prefill_seconds),
-                ("decode", self.decode_tokens, self.decode_seconds),
-            )
-        ]
         compiling = f" (without compiling, {self.compile_seconds:.1f} s)" if self.compile_seconds else ""
-        return "; ".join(parts) + compiling
+        return f"prefill {self.prefill}; decode {self.decode}{compiling}"
 
 
 def tokens(
@@ -74,7 +77,7 @@ def tokens(
         sampling: How tokens are drawn.
         prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all, in a program for that length. More is
             faster and takes more memory: attention has scores of a piece by the length of the cache.
-        mesh: The mesh over which the parameters are spread, if they are.
+        mesh: The mesh over which the parameters are spread, if they are; every device then has the whole cache.
         timing: What the time that it takes is added to.
 
     Raises `UserError` for more tokens than a position table has.
@@ -84,7 +87,7 @@ def tokens(
     prompt_BT = np.asarray(prompt_BT, np.int32)
     n_batch, n_prompt = prompt_BT.shape
     call = functools.partial(_call, timing)
-    with _measured(timing, "prefill_seconds"), on_mesh():
+    with _measured(timing, timing.prefill), on_mesh():
         cache = call(_empty_cache, model=model, batch=n_batch, max_len=_cache_length(model, n_prompt + n_new))
         position, logits_BO = 0, None
         for size in _pieces(n_prompt, prefill_chunk):
@@ -97,17 +100,17 @@ def tokens(
                 logits_BO, cache = call(_prefill_next, params, piece_BT, at, cache, model=model)
             position += size
         jax.block_until_ready(logits_BO)
-    timing.prefill_tokens += prompt_BT.size
+    timing.prefill.tokens += prompt_BT.size
     following_B = None
     for i in range(n_new):
-        with _measured(timing, "decode_seconds"), on_mesh():
+        with _measured(timing, timing.decode), on_mesh():
             token_B = call(_sample, logits_BO, key, np.int32(0), sampling=sampling) if i == 0 else following_B
             if i + 1 < n_new:
                 at = np.int32(n_prompt + i)
                 logits_BO, cache = call(_step, params, token_B, at, cache, model=model)
                 following_B = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
             found_B = jax.device_get(token_B)
-        timing.decode_tokens += n_batch
+        timing.decode.tokens += n_batch
         yield found_B
 
 
@@ -196,9 +199,8 @@ def _call(timing: Timing, function: Callable[..., Any], *args: Any, **options: A
 
 
 @contextlib.contextmanager
-def _measured(timing: Timing, phase: str) -> Iterator[None]:
+def _measured(timing: Timing, phase: Phase) -> Iterator[None]:
     """Add the time of the context, without compiling, to a phase."""
     start, compiling = time.perf_counter(), timing.compile_seconds
     yield
-    seconds = time.perf_counter() - start - (timing.compile_seconds - compiling)
-    setattr(timing, phase, getattr(timing, phase) + seconds)
+    phase.seconds += time.perf_counter() - start - (timing.compile_seconds - compiling)

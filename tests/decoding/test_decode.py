@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax.decoding import Sampling, Timing, tokens
+from seqjax.decoding import Phase, Sampling, Timing, tokens
 from seqjax.decoding.decode import _pieces
 from seqjax.errors import UserError
 from tests import support
@@ -80,9 +80,9 @@ def test_compiling_is_not_counted_as_speed(new):
     assert first.compile_seconds > 0
     assert second.compile_seconds == 0
     for timing in (first, second):
-        assert (timing.prefill_tokens, timing.decode_tokens) == (2 * 5, 2 * 4)
-        assert timing.prefill_seconds > 0
-        assert timing.decode_seconds > 0
-    text = str(Timing(prefill_tokens=1000, prefill_seconds=0.5, decode_tokens=10, decode_seconds=2, compile_seconds=3))
-    assert text == "prefill 1000 tokens, 2,000 tokens/s; decode 10 tokens, 5 tokens/s (without compiling, 3.0 s)"
+        assert (timing.prefill.tokens, timing.decode.tokens) == (2 * 5, 2 * 4)
+        assert timing.prefill.seconds > 0
+        assert timing.decode.seconds > 0
+    text = str(Timing(Phase(1000, 0.5), Phase(10, 2.0), compile_seconds=3.0))
+    assert text == "prefill 1,000 tokens, 2,000 tokens/s; decode 10 tokens, 5 tokens/s (without compiling, 3.0 s)"
     assert "compiling" not in str(second)

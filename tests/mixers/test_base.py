@@ -49,6 +49,19 @@ def test_the_rest_has_defaults():
     assert mixer.entropy(x_BTD) is None
 
 
+def test_a_block_may_leave_prefill_next_to_its_steps():
+    """RWKV-7's own, in parallel, against the default; its `carry` has the first layer's values."""
+    model = support.tiny_model("rwkv7")
+    block = model.blocks["0"].bind(jax.tree.map(lambda x: x[1], support.random_params(model)["blocks"]["0"]))
+    rng = np.random.default_rng(0)
+    x_BTD, first_BTD = (jnp.asarray(rng.standard_normal((2, 5, 32), np.float32)) for _ in range(2))
+    options = {"layer": jnp.int32(1), "dtype": jnp.float32}
+    cache = block.init_cache(2, 8, jnp.float32)
+    want = block.prefill_next(x_BTD, {"v_first": first_BTD}, cache, **options)
+    got = base.Block.prefill_next(block, x_BTD, {"v_first": first_BTD}, cache, **options)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), got, want)
+
+
 def test_training_costs_three_times_the_forward():
     class Counting(Doubling):
         def flops_per_token(self, seq_len):
