@@ -22,7 +22,7 @@ from seqjax.models import Model
 from seqjax.sharding import replicate
 from seqjax.types import Array, Cache, Params, PRNGKey
 
-PREFILL_CHUNK = 512  # tokens of a prompt that are fed at a time
+PREFILL_CHUNK = 256  # tokens of a prompt that are fed at a time
 SMALL_PIECE = 32
 SMALLEST_CACHE = 256
 
