@@ -176,8 +176,9 @@ class _Compilations:
 
     count = 0
 
-    def listen(self, event: str, seconds: float, **labels: Any) -> None:
-        del seconds, labels
+    def listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Count, as JAX calls it for every event."""
+        del duration_secs, kwargs
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 

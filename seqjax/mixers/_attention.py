@@ -189,7 +189,8 @@ class AttentionMixer(base.Mixer):
             cache = self.extend(cache, k_BGK[:, None], v_BGK[:, None])
             return cache, self.attend_step(q_BHK, cache)
 
-        cache, o_TBHK = lax.scan(body, cache, tuple(jnp.moveaxis(x, 1, 0) for x in (q_BTHK, k_BTGK, v_BTGK)))
+        inputs = jnp.moveaxis(q_BTHK, 1, 0), jnp.moveaxis(k_BTGK, 1, 0), jnp.moveaxis(v_BTGK, 1, 0)
+        cache, o_TBHK = lax.scan(body, cache, inputs)
         return jnp.moveaxis(o_TBHK, 0, 1), cache
 
     def __call__(self, x_BTD: Array) -> Array:
