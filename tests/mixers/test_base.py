@@ -49,17 +49,31 @@ def test_the_rest_has_defaults():
     assert mixer.entropy(x_BTD) is None
 
 
+class Summing(layer_probe.Block):
+    """A block with a state and a carry, which defines no `prefill_next`."""
+
+    def __init__(self):
+        pass
+
+    def step(self, x_BD, carry, cache, *, layer, dtype):
+        total_BD = cache.layer + x_BD * carry["factor"]
+        return total_BD + layer, {"factor": carry["factor"] + 1}, layer_probe.Seen(total_BD)
+
+
 def test_a_block_may_leave_prefill_next_to_its_steps():
-    """RWKV-7's own, in parallel, against the default; its `carry` has the first layer's values."""
-    model = support.tiny_model("rwkv7")
-    block = model.blocks["0"].bind(jax.tree.map(lambda x: x[1], support.random_params(model)["blocks"]["0"]))
     rng = np.random.default_rng(0)
-    x_BTD, first_BTD = (jnp.asarray(rng.standard_normal((2, 5, 32), np.float32)) for _ in range(2))
-    options = {"layer": jnp.int32(1), "dtype": jnp.float32}
-    given = x_BTD, {"v_first": first_BTD}, block.init_cache(2, 8, jnp.float32)
-    want = jax.jit(lambda *args: block.prefill_next(*args, **options))(*given)
-    got = jax.jit(lambda *args: base.Block.prefill_next(block, *args, **options))(*given)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), got, want)
+    x_BTD, factor_BTD, start_BD = (rng.standard_normal(shape, np.float32) for shape in ((2, 5, 3), (2, 5, 3), (2, 3)))
+    y_BTD, carry, cache = Summing().prefill_next(
+        jnp.asarray(x_BTD),
+        {"factor": jnp.asarray(factor_BTD)},
+        layer_probe.Seen(jnp.asarray(start_BD)),
+        layer=jnp.int32(7),
+        dtype=jnp.float32,
+    )
+    total_BTD = start_BD[:, None] + np.cumsum(x_BTD * factor_BTD, axis=1)
+    np.testing.assert_allclose(y_BTD, total_BTD + 7, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(carry["factor"], factor_BTD + 1)
+    np.testing.assert_allclose(cache.layer, total_BTD[:, -1], rtol=1e-5, atol=1e-5)
 
 
 def test_training_costs_three_times_the_forward():
