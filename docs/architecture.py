@@ -116,7 +116,7 @@ ROOMS = [
     (RUN, "train"),
     (RUN, "generate"),
     (RUN, "evaluate"),
-    (RUN, "training"),
+    (RUN, "training   decoding"),
     (MODEL, "models"),
     (FILE, "presets"),
     (FILE, "config"),

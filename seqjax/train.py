@@ -85,7 +85,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 
     # --------------------------------------------------------------------------------------------------- restore
-    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
     start, saved = checkpoints.latest or 0, None
     target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_sharding)
     if checkpoints.latest is not None and not checkpoints.params_only:
@@ -180,8 +180,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
         if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
             try:
-                with jax.set_mesh(mesh):
-                    sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
+                new = generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh)
+                sample = prompt + new
             except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
                 log.say(f"No sample of text: {error}")
         facts = read_json(workdir / "run.json")

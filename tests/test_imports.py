@@ -22,7 +22,7 @@ LAYERS = (
     ("seqjax.presets", "seqjax.settings_help"),
     # siblings that only what follows may import
     ("seqjax.models", "seqjax.data"),
-    ("seqjax.training",),
+    ("seqjax.training", "seqjax.decoding"),
     ("seqjax.evaluate",),
     ("seqjax.generate",),
     ("seqjax.pretrained",),
@@ -42,6 +42,7 @@ SIBLINGS = {
     "seqjax.models",
     "seqjax.data",
     "seqjax.training",
+    "seqjax.decoding",
     "seqjax.study",
     "seqjax.convert",
 }

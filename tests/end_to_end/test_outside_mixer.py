@@ -42,6 +42,7 @@ def snippets(page: str) -> list[str]:
 
 FILE, _, CELL, TRAIN, LOAD = snippets("docs/add_a_mixer.md")
 README_LOAD, README_MIXER, README_OWN = snippets("README.md")
+(QUICKSTART,) = snippets("docs/quickstart.md")
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +151,12 @@ def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cac
         seqjax.load("runs/slow_ema")
 
 
-def test_the_snippets_of_readme(here, blocks_dir, monkeypatch):
+def test_the_snippets_of_readme_and_quickstart(here, blocks_dir, monkeypatch, capsys):
     write_checkpoint(here / "runs" / "first", support.run_config(blocks_dir), 1)
     space = {"x_BTD": jax.random.normal(jax.random.key(0), (1, 70, 512)), "seqjax": seqjax}
     exec(README_LOAD, space)
+    exec(QUICKSTART, space)
+    assert capsys.readouterr().out == space["m"].generate("def ", max_new_tokens=50) != ""
     exec(README_MIXER, space)
     assert space["y_BTD"].shape == (1, 70, 512)
     monkeypatch.setattr(testing, "CHECKS", {"parameters": testing.CHECKS["parameters"]})

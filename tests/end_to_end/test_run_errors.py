@@ -170,8 +170,8 @@ def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
 
 
 def test_generate_refuses_what_makes_no_sense(workdir):
-    for option in ("--max_new_tokens=0", "--temperature=-1", "--top_k=-1", "--top_k=100000"):
-        with pytest.raises(UserError, match=r"^(max_new_tokens|temperature|top_k)\b"):
+    for option in ("--max_new_tokens=0", "--temperature=-1", "--top_k=-1", "--top_k=100000", "--top_p=0", "--stop="):
+        with pytest.raises(UserError, match=r"^(max_new_tokens|temperature|top_k|top_p|stop)\b"):
             generate.main([f"--workdir={workdir}", option])
 
 
