@@ -14,6 +14,10 @@ class UserError(Exception):
     """An error that the user can fix. Commands print its message without a traceback and exit with status 2."""
 
 
+class MissingPackageError(UserError):
+    """The package that a tokenizer is made with is not installed."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'X'? Known: a, b, c." as the end of a message about an unknown `word`."""
     names = sorted(known)

@@ -12,8 +12,8 @@ from seqjax.data.blocks import allow_open_files, manifest_hash, read_manifest, r
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
-from seqjax.data.tokenizer import MissingPackageError, Tokenizer, load_tokenizer
-from seqjax.errors import UserError
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer, require_uint16
+from seqjax.errors import MissingPackageError, UserError
 
 __all__ = ["Corpus", "EvalBlocks", "MissingPackageError", "Tokenizer", "load_tokenizer", "open_corpus"]
 
@@ -23,7 +23,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
 
     Raises:
         UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
-            length, or the tokenizer has more ids than `vocab_size`.
+            length, or the tokenizer has more ids than `vocab_size` or than blocks can hold.
     """
     tokenizer = _tokenizer(config)
     if tokenizer.vocab_size > vocab_size:
@@ -32,6 +32,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
             f"{vocab_size}; set config.model.vocab_size to at least {tokenizer.vocab_size}, or change "
             "config.data.tokenizer."
         )
+    require_uint16(tokenizer)
     if config.corpus == "builtin":
         return open_builtin(config, seq_len=seq_len)
     if config.corpus == "blocks":
