@@ -37,19 +37,22 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     workdir = Path(workdir)
     if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
-    source = fetched(weights)
-    config, params = directory.load(source, config=config)
-    source = source if source.is_dir() else source.parent
-    if config.data.tokenizer_path:
+    files = fetched(weights)
+    source = directory.holding(files)
+    argument = "" if config else directory.argument_of(source)
+    config, params = directory.load(files, config=config)
+    tokenizer = tokenizer_files.find(source)
+    if tokenizer and tokenizer[1]:
         tokenizer_files.copy(source, workdir / workdirs.TOKENIZER)
     workdirs.save_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     checkpoints.save_params(0, params)
     checkpoints.wait()
     checkpoints.close()
-    missing = tokenizer_files.find(source) is None
-    tokenizer = "no tokenizer beside it" if missing else f"tokenizer {config.data.tokenizer}"
-    sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0; {tokenizer}.\n")
+    named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
+    sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    if argument:
+        sys.stdout.write(f"The model as a --config, to which the settings of a run can be added: {argument}\n")
 
 
 def to_directory(

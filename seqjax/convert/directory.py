@@ -9,7 +9,7 @@ from seqjax.config import Config, from_config_dict
 from seqjax.convert import public_config, tokenizer_files
 from seqjax.convert.files import find
 from seqjax.convert.weights import FAMILIES, export_weights, family_of, import_weights
-from seqjax.data import load_tokenizer
+from seqjax.data import huggingface, load_tokenizer
 from seqjax.errors import UserError
 from seqjax.files import replacing
 from seqjax.types import Params
@@ -28,6 +28,11 @@ def is_public(directory: Path) -> bool:
     """Return whether `directory` holds a public model: a config.json that names its type, which no run's does."""
     found = public_config.read(directory / "config.json")
     return found is not None and "model" not in found
+
+
+def holding(weights: Path) -> Path:
+    """Return the directory of `weights`, which may be that; raise `UserError` if there is no such file."""
+    return weights if weights.is_dir() else find(weights).parent
 
 
 def argument_of(directory: Path) -> str:
@@ -54,7 +59,7 @@ def load(weights: Path, *, config: Config | None = None) -> Imported:
     Without a `config` it is made from the config.json; what training needs beside the model is that of the debug size.
     The directory's tokenizer, if it has one, takes the place of the config's. Raises `UserError` as `import_weights`.
     """
-    directory = weights if weights.is_dir() else find(weights).parent
+    directory = holding(weights)
     if config is None:
         config = from_config_dict(presets.read_config(argument_of(directory)))
         # Whether there is one or not: no other tokenizer has the ids of this model.
@@ -89,10 +94,14 @@ def export(
 
 
 def _require_fitting(config: Config) -> None:
-    data = config.data
-    if data.tokenizer == tokenizer_files.HUGGINGFACE:  # which came with its model
-        return
-    size = load_tokenizer(data.tokenizer, data.tokenizer_path).vocab_size
+    data, instead = config.data, "Or export with --weights_only."
+    try:
+        if data.tokenizer == tokenizer_files.HUGGINGFACE:  # It came with its model, and is copied.
+            huggingface.directory_of(data.tokenizer_path)
+            return
+        size = load_tokenizer(data.tokenizer, data.tokenizer_path).vocab_size
+    except UserError as error:
+        raise UserError(f"There is no tokenizer to export. {error} {instead}") from error
     if size > config.model.vocab_size:
         raise UserError(
             f"The {data.tokenizer} tokenizer of this run has {size} ids, its model {config.model.vocab_size}, so it is "

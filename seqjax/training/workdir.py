@@ -117,10 +117,9 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
 
 def _with_own_tokenizer(config: Config, workdir: Path) -> Config:
     """Return the config with the path of the tokenizer that `workdir` holds, which moves with it, if it holds one."""
-    own = workdir / TOKENIZER
-    paths = {"huggingface": own, "mixtral": own / "tokenizer.model"}
-    path = paths.get(config.data.tokenizer)
-    if path is None or not path.exists():
+    files = {"huggingface": "tokenizer.json", "mixtral": "tokenizer.model"}
+    path = workdir / TOKENIZER / files.get(config.data.tokenizer, "")
+    if not path.is_file():
         return config
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_path=str(path)))
 
