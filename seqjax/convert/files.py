@@ -20,7 +20,7 @@ def _safetensors() -> Any:
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:
-        raise UserError("seqjax.convert needs the safetensors package: pip install 'seqjax[convert]'.") from error
+        raise UserError("seqjax.convert needs the safetensors package: pip install 'seqjax[hf]'.") from error
     return safetensors
 
 
