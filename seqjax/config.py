@@ -110,6 +110,9 @@ class EvalConfig:
     tokens: int = 262_144  # at most this many per domain, the same ones at every evaluation
     batch_size: int | None = None  # sequences; None = the training micro-batch
     seed: int = 0  # of the choice of blocks, if a domain has more than `tokens`
+    path: tuple[
+        str, ...
+    ] = ()  # directories of prepared blocks to evaluate on as well: test sets (seqjax/data/test_sets.py)
     entropy_tokens: int = 0  # at most, per domain, for the entropy of attention at the end; 0 = not measured
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from seqjax.arguments import command_parser
+from seqjax.arguments import command_parser, words
 from seqjax.config import Config
-from seqjax.data import Corpus, EvalBlocks, open_corpus
+from seqjax.data import Corpus, EvalBlocks, open_corpus, open_test_sets
 from seqjax.errors import UserError, run_command
 from seqjax.files import write_json
 from seqjax.models import Model
@@ -84,7 +84,7 @@ def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], c
 
     It has per domain the mean `loss` in nats per token and `bits_per_byte`, which is comparable across tokenizers; and
     the mean loss of the in-domain and out-of-domain ones, `equal` (unweighted) and `natural` (weighted by their shares
-    of the corpus).
+    of the corpus). Test sets are not in these means.
     """
     row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
     for name, loss in losses.items():
@@ -92,7 +92,7 @@ def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], c
         if n_bytes := int(np.sum(domains[name].blocks.n_bytes)):
             row[f"eval/{name}/bits_per_byte"] = nats / math.log(2) / n_bytes
     for side, inside in (("in_domain", True), ("out_of_domain", False)):
-        names = [name for name in losses if (name in corpus.in_domain) == inside]
+        names = [name for name in losses if name in corpus.natural_shares and (name in corpus.in_domain) == inside]
         if names:
             of_side = [row[f"eval/{name}/loss"] for name in names]
             row[f"eval_mean/{side}/equal"] = float(np.mean(of_side))
@@ -153,10 +153,17 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
 
 
 def main(argv: list[str]) -> None:
-    """Print the table and write `evaluation.json` to the workdir."""
+    """Print the table and write `evaluation.json` to the workdir, or with --data `test_sets.json`."""
     parser = command_parser("evaluate", description=__doc__)
     workdirs.add_arguments(parser)
     parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
+    parser.add_argument(
+        "--data",
+        default=(),
+        type=words,
+        metavar="DIR[,DIR]",
+        help="directories of prepared blocks to evaluate on, in place of the run's own data and test sets",
+    )
     parser.add_argument(
         "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
     )
@@ -164,7 +171,11 @@ def main(argv: list[str]) -> None:
     if args.tokens < 0:
         raise UserError(f"--tokens must be at least 0, not {args.tokens}.")
     config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
-    corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    sizes = {"seq_len": config.train.seq_len, "vocab_size": config.model.vocab_size}
+    if args.data:
+        corpus = open_test_sets(config.data, args.data, **sizes)
+    else:
+        corpus = open_corpus(config.data, test_sets=config.eval.path, **sizes)
     result: dict[str, Any] = {"step": step}
     if args.entropy:
         require_entropy(model)
@@ -181,7 +192,7 @@ def main(argv: list[str]) -> None:
             result |= measure_entropy(model, params, corpus, config, mesh=mesh, tokens=args.tokens)
     sys.stdout.write(f"{args.workdir}, step {step}, nats per token\n")
     for name, loss in result["loss"].items():
-        side = "in domain" if name in corpus.in_domain else "out of domain"
+        side = corpus.side(name)
         spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
         spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
         sys.stdout.write(f"  {name:16s} {loss:8.4f}  {side:13s}{spread}".rstrip() + "\n")
@@ -189,7 +200,7 @@ def main(argv: list[str]) -> None:
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
         sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
-    write_json(args.workdir / "evaluation.json", result)
+    write_json(args.workdir / ("test_sets.json" if args.data else "evaluation.json"), result)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     require_divisible(config.train.batch_size // config.train.accumulate, mesh)
 
     # ------------------------------------------------------------------------------------------------------ data
-    corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size)
+    corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size, test_sets=config.eval.path)
     iterator = corpus.train_iterator(
         batch_size=config.train.batch_size // jax.process_count(),
         process_index=jax.process_index(),
@@ -118,7 +118,10 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                 if used:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
                 facts = metrics.run_facts(
-                    backends=used, manifest=corpus.manifest_hash, parameters=flops.n_params(model)
+                    backends=used,
+                    manifest=corpus.manifest_hash,
+                    test_sets=corpus.test_sets,
+                    parameters=flops.n_params(model),
                 )
                 if lead:
                     write_json(workdir / "run.json", facts)

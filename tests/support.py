@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,20 @@ CASES = [(name, variant) for name in mixers.names() for variant in VARIANTS.get(
 FIRST = [(name, next(iter(VARIANTS.get(name, {"default": {}})))) for name in mixers.names()]
 
 
-def others_slow(cases: list[tuple[str, ...]]) -> list[Any]:
-    """Parameters of a test that begin with a mixer, those of mixers that are not `REPRESENTATIVE` marked slow."""
-    return [case if case[0] in REPRESENTATIVE else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+def is_first(mixer: str, variant: str, *_: Any) -> bool:
+    """Whether this is a mixer's first variant, which nearly covers the others."""
+    return (mixer, variant) in FIRST
 
 
-def variants_slow(cases: list[tuple[str, str]]) -> list[Any]:
-    """Parameters of a test that the `FIRST` variant of a mixer nearly covers, the other variants marked slow."""
-    return [case if case in FIRST else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+def represents(mixer: str, variant: str, *_: Any) -> bool:
+    """Whether this is the first variant of a `REPRESENTATIVE` mixer."""
+    return mixer in REPRESENTATIVE and is_first(mixer, variant)
+
+
+def slow_unless(quick: Callable[..., bool], cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, single values or tuples of them, marked slow where `quick(*case)` is not true."""
+    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow) for case in cases]
 
 
 def tiny(mixer: str, variant: str = "", **overrides: Any) -> Config:

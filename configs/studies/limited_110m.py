@@ -2,8 +2,8 @@
 
     python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md; 3 to 10
-minutes of training on one H200 each. What has been run, and what came of it: docs/results/limited_110m. The
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md; 3 to
+10 minutes of training on one H200 each. What has been run, and what came of it: docs/results/limited_110m. The
 references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
 last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
 """
@@ -50,6 +50,17 @@ OF_RATES = (
 # Once more with other initial parameters and another order of the data, the same order for all.
 SEEDS = (1, 2)
 OF_SEEDS = (*OF_RATES, "Top-1 Chunk, approx")
+# At T = 102,400 with one sequence, 135m, on one H200: benchmarks/results/train_step_135m_100k.json, whose Transformer++
+# has no QK norm.
+SPEEDS_100K = {
+    "Transformer++": 59_308,
+    "W=256": 574_020,
+    "Top-1 Chunk, exact": 228_189,
+    "Top-1 Chunk, approx": 484_059,
+    "RWKV-7": 178_314,
+    "Mamba-2": 238_715,
+    "RWKV-7 shell, Top-1 exact": 204_649,
+}
 
 
 def get_study():
@@ -66,7 +77,11 @@ def get_study():
         "references": ("Transformer++", "Transformer++, QK norm"),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
-        "runs": {label: {"workdir": f"runs/limited_110m/{i:02d}", **run} for i, (label, run) in enumerate(runs.items())},
+        "speeds": {"tokens/s at T = 102,400, 135m": SPEEDS_100K},
+        "runs": {
+            label: {"workdir": f"runs/limited_110m/{index:02d}", **run}
+            for index, (label, run) in enumerate(runs.items())
+        },
     }
 
 

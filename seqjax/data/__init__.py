@@ -4,7 +4,10 @@
 SlimPajama-shaped `*.jsonl.zst` shards directly. All three implement `seqjax.data.corpus.Corpus`.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from seqjax.config import DataConfig
 from seqjax.data import document_index, slimpajama, stored_tokenizer
@@ -12,20 +15,51 @@ from seqjax.data.blocks import allow_open_files, manifest_hash, read_manifest, r
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
+from seqjax.data.test_sets import TestedCorpus, set_names
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer, require_uint16
 from seqjax.errors import MissingPackageError, UserError
 
-__all__ = ["Corpus", "EvalBlocks", "MissingPackageError", "Tokenizer", "load_tokenizer", "open_corpus"]
+__all__ = [
+    "Corpus",
+    "EvalBlocks",
+    "MissingPackageError",
+    "Tokenizer",
+    "load_tokenizer",
+    "open_corpus",
+    "open_test_sets",
+]
 
 
-def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
+def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets: Sequence[str] = ()) -> Corpus:
     """Return the corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
+
+    `test_sets` are directories of prepared blocks that it is evaluated on as well (`config.eval.path`).
 
     Raises:
         UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
             length, or the tokenizer has more ids than `vocab_size` or than blocks can hold.
     """
-    tokenizer = _tokenizer(config)
+    tokenizer = _tokenizer(config, vocab_size=vocab_size)
+    if config.corpus == "builtin":
+        corpus: Corpus = open_builtin(config, seq_len=seq_len)
+    elif config.corpus == "blocks":
+        corpus = _open_blocks(config, tokenizer, seq_len=seq_len)
+    else:
+        corpus = StreamCorpus(config, tokenizer, seq_len=seq_len)
+    if not test_sets:
+        return corpus
+    return TestedCorpus(corpus, _open_test_sets(config, tokenizer, test_sets, seq_len=seq_len))
+
+
+def open_test_sets(config: DataConfig, paths: Sequence[str], *, seq_len: int, vocab_size: int) -> Corpus:
+    """Return test sets alone, without the corpus that was trained on; raise `UserError` as `open_corpus` does."""
+    config = dataclasses.replace(config, corpus="blocks", path=paths[0])
+    tokenizer = _tokenizer(config, vocab_size=vocab_size)
+    return TestedCorpus(None, _open_test_sets(config, tokenizer, paths, seq_len=seq_len))
+
+
+def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
+    tokenizer = _load_tokenizer(config)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"The {tokenizer.name} tokenizer has {tokenizer.vocab_size} ids, config.model.vocab_size is "
@@ -33,14 +67,10 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int) -> Corpus:
             "config.data.tokenizer."
         )
     require_uint16(tokenizer)
-    if config.corpus == "builtin":
-        return open_builtin(config, seq_len=seq_len)
-    if config.corpus == "blocks":
-        return _open_blocks(config, tokenizer, seq_len=seq_len)
-    return StreamCorpus(config, tokenizer, seq_len=seq_len)
+    return tokenizer
 
 
-def _tokenizer(config: DataConfig) -> Tokenizer:
+def _load_tokenizer(config: DataConfig) -> Tokenizer:
     """Return the tokenizer, or without its package the one stored beside prepared blocks, which only counts."""
     try:
         return load_tokenizer(config.tokenizer, config.tokenizer_path)
@@ -55,20 +85,7 @@ def _tokenizer(config: DataConfig) -> Tokenizer:
 
 
 def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
-    manifest = read_manifest(config.path)
-    made = manifest["tokenizer"]
-    again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"
-    if made["sha256"] != tokenizer.hash:
-        raise UserError(
-            f"The blocks in {config.path} were made with the {made['name']} tokenizer (sha256 "
-            f"{made['sha256'][:12]}), the config says {tokenizer.name} ({tokenizer.hash[:12]}); set "
-            f"config.data.tokenizer={made['name']!r} or {again}."
-        )
-    if manifest["block"] != seq_len + 1:
-        raise UserError(
-            f"The blocks in {config.path} hold {manifest['block']} tokens, config.train.seq_len={seq_len} "
-            f"needs {seq_len + 1}; set config.train.seq_len={manifest['block'] - 1} or {again}."
-        )
+    manifest = _manifest(config, tokenizer, seq_len=seq_len)
     train, evaluate = slimpajama.resolve(
         slimpajama.REGIMES[config.regime],
         train=config.train_domains,
@@ -85,6 +102,58 @@ def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> C
                 f"config.data.regime={config.regime!r} needs; prepare a source that has them, or name those "
                 f"to use in config.data.{key}_domains. Present: {', '.join(sorted(present)) or 'none'}."
             )
+    return _block_corpus(config, tokenizer, manifest, seq_len=seq_len, train=train, evaluate=evaluate)
+
+
+def _open_test_sets(
+    config: DataConfig, tokenizer: Tokenizer, paths: Sequence[str], *, seq_len: int
+) -> dict[str, Corpus]:
+    return {
+        name: _open_test_set(dataclasses.replace(config, path=str(path)), tokenizer, seq_len=seq_len)
+        for name, path in set_names(paths).items()
+    }
+
+
+def _open_test_set(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
+    """Return the blocks in `config.path` as a corpus without training domains, evaluated on every domain it has."""
+    manifest = _manifest(config, tokenizer, seq_len=seq_len)
+    splits = manifest["splits"]
+    present = sorted({d for domains in splits.values() for d, entry in domains.items() if entry["blocks"]})
+    if not present:
+        raise UserError(f"config.eval.path: {config.path} holds no block of {seq_len + 1} tokens; prepare longer text.")
+    config = dataclasses.replace(config, weights=())
+    return _block_corpus(config, tokenizer, manifest, seq_len=seq_len, train=(), evaluate=tuple(present))
+
+
+def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict[str, Any]:
+    """Return the manifest of the blocks in `config.path`; raise `UserError` if they are not what the config needs."""
+    manifest = read_manifest(config.path)
+    made = manifest["tokenizer"]
+    again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"
+    if made["sha256"] != tokenizer.hash:
+        raise UserError(
+            f"The blocks in {config.path} were made with the {made['name']} tokenizer (sha256 "
+            f"{made['sha256'][:12]}), the config says {tokenizer.name} ({tokenizer.hash[:12]}); set "
+            f"config.data.tokenizer={made['name']!r} or {again}."
+        )
+    if manifest["block"] != seq_len + 1:
+        raise UserError(
+            f"The blocks in {config.path} hold {manifest['block']} tokens, config.train.seq_len={seq_len} "
+            f"needs {seq_len + 1}; set config.train.seq_len={manifest['block'] - 1} or {again}."
+        )
+    return manifest
+
+
+def _block_corpus(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    manifest: dict[str, Any],
+    *,
+    seq_len: int,
+    train: tuple[str, ...],
+    evaluate: tuple[str, ...],
+) -> Corpus:
+    splits = manifest["splits"]
     used = {*train, *evaluate}
     sources = {
         split: {d: record_blocks(config.path, entry) for d, entry in domains.items() if d in used and entry["files"]}

@@ -52,6 +52,7 @@ class Corpus(abc.ABC):
         natural_shares: Size of every evaluated domain in the corpus, on any scale; the weights of a mean over domains.
         manifest_hash: Identifies tokenizer and content; losses are comparable only under equal hashes.
         note: A line to print with the results; may be empty.
+        test_sets: Identifies the content of every test set, by its name, as `manifest_hash` does that of the corpus.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Corpus(abc.ABC):
         natural_shares: Mapping[str, float],
         tokens: Mapping[str, int] | None = None,
         note: str = "",
+        test_sets: Mapping[str, str] | None = None,
     ):
         self.name = name
         self.tokenizer = tokenizer
@@ -79,6 +81,13 @@ class Corpus(abc.ABC):
         self.manifest_hash = manifest_hash
         self.tokens = dict(tokens or {})
         self.note = note
+        self.test_sets = dict(test_sets or {})
+
+    def side(self, domain: str) -> str:
+        """Return what an evaluated domain is to the training: in domain, out of domain or test set."""
+        if domain in self.in_domain:
+            return "in domain"
+        return "out of domain" if domain in self.natural_shares else "test set"
 
     @abc.abstractmethod
     def train_iterator(

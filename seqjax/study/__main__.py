@@ -1,10 +1,11 @@
 """Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
-Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and `losses.png`
-into DIR, and what both are made from: `points.csv`, `blocks.npz` and `runs.json`.
+Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md`, `losses.png`
+and `cost.png` into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`.
 
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
-`--analyse=DIR` makes `gaps.md` and `losses.png` again from DIR alone, without study file and workdirs.
+`--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
+`report.html`, a page to look at in a browser.
 `--list` shows the progress of the runs; `--only=LABEL|INDEX` trains one alone, for job arrays.
 `seqjax/study/studies.py` describes the content of a study file.
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import figures, records, runner, tables
+from seqjax.study import comparison, cost, figures, page, records, runner, tables
 from seqjax.study.studies import Study, load_study
 
 
@@ -30,12 +31,18 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="list the runs and their progress")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
     parser.add_argument("--analyse", type=Path, metavar="DIR", help="make the tables and pictures in DIR again")
+    parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
     args = parser.parse_args(argv)
     if args.analyse is not None:
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
         analyse(args.analyse)
+        if args.page:
+            page.write(args.analyse / "report.html", records.read(args.analyse))
+            sys.stdout.write(f"Written: {args.analyse / 'report.html'}\n")
         return
+    if args.page:
+        raise UserError("--page makes report.html of a finished study: --analyse=DIR --page.")
     if args.study is None:
         raise UserError("Say what is compared: --study=NAME_OR_FILE, or --analyse=DIR for a finished study.")
     if args.jobs < 1:
@@ -78,6 +85,7 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
         "references": list(study.references),
         "domains": list(study.domains),
         "against": list(study.against),
+        "speeds": study.speeds,
     }
     workdirs = {run.label: run.workdir for run in runs}
     found = records.collect(runs, [*study.domains, *study.against])
@@ -94,7 +102,11 @@ def analyse(directory: str | Path) -> None:
     report = tables.report(found)
     (directory / "gaps.md").write_text(report)
     figures.against_loss_in_domain(directory / "losses.png", found)
-    sys.stdout.write(f"{report}\nWritten: {directory}/gaps.md, losses.png\n")
+    written = ["gaps.md", "losses.png"]
+    if cost.run_speeds(found) and any(comparison.common_runs(found, name) for name in found.references):
+        cost.gap_over_speed(directory / "cost.png", found)
+        written.append("cost.png")
+    sys.stdout.write(f"{report}\nWritten: {directory}/{', '.join(written)}\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
     names = comparison.models(records)
     runs = {name: comparison.common_runs(records, name) for name in names}
     references = [name for name in records.references if runs.get(name)]
-    styles = {name: _style(i) for i, name in enumerate(names)}
+    styles = {name: style(i) for i, name in enumerate(names)}
     domains = records.domains
     n_rows = 1 + len(references)
     figure = Figure(figsize=(3.6 * len(domains) + 2.6, 3.3 * n_rows), layout="constrained")
@@ -67,7 +67,8 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _style(i: int) -> dict[str, Any]:
+def style(i: int) -> dict[str, Any]:
+    """Return colour, marker and dashes of the i-th model of a study, the same in all of its pictures."""
     marker, dashes = ROUNDS[i // len(COLORS) % len(ROUNDS)]
     color = COLORS[i % len(COLORS)]
     return {"color": color, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}

@@ -16,10 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from seqjax.config import Config
 from seqjax.errors import UserError
 from seqjax.files import read_json, replacing, write_json
+from seqjax.models import Model, flops
 from seqjax.study.protocol import Point, Record, read_points
 from seqjax.study.runner import Run
 from seqjax.training import block_losses
@@ -44,7 +47,11 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """All that a comparison needs; `missing` says of runs without results what they lack."""
+    """All that a comparison needs.
+
+    `missing` says of runs without results what they lack, `speeds` are those that the study file gives beside the runs'
+    own, per condition and model in tokens/s.
+    """
 
     title: str
     references: tuple[str, ...]
@@ -53,6 +60,7 @@ class Records:
     runs: list[Record]
     missing: dict[str, str]
     blocks: Blocks | None
+    speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 def progress(run: Run) -> str:
@@ -76,14 +84,23 @@ def collect(runs: Sequence[Run], domains: Sequence[str]) -> list[Record]:
         if lacking:
             known = ", ".join(record.points[-1].domains)
             raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
+    sets = {domain.rpartition(".")[0] for domain in domains} - {""}
+    _require_one([(record.label, record.facts.get("manifest")) for record in found], "read different data")
+    for name in sorted(sets):
+        hashes = [(record.label, record.facts.get("test_sets", {}).get(name)) for record in found]
+        _require_one(hashes, f"were evaluated on different test sets {name!r}")
+    return found
+
+
+def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
+    """Raise `UserError` if the runs, (label, hash), do not all have the same data; unknown hashes are left out."""
     of_data: dict[str, list[str]] = {}
-    for record in found:
-        if record.facts.get("manifest"):
-            of_data.setdefault(record.facts["manifest"], []).append(record.label)
+    for label, name in hashes:
+        if name:
+            of_data.setdefault(name, []).append(label)
     if len(of_data) > 1:
         groups = "; ".join(f"{', '.join(labels)}: manifest {name[:16]}" for name, labels in of_data.items())
-        raise UserError(f"These runs read different data and cannot be compared: {groups}. Compare each alone.")
-    return found
+        raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each alone.")
 
 
 def _collect(run: Run) -> Record:
@@ -92,10 +109,29 @@ def _collect(run: Run) -> Record:
         if (run.workdir / name).is_file():
             value = read_json(run.workdir / name)
             facts |= value if name == "run.json" else {"config": value}
+    if run.config is not None:
+        facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
     points = read_points(run.workdir)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
+
+
+def _of_config(config: Config, *, on_cpu: bool) -> dict[str, Any]:
+    """Return parameters, training FLOPs per token, and the bytes of one sequence's decoding state after T tokens.
+
+    The state is that of the run's device, where "auto" is another dtype than here.
+    """
+    settings = config.model
+    if settings.dtype == "auto":
+        settings = dataclasses.replace(settings, dtype="float32" if on_cpu else "bfloat16")
+    model = Model(settings, max_len=config.train.seq_len)
+    state = jax.eval_shape(lambda: model.init_cache(1, config.train.seq_len))
+    return {
+        "parameters": flops.n_params(model),
+        "flops_per_token": flops.flops_per_token(model, config.train.seq_len),
+        "state_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
+    }
 
 
 def write(
@@ -205,6 +241,7 @@ def read(directory: str | Path) -> Records:
         runs,
         about["missing"],
         _read_blocks(directory / "blocks.npz", rows),
+        study.get("speeds", {}),
     )
 
 

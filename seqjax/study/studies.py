@@ -6,6 +6,7 @@ It returns a dict with
     references  models that the gaps refer to, one table each; all are always shown
     domains     that are compared, out of domain
     against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
+    speeds      optional: other training speeds than the runs' own, "tokens/s at ..." -> model -> tokens/s
     runs        label -> a dict with the fields below
 
 and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `window`. The fields of a
@@ -30,7 +31,8 @@ from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
 from seqjax.study.runner import Run
 
-FIELDS = ("title", "references", "domains", "against", "runs")
+OPTIONAL = ("against", "speeds")
+FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
 RUN_FIELDS = ("workdir", "config", "model", "seed", "rate", "schedule")
 
 
@@ -43,6 +45,7 @@ class Study:
     domains: Sequence[str]
     runs: list[Run]
     against: Sequence[str] = ()
+    speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 def load_study(text: str | Path) -> Study:
@@ -58,14 +61,24 @@ def load_study(text: str | Path) -> Study:
         study: Any = get_study(size) if size else get_study()
     if not isinstance(study, dict):
         raise UserError(f"{path}: get_study() must return a dict, not {study!r}.")
-    missing = set(FIELDS) - {"against"} - set(study)
+    missing = set(FIELDS) - set(OPTIONAL) - set(study)
     unknown = set(study) - set(FIELDS)
     if missing or unknown:
         problem = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
         raise UserError(f"{path}: get_study() {problem}; its fields are {', '.join(FIELDS)}.")
     runs = [_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
     _check(path, study, runs)
-    return Study(study["title"], tuple(study["references"]), study["domains"], runs, study.get("against", ()))
+    for what, of_model in study.get("speeds", {}).items():
+        if unknown := set(of_model) - {run.model for run in runs}:
+            raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, which no run has as its model.")
+    return Study(
+        study["title"],
+        tuple(study["references"]),
+        study["domains"],
+        runs,
+        study.get("against", ()),
+        study.get("speeds", {}),
+    )
 
 
 def _run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:

@@ -32,7 +32,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 
 def report(records: Records) -> str:
     """Return the content of gaps.md."""
-    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records)]
+    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records), "## Cost\n", _cost(records)]
     known = comparison.models(records)
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
@@ -89,13 +89,56 @@ def _runs(records: Records) -> str:
         rows.append(
             [
                 run.label,
-                DASH if speed is None else f"{speed / 1000:,.0f}k" if speed >= 10_000 else f"{speed:,.0f}",
+                _speed(speed),
                 f"{last.tokens / 1e6:.1f}M" if last.tokens >= 1e5 else str(last.tokens),
                 f"{run.losses_in_domain(records.against)[-1]:.3f}",
                 *(f"{last.domains[domain]:.3f}" for domain in records.domains),
             ]
         )
     return "Losses of the last evaluation, tokens/s of the last logged steps.\n\n" + markdown(header, rows)
+
+
+def _cost(records: Records) -> str:
+    """Return what each model costs, beside its gap to every reference."""
+    main = comparison.main_quantity(records)
+    gaps = {}
+    for reference in records.references:
+        if comparison.common_runs(records, reference):
+            gaps[reference] = {
+                r.model: r.lowest.estimates[main] for r in comparison.compare(records, reference) if r.lowest
+            }
+    rows = []
+    for model in comparison.models(records):
+        runs = comparison.common_runs(records, model)
+        if not runs:
+            continue
+        facts = runs[0].facts
+        given = [of_model.get(model) for of_model in records.speeds.values()]
+        rows.append(
+            [
+                model,
+                _speed(facts.get("tokens_per_s")),
+                *map(_speed, given),
+                _number(facts.get("device_peak_gib"), 1, " GiB"),
+                _number(facts.get("state_bytes"), 2**20, " MiB"),
+                _number(facts.get("flops_per_token"), 1e9, "", digits=2),
+                *(_cell(of_model[model]) if model in of_model else DASH for of_model in gaps.values()),
+            ]
+        )
+    header = ["model", "tokens/s", *records.speeds, "memory", "state", "GFLOPs/token", *(f"gap to {r}" for r in gaps)]
+    return (
+        "Training speed and peak memory of the device as the runs logged them; the state that decoding keeps of one "
+        f"sequence of the training length; FLOPs of a training step; the gap of {main} at the lowest common loss.\n\n"
+        + markdown(header, rows)
+    )
+
+
+def _speed(speed: float | None) -> str:
+    return DASH if speed is None else f"{speed / 1000:,.0f}k" if speed >= 10_000 else f"{speed:,.0f}"
+
+
+def _number(value: float | None, unit: float, name: str, *, digits: int = 1) -> str:
+    return DASH if value is None else f"{value / unit:,.{digits}f}{name}"
 
 
 def _gaps(records: Records, reference: str) -> str:

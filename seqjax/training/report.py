@@ -38,7 +38,7 @@ def write(
     table = [("domain", "loss", "perplexity", *((spread, "of ln(i+1)") if spread else ()), "")]
     table += [_row("training", last["train/loss"], "mean since the evaluation before", spread and ("", ""))]
     for name in corpus.eval_domains:
-        side = "in domain" if name in corpus.in_domain else "out of domain"
+        side = corpus.side(name)
         entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
         table.append(_row(name, last[f"eval/{name}/loss"], side, entropy))
     if bigram is not None:
@@ -122,16 +122,15 @@ def _plot(
     axes.plot(tokens, [r["train/loss"] for r in train], color="0.75", linewidth=1, label="training")
     ends = []
     for i, name in enumerate(corpus.eval_domains):
-        inside = name in corpus.in_domain
         losses = [r[f"eval/{name}/loss"] for r in evals]
         axes.plot(
             [r["tokens"] / 1e6 for r in evals],
             losses,
             color=COLORS[i % len(COLORS)],
-            linestyle="-" if inside else "--",
+            linestyle={"in domain": "-", "out of domain": "--", "test set": ":"}[corpus.side(name)],
             marker="o",
             markersize=3.5,
-            label=f"{name} ({'in' if inside else 'out of'} domain)",
+            label=f"{name} ({corpus.side(name)})",
         )
         ends.append((losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
     if bigram is not None:

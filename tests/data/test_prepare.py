@@ -98,13 +98,14 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: 
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path):
+@pytest.mark.parametrize("kill_after", [(3,), pytest.param((1, 5), marks=pytest.mark.slow)], ids=["once", "twice"])
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
     source = write_corpus(tmp_path / "source", documents=300, shards=8)
     prepared(source, tmp_path / "whole")
     wanted = contents(tmp_path / "whole")
     out = tmp_path / "killed"
     kills = 0
-    for shards_done in (1, 5):
+    for shards_done in kill_after:
         process = subprocess.Popen(
             command(source, out, "--workers=2"), stderr=subprocess.DEVNULL, start_new_session=True
         )

@@ -58,9 +58,10 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def config(blocks_dir: Path) -> Config:
+def config(blocks_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Attention of a low temperature and learned positions, so that what a token sees is not near a mean over all."""
-    return support.run_config(blocks_dir, "ablations.temperature", **SETTINGS)
+    test_set = support.write_blocks(tmp_path_factory.mktemp("sets") / "other", seed=7)
+    return support.run_config(blocks_dir, "ablations.temperature", eval__path=(str(test_set),), **SETTINGS)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,8 @@ class Blocks:
     def __init__(self, run: Run):
         config, self.model, params, _, _ = evaluate.restore(run.workdir)
         self.params, self.seed = jax.device_get(params), config.eval.seed
-        self.corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+        sizes = {"seq_len": support.SEQ_LEN, "vocab_size": config.model.vocab_size}
+        self.corpus = evaluate.open_corpus(config.data, **sizes, test_sets=config.eval.path)
         self._loss = jax.jit(lambda p, x: mean_loss(self.model.logits(p, x[:, :-1]), x[:, 1:]))
         self._entropy = jax.jit(lambda params, tokens_BT: mean_entropy(self.model, params, tokens_BT))
 
@@ -34,10 +35,14 @@ class Blocks:
         return jnp.asarray(rows.astype(np.int32))
 
     def losses(self, count: int) -> dict[str, float]:
-        return {domain: float(self._loss(self.params, self.tokens(domain, count))) for domain in DOMAINS}
+        domains = [*DOMAINS, *(d for d in self.corpus.eval_domains if d not in DOMAINS)]
+        return {domain: float(self._loss(self.params, self.tokens(domain, count))) for domain in domains}
 
     def entropies(self, count: int) -> dict[str, float]:
-        return {d: float(self._entropy(self.params, self.tokens(d, count)[:, :-1])[0].mean()) for d in DOMAINS}
+        return {
+            d: float(self._entropy(self.params, self.tokens(d, count)[:, :-1])[0].mean())
+            for d in self.corpus.eval_domains
+        }
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +66,27 @@ def apart(losses: dict[str, float]) -> float:
 
 
 def test_every_domain_has_its_own_loss_in_the_order_of_the_regime(run: Run, blocks: Blocks, capsys):
-    """In the run's last row, in `evaluation.json` and on the terminal."""
+    """In the run's last row, in `evaluation.json` and on the terminal; test sets come last."""
     want = blocks.losses(11)
     assert apart(want) > 1e-3, "domains that are alike would hide a confusion"
     of_another_seed = blocks.corpus.eval_blocks("arxiv", count=11, seed=0).tokens
     assert (of_another_seed != np.asarray(blocks.tokens("arxiv", 11))).any(), "config.eval.seed makes no difference"
     last = metrics.read(run.workdir)[-1]
-    assert {d: last[f"eval/{d}/loss"] for d in DOMAINS} == pytest.approx(want, rel=1e-5)
+    assert len(want) == 5 + 7
+    assert {d: last[f"eval/{d}/loss"] for d in want} == pytest.approx(want, rel=1e-5)
+    assert last["eval_mean/out_of_domain/equal"] == pytest.approx(np.mean([want[d] for d in DOMAINS[2:]]), rel=1e-5)
     written = command(run)
     assert written["loss"] == pytest.approx(want, rel=1e-5)
-    assert list(written["loss"]) == DOMAINS
+    assert list(written["loss"]) == list(want)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("  mean ")]
-    assert [words[0] for words in shown] == DOMAINS
+    assert [words[0] for words in shown] == list(want)
     assert [float(words[1]) for words in shown] == pytest.approx(list(want.values()), abs=1e-4)
-    assert [" ".join(words[2:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3
+    assert [" ".join(words[2:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3 + ["test set"] * 7
 
 
 def test_tokens_says_how_much_is_evaluated(rough: Run, rough_blocks: Blocks):
     few, many = rough_blocks.losses(3), rough_blocks.losses(11)
-    assert all(abs(few[d] - many[d]) > 1e-3 for d in DOMAINS), "three blocks must not look like eleven"
+    assert all(abs(few[d] - many[d]) > 1e-3 for d in few), "three blocks must not look like eleven"
     written = command(rough, f"--tokens={3 * support.SEQ_LEN}", "--entropy")
     assert written["step"] == 7
     assert written["loss"] == pytest.approx(few, rel=1e-5)
@@ -87,9 +94,25 @@ def test_tokens_says_how_much_is_evaluated(rough: Run, rough_blocks: Blocks):
     assert written["entropy"] != pytest.approx(rough_blocks.entropies(11), rel=1e-4)
 
 
+def test_test_sets_in_place_of_the_runs_own_data(run: Run, blocks: Blocks, tmp_path, capsys):
+    """The loss of every domain of a directory of blocks, here of the run's own ones under another name."""
+    config = evaluate.restore(run.workdir)[0]
+    copy = shutil.copytree(config.data.path, tmp_path / "again")
+    before = (run.workdir / "evaluation.json").read_bytes()
+    evaluate.main([f"--workdir={run.workdir}", f"--data={copy}"])
+    assert (run.workdir / "evaluation.json").read_bytes() == before
+    written = json.loads((run.workdir / "test_sets.json").read_text())
+    assert len(written["loss"]) == 7
+    assert {d: written["loss"][f"again.{d}"] for d in DOMAINS[2:]} == pytest.approx(
+        {d: loss for d, loss in blocks.losses(11).items() if d in DOMAINS[2:]}, rel=1e-5
+    )
+    assert not written["mean"]
+    assert "again.arxiv" in capsys.readouterr().out
+
+
 def test_the_entropy_of_a_run_is_of_as_many_tokens_as_its_config_says(run: Run, blocks: Blocks):
     last, want = metrics.read(run.workdir)[-1], blocks.entropies(5)
-    assert {d: last[f"eval/{d}/entropy"] for d in DOMAINS} == pytest.approx(want, rel=1e-5)
+    assert {d: last[f"eval/{d}/entropy"] for d in want} == pytest.approx(want, rel=1e-5)
     assert blocks.entropies(11) != pytest.approx(want, rel=1e-4)
 
 

@@ -49,7 +49,7 @@ def histories(blocks_dir, tmp_path_factory):
     seed = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed of the kill points: {seed}\n")
     draw = random.Random(seed)
-    kills = [(signal.SIGKILL, row, draw.uniform(0, 0.2)) for row in sorted(draw.sample(range(1, 60), 2))]
+    kills = [(signal.SIGKILL, row, draw.uniform(0, 0.2)) for row in draw.sample(range(1, 60), 1)]
     plans = {
         "alone": [],
         "stopped": [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)],

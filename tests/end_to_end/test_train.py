@@ -159,12 +159,13 @@ def test_the_profiler_window_is_written(blocks_dir, tmp_path):
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb")), "a window longer than the run ends with it"
 
 
-def test_the_default_command_on_the_builtin_corpus(corpus_cache, tmp_path):
+@pytest.mark.parametrize("optimised", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_default_command_on_the_builtin_corpus(optimised, corpus_cache, tmp_path):
     """What a newcomer types, at debug size: real text, no download, no workdir given."""
     args = support.command(tmp_path, tmp_path)[:3]
     config = f"--config={support.ROOT}/configs/top1_chunk.py:debug"
     extra = [f"--config.data.cache_dir={corpus_cache}", "--config.train.steps=6", "--config.log.sample_tokens=8"]
-    environment = support.environment(optimised=True) | {"PYTHONPATH": str(support.ROOT)}
+    environment = support.environment(optimised=optimised) | {"PYTHONPATH": str(support.ROOT)}
     result = support.run([*args, config, *extra], cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stderr
     (workdir,) = (tmp_path / "runs").iterdir()

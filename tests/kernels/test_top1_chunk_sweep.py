@@ -11,6 +11,7 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
+from tests import support
 from tests.kernels.common import (
     ON_GPU,
     Shape,
@@ -74,12 +75,12 @@ def check(how, shape, dtype, gain, selection, scale, seed) -> None:
 
 @pytest.mark.parametrize("how", ["masked", "sorted"])
 @case
-@hypothesis.settings(settings, max_examples=6)
+@hypothesis.settings(settings, max_examples=4)
 def test_equals_reference(small_tiles, how, shape, dtype, gain, selection, scale, seed) -> None:
     check(how, shape, dtype, gain, selection, scale, seed)
 
 
-@pytest.mark.parametrize("how", ["triton"])
+@pytest.mark.parametrize("how", support.slow_unless(lambda _: ON_GPU, ["triton"]))
 @case
 @hypothesis.settings(unshrunk, max_examples=6 if ON_GPU else 2)
 def test_kernels_equal_reference(how, shape, dtype, gain, selection, scale, seed) -> None:

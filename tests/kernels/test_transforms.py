@@ -16,14 +16,13 @@ import kernels_pallas as kp
 from kernels_pallas import mosaic_gpu, selective_scan, ssd, state_scan
 from kernels_pallas.batching import partitioned
 from kernels_pallas.triton import interpreter
-from tests.kernels.common import KERNELS, NAMES, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
-
-SLOW_KERNELS = ("approx-triton", "element-triton")  # the interpreter takes seconds for each, and one kernel shows it
+from tests import support
+from tests.kernels.common import KERNELS, NAMES, ON_GPU, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
 
 @pytest.fixture(
-    params=["exact-masked", "approx-sorted", "element"]  # both selections, both schedules
-    + [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_KERNELS else name for name in KERNELS]
+    # both selections, both schedules; the interpreter takes seconds for each of the others
+    params=["exact-masked", "approx-sorted", "element", *support.slow_unless(lambda _: ON_GPU, KERNELS)]
 )
 def op(request: pytest.FixtureRequest):
     return (OPS | KERNELS)[request.param]

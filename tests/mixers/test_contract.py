@@ -36,12 +36,12 @@ def test_every_mixer_has_a_config_file_and_is_listed():
 
 
 # ----------------------------------------------------------------------------------------------------------- causality
-@pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.is_first, support.CASES))
 def test_a_token_changes_nothing_before_it(mixer, variant):
     testing.check_causality(built(mixer, variant))
 
 
-@pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
 def test_gradients_flow_from_the_past_only(mixer, variant):
     testing.check_gradient_causality(built(mixer, variant))
 
@@ -49,17 +49,19 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
 # ----------------------------------------------------------------------------------------- parallel and recurrent form
 @pytest.mark.parametrize(
     ("mixer", "variant", "n_prompt"),
-    [(*case, 5) for case in support.CASES]
-    + [(*case, 0) for case in support.FIRST]
-    + [pytest.param(*case, 0, marks=pytest.mark.slow) for case in support.CASES if case not in support.FIRST]
-    + [pytest.param(*case, n, marks=pytest.mark.slow) for case in support.CASES for n in (1, 12)],
+    support.slow_unless(
+        lambda mixer, variant, n: (
+            (n == 5 and support.is_first(mixer, variant)) or (n == 0 and support.represents(mixer, variant))
+        ),
+        [(*case, n) for case in support.CASES for n in (0, 1, 5, 12)],
+    ),
 )
 def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     """Prompts of no token, of one, of a whole window and a chunk and a bit, of whole chunks and more than a window."""
     testing.check_step(built(mixer, variant), [n_prompt])
 
 
-@pytest.mark.parametrize(("mixer", "variant"), support.variants_slow(support.CASES))
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
 def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
     testing.check_long_cache(built(mixer, variant))
 
@@ -148,7 +150,7 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
 ATTENTION = [(m, v) for m, v in support.CASES if issubclass(mixers.load(m).Mixer, AttentionMixer) and "gqa" not in v]
 
 
-@pytest.mark.parametrize(("mixer", "variant"), ATTENTION)
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.is_first, ATTENTION))
 def test_flops_count_the_keys_that_are_read(mixer, variant):
     """One layer of one head: the gradient shows which keys each query read; QK^T and PV take 2 K FLOPs each for it."""
     model = support.tiny_model(mixer, variant, model__n_layers=1, model__mixer__heads=1)

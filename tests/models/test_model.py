@@ -18,7 +18,7 @@ from seqjax.training.step import init_state, make_train_step
 from tests import support
 from tests.kernels.common import count_primitive
 
-every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.others_slow(support.FIRST))
+every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.FIRST))
 B, T = 8, 23
 
 
@@ -59,7 +59,11 @@ FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3
 ]
 
 
-@pytest.mark.parametrize(("mixer", "variant", "form"), support.others_slow(FORM_CASES))
+def is_quick(mixer, variant, form):
+    return support.represents(mixer, variant) and (form != "remat_full" or mixer == "transformer_pp")
+
+
+@pytest.mark.parametrize(("mixer", "variant", "form"), support.slow_unless(is_quick, FORM_CASES))
 def test_the_form_does_not_change_the_result(mixer, variant, form):
     _, weights, tokens, loss, grads = reference(mixer, variant)
     got_loss, got_grads = loss_and_grads(support.tiny_model(mixer, variant, **FORMS[form]), weights, tokens)
@@ -112,11 +116,7 @@ def test_eight_devices_equal_one(mixer, variant):
     assert_same(got_grads, grads)
 
 
-@pytest.mark.parametrize(
-    ("mixer", "variant"),
-    support.others_slow(support.FIRST)
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in support.CASES if case not in support.FIRST],
-)
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
 def test_bfloat16_gradients_are_finite(mixer, variant):
     model = support.tiny_model(mixer, variant, model__dtype="bfloat16")
     weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
