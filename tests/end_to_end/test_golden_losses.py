@@ -12,20 +12,16 @@ import pytest
 from tests.golden import make_losses
 
 GOLDEN = make_losses.read()["losses"]
-# A state carried over time and a selection of chunks, in one model.
-FEW = ("hybrid attention",)
-REST = [name for name in make_losses.cases() if name not in FEW]
-GROUPS = [FEW, *(REST[i : i + 4] for i in range(0, len(REST), 4))]
+NAMES = list(make_losses.cases())
 
 
 def test_every_config_has_losses():
     assert GOLDEN.keys() == make_losses.cases().keys(), "python -m tests.golden.make_losses NAME makes what is missing"
 
 
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(group, marks=() if group is FEW else pytest.mark.slow, id=group[0]) for group in GROUPS],
-)
+# A quick look at a run's losses: test_old_workdirs.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [NAMES[i : i + 4] for i in range(0, len(NAMES), 4)], ids=lambda names: names[0])
 def test_losses_are_what_they_were(names):
     measured = make_losses.measure(names)
     off = {name: make_losses.beyond_tolerance(measured[name], GOLDEN[name]) for name in names}

@@ -159,7 +159,8 @@ def test_the_profiler_window_is_written(blocks_dir, tmp_path):
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb")), "a window longer than the run ends with it"
 
 
-@pytest.mark.parametrize("optimised", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimised", [False, True])
 def test_the_default_command_on_the_builtin_corpus(optimised, corpus_cache, tmp_path):
     """What a newcomer types, at debug size: real text, no download, no workdir given."""
     args = support.command(tmp_path, tmp_path)[:3]

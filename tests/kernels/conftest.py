@@ -10,11 +10,17 @@ from kernels_pallas.triton import runtime
 from tests.kernels.common import HOW, ON_GPU
 
 HERE = Path(__file__).parent
+SELECTIONS = ("exact", "approx", "element")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases named triton: `gpu` where there is one, else run in Triton's interpreter, or visibly skipped."""
+    """Cases named triton: `gpu` where there is one, else run in Triton's interpreter, or visibly skipped.
+
+    The interpreter takes a second for each, so the normal tests run one of a test's cases per selection, and the slow
+    tests the others.
+    """
+    seen = set()
     for item in items:
         values = (
             item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
@@ -27,6 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         why = runtime.refusal("cpu")
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=why))
+        case = (item.nodeid.partition("[")[0], *(value for value in values if value in SELECTIONS))
+        if case in seen:
+            item.add_marker(pytest.mark.slow)
+        seen.add(case)
 
 
 def pytest_report_header() -> str:

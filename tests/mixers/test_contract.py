@@ -19,7 +19,7 @@ from tests import support
 
 B = 8
 T = 23  # neither 4, the chunk of the tiny configs, nor the window of 5 divides it
-every_case = pytest.mark.parametrize(("mixer", "variant"), support.CASES)
+every_case = pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.is_first, support.CASES))
 every_mixer = pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
 
 

@@ -38,6 +38,7 @@ def hybrid(**overrides) -> Model:
     return Model(from_config_dict(config).model, max_len=T)
 
 
+@pytest.mark.slow
 def test_a_hybrid_counts_the_layers_that_have_one():
     """Under scan the places of the pattern come one after the other: layers 0, 3, 2, 5 of six."""
     model = hybrid()

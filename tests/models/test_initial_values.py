@@ -16,6 +16,7 @@ import pytest
 from seqjax.config import from_config_dict
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
+from tests import support
 
 D, L, F, O = 64, 4, 96, 256  # width, layers, inner width of the MLP, vocabulary
 E = 2 * D
@@ -180,7 +181,9 @@ def made(text: str):
     return params_lib.names(jax.jit(Model(from_config_dict(config).model, max_len=32).init)(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("text", CASES)
+@pytest.mark.parametrize(
+    "text", support.slow_unless(lambda text: text.partition(":")[0] in support.REPRESENTATIVE, CASES)
+)
 def test_parameters_start_as_published(text):
     for path, x in made(text):
         name = re.sub(r"^blocks\.\d\.", "", path)

@@ -118,6 +118,7 @@ def test_based_has_its_layers_where_it_should():
     assert (config.mixers[2].window, config.mixers[2].heads, config.mixers[1].heads) == (128, 12, 12)
 
 
+@pytest.mark.slow
 def test_based_steps_as_it_trains():
     model, tokens = based(), support.random_tokens((B, T))
     weights = support.random_params(model)
