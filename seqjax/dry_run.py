@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -68,7 +68,12 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
         if limit is not None and not fits:
             yield f"             MORE than the {_size(limit)} of a device: raise config.train.accumulate or"
             yield "             config.mesh.fsdp, or set config.model.remat"
-        speed, source = _recorded(config, n_params=total, per_token=per_token, device=device.device_kind)
+        speed, source = None, ""
+        found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
+        if found is not None:
+            times = jax.device_count()
+            speed, source = found.tokens_per_s * times, found.source
+            source += f"; of one device, times {times}" if times > 1 else ""
         budget = CPU_FLOPS if device.platform == "cpu" else ACCELERATOR_FLOPS * jax.device_count()
         if speed is None and fits and tokens_per_step * per_token <= budget:
             state = jax.jit(init_fn, out_shardings=state_sharding)()
@@ -126,23 +131,30 @@ def _memory(compiled: Any, *, state_bytes: int) -> tuple[int, str]:
     )
 
 
-def _recorded(config: Config, *, n_params: int, per_token: float, device: str) -> tuple[float | None, str]:
-    """Return the tokens/s of this model on all devices by a recorded benchmark of one, and its file; else None.
+class RecordedSpeed(NamedTuple):
+    """The training speed of a model on one device, and the benchmark that measured it."""
+
+    tokens_per_s: float
+    device: str
+    source: str
+
+
+def recorded_speed(config: Config, *, n_params: int, per_token: float, device: str | None) -> RecordedSpeed | None:
+    """Return the recorded speed of this model on a kind of device, or with None on any; None if there is no record.
 
     The same name, parameters and FLOPs per token at the same length are taken for the same model.
     """
     for path in sorted(RESULTS.glob("train_step*.json")):
         report = json.loads(path.read_text())
         machine, settings = report["machine"], report["settings"]
-        if machine["device"] != device or settings["seq_len"] != config.train.seq_len:
+        if device not in (None, machine["device"]) or settings["seq_len"] != config.train.seq_len:
             continue
         for name, result in report["results"].items():
             same = name.partition(":")[0] == config.name and result.get("params") == n_params
             if same and "tokens_per_s" in result and math.isclose(result.get("flops_per_token", 0), per_token):
-                times = jax.device_count()
                 source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
-                return result["tokens_per_s"] * times, source + (f"; of one device, times {times}" if times > 1 else "")
-    return None, ""
+                return RecordedSpeed(result["tokens_per_s"], machine["device"], source)
+    return None
 
 
 def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:

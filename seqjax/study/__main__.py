@@ -6,6 +6,7 @@ and `cost.png` into DIR, and what they are made from: `points.csv`, `blocks.npz`
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
 `report.html`, a page to look at in a browser.
+`--dry_run` says what is left to train and how long that takes at recorded speeds.
 `--list` shows the progress of the runs; `--only=LABEL|INDEX` trains one alone, for job arrays.
 `seqjax/study/studies.py` describes the content of a study file.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import comparison, cost, figures, page, records, runner, tables
+from seqjax.study import comparison, cost, estimate, figures, page, records, runner, tables
 from seqjax.study.studies import Study, load_study
 
 
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--only", default="", help="train one run alone, by label or index, and compare nothing")
     parser.add_argument("--list", action="store_true", help="list the runs and their progress")
+    parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
     parser.add_argument("--analyse", type=Path, metavar="DIR", help="make the tables and pictures in DIR again")
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
@@ -51,6 +53,9 @@ def main(argv: list[str]) -> None:
     chosen = runner.select(study.runs, args.only)
     if args.list:
         sys.stdout.write(runner.table(chosen) + "\n")
+        return
+    if args.dry_run:
+        sys.stdout.write(estimate.report(chosen, jobs=args.jobs) + "\n")
         return
     out: Path | None = args.out
     if out is None and not args.only:

@@ -1,0 +1,79 @@
+"""What a study would take, before it is started: `seqjax study --study=FILE --dry_run`.
+
+The speed of a run is that of a finished run of the same model in the study, or the recorded one of the same model in
+`benchmarks/results`. An evaluation is taken for a third of the training on as many tokens, as it has no backward pass.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from seqjax import dry_run
+from seqjax.data import slimpajama
+from seqjax.models import Model, flops
+from seqjax.study.runner import Run
+from seqjax.terminal import duration
+
+EVALUATION = 1 / 3  # of the time that training takes on as many tokens
+
+
+class Estimate(NamedTuple):
+    """What is left of one run: steps and tokens, FLOPs of training, and seconds on one device if a speed is known."""
+
+    steps: int
+    tokens: int
+    flops: float
+    seconds: float | None
+    source: str
+
+
+def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
+    """Return what is left of a run; None if it is only read. `runs` are those of the study, for their speeds."""
+    if run.config is None:
+        return None
+    config, train = run.config, run.config.train
+    model = Model(config.model, max_len=train.seq_len)
+    per_token = flops.flops_per_token(model, train.seq_len)
+    steps = 0 if run.complete else train.steps - run.last_row().get("step", 0)
+    tokens = steps * train.batch_size * train.seq_len
+    of_model = [other for other in runs if other.model == run.model]
+    seen = [row["tokens_per_s"] for other in of_model if (row := other.last_row())]
+    if seen:
+        speed, source = sorted(seen)[len(seen) // 2], "its runs so far"
+    else:
+        found = dry_run.recorded_speed(config, n_params=flops.n_params(model), per_token=per_token, device=None)
+        speed, source = (None, "") if found is None else (found.tokens_per_s, f"recorded on one {found.device}")
+    n_evaluations = 1 + tokens // config.eval.every if config.eval.every else 1
+    domains = config.data.eval_domains or slimpajama.REGIMES[config.data.regime].eval
+    evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0
+    seconds = None if speed is None else (tokens + EVALUATION * evaluated) / speed
+    return Estimate(steps, tokens, tokens * per_token, seconds, source)
+
+
+def report(runs: Sequence[Run], *, jobs: int) -> str:
+    """Return a table with what is left of every run, and the sum."""
+    width = max(len(run.label) for run in runs)
+    lines, estimates = [], []
+    for run in runs:
+        estimate = of_run(run, runs)
+        if estimate is None:
+            lines.append(f"{run.index:>4}  {run.label:<{width}}  read only")
+            continue
+        estimates.append(estimate)
+        if not estimate.steps:
+            lines.append(f"{run.index:>4}  {run.label:<{width}}  complete")
+            continue
+        time = "time unknown" if estimate.seconds is None else f"{duration(estimate.seconds)} ({estimate.source})"
+        lines.append(
+            f"{run.index:>4}  {run.label:<{width}}  {estimate.steps:>7,} steps {estimate.tokens / 1e6:>10,.1f}M tokens "
+            f"{estimate.flops:>9.2g} FLOPs  {time}"
+        )
+    left = [estimate for estimate in estimates if estimate.steps]
+    known = [estimate.seconds for estimate in left if estimate.seconds is not None]
+    total = f"{len(left)} of {len(runs)} runs left, {sum(e.tokens for e in left) / 1e6:,.1f}M tokens"
+    if known:
+        without = f", without {len(left) - len(known)} of unknown speed" if len(known) < len(left) else ""
+        at_a_time = "one run at a time" if jobs == 1 else f"{jobs} runs at a time"
+        total += (
+            f", {sum(known) / 3600:.1f} device hours{without}; about {duration(sum(known) / jobs)} with {at_a_time}"
+        )
+    return "\n".join([*lines, total])

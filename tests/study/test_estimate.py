@@ -1,0 +1,68 @@
+"""`seqjax study --dry_run`: what is left, by hand, and at which speeds."""
+
+import json
+
+import pytest
+
+from seqjax import dry_run
+from seqjax.models import Model, flops
+from seqjax.study import __main__ as study
+from seqjax.study import estimate
+from seqjax.study.studies import load_study
+from tests import support
+from tests.study.synthetic import write_run, write_study
+
+SETTINGS = "debug,train.seq_len=32,train.steps=10,train.batch_size=4,optim.warmup_steps=1,eval.every=512,eval.tokens=64"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """One run stopped at step 2 of 10 with 5 tokens/s, another seed of it, another model, and one that is only read."""
+    config = f"{support.ROOT}/configs/transformer_pp.py:{SETTINGS}"
+    entries = {
+        "slow": {"workdir": str(write_run(tmp_path / "slow", [5.0, 4.0, 3.0])), "config": config},
+        "slow, seed 1": {"workdir": str(tmp_path / "new"), "config": config, "model": "slow", "seed": 1},
+        "other": {"workdir": str(tmp_path / "other"), "config": config.replace("transformer_pp", "mamba2")},
+        "read": {"workdir": str(write_run(tmp_path / "read", [5.0, 4.0, 3.0]))},
+    }
+    return write_study(tmp_path / "study.py", entries)
+
+
+def test_what_is_left_is_counted(runs, capsys):
+    loaded = load_study(str(runs)).runs
+    begun, seed, other, read = (estimate.of_run(run, loaded) for run in loaded)
+    assert read is None
+    assert (begun.steps, begun.tokens) == (8, 8 * 4 * 32)
+    assert (seed.steps, seed.tokens) == (10, 10 * 4 * 32)
+    # Five domains of 64 tokens: after 512 and 1,024 tokens and at the end; an evaluation is a third of training.
+    assert begun.seconds == pytest.approx((1024 + 3 * 5 * 64 / 3) / 5.0)
+    assert seed.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 5.0)
+    assert begun.flops / begun.tokens == pytest.approx(seed.flops / seed.tokens)
+    assert other.seconds is None
+    study.main([f"--study={runs}", "--dry_run", "--jobs=2"])
+    shown = capsys.readouterr().out.splitlines()
+    assert "read only" in shown[3]
+    assert shown[2].endswith("time unknown")
+    hours = (begun.seconds + seed.seconds) / 3600
+    assert shown[4].startswith(f"3 of 4 runs left, 0.0M tokens, {hours:.1f} device hours, without 1 of unknown speed")
+    assert shown[4].endswith("with 2 runs at a time")
+
+
+def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path):
+    """By name, parameters, FLOPs per token and length."""
+    run = load_study(str(runs)).runs[2]
+    model = Model(run.config.model, max_len=32)
+    result = {"tokens_per_s": 7.0, "params": flops.n_params(model), "flops_per_token": flops.flops_per_token(model, 32)}
+    report = {
+        "machine": {"device": "a device"},
+        "settings": {"seq_len": 32, "batch": 1, "remat": "none"},
+        "results": {"transformer_pp": result, "mamba2": result},
+    }
+    (tmp_path / "train_step.json").write_text(json.dumps(report))
+    monkeypatch.setattr(dry_run, "RESULTS", tmp_path)
+    found = estimate.of_run(run, [run])
+    assert found.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
+    assert found.source == "recorded on one a device"
+    report["results"]["mamba2"] = result | {"params": 1}
+    (tmp_path / "train_step.json").write_text(json.dumps(report))
+    assert estimate.of_run(run, [run]).seconds is None
