@@ -112,9 +112,9 @@ for i, (color, title, command, what) in enumerate(DAY):
 # --------------------------------------------------------------------------------------------------- rooms, imports
 heading(76, 45.2, "Rooms; imports run downwards")
 ROOMS = [
-    (RUN, "main   study   convert"),
+    (RUN, "main   study"),
     (RUN, "train"),
-    (RUN, "generate"),
+    (RUN, "generate   convert"),
     (RUN, "evaluate"),
     (RUN, "training   decoding"),
     (MODEL, "models"),

@@ -17,7 +17,7 @@ COMMANDS = {
     "generate": ("seqjax.generate", "continue a text with the model of a run"),
     "prepare": ("seqjax.data.prepare.__main__", "convert text in SlimPajama's layout to blocks of tokens"),
     "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
-    "convert": ("seqjax.convert.__main__", "public weights in and out"),
+    "convert": ("seqjax.convert.__main__", "Hugging Face models in and out"),
 }
 
 

@@ -65,8 +65,9 @@ class DataConfig:
     # blocks: written by seqjax.data.prepare; stream: jsonl.zst shards, read directly
     corpus: Literal["builtin", "blocks", "stream"] = "builtin"
     path: str = ""  # blocks: the directory; stream: a directory or a glob; builtin: unused
-    tokenizer: Literal["byte", "mixtral"] = "byte"
-    tokenizer_path: str = ""  # a sentencepiece model file; empty = the one that mistral-common ships
+    tokenizer: Literal["byte", "mixtral", "huggingface"] = "byte"
+    # mixtral: a sentencepiece file, empty = the one that mistral-common ships; huggingface: a public model's directory
+    tokenizer_path: str = ""
     regime: Literal["limited", "mixed"] = "limited"
     train_domains: tuple[str, ...] = ()  # empty = the regime's training domains
     eval_domains: tuple[str, ...] = ()  # empty = the regime's: in-domain first, then out of domain

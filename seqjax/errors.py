@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,6 +13,10 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 class UserError(Exception):
     """An error that the user can fix. Commands print its message without a traceback and exit with status 2."""
+
+
+class MissingPackageError(UserError):
+    """The package that a tokenizer is made with is not installed."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -39,6 +44,9 @@ def reporting() -> Iterator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         sys.stderr.write(f"error: {error}. Give another path, or change its permissions.\n")
         sys.exit(2)
+    except BrokenPipeError:  # of `seqjax ... | head`: nobody reads on, and Python's own flush at exit would say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise

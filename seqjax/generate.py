@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from seqjax.arguments import command_parser
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
-from seqjax.decoding import PREFILL_CHUNK, Sampling, StopStrings, TextDecoder, Timing, tokens
+from seqjax.decoding import PREFILL_CHUNK, Sampling, StopStrings, TextDecoder, Timing, encode, tokens
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.models import Model
@@ -51,7 +51,7 @@ def stream(
     sampling = Sampling() if sampling is None else sampling
     sampling.check(vocab_size=model.config.vocab_size)
     stops = StopStrings(stop)
-    prompt_ids = tokenizer.encode(prompt)
+    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size)
     new = tokens(
         params,
         np.concatenate([[tokenizer.bos], prompt_ids]).astype(np.int32)[None],

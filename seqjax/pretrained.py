@@ -13,18 +13,22 @@ from jax.sharding import Mesh
 from kernels_pallas import cpu_compiler
 from seqjax import generate
 from seqjax.config import Config
+from seqjax.convert.directory import is_public
+from seqjax.convert.directory import load as load_public
+from seqjax.convert.hub import fetched
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
-from seqjax.decoding import PREFILL_CHUNK, Sampling
+from seqjax.decoding import PREFILL_CHUNK, Sampling, encode
 from seqjax.errors import UserError
 from seqjax.evaluate import restore
 from seqjax.mixers import base, definition_of
 from seqjax.models import Model
+from seqjax.sharding import make_mesh, shardings
 from seqjax.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """The newest checkpoint of a run: its model, parameters, settings and tokenizer."""
+    """The newest checkpoint of a run, or a public model: its model, parameters, settings and tokenizer."""
 
     model: Model
     params: Params
@@ -106,7 +110,7 @@ class Pretrained:
 
         Raises `UserError` for an empty text, or more tokens than a position table has.
         """
-        ids = self.tokenizer.encode(text)
+        ids = encode(self.tokenizer, text, vocab_size=self.model.config.vocab_size)
         if len(ids) == 0:
             raise UserError("The loss of an empty text is not defined; give at least one character.")
         # Lengths are padded to powers of two, so that texts of similar lengths share a compiled program; what follows
@@ -128,16 +132,29 @@ def _mean_loss(params: Params, tokens_BT1: Array, weights_BT: Array, *, model: M
 
 
 def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = ()) -> Pretrained:
-    """Return the newest checkpoint of the run, or of the converted weights, in the directory `path`.
+    """Return the newest checkpoint of the run in the directory `path`, or the public model there.
 
     Args:
-        path: The `--workdir` of a training run or of `seqjax.convert import`.
+        path: The `--workdir` of a training run or of `seqjax.convert import`; a Hugging Face directory with
+            config.json, .safetensors and tokenizer (docs/convert.md); or hf://OWNER/NAME, which is fetched.
         mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer, and
             that of another is not imported, because its code is not yours to trust.
 
-    Raises `UserError` if there is no such run, or if its mixer is from outside seqjax and not among `mixers`.
+    Raises `UserError` if there is no such run or model, if its mixer is from outside seqjax and not among `mixers`, or
+    if it is a public model that seqjax does not compute.
     """
     cpu_compiler.use_safe_fusions()  # as the commands do
+    directory = fetched(path)
+    if is_public(directory):
+        return _public(directory)
     allowed = [definition_of(mixer).name for mixer in mixers]
-    config, model, params, step, mesh = restore(Path(path), allow_code=allowed)
+    config, model, params, step, mesh = restore(directory, allow_code=allowed)
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)
+
+
+def _public(directory: Path) -> Pretrained:
+    config, params = load_public(directory)
+    mesh = make_mesh()
+    model = Model(config.model, max_len=config.train.seq_len)
+    params = jax.device_put(params, shardings(mesh, model.shapes, model.axes))
+    return Pretrained(model=model, params=params, config=config, step=0, mesh=mesh)

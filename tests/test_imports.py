@@ -25,11 +25,12 @@ LAYERS = (
     ("seqjax.training", "seqjax.decoding"),
     ("seqjax.evaluate",),
     ("seqjax.generate",),
+    ("seqjax.convert",),
     ("seqjax.pretrained",),
     ("seqjax.train", "seqjax.dry_run"),
     ("seqjax.main",),
     # leaves: nothing else imports them
-    ("seqjax.study", "seqjax.convert", "seqjax.testing"),
+    ("seqjax.study", "seqjax.testing"),
     # the door: commands by name
     ("seqjax.cli",),
     ("seqjax.__main__",),

@@ -1,10 +1,11 @@
-"""Converts public weights to a workdir and back.
+"""Converts public models to a workdir and back.
 
-    seqjax convert import --weights=PATH --config=NAME_OR_FILE[:SIZE][,key=value] --workdir=DIR
-    seqjax convert export --workdir=DIR --out=FILE.safetensors [--dtype=bfloat16]
+    seqjax convert import --weights=PATH --workdir=DIR [--config=NAME_OR_FILE[:SIZE][,key=value]]
+    seqjax convert export --workdir=DIR --out=DIR2 [--dtype=bfloat16] [--weights_only]
 
-`import` takes a .safetensors file, an index of several or the directory that holds them, and writes a workdir for
-the other commands. `export` writes the newest checkpoint of a run, and a config.json beside it.
+`import` takes a Hugging Face directory (config.json, .safetensors, tokenizer), or hf://OWNER/NAME for one on the hub,
+and writes a workdir for the other commands. Weights alone, a .safetensors file or an index of several, need --config.
+`export` writes the newest checkpoint of a run as a directory that `from_pretrained` of transformers (or fla) opens.
 """
 
 import sys
@@ -16,7 +17,10 @@ from absl import logging
 from seqjax import presets
 from seqjax.arguments import command_parser
 from seqjax.config import Config, from_config_dict
-from seqjax.convert.weights import export_weights, family_of, import_weights
+from seqjax.convert import directory, tokenizer_files
+from seqjax.convert.files import PICKLED
+from seqjax.convert.hub import fetched
+from seqjax.convert.weights import family_of
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.nn.params import count
@@ -24,29 +28,53 @@ from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 
 
-def to_workdir(weights: str | Path, config: Config, workdir: str | Path) -> None:
-    """Write a workdir whose only checkpoint, of step 0, holds the public weights; raise `UserError` if it is in use."""
+def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
+    """Write a workdir whose only checkpoint, of step 0, holds the public model, and its tokenizer.
+
+    `weights` is a directory, a file or `hf://OWNER/NAME`; without a `config` the directory's config.json says what the
+    model is. Raises `UserError` if the workdir is in use.
+    """
     workdir = Path(workdir)
     if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
-    params = import_weights(weights, config)
+    files = fetched(weights)
+    source = directory.holding(files)
+    argument = "" if config else directory.argument_of(source)
+    config, params = directory.load(files, config=config)
+    tokenizer = tokenizer_files.find(source)
+    if tokenizer and tokenizer[1]:
+        tokenizer_files.copy(source, workdir / workdirs.TOKENIZER)
     workdirs.save_config(workdir, config)
     checkpoints = Checkpoints(workdir)
     checkpoints.save_params(0, params)
     checkpoints.wait()
     checkpoints.close()
-    sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0.\n")
+    named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
+    sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    if argument:
+        sys.stdout.write(f"The model as a --config, to which the settings of a run can be added: {argument}\n")
 
 
-def to_file(workdir: str | Path, out: str | Path, dtype: str, *, allow_code: Collection[str] = ()) -> None:
-    """Write the newest checkpoint of a run as a .safetensors file with public names."""
+def to_directory(
+    workdir: str | Path,
+    out: str | Path,
+    dtype: str,
+    *,
+    with_tokenizer: bool = True,
+    allow_code: Collection[str] = (),
+) -> None:
+    """Write the newest checkpoint of a run as a public directory; `out` may also name its model.safetensors."""
     out = Path(out)
-    if out.suffix != ".safetensors":
-        raise UserError(f"--out={out} must end in .safetensors.")
+    if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
+        raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
+    target = out.parent if out.name == directory.WEIGHTS else out
+    if target.exists() and not target.is_dir():
+        raise UserError(f"--out={out} is a file; give a directory.")
     family = family_of(workdirs.load_config(workdir, allow_code=allow_code))
     config, _, params, step, _ = restore(workdir, allow_code=allow_code)
-    export_weights(params, config, out, dtype=dtype)
-    sys.stdout.write(f"{out}: {family.name}, step {step} of {workdir}, {dtype}; {out.parent / 'config.json'}.\n")
+    directory.export(params, config, target, dtype=dtype, with_tokenizer=with_tokenizer)
+    tokenizer = f"tokenizer {config.data.tokenizer}" if with_tokenizer else "no tokenizer"
+    sys.stdout.write(f"{target}: {family.name}, step {step} of {workdir}, {dtype}, {tokenizer}.\n")
 
 
 def main(argv: list[str]) -> None:
@@ -54,21 +82,28 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = command_parser("convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    import_parser = commands.add_parser("import", help="public weights -> workdir")
+    import_parser = commands.add_parser("import", help="public model -> workdir")
     import_parser.add_argument(
-        "--weights", required=True, type=Path, help=".safetensors, its index, or their directory"
+        "--weights", required=True, help="a directory, hf://OWNER/NAME[@REVISION], .safetensors or its index"
     )
-    import_parser.add_argument("--config", required=True, help="NAME_OR_FILE[:SIZE][,key=value]")
+    import_parser.add_argument(
+        "--config", help="NAME_OR_FILE[:SIZE][,key=value], for weights without config.json or to train on"
+    )
     import_parser.add_argument("--workdir", required=True, type=Path, help="the directory to write")
-    export_parser = commands.add_parser("export", help="workdir -> public weights")
+    export_parser = commands.add_parser("export", help="workdir -> public model")
     workdirs.add_arguments(export_parser)
-    export_parser.add_argument("--out", required=True, type=Path, help="the .safetensors file to write")
+    export_parser.add_argument("--out", required=True, type=Path, help="the directory to write")
     export_parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    export_parser.add_argument(
+        "--weights_only", action="store_true", help="write no tokenizer; its ids in config.json are then null"
+    )
     args = parser.parse_args(argv)
     if args.command == "import":
-        to_workdir(args.weights, from_config_dict(presets.read_config(args.config)), args.workdir)
+        config = from_config_dict(presets.read_config(args.config)) if args.config else None
+        to_workdir(args.weights, config, args.workdir)
     else:
-        to_file(args.workdir, args.out, args.dtype, allow_code=args.allow_code)
+        tokenizer = not args.weights_only
+        to_directory(args.workdir, args.out, args.dtype, with_tokenizer=tokenizer, allow_code=args.allow_code)
 
 
 if __name__ == "__main__":

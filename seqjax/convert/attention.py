@@ -48,7 +48,14 @@ def _rope(found: dict[str, Any]) -> Any:
     """Return the RoPE base, or the kind of RoPE scaling if there is one, which is not supported."""
     rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    return rope.get("rope_theta", found.get("rope_theta", 1e4)) if kind == "default" else f"scaled ({kind})"
+    share = rope.get("partial_rotary_factor", found.get("partial_rotary_factor"))
+    if kind != "default":
+        return f"scaled ({kind})"
+    if share not in (None, 1):
+        return f"of {share} of the head"
+    if any(isinstance(value, dict) for value in rope.values()):
+        return "one per kind of layer"
+    return rope.get("rope_theta", found.get("rope_theta", 1e4))
 
 
 def _rope_fix(value: Any, found: dict[str, Any]) -> str:
@@ -161,6 +168,7 @@ GPT2 = Family(
         ),
         fixed("scale_attn_weights", True, default=True),
         fixed("scale_attn_by_inverse_layer_idx", False, default=False),
+        fixed("add_cross_attention", False, default=False),
     ),
     needs={
         **ORDINARY,

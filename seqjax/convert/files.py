@@ -12,6 +12,7 @@ import numpy as np
 from seqjax.errors import UserError
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly
+PICKLED = (".bin", ".pt", ".pth")
 
 
 def _safetensors() -> Any:
@@ -19,7 +20,7 @@ def _safetensors() -> Any:
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:
-        raise UserError("seqjax.convert needs the safetensors package: pip install 'seqjax[convert]'.") from error
+        raise UserError("seqjax.convert needs the safetensors package: pip install 'seqjax[hf]'.") from error
     return safetensors
 
 
@@ -75,11 +76,25 @@ class Weights:
         return tuple(self._handles[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor as float32; raise `UserError` for a dtype that float32 cannot represent exactly."""
+        """Return a tensor as float32.
+
+        Raises `UserError` for a dtype that float32 cannot represent exactly, and for values that are not finite.
+        """
         dtype = self._handles[name].get_slice(name).get_dtype()
         if dtype not in DTYPES:
             raise UserError(f"{name} in {self.path} is {dtype}; known: {', '.join(DTYPES)}.")
-        return self._handles[name].get_tensor(name).astype(np.float32)
+        x = self._handles[name].get_tensor(name).astype(np.float32)
+        require_finite(name, x, where=str(self.path))
+        return x
+
+
+def require_finite(name: str, x: np.ndarray, *, where: str) -> None:
+    """Raise `UserError` if a tensor holds NaN or infinite values."""
+    if bad := x.size - np.count_nonzero(np.isfinite(x)):
+        raise UserError(
+            f"{name} in {where} holds {bad:,} of {x.size:,} values that are NaN or infinite: such a model computes "
+            "nothing. Take other weights, or a checkpoint from before they diverged."
+        )
 
 
 def find(path: Path) -> Path:
@@ -91,24 +106,37 @@ def find(path: Path) -> Path:
         one = sorted(path.glob("*.safetensors"))
         if len(one) == 1:
             return one[0]
+        pickled = sorted(file for end in PICKLED for file in path.glob(f"*{end}"))
+        if pickled and not one:
+            raise _pickled(pickled[0])
         raise UserError(f"{path} holds {len(one)} .safetensors files and no model.safetensors(.index.json): name one.")
     if not path.is_file():
-        raise UserError(f"--weights: there is no file {path}.")
-    if not path.name.endswith((".safetensors", ".safetensors.index.json")):
         raise UserError(
-            f"--weights={path}: only .safetensors files (or their .index.json) are read. Pickled weights (.bin, .pt, "
-            ".pth) can run code when they are opened; save them once as safetensors where you trust them."
+            f"--weights: there is no file or directory {path}. A model on the Hugging Face hub is hf://OWNER/NAME."
         )
+    if not path.name.endswith((".safetensors", ".safetensors.index.json")):
+        raise _pickled(path)
     return path
 
 
+def _pickled(path: Path) -> UserError:
+    return UserError(
+        f"--weights={path}: only .safetensors files (or their .index.json) are read. Pickled weights "
+        f"({', '.join(PICKLED)}) can run code when they are opened; save them once as safetensors where you trust them."
+    )
+
+
 def write(tensors: dict[str, np.ndarray], path: Path, *, dtype: str) -> None:
-    """Write float32 arrays as float32, bfloat16 or float16, atomically; raise `UserError` if a value overflows."""
+    """Write float32 arrays as float32, bfloat16 or float16, atomically.
+
+    Raises `UserError` if a value is not finite or overflows.
+    """
     package, out = _safetensors(), {}
     for name, x in tensors.items():
+        require_finite(name, x, where="the checkpoint")
         with np.errstate(over="ignore"):
             out[name] = x.astype(jnp.dtype(dtype))
-        if np.isinf(out[name].astype(np.float32)).any() and np.isfinite(x).all():
+        if np.isinf(out[name].astype(np.float32)).any():
             raise UserError(f"{name} holds {np.abs(x).max():.3g}, more than {dtype} can; give another --dtype.")
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

@@ -41,12 +41,18 @@ def _lora(name: str, *, first: bool = True) -> tuple[Rule, ...]:
     return rules if name == "g" else (*rules, Rule(f"{public}.2.bias", f"mixer.{name}_lora.bias", "same", first))
 
 
-def _rank(public: str, ours: str, index: int) -> Setting:
-    return key(public, ours, lambda config: lora_ranks(config.model.mixer, config.model.dim)[index])
+def _rank(public: str, ours: str, index: int, *, default: int) -> Setting:
+    return key(public, ours, lambda config: lora_ranks(config.model.mixer, config.model.dim)[index], default=default)
 
 
 def _head_dim(config: Config) -> int:
     return config.model.dim // config.model.mixer.heads
+
+
+def _found_head_dim(found: dict[str, Any]) -> int:
+    """Return fla's width of a head, which is 64 if neither it nor the number of heads is stated."""
+    heads = found.get("num_heads")
+    return found.get("head_dim") or (found["hidden_size"] // heads if heads else 64)
 
 
 def _value_dim(found: dict[str, Any]) -> Any:
@@ -64,7 +70,7 @@ def _rounded(found: dict[str, Any], share: float, multiple: int) -> int:
 
 def _head_eps(found: dict[str, Any]) -> Any:
     """Return MISSING if the head norm's eps, head_dim * norm_eps in fla, is 64e-5 as it always is here."""
-    eps, width = found.get("norm_eps", 1e-5), found.get("head_dim") or found["hidden_size"] // found["num_heads"]
+    eps, width = found.get("norm_eps", 1e-5), _found_head_dim(found)
     return MISSING if math.isclose(eps * width, 64e-5) else f"{eps} over heads of {width}"
 
 
@@ -107,17 +113,17 @@ RWKV7 = Family(
         Setting(
             "head_dim",
             _head_dim,
-            lambda found: found.get("head_dim") or found["hidden_size"] // found["num_heads"],
+            _found_head_dim,
             lambda value, found: f"model.mixer.heads={found['hidden_size'] // value}",
             derived=True,
         ),
         mlp_dim("intermediate_size", lambda found: _rounded(found, 1, 32))._replace(
             get=lambda config: config.model.mlp.dim or 4 * config.model.dim
         ),
-        _rank("decay_low_rank_dim", "model.mixer.decay_rank", 0),
-        _rank("a_low_rank_dim", "model.mixer.eta_rank", 1),
-        _rank("v_low_rank_dim", "model.mixer.value_rank", 2),
-        _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3),
+        _rank("decay_low_rank_dim", "model.mixer.decay_rank", 0, default=64),
+        _rank("a_low_rank_dim", "model.mixer.eta_rank", 1, default=64),
+        _rank("v_low_rank_dim", "model.mixer.value_rank", 2, default=16),
+        _rank("gate_low_rank_dim", "model.mixer.gate_rank", 3, default=128),
         key("norm_eps", "model.norm_eps", default=1e-5),
         Setting("norm_eps", lambda config: config.model.norm_eps, _head_eps, lambda value, found: ""),
         export_only(
@@ -126,6 +132,7 @@ RWKV7 = Family(
         fixed("hidden_act", "sqrelu", default="sqrelu"),
         fixed("norm_first", True, default=True),
         fixed("norm_bias", True, default=True),
+        export_only("max_position_embeddings", lambda config: config.train.seq_len),
         fixed("attn", None, default=None),
         Setting("value_dim", lambda config: None, _value_dim, lambda value, found: ""),
     ),
@@ -172,6 +179,7 @@ DELTA = (
     fixed("allow_neg_eigval", False, default=False),
     fixed("attn", None, default=None),
     fixed("attnres_block_size", None, default=None),
+    export_only("max_position_embeddings", lambda config: config.train.seq_len),
 )
 DELTA_NEEDS = {**PLAIN, "model.mlp.kind": ("swiglu",), "model.mlp.bias": (False,)}
 
@@ -198,6 +206,7 @@ DELTANET = Family(
         ),
         fixed("use_gate", False, default=False),
         fixed("use_beta", True, default=True),
+        fixed("use_output_norm", True, default=True),
         fixed("qk_norm", "l2", default="l2"),
         fixed("qk_activation", "silu", default="silu"),
     ),

@@ -38,10 +38,14 @@ def _time_step_limit(found: dict[str, Any]) -> Any:
     return None if low == 0 and high in (math.inf, "Infinity", {"__float__": "Infinity"}) else [low, high]
 
 
+def _time_step_rank(found: dict[str, Any]) -> Any:
+    rank = found.get("time_step_rank", "auto")
+    return -(-found["hidden_size"] // 16) if rank == "auto" else rank
+
+
 SSM = (
-    key("state_size", "model.mixer.state"),
-    key("expand", "model.mixer.expand"),
-    key("conv_kernel", "model.mixer.conv_width"),
+    key("expand", "model.mixer.expand", default=2),
+    key("conv_kernel", "model.mixer.conv_width", default=4),
     key("layer_norm_epsilon", "model.norm_eps", default=1e-5),
     Setting(
         "residual_in_fp32",
@@ -73,7 +77,12 @@ MAMBA = Family(
         Rule("backbone.layers.{}.mixer.D", "mixer.skip"),
         *linear("backbone.layers.{}.mixer.out_proj", "mixer.out"),
     ),
-    settings=(*sizes(tie=True), key("time_step_rank", "model.mixer.dt_rank", _dt_rank), *SSM),
+    settings=(
+        *sizes(tie=True),
+        key("time_step_rank", "model.mixer.dt_rank", _dt_rank)._replace(read=_time_step_rank),
+        key("state_size", "model.mixer.state", default=16),
+        *SSM,
+    ),
     needs=SSM_NEEDS,
 )
 
@@ -96,7 +105,8 @@ MAMBA2 = Family(
     ),
     settings=(
         *sizes(tie=False),
-        key("head_dim", "model.mixer.head_dim"),
+        key("head_dim", "model.mixer.head_dim", default=64),
+        key("state_size", "model.mixer.state", default=128),
         export_only(
             "num_heads", lambda config: config.model.mixer.expand * config.model.dim // config.model.mixer.head_dim
         ),

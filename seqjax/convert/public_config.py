@@ -4,11 +4,13 @@ import json
 import math
 import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seqjax.config import Config
 from seqjax.convert.rules import MISSING, Family
 from seqjax.errors import UserError
+
+NO_OTHER = " and can have no other"
 
 
 def same(a: Any, b: Any) -> bool:
@@ -28,6 +30,14 @@ def check_needs(family: Family, config: Config) -> None:
         raise UserError(f"{family.name} is another architecture than this config: {'; '.join(wrong)}.")
 
 
+class Comparison(NamedTuple):
+    """A public config.json beside ours: what differs, the overrides of ours, and whether these are enough."""
+
+    wrong: list[str]
+    fixes: list[str]
+    fixable: bool
+
+
 def check(family: Family, config: Config, path: Path) -> None:
     """Compare the config.json at `path`, if there is one, with ours; raise a `UserError` that lists overrides."""
     found = read(path)
@@ -38,6 +48,31 @@ def check(family: Family, config: Config, path: Path) -> None:
             f"{path} is of a {found['model_type']!r}, but config.model.mixer.name={config.model.mixer.name!r} takes "
             f"{' or '.join(family.types)}. Give the --config of the right architecture."
         )
+    wrong, fixes, fixable = _compare(family, config, found, path)
+    if wrong:
+        hint = f"\nAdd to --config: {','.join(fixes)}" if fixable else ""
+        raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
+
+
+def overrides(family: Family, config: Config, path: Path) -> list[str]:
+    """Return the overrides of `config`, any of the family, that make it that of the config.json at `path`.
+
+    Raises `UserError` for what seqjax does not compute, and for a size that is not stated.
+    """
+    found = read(path) or {}
+    absent = [setting.public for setting in family.settings if setting.required and found.get(setting.public) is None]
+    if absent:
+        raise UserError(f"{path} has no {' and no '.join(absent)}, so the model's size is not known; give --config.")
+    wrong, fixes, fixable = _compare(family, config, found, path)
+    if not fixable:
+        other = [text for text in wrong if text.endswith(NO_OTHER)]
+        raise UserError(f"{path} is of a model that seqjax does not compute: {'; '.join(other)}.")
+    if length := found.get("max_position_embeddings"):  # of the positions that are computed, not in a table
+        fixes.append(f"train.seq_len={length}")
+    return fixes
+
+
+def _compare(family: Family, config: Config, found: dict[str, Any], path: Path) -> Comparison:
     wrong, fixes, fixable = [], [], True
     for setting in family.settings:
         try:
@@ -51,10 +86,8 @@ def check(family: Family, config: Config, path: Path) -> None:
         if not agree:
             said = f"{setting.public} is {value!r}, this config has {ours!r}"
             fixable &= bool(fix)
-            wrong.append(f"{said} ({fix})" if fix else f"{said} and can have no other")
-    if wrong:
-        hint = f"\nAdd to --config: {','.join(fixes)}" if fixable else ""
-        raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
+            wrong.append(f"{said} ({fix})" if fix else f"{said}{NO_OTHER}")
+    return Comparison(wrong, fixes, fixable)
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -68,8 +101,14 @@ def read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "model_type" in found else None
 
 
-def make(family: Family, config: Config, dtype: str) -> dict[str, Any]:
-    """Return the config.json of an export; raise `UserError` if one public key would need two values."""
+def make(
+    family: Family, config: Config, dtype: str, *, bos: int | None = None, eos: int | None = None
+) -> dict[str, Any]:
+    """Return the config.json of an export; raise `UserError` if one public key would need two values.
+
+    `bos` and `eos` are the ids that start and end a text. They are null where they are not known, as the defaults of
+    the public classes belong to other vocabularies; so is the padding, of which our vocabularies have none.
+    """
     model_type, architecture = family.label(config)
     out: dict[str, Any] = {"architectures": [architecture], "dtype": dtype, "model_type": model_type}
     for setting in family.settings:
@@ -80,4 +119,5 @@ def make(family: Family, config: Config, dtype: str) -> dict[str, Any]:
             )
     if "rope_theta" in out:  # the place that transformers reads since version 5
         out["rope_parameters"] = {"rope_type": "default", "rope_theta": out["rope_theta"]}
-    return {name: value for name, value in sorted(out.items()) if value is not None}
+    stated = {name: value for name, value in out.items() if value is not None}
+    return dict(sorted({**stated, "bos_token_id": bos, "eos_token_id": eos, "pad_token_id": None}.items()))

@@ -38,7 +38,8 @@ class Setting(NamedTuple):
 
     `get` returns its value for a config of ours, `read` its value in a config.json (or MISSING), and `fix` the override
     of our config that yields the value read, or "" if there is none. `derived` means that the value depends on other
-    keys of our config too, so a list of overrides must include this one even if the values agree before.
+    keys of our config too, so a list of overrides must include this one even if the values agree before. A config.json
+    without a `required` key does not say how large the model is.
     """
 
     public: str
@@ -46,6 +47,7 @@ class Setting(NamedTuple):
     read: Callable[[dict[str, Any]], Any]
     fix: Callable[[Any, dict[str, Any]], str]
     derived: bool = False
+    required: bool = False
 
 
 class Family(NamedTuple):
@@ -71,6 +73,7 @@ def key(public: str, ours: str, get: Callable[[Config], Any] | None = None, *, d
         lambda found: default if found.get(public) is None else found[public],
         lambda value, found: f"{ours}={value}",
         derived=get is not None,
+        required=get is None and default is MISSING,
     )
 
 
@@ -96,6 +99,7 @@ def sizes(*, tie: bool, dim: str = "hidden_size", layers: str = "num_hidden_laye
         key(dim, "model.dim"),
         key(layers, "model.n_layers"),
         key("tie_word_embeddings", "model.tie_embeddings", default=tie),
+        fixed("quantization_config", None, default=None),
     )
 
 

@@ -76,8 +76,8 @@ def family_of(config: Config) -> Family:
 def import_weights(path: str | Path, config: Config) -> Params:
     """Return public weights as parameters of `config`'s model: float32 arrays on the host, layers stacked.
 
-    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected or of
-    another shape, and if a config.json beside the file is of another model (docs/convert.md).
+    Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected, of
+    another shape or not finite, and if a config.json beside the file is of another model (docs/convert.md).
     """
     family = family_of(config)
     with files.Weights(Path(path)) as weights:
@@ -93,14 +93,23 @@ def import_weights(path: str | Path, config: Config) -> Params:
     return _nested(flat)
 
 
-def export_weights(params: Params, config: Config, path: str | Path, *, dtype: str = "float32") -> None:
+def export_weights(
+    params: Params,
+    config: Config,
+    path: str | Path,
+    *,
+    dtype: str = "float32",
+    bos: int | None = None,
+    eos: int | None = None,
+) -> None:
     """Write the parameters of `config`'s model to the .safetensors file `path` under public names, with a config.json.
 
-    `dtype` is float32 (exact), bfloat16 or float16. Raises `UserError` if the architecture has no public family, and
-    rather than overwrite a config.json with another content.
+    `dtype` is float32 (exact), bfloat16 or float16; `bos` and `eos` are the ids that start and end a text, if known.
+    Raises `UserError` if the architecture has no public family, if a value is not finite, and rather than overwrite a
+    config.json with another content.
     """
     path, family = Path(path), family_of(config)
-    beside, made = path.parent / "config.json", public_config.make(family, config, dtype)
+    beside, made = path.parent / "config.json", public_config.make(family, config, dtype, bos=bos, eos=eos)
     if beside.exists() and public_config.read(beside) != made:
         raise UserError(f"{beside} is there and says something else; export into a directory of its own.")
     flat = {name: np.asarray(x, np.float32) for name, x in names(params)}

@@ -16,8 +16,8 @@ from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.test_sets import TestedCorpus, set_names
-from seqjax.data.tokenizer import MissingPackageError, Tokenizer, load_tokenizer
-from seqjax.errors import UserError
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer, require_uint16
+from seqjax.errors import MissingPackageError, UserError
 
 __all__ = [
     "Corpus",
@@ -37,7 +37,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
 
     Raises:
         UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
-            length, or the tokenizer has more ids than `vocab_size`.
+            length, or the tokenizer has more ids than `vocab_size` or than blocks can hold.
     """
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     if config.corpus == "builtin":
@@ -66,6 +66,7 @@ def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
             f"{vocab_size}; set config.model.vocab_size to at least {tokenizer.vocab_size}, or change "
             "config.data.tokenizer."
         )
+    require_uint16(tokenizer)
     return tokenizer
 
 

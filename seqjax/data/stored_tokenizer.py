@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from seqjax.data.tokenizer import MissingPackageError, Tokenizer
-from seqjax.errors import UserError
+from seqjax.data import huggingface
+from seqjax.data.tokenizer import Tokenizer
+from seqjax.errors import MissingPackageError, UserError
 from seqjax.files import replacing
 
 FILE = "tokenizer.npz"
@@ -38,6 +39,8 @@ class StoredTokenizer:
 
     def is_of(self, path: str | Path) -> bool:
         """Return whether it is the tokenizer of the model file at `path`; empty for the package's own, not checked."""
+        if self.name == huggingface.HuggingFaceTokenizer.name:
+            return huggingface.hash_of(path) == self.hash
         return not path or (Path(path).is_file() and hashlib.sha256(Path(path).read_bytes()).hexdigest() == self.hash)
 
     def encode(self, text: str) -> np.ndarray:

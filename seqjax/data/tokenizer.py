@@ -1,11 +1,11 @@
-"""Two tokenizers behind one interface: raw bytes, and the 32,000-piece Mixtral vocabulary.
+"""Tokenizers behind one interface: raw bytes, the 32,000-piece Mixtral vocabulary, and those of public models.
 
 The Mixtral ids come from sentencepiece with `tokenizer.model.v1`, which mistral-common ships; the file is
 located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries
-change ids, so none is offered. Text is encoded word by word through a cache of the words seen so far, which
+change ids, so none takes its place here. Text is encoded word by word through a cache of the words seen so far, which
 gives the same ids three times as fast: no piece of this vocabulary crosses the end of a word, so merges cannot
-either. Ids fit uint16, the dtype of block files. The hash of a tokenizer is part of every manifest, so that
-blocks made with one vocabulary are never used with another.
+either. Its ids fit uint16, the dtype of block files. A public model has its `tokenizer.json` (huggingface.py). The
+hash of a tokenizer is part of every manifest, so that blocks made with one vocabulary are never used with another.
 """
 
 import functools
@@ -18,9 +18,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from seqjax.errors import UserError, nearest
+from seqjax.data.huggingface import HuggingFaceTokenizer
+from seqjax.errors import MissingPackageError, UserError, nearest
 
 MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
+NAMES = ("byte", "mixtral", "huggingface")
 _INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or set config.data.tokenizer='byte'"
 
 MAX_WORDS = 1 << 18  # in each half of the cache, about 50 MB
@@ -40,24 +42,20 @@ _PROBES = (
 )
 
 
-class MissingPackageError(UserError):
-    """The package that a tokenizer is made with is not installed."""
-
-
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Converts text to uint16 ids and back; `encode` never adds `bos` or `eos`."""
+    """Converts text to ids, uint16 (uint32 for more than 65,536), and back; `encode` never adds `bos` or `eos`."""
 
     name: str
     hash: str  # sha256: of the model file, or of the definition
     vocab_size: int
     bos: int
     eos: int
-    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes that an id stands for, 0 for special tokens
+    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes that an id stands for, 0 for special tokens or if unknown
     adds_space: bool  # whether encoding prepends a space to a non-empty text
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, uint16 [n], without special tokens."""
+        """Return the ids of `text`, [n], without special tokens."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -150,6 +148,10 @@ class MixtralTokenizer:
         plain = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
         return self._sp.decode([i for i in plain if not self._sp.is_control(i)])
 
+    def serialized(self) -> bytes:
+        """Return the sentencepiece model as in its file."""
+        return self._sp.serialized_model_proto()
+
     def _size(self, i: int) -> int:
         """Return the number of UTF-8 bytes that id `i` stands for."""
         if self._sp.is_control(i) or self._sp.is_unknown(i):
@@ -215,17 +217,29 @@ def _shipped_model() -> Path:
 
 @functools.cache
 def load_tokenizer(name: str, path: str | Path = "") -> Tokenizer:
-    """Return the tokenizer called `name` (byte | mixtral); `path` is a sentencepiece file for mixtral.
+    """Return the tokenizer called `name` (byte | mixtral | huggingface).
 
-    Raises `UserError` for an unknown name, a missing package or an unsuitable file.
+    `path` is a sentencepiece file for mixtral, and the directory of a public model, or its tokenizer.json, for
+    huggingface. Raises `UserError` for an unknown name, a missing package or an unsuitable file.
     """
     if name == "byte":
         if path:
             raise UserError(
-                "config.data.tokenizer_path is for the mixtral tokenizer; "
-                "set config.data.tokenizer='mixtral' or leave the path empty."
+                "config.data.tokenizer_path is for the other tokenizers; "
+                "set config.data.tokenizer='mixtral' or 'huggingface', or leave the path empty."
             )
         return ByteTokenizer()
     if name == "mixtral":
         return MixtralTokenizer(str(path))
-    raise UserError(f"config.data.tokenizer={name!r} is not known.{nearest(name, ('byte', 'mixtral'))}")
+    if name == "huggingface":
+        return HuggingFaceTokenizer(path)
+    raise UserError(f"config.data.tokenizer={name!r} is not known.{nearest(name, NAMES)}")
+
+
+def require_uint16(tokenizer: Tokenizer) -> None:
+    """Raise `UserError` if blocks cannot hold the ids of `tokenizer`."""
+    if tokenizer.vocab_size > 2**16:
+        raise UserError(
+            f"Blocks hold uint16 ids, and the tokenizer {tokenizer.name} has {tokenizer.vocab_size}: it serves for "
+            "generation and `loss` alone. Take a vocabulary of at most 65,536 (config.data.tokenizer)."
+        )

@@ -2,6 +2,6 @@
 
 from seqjax.decoding.decode import PREFILL_CHUNK, Phase, Timing, tokens
 from seqjax.decoding.sampling import Sampling, sample
-from seqjax.decoding.text import StopStrings, TextDecoder
+from seqjax.decoding.text import StopStrings, TextDecoder, encode
 
-__all__ = ["PREFILL_CHUNK", "Phase", "Sampling", "StopStrings", "TextDecoder", "Timing", "sample", "tokens"]
+__all__ = ["PREFILL_CHUNK", "Phase", "Sampling", "StopStrings", "TextDecoder", "Timing", "encode", "sample", "tokens"]

@@ -2,10 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError
 
 _INVALID = "\ufffd"  # what a tokenizer decodes bytes to that are not, or not yet, a character
+
+
+def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
+    """Return the ids of `text`, int [n]; raise `UserError` for one that a model of `vocab_size` does not have."""
+    ids = tokenizer.encode(text)
+    if len(ids) and ids.max() >= vocab_size:
+        raise UserError(
+            f"The {tokenizer.name} tokenizer gives the id {ids.max()}, and the model has {vocab_size}: it is not the "
+            "model's own (config.data.tokenizer)."
+        )
+    return ids
 
 
 class TextDecoder:

@@ -1,6 +1,7 @@
 """The directory of a run: its default name, its config, and the settings that may change when a run resumes in it."""
 
 import argparse
+import dataclasses
 import itertools
 import time
 from collections.abc import Collection
@@ -23,6 +24,9 @@ MAY_CHANGE = (
     "data.tokenizer_path",
     "eval.entropy_tokens",
 )
+
+
+TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
 
 
 def fresh(config: Config) -> Path:
@@ -99,14 +103,29 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
         raise UserError(
             f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
         )
-    values = upgrade_config(read_json(path), where=str(path))
+    values = read_json(path)
+    if "model_type" in values and "model" not in values:
+        raise UserError(
+            f"{workdir} holds a public model, not a run: `seqjax convert import --weights={workdir} --workdir=DIR` "
+            f"makes one of it, and in Python seqjax.load({str(workdir)!r}) opens it."
+        )
+    values = upgrade_config(values, where=str(path))
     for name in _mixer_names(values):
         if mixers.is_foreign(name) and name not in allow_code:
             raise UserError(
                 f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
                 f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
             )
-    return from_config_dict(values)
+    return _with_own_tokenizer(from_config_dict(values), workdir)
+
+
+def _with_own_tokenizer(config: Config, workdir: Path) -> Config:
+    """Return the config with the path of the tokenizer that `workdir` holds, which moves with it, if it holds one."""
+    files = {"huggingface": "tokenizer.json", "mixtral": "tokenizer.model"}
+    path = workdir / TOKENIZER / files.get(config.data.tokenizer, "")
+    if not path.is_file():
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_path=str(path)))
 
 
 def _mixer_names(values: dict[str, Any]) -> list[str]:

@@ -211,7 +211,7 @@ def test_training_starts_from_imported_weights(imported):
 def test_what_the_command_refuses(tmp_path):
     with pytest.raises(UserError, match=r"--config: there is no Python file nowhere\.py"):
         command.main(["import", "--weights=x", "--config=nowhere.py:debug", f"--workdir={tmp_path}"])
-    with pytest.raises(UserError, match=r"must end in \.safetensors"):
+    with pytest.raises(UserError, match=r"are model\.safetensors; give the directory"):
         command.main(["export", f"--workdir={tmp_path}", "--out=weights.bin"])
 
 

@@ -14,7 +14,8 @@ RWKV-7, DeltaNet and Gated DeltaNet are fla's own model classes, whose forward r
 
 Triton stays out of the environment because transformers would call fla's kernels if it saw it, and its interpreter
 needs numpy < 2.4. The other direction, `... make_convert.py check DIR ...` (started in the same two ways), loads what
-`seqjax.convert export` wrote into DIR and compares with seqjax's logits, which somebody put into DIR/io.npz.
+`seqjax.convert export` wrote into DIR and compares with seqjax's logits, which somebody put into DIR/io.npz, and with
+the ids of its tokenizer, if there are `text` and `ids` too.
 """
 
 import json
@@ -154,6 +155,15 @@ def check(directory):
     off = np.abs(logits(model, torch.tensor(io["tokens"]).long()) - want).max() / np.abs(want).max()
     sys.stdout.write(f"{directory.name}: {kind}, off by {off:.1e} of the largest logit\n")
     assert off < 1e-5
+    if "text" in io:  # and its tokenizer the ids that seqjax's gave
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        assert tokenizer.encode(str(io["text"])) == io["ids"].tolist()
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (
+            model.config.bos_token_id,
+            model.config.eos_token_id,
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Converts SlimPajama-shaped `*.jsonl.zst` shards to blocks of tokens per domain, with a manifest.
 
-    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface [--seq_len=2048]
 
 A preparation that was stopped goes on when the same command is run again. docs/data.md describes input and output.
 """
@@ -19,8 +19,12 @@ def parser() -> Parser:
     out = command_parser("prepare", description=__doc__)
     out.add_argument("--source", required=True, help="directory or glob of *.jsonl.zst shards")
     out.add_argument("--out", required=True, help="directory for the blocks and the manifest")
-    out.add_argument("--tokenizer", required=True, choices=("mixtral", "byte"), help="the vocabulary")
-    out.add_argument("--tokenizer_path", default="", help="a sentencepiece file instead of mistral-common's")
+    out.add_argument("--tokenizer", required=True, choices=("mixtral", "byte", "huggingface"), help="the vocabulary")
+    out.add_argument(
+        "--tokenizer_path",
+        default="",
+        help="mixtral: a sentencepiece file; huggingface: a public model's directory",
+    )
     out.add_argument("--seq_len", default=2048, type=int, help="T: blocks hold T + 1 tokens (2048)")
     out.add_argument("--workers", default=0, type=int, help="processes; 0 = one per core (0)")
     known = ",".join(slimpajama.NAMES)

@@ -31,7 +31,7 @@ from seqjax.data.prepare.manifest import document_lengths, make_manifest
 from seqjax.data.prepare.pack import plan_files, write_file
 from seqjax.data.prepare.reports import read_report
 from seqjax.data.prepare.tokenize import ShardJob, is_done, tokenize_shard
-from seqjax.data.tokenizer import load_tokenizer
+from seqjax.data.tokenizer import load_tokenizer, require_uint16
 from seqjax.errors import UserError, nearest
 from seqjax.files import write_json
 
@@ -54,7 +54,7 @@ def prepare(
     Args:
         source: Directory or glob of shards, anything that fsspec can open.
         out: Local directory.
-        tokenizer: byte | mixtral.
+        tokenizer: byte | mixtral | huggingface.
         tokenizer_path: A sentencepiece file instead of the one that mistral-common ships.
         seq_len: T; blocks hold T + 1 tokens.
         workers: Number of processes; 0 = one per core, 1 = this process alone.
@@ -76,6 +76,7 @@ def prepare(
             raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
     kept = tuple(d for d in slimpajama.NAMES if d in domains or not domains)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
+    require_uint16(vocabulary)
     found = shards.find_shards(str(source))
     out, tokenizer_path = Path(out), str(tokenizer_path)
     settings = {

@@ -1,0 +1,114 @@
+"""Whole public directories: settings, weights and tokenizer, read into a config and parameters, and written."""
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+from seqjax import presets
+from seqjax.config import Config, from_config_dict
+from seqjax.convert import public_config, tokenizer_files
+from seqjax.convert.files import find
+from seqjax.convert.weights import FAMILIES, export_weights, family_of, import_weights
+from seqjax.data import huggingface, load_tokenizer
+from seqjax.errors import UserError
+from seqjax.files import replacing
+from seqjax.types import Params
+
+WEIGHTS = "model.safetensors"
+
+
+class Imported(NamedTuple):
+    """A public model: our config of it, and its parameters as float32 arrays on the host."""
+
+    config: Config
+    params: Params
+
+
+def is_public(directory: Path) -> bool:
+    """Return whether `directory` holds a public model: a config.json that names its type, which no run's does."""
+    found = public_config.read(directory / "config.json")
+    return found is not None and "model" not in found
+
+
+def holding(weights: Path) -> Path:
+    """Return the directory of `weights`, which may be that; raise `UserError` if there is no such file."""
+    return weights if weights.is_dir() else find(weights).parent
+
+
+def argument_of(directory: Path) -> str:
+    """Return the `--config` of the model in a public directory, its size and all that differs from a debug model.
+
+    Raises `UserError` if there is no config.json, or if seqjax does not compute such a model.
+    """
+    path = directory / "config.json"
+    found = public_config.read(path)
+    if found is None:
+        raise UserError(f"There is no {path} of a public model, which would name its model_type; give --config.")
+    names = [name for name, family in FAMILIES.items() if found["model_type"] in family.types]
+    if not names:
+        known = ", ".join(sorted({kind for family in FAMILIES.values() for kind in family.types}))
+        raise UserError(f"{path} is of a {found['model_type']!r}, which seqjax does not compute. Known: {known}.")
+    name = names[0]
+    config = from_config_dict(presets.read_config(f"{name}:debug"))
+    return f"{name}:debug,{','.join(public_config.overrides(FAMILIES[name], config, path))}"
+
+
+def load(weights: Path, *, config: Config | None = None) -> Imported:
+    """Return the model in a public directory with its tokenizer, or that of `weights` files with a `config` of ours.
+
+    Without a `config` it is made from the config.json; what training needs beside the model is that of the debug size.
+    The directory's tokenizer, if it has one, takes the place of the config's. Raises `UserError` as `import_weights`.
+    """
+    directory = holding(weights)
+    if config is None:
+        config = from_config_dict(presets.read_config(argument_of(directory)))
+        # Whether there is one or not: no other tokenizer has the ids of this model.
+        config = _with_tokenizer(config, (tokenizer_files.HUGGINGFACE, str(directory)))
+    if tokenizer := tokenizer_files.find(directory):
+        config = _with_tokenizer(config, tokenizer)
+    return Imported(config, import_weights(weights, config))
+
+
+def export(
+    params: Params, config: Config, directory: Path, *, dtype: str = "float32", with_tokenizer: bool = True
+) -> None:
+    """Write what `from_pretrained` opens: config.json, model.safetensors, the tokenizer and generation_config.json.
+
+    Raises `UserError` as `export_weights`, for a tokenizer that does not fit the model, and rather than overwrite a
+    file with another content.
+    """
+    family_of(config)
+    files, bos, eos = {}, None, None
+    if with_tokenizer:
+        _require_fitting(config)
+        limit = config.train.seq_len if config.model.learned_positions else None
+        files = tokenizer_files.files_of(config.data, max_length=limit)
+        bos, eos = tokenizer_files.special_ids(config.data)
+    for name, content in files.items():
+        if (directory / name).is_file() and (directory / name).read_bytes() != content:
+            raise UserError(f"{directory / name} is there and says something else; export into a directory of its own.")
+    export_weights(params, config, directory / WEIGHTS, dtype=dtype, bos=bos, eos=eos)
+    for name, content in files.items():
+        with replacing(directory / name) as file:
+            file.write(content)
+
+
+def _require_fitting(config: Config) -> None:
+    data, instead = config.data, "Or export with --weights_only."
+    try:
+        if data.tokenizer == tokenizer_files.HUGGINGFACE:  # It came with its model, and is copied.
+            huggingface.directory_of(data.tokenizer_path)
+            return
+        size = load_tokenizer(data.tokenizer, data.tokenizer_path).vocab_size
+    except UserError as error:
+        raise UserError(f"There is no tokenizer to export. {error} {instead}") from error
+    if size > config.model.vocab_size:
+        raise UserError(
+            f"The {data.tokenizer} tokenizer of this run has {size} ids, its model {config.model.vocab_size}, so it is "
+            "not the model's own. Export with --weights_only."
+        )
+
+
+def _with_tokenizer(config: Config, tokenizer: tuple[str, str]) -> Config:
+    name, path = tokenizer
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=name, tokenizer_path=path))

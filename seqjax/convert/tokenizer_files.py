@@ -1,0 +1,231 @@
+"""The tokenizer beside public weights: found and copied on import, written as `tokenizer.json` on export.
+
+Bytes and sentencepiece's BPE vocabularies, of which Mixtral's is one, become a `tokenizer.json` with the same ids. The
+merges of such a vocabulary are all splits of a piece into two pieces, in the order in which sentencepiece prefers the
+results: by score, and for the same result the longer left part first. An export says in its `tokenizer_config.json`
+which of our tokenizers it holds, so that an import gets that one back and not a copy that needs another package.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from seqjax.config import DataConfig
+from seqjax.data import huggingface
+from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
+from seqjax.errors import UserError
+
+HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
+CONFIG = "tokenizer_config.json"
+SENTENCEPIECE = "tokenizer.model"
+# What belongs to a tokenizer in a public directory, all of it data.
+FILES = (
+    huggingface.FILE,
+    CONFIG,
+    SENTENCEPIECE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+OURS = "seqjax"  # key of tokenizer_config.json: which tokenizer of ours tokenizer.json is, and the sha256 it had
+SPACE = "\u2581"
+
+
+# -------------------------------------------------------------------------------------------------------------- import
+def find(directory: Path) -> tuple[str, str] | None:
+    """Return `data.tokenizer` and `data.tokenizer_path` for the tokenizer in a public directory, or None without one.
+
+    Raises `UserError` for one whose ids would differ here.
+    """
+    model = directory / SENTENCEPIECE
+    if (directory / huggingface.FILE).is_file():
+        ours = _read(directory / CONFIG).get(OURS) or {}
+        unchanged = ours.get("sha256") == hashlib.sha256((directory / huggingface.FILE).read_bytes()).hexdigest()
+        if unchanged and ours.get("tokenizer") in (ByteTokenizer.name, MixtralTokenizer.name):
+            return ours["tokenizer"], str(model) if model.is_file() else ""
+        return HUGGINGFACE, str(directory)
+    if not model.is_file():
+        return None
+    if (directory / "added_tokens.json").is_file():
+        raise UserError(
+            f"{directory} adds tokens to {SENTENCEPIECE} (added_tokens.json). Save its tokenizer once with "
+            f"transformers, as a {huggingface.FILE}, which holds both."
+        )
+    return MixtralTokenizer.name, str(model)
+
+
+def copy(source: Path, destination: Path) -> None:
+    """Copy the files of a public tokenizer, and the config.json that may name its special ids."""
+    destination.mkdir(parents=True, exist_ok=True)
+    for name in (*FILES, "config.json"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, destination / name)
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+def special_ids(data: DataConfig) -> tuple[int | None, int | None]:
+    """Return the ids that start and end a text, for a config.json."""
+    if data.tokenizer == HUGGINGFACE:  # from the files, which needs no package
+        return huggingface.special_ids(huggingface.directory_of(data.tokenizer_path))
+    tokenizer = load_tokenizer(data.tokenizer, data.tokenizer_path)
+    return tokenizer.bos, tokenizer.eos
+
+
+def files_of(data: DataConfig, *, max_length: int | None) -> dict[str, bytes]:
+    """Return name and content of the files with which transformers makes the same ids as the tokenizer of `data`.
+
+    `max_length` is the longest text that the model takes, None for any. Raises `UserError` for a missing package, or
+    a sentencepiece model of another kind than BPE.
+    """
+    if data.tokenizer == HUGGINGFACE:
+        source = huggingface.directory_of(data.tokenizer_path)
+        return {name: (source / name).read_bytes() for name in FILES if (source / name).is_file()}
+    tokenizer = load_tokenizer(data.tokenizer, data.tokenizer_path)
+    out: dict[str, bytes] = {}
+    if isinstance(tokenizer, MixtralTokenizer):
+        spec, special = _sentencepiece(tokenizer)
+        if data.tokenizer_path:
+            out[SENTENCEPIECE] = Path(data.tokenizer_path).read_bytes()
+    else:
+        spec, special = _bytes(tokenizer)
+    out[huggingface.FILE] = (json.dumps(spec, ensure_ascii=False) + "\n").encode()
+    settings = {
+        **special,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length or int(1e30),
+        # transformers' class for LlamaForCausalLM would replace the normalizer, and with it the ids.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        # A text may hold "</s>", which is no end of a document; both of our tokenizers read it as text.
+        "split_special_tokens": True,
+        OURS: {"tokenizer": tokenizer.name, "sha256": hashlib.sha256(out[huggingface.FILE]).hexdigest()},
+    }
+    out[CONFIG] = _json(settings)
+    out["generation_config.json"] = _json({"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos})
+    return out
+
+
+def _bytes(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tokenizer.json of bytes, each a character of GPT-2's alphabet, and its special tokens."""
+    names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+    special = {names["bos_token"]: tokenizer.bos, names["eos_token"]: tokenizer.eos}
+    # GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for the characters from 256.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    shifted = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte if byte in printable else 256 + shifted.index(byte)): byte for byte in range(256)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": alphabet | special, "merges": [], "byte_fallback": False}
+    return _spec(model, special, names["bos_token"], pre_tokenizer=level, decoder=level), names
+
+
+def _sentencepiece(tokenizer: MixtralTokenizer) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tokenizer.json of a sentencepiece model, and its special tokens."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(tokenizer.serialized())
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    needed = {
+        "BPE": trainer.model_type == trainer.BPE,
+        "no normaliser": not normalizer.precompiled_charsmap,
+        "bytes for unknown characters": trainer.byte_fallback,
+        "a space before a text": normalizer.add_dummy_prefix and not trainer.treat_whitespace_as_suffix,
+        "all spaces kept": not normalizer.remove_extra_whitespaces and normalizer.escape_whitespaces,
+        "no pieces of a user": all(piece.type != piece.USER_DEFINED for piece in proto.pieces),
+    }
+    if lacking := [what for what, there in needed.items() if not there]:
+        raise UserError(
+            f"The sentencepiece model has no exact tokenizer.json, which takes {', '.join(lacking)}; export with "
+            "--weights_only and give its users the model file."
+        )
+    vocab = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}
+    merges = [
+        (-score, -cut, piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    merges.sort(key=lambda merge: merge[:2])
+    names = {
+        f"{kind}_token": proto.pieces[i].piece
+        for kind, i in (("bos", tokenizer.bos), ("eos", tokenizer.eos), ("unk", trainer.unk_id))
+    }
+    special = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type in (piece.CONTROL, piece.UNKNOWN)}
+    model = {
+        "type": "BPE",
+        "unk_token": names["unk_token"],
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": vocab,
+        "merges": [[left, right] for _, _, left, right in merges],
+    }
+    normalizers = [
+        {"type": "Prepend", "prepend": SPACE},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+    ]
+    decoders = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    spec = _spec(
+        model,
+        special,
+        names["bos_token"],
+        normalizer={"type": "Sequence", "normalizers": normalizers},
+        decoder={"type": "Sequence", "decoders": decoders},
+    )
+    return spec, names
+
+
+def _spec(
+    model: dict[str, Any],
+    special: dict[str, int],
+    bos: str,
+    *,
+    decoder: dict[str, Any],
+    normalizer: dict[str, Any] | None = None,
+    pre_tokenizer: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a tokenizer.json that puts `bos` before a text, as in the documents that our models are trained on."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    start = {"SpecialToken": {"id": bos, "type_id": 0}}
+    first, second = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": text, **flags} for text, i in sorted(special.items(), key=lambda x: x[1])
+        ],
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [start, first],
+            "pair": [start, first, second],
+            "special_tokens": {bos: {"id": bos, "ids": [special[bos]], "tokens": [bos]}},
+        },
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or nothing if it is not there or is not JSON."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

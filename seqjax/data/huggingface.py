@@ -1,0 +1,187 @@
+"""The tokenizer of a public model: the `tokenizer.json` of a Hugging Face directory, read by the package `tokenizers`.
+
+Its ids are those of transformers' tokenizer of the same file without added special tokens. As there, a special token
+that is written out in a text ("</s>") becomes its id, unless `tokenizer_config.json` sets `split_special_tokens`. A
+model without a token for the start of a text, such as GPT-2, starts documents with the one that ends them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.errors import MissingPackageError, UserError
+
+FILE = "tokenizer.json"
+# Files that name the special tokens, in order of precedence: by their text, then by their ids.
+WITH_TEXT = ("tokenizer_config.json", "special_tokens_map.json")
+WITH_IDS = ("generation_config.json", "config.json")
+
+_SPACE = "\u2581"  # how sentencepiece's vocabularies write a space
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class HuggingFaceTokenizer:
+    """A `Tokenizer` made of the `tokenizer.json` at `path`, which may be its directory."""
+
+    name = "huggingface"
+
+    def __init__(self, path: str | Path):
+        directory = directory_of(path)
+        spec = _spec(directory)
+        try:
+            import tokenizers  # pyright: ignore[reportMissingImports]
+        except ModuleNotFoundError:
+            raise MissingPackageError(
+                f"{directory / FILE} needs the package tokenizers: pip install 'seqjax[hf]'."
+            ) from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / FILE))
+        except Exception as error:
+            raise UserError(
+                f"{directory / FILE} is not read by tokenizers {tokenizers.__version__} ({error})."
+            ) from None
+        # A file may ask for fixed lengths, which transformers does not follow either unless a caller asks for them.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = bool(_json(directory / WITH_TEXT[0]).get("split_special_tokens"))
+        bos, eos = special_ids(directory)
+        if eos is None:
+            raise UserError(
+                f"{directory} names no token that ends a text: set eos_token in its tokenizer_config.json, or "
+                "eos_token_id in its generation_config.json."
+            )
+        self.bos: int = eos if bos is None else bos
+        self.eos: int = eos
+        self.hash = hash_of(directory)
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values())
+        self.n_bytes = _n_bytes(spec, vocabulary)
+        first = self._tokenizer.encode("a", add_special_tokens=False).tokens[:1]
+        self.adds_space = bool(first) and first[0].startswith((_SPACE, "Ġ"))
+        self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of `text`, [n], without the special tokens that the file would add."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return `encode` of each text."""
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, self._dtype) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
+        known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size]
+        return self._tokenizer.decode(known, skip_special_tokens=True)
+
+
+def directory_of(path: str | Path) -> Path:
+    """Return the directory of the tokenizer at `path`; raise `UserError` if there is no `tokenizer.json`."""
+    directory = Path(path).parent if Path(path).name == FILE else Path(path)
+    if not str(path) or not (directory / FILE).is_file():
+        code = [file.name for file in sorted(directory.glob("*tokeniz*.py"))] if str(path) else []
+        why = f" Its tokenizer is Python code ({', '.join(code)}), which is not run." if code else ""
+        raise UserError(
+            f"config.data.tokenizer_path={str(path)!r}: there is no {FILE}.{why} Give the directory of a public model "
+            "with that file, or another config.data.tokenizer."
+        )
+    return directory
+
+
+def hash_of(path: str | Path) -> str:
+    """Return the sha256 that identifies a tokenizer: of its `tokenizer.json`, and of what starts and ends a text."""
+    directory = directory_of(path)
+    return hashlib.sha256((directory / FILE).read_bytes() + repr(special_ids(directory)).encode()).hexdigest()
+
+
+def special_ids(directory: Path) -> tuple[int | None, int | None]:
+    """Return the ids that start and end a text, or None where the files beside the tokenizer do not say.
+
+    Of several ids that end a text it is the first. Raises `UserError` for a token that the vocabulary lacks.
+    """
+    found = []
+    ids = _ids(_spec(directory)) if (directory / FILE).is_file() else {}
+    for key in ("bos_token", "eos_token"):
+        found.append(_special_id(directory, key, ids))
+    return found[0], found[1]
+
+
+def _special_id(directory: Path, key: str, ids: dict[str, int]) -> int | None:
+    for name in WITH_TEXT if ids else ():
+        token = _json(directory / name).get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and token not in ids:
+            raise UserError(f"{directory / name}: {key} is {token!r}, which {FILE} does not have.")
+        if token is not None:
+            return ids[token]
+    for name in WITH_IDS:
+        value = _json(directory / name).get(f"{key}_id")
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _ids(spec: dict[str, Any]) -> dict[str, int]:
+    """Return the id of every token of a tokenizer.json."""
+    vocabulary = spec["model"].get("vocab") or {}
+    if isinstance(vocabulary, list):  # pairs of a piece and its score
+        vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    return vocabulary | {token["content"]: token["id"] for token in spec.get("added_tokens") or ()}
+
+
+def _n_bytes(spec: dict[str, Any], vocabulary: dict[str, int]) -> np.ndarray:
+    """Return the number of UTF-8 bytes per id; all 0, which is "unknown", if the file writes pieces in another way.
+
+    Known are vocabularies of bytes, each written as one character (GPT-2), and those that write a space as U+2581.
+    """
+    out = np.zeros(1 + max(vocabulary.values()), np.int64)
+    kinds = set(_types([spec.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]))
+    bytewise = "ByteLevel" in kinds
+    if not bytewise and not kinds & {"Metaspace", "ByteFallback"}:
+        return out
+    byte_fallback = bool(spec["model"].get("byte_fallback"))
+    for piece, i in vocabulary.items():
+        if bytewise:
+            out[i] = len(piece)
+        elif byte_fallback and _BYTE.fullmatch(piece):
+            out[i] = 1
+        else:
+            out[i] = len(piece.replace(_SPACE, " ").encode())
+    for token in spec.get("added_tokens") or ():
+        out[token["id"]] = 0 if token.get("special") else len(token["content"].encode())
+    unknown = spec["model"].get("unk_token")
+    if unknown in vocabulary:
+        out[vocabulary[unknown]] = 0
+    return out
+
+
+def _types(node: Any) -> Iterable[str]:
+    """Yield every `type` in a part of a tokenizer.json."""
+    if isinstance(node, dict):
+        yield str(node.get("type"))
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _types(child)
+
+
+def _spec(directory: Path) -> dict[str, Any]:
+    spec = _json(directory / FILE)
+    if not isinstance(spec.get("model"), dict):
+        raise UserError(f"{directory / FILE} is not a tokenizer: it has no model. Fetch it again.")
+    return spec
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file, or nothing if it is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); fetch it again.") from None
+    return found if isinstance(found, dict) else {}

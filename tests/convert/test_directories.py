@@ -1,0 +1,334 @@
+"""Public directories as a whole: settings, weights and tokenizer, by the commands and by `seqjax.load`.
+
+What transformers itself makes of them is in test_transformers.py, which needs it installed.
+"""
+
+import json
+import shutil
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import seqjax
+from seqjax import presets
+from seqjax.config import from_config_dict, to_dict
+from seqjax.convert import __main__ as command
+from seqjax.convert import directory, export_weights, import_weights, tokenizer_files
+from seqjax.convert.hub import fetched
+from seqjax.data import load_tokenizer
+from seqjax.errors import UserError
+from seqjax.models import Model
+from seqjax.training import workdir as workdirs
+from tests.convert.cases import CASES, GOLDEN, config_of, copied
+from tests.data.test_tokenizer import needs_mixtral
+
+
+def said(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A public directory with the tiny Llama, whose vocabulary holds bytes, and our tokenizer of them."""
+    out = tmp_path_factory.mktemp("exported") / "llama"
+    config = config_of("llama")
+    directory.export(import_weights(GOLDEN / "llama", config), config, out)
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------------- config
+@pytest.mark.parametrize("family", CASES)
+def test_the_config_json_says_what_the_model_is(family):
+    config = from_config_dict(presets.read_config(directory.argument_of(GOLDEN / family)))
+    want = config_of(family)
+    computed = {"head_dim": 6, "key_dim": 32, "value_dim": 48 if family == "gated_deltanet" else 32}
+    got, want = to_dict(config)["model"], to_dict(want)["model"]
+    for key, value in computed.items():  # stated in a config.json, left open in ours
+        if key in want["mixer"] and want["mixer"][key] is None and got["mixer"][key] is not None:
+            assert got["mixer"].pop(key) == value
+            del want["mixer"][key]
+    assert got == want
+    stated = said(GOLDEN / family / "config.json")
+    longest = stated.get("n_positions") or stated.get("max_position_embeddings")
+    assert longest is None or config.train.seq_len == longest
+
+
+@pytest.mark.parametrize(
+    ("family", "theirs", "says"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4}}, r"scaled \(yarn\)"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, r"scaled \(linear\)"),
+        ("llama", {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": 0.5}}, "of 0.5 of the head"),
+        ("llama", {"rope_parameters": {"full": {"rope_theta": 5e4}}}, "one per kind of layer"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu'"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
+        ("mamba", {"use_bias": True}, "use_bias is True"),
+        ("mamba2", {"n_groups": 2}, "n_groups is 2"),
+        ("deltanet", {"attn": {"layers": [1]}}, "attn is {'layers'"),
+        ("gated_deltanet", {"num_v_heads": 4}, "num_v_heads is 4"),
+    ],
+)  # fmt: skip
+def test_what_seqjax_does_not_compute(family, theirs, says, tmp_path):
+    copied(family, tmp_path, with_config=True, **theirs)
+    with pytest.raises(UserError, match=f"of a model that seqjax does not compute: .*{says}.* can have no other"):
+        seqjax.load(tmp_path)
+
+
+def test_what_is_no_public_model(tmp_path):
+    copied("llama", tmp_path, with_config=True, hidden_size=None)
+    with pytest.raises(UserError, match="has no hidden_size, so the model's size is not known"):
+        directory.load(tmp_path)
+    copied("llama", tmp_path, with_config=True, model_type="qwen3")
+    with pytest.raises(UserError, match=r"of a 'qwen3', which seqjax does not compute\. Known: delta_net, .*llama"):
+        directory.load(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match=r"no .*config\.json of a public model, .* give --config"):
+        command.main(["import", f"--weights={tmp_path}", f"--workdir={tmp_path / 'run'}"])
+    with pytest.raises(UserError, match="is not a run"):
+        seqjax.load(tmp_path)
+    with pytest.raises(UserError, match=r"no file or directory nowhere\. A model on the .* hub is hf://OWNER/NAME"):
+        command.main(["import", "--weights=nowhere", f"--workdir={tmp_path / 'run'}"])
+
+
+def test_a_command_for_runs_says_what_to_do_with_a_public_model():
+    with pytest.raises(UserError, match=r"holds a public model, not a run: `seqjax convert import --weights="):
+        workdirs.load_config(GOLDEN / "llama")
+
+
+def test_sizes_that_a_config_json_leaves_out(tmp_path):
+    """They have the defaults of the public class."""
+    copied("mamba", tmp_path, with_config=True, state_size=None, time_step_rank="auto", expand=None)
+    argument = directory.argument_of(tmp_path)
+    assert "model.mixer.state" not in argument  # 16 in both
+    assert "model.mixer.dt_rank=1" in argument
+    assert "model.mixer.expand" not in argument
+    copied("rwkv7", tmp_path, with_config=True, v_low_rank_dim=None)
+    assert "model.mixer.value_rank=16" in directory.argument_of(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(bad, tmp_path):
+    path, tensors = copied("llama", tmp_path, with_config=True)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = bad
+    safetensors.numpy.save_file(tensors, path)
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in .* holds 1 of 960 values that are NaN"):
+        seqjax.load(tmp_path)
+    config = config_of("llama")
+    params = import_weights(GOLDEN / "llama", config)
+    params["blocks"]["0"]["mlp"]["up"]["w"][1, 4, 3] = bad
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight in the checkpoint holds 1 of 960"):
+        export_weights(params, config, tmp_path / "out" / "model.safetensors")
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    shutil.copy(GOLDEN / "llama" / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin: only \.safetensors .* can run code when they are opened"):
+        seqjax.load(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- load, import, export
+def test_load(exported):
+    m = seqjax.load(exported)
+    assert (m.step, m.config.data.tokenizer, m.tokenizer.bos) == (0, "byte", 256)
+    io = np.load(GOLDEN / "llama" / "io.npz")
+    got = np.asarray(jax.jit(m.model.logits)(m.params, io["tokens"]))
+    np.testing.assert_allclose(got, io["logits"], rtol=0, atol=2e-5 * np.abs(io["logits"]).max())
+    assert 4 < m.loss("Once upon") < 12
+
+
+def test_a_model_without_tokenizer_has_none(tmp_path):
+    """No other tokenizer takes its place."""
+    m = seqjax.load(GOLDEN / "llama")
+    with pytest.raises(UserError, match=r"golden/convert/llama': there is no tokenizer\.json"):
+        m.loss("Once upon")
+    shutil.copytree(GOLDEN / "rwkv7", tmp_path / "rwkv7")
+    (tmp_path / "rwkv7" / "hf_rwkv_tokenizer.py").write_text("raise SystemExit")
+    with pytest.raises(UserError, match=r"Its tokenizer is Python code \(hf_rwkv_tokenizer\.py\), which is not run"):
+        seqjax.load(tmp_path / "rwkv7").loss("Once upon")
+    command.main(["import", f"--weights={GOLDEN / 'llama'}", f"--workdir={tmp_path / 'run'}"])
+    export = ["export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(UserError, match=r"no tokenizer to export\. .*Or export with --weights_only"):
+        command.main(export)
+    command.main([*export, "--weights_only"])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    made = said(tmp_path / "out" / "config.json")
+    assert {made[f"{kind}_token_id"] for kind in ("bos", "eos", "pad")} == {None}  # not those of other vocabularies
+
+
+def test_ids_beyond_the_model_are_refused():
+    """Without this, JAX would clamp the index and give the loss of another text."""
+    m = seqjax.load(GOLDEN / "gpt2")
+    m.__dict__["tokenizer"] = load_tokenizer("byte")  # the model has 48 ids
+    for call in (m.loss, m.generate):
+        with pytest.raises(UserError, match="gives the id 110, and the model has 48"):
+            call("Once")
+
+
+def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tmp_path, capsys):
+    args = ["import", f"--weights={exported}", f"--workdir={tmp_path / 'run'}"]
+    command.main(args)
+    out = capsys.readouterr().out
+    assert "Llama, 26,664 parameters, step 0; tokenizer byte." in out
+    assert "--config, to which the settings of a run can be added: transformer_pp:debug,model.dim=24," in out
+    command.main(["export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'again'}"])
+    names = sorted(p.name for p in exported.iterdir())
+    assert names == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        tokenizer_files.CONFIG,
+    ]
+    for name in names:
+        if name.startswith(("tokenizer", "generation")):
+            assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes(), name
+    want = safetensors.numpy.load_file(exported / "model.safetensors")
+    got = safetensors.numpy.load_file(tmp_path / "again" / "model.safetensors")
+    assert got.keys() == want.keys()
+    assert all((got[name] == x).all() for name, x in want.items())
+    old, new = said(exported / "config.json"), said(tmp_path / "again" / "config.json")
+    assert {key for key in old | new if old.get(key) != new.get(key)} == set()
+    assert (new["bos_token_id"], new["eos_token_id"], new["vocab_size"]) == (256, 257, 264)
+    with pytest.raises(UserError, match="holds a run; import into a --workdir of its own"):
+        command.main(args)
+
+
+def test_an_export_overwrites_nothing_else(exported, tmp_path):
+    config = config_of("llama")
+    params = import_weights(GOLDEN / "llama", config)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json is there and says something else"):
+        directory.export(params, config, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+    directory.export(params, config, exported, dtype="float32")  # the same again
+    with pytest.raises(UserError, match=r"config\.json is there and says something else"):
+        directory.export(params, config, exported, dtype="float16")
+    gpt2 = config_of("gpt2")
+    with pytest.raises(UserError, match=r"byte tokenizer of this run has 258 ids, its model 48.*--weights_only"):
+        directory.export(import_weights(GOLDEN / "gpt2", gpt2), gpt2, tmp_path / "gpt2")
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenizers
+def test_the_tokenizer_of_bytes(exported):
+    """Of 256 characters without merges; a text starts as the documents that a run is trained on."""
+    spec = said(exported / "tokenizer.json")
+    assert len(spec["model"]["vocab"]) == 258
+    assert spec["model"]["vocab"]["A"] == 65
+    assert spec["model"]["vocab"]["Ġ"] == 32  # a space in GPT-2's alphabet
+    assert {token["content"]: token["id"] for token in spec["added_tokens"]} == {"<|bos|>": 256, "<|eos|>": 257}
+    assert spec["post_processor"]["special_tokens"]["<|bos|>"]["ids"] == [256]
+    assert tokenizer_files.find(exported) == ("byte", "")
+
+
+def test_a_tokenizer_that_was_edited_is_not_ours(exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "edited")
+    file = tmp_path / "edited" / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|eos|>", "<|end|>"))
+    assert tokenizer_files.find(tmp_path / "edited") == ("huggingface", str(tmp_path / "edited"))
+
+
+@needs_mixtral
+def test_the_tokenizer_of_mixtral(tmp_path):
+    """The merges that sentencepiece's scores stand for; test_transformers.py compares the ids."""
+    files = tokenizer_files.files_of(config_of("llama", data__tokenizer="mixtral").data, max_length=None)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    spec = said(tmp_path / "tokenizer.json")
+    mixtral = load_tokenizer("mixtral")
+    assert len(spec["model"]["vocab"]) == mixtral.vocab_size
+    # Every merge gives a piece, the first one the piece of the highest score.
+    assert all(left + right in spec["model"]["vocab"] for left, right in spec["model"]["merges"])
+    assert spec["model"]["merges"][0] == ["\u2581", "t"]
+    assert spec["model"]["vocab"]["\u2581t"] == 261
+    assert said(tmp_path / "generation_config.json") == {"bos_token_id": 1, "eos_token_id": 2}
+    assert tokenizer_files.find(tmp_path) == ("mixtral", "")
+
+
+@needs_mixtral
+def test_a_directory_with_a_sentencepiece_model_alone(tmp_path):
+    """The workdir gets its own copy, which is found wherever the workdir is moved."""
+    import mistral_common
+
+    shutil.copytree(GOLDEN / "llama", tmp_path / "llama")
+    shutil.copy(
+        f"{mistral_common.__path__[0]}/data/tokenizer.model.v1", tmp_path / "llama" / tokenizer_files.SENTENCEPIECE
+    )
+    command.main(["import", f"--weights={tmp_path / 'llama'}", f"--workdir={tmp_path / 'run'}"])
+    shutil.rmtree(tmp_path / "llama")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    data = workdirs.load_config(tmp_path / "moved").data
+    assert (data.tokenizer, data.tokenizer_path) == (
+        "mixtral",
+        str(tmp_path / "moved" / "tokenizer" / "tokenizer.model"),
+    )
+    assert load_tokenizer(data.tokenizer, data.tokenizer_path).encode("Hello").tolist() == [22557]
+    (tmp_path / "moved" / "tokenizer" / "added_tokens.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adds tokens to tokenizer\.model .*Save its tokenizer once with transformers"):
+        tokenizer_files.find(tmp_path / "moved" / "tokenizer")
+
+
+# ----------------------------------------------------------------------------------------------------------------- hub
+def hub_stub(monkeypatch, root, calls):
+    """A `huggingface_hub` whose one repository is golden Mamba; `calls` records what is asked of it."""
+
+    def snapshot_download(name, *, revision, allow_patterns):
+        calls.append((name, revision, allow_patterns))
+        if name != "owner/mamba":
+            raise LookupError(f"404: no repository {name}\nmore lines")
+        commit = root / "0123abc"
+        commit.mkdir(exist_ok=True)
+        for file in (GOLDEN / "mamba").iterdir():
+            if file.name in allow_patterns:
+                shutil.copy(file, commit)
+        return str(commit)
+
+    stub = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", stub)
+
+
+def test_a_model_on_the_hub(tmp_path, monkeypatch):
+    calls = []
+    hub_stub(monkeypatch, tmp_path, calls)
+    m = seqjax.load("hf://owner/mamba@v1")
+    assert m.config.model.mixer.name == "mamba1"
+    assert [(name, revision) for name, revision, _ in calls] == [("owner/mamba", "v1"), ("owner/mamba", "0123abc")]
+    assert "config.json" in calls[0][2]
+    assert calls[1][2] == ["model.safetensors"]
+    command.main(["import", "--weights=hf://owner/mamba", f"--workdir={tmp_path / 'run'}"])
+    assert seqjax.load(tmp_path / "run").step == 0
+    with pytest.raises(
+        UserError, match=r"hf://owner/other could not be fetched \(LookupError: 404: no .*owner/other\)\. Ch"
+    ):
+        fetched("hf://owner/other")
+    with pytest.raises(UserError, match="hf://a/b/c is not the name of a model"):
+        fetched("hf://a/b/c")
+    assert fetched("owner/mamba").parts == ("owner", "mamba")  # a path, whatever is on the hub
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"needs the package huggingface_hub: pip install 'seqjax\[hf\]'"):
+        fetched("hf://owner/mamba")
+
+
+def test_of_a_sharded_model_the_shards_are_fetched(tmp_path, monkeypatch):
+    calls = []
+    hub_stub(monkeypatch, tmp_path, calls)
+    (tmp_path / "0123abc").mkdir()
+    index = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-1.safetensors"}}
+    (tmp_path / "0123abc" / "model.safetensors.index.json").write_text(json.dumps(index))
+    fetched("hf://owner/mamba")
+    assert calls[1][2] == ["model-1.safetensors", "model-2.safetensors"]
+
+
+def test_params_are_spread_over_the_devices(exported):
+    """As those of a run are, whatever the number of devices."""
+    m = seqjax.load(exported)
+    assert isinstance(m.model, Model)
+    for x in jax.tree.leaves(m.params):
+        assert x.sharding.mesh == m.mesh

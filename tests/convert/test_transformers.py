@@ -1,0 +1,183 @@
+"""What transformers itself writes is read here, and what is written here transformers reads: logits, ids, settings.
+
+These tests need transformers, torch and tokenizers, which are no dependencies: elsewhere they are skipped. fla's models
+are compared by tests/golden/make_convert.py, because its kernels need Triton.
+"""
+
+import random
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import seqjax
+from seqjax.convert import __main__ as command
+from seqjax.convert import directory, tokenizer_files
+from seqjax.data import load_tokenizer
+from seqjax.errors import UserError
+from seqjax.models import Model
+from tests import support
+from tests.convert.cases import config_of
+from tests.data.test_tokenizer import needs_mixtral
+
+torch = pytest.importorskip("torch", reason="needs torch and transformers: pip install torch transformers")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'seqjax[hf]'")
+
+TEXT = "Once upon a time there was a model, and it was tiny.\n  Two spaces, a \u2581 mark and \u00e9\u4e2d\U0001f600."
+COMMON = {"vocab_size": 300, "num_hidden_layers": 2, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1}
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+MODELS = {
+    "llama": (
+        transformers.LlamaForCausalLM,
+        COMMON | ATTENTION | {"rope_theta": 5e5, "attention_bias": True, "head_dim": 16},
+    ),
+    "mistral": (
+        transformers.MistralForCausalLM,
+        COMMON | ATTENTION | {"sliding_window": 7, "tie_word_embeddings": True},
+    ),
+    "gpt2": (transformers.GPT2LMHeadModel, COMMON | {"n_head": 4, "n_positions": 96}),
+    "mamba": (transformers.MambaForCausalLM, COMMON | {"state_size": 4}),
+    "mamba2": (
+        transformers.Mamba2ForCausalLM,
+        COMMON | {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16},
+    ),
+}
+
+
+def bpe(path: Path) -> None:
+    """A byte-level BPE of 300 ids in the style of GPT-2, as transformers saves it."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(path)
+
+
+def opened(path: Path):
+    """The model and tokenizer as a user of transformers opens them; nothing may be missing or left over."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(path)
+
+
+def their_logits(model, ids) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(ids)[None]).logits[0].float().numpy()
+
+
+def our_logits(m, ids) -> np.ndarray:
+    return np.asarray(jax.jit(m.model.logits)(m.params, np.asarray(ids, np.int32)[None])[0])
+
+
+def assert_close(got: np.ndarray, want: np.ndarray) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_that_transformers_saved(kind, tmp_path, capsys):
+    """In, its logits and ids; out again, and the same from transformers."""
+    made, settings = MODELS[kind]
+    torch.manual_seed(0)
+    theirs = made(made.config_class(**settings)).eval()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            if not name.endswith("A_log"):
+                p.add_(0.1 * torch.randn(p.shape))
+    source = tmp_path / "public"
+    theirs.save_pretrained(source, max_shard_size="60KB")
+    assert (source / "model.safetensors.index.json").is_file()
+    bpe(source)
+    model, tokenizer = opened(source)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    want = their_logits(model, ids)
+
+    m = seqjax.load(source)
+    assert m.tokenizer.encode(TEXT).tolist() == ids
+    assert m.tokenizer.decode([m.tokenizer.bos, *ids, m.tokenizer.eos]) == TEXT
+    assert int(m.tokenizer.n_bytes[ids].sum()) == len(TEXT.encode())
+    assert_close(our_logits(m, ids), want)
+
+    command.main(["import", f"--weights={source}", f"--workdir={tmp_path / 'run'}"])
+    command.main(["export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"])
+    assert "tokenizer huggingface" in capsys.readouterr().out
+    again, same = opened(tmp_path / "out")
+    assert type(again) is type(theirs)
+    stored = theirs.state_dict()
+    assert again.state_dict().keys() == stored.keys()
+    assert all(torch.equal(x, stored[name]) for name, x in again.state_dict().items())
+    assert_close(their_logits(again, ids), want)  # Mamba-2's chunk size, which is no setting of the model, may differ.
+    assert same.encode(TEXT, add_special_tokens=False) == ids
+    for key in ("bos_token_id", "eos_token_id", "vocab_size", "tie_word_embeddings"):
+        assert getattr(again.config, key) == getattr(theirs.config, key), key
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_of_ours_in_transformers(dtype, tmp_path):
+    """Bytes: the ids that end and start a text, the dtype, and what it generates."""
+    config = config_of("llama")
+    model = Model(config.model, max_len=config.train.seq_len)
+    directory.export(support.random_params(model), config, tmp_path, dtype=dtype)
+    theirs, tokenizer = opened(tmp_path)
+    assert str(theirs.dtype) == f"torch.{dtype}"
+    ids = tokenizer.encode(TEXT)
+    assert ids == [256, *TEXT.encode()]
+    assert (theirs.generation_config.bos_token_id, theirs.generation_config.eos_token_id) == (256, 257)
+    m = seqjax.load(tmp_path)
+    if dtype == "float32":
+        assert_close(our_logits(m, ids), their_logits(theirs, ids))
+        out = theirs.generate(torch.tensor(ids)[None], max_new_tokens=8, do_sample=False)[0, len(ids) :]
+        assert tokenizer.decode(out, skip_special_tokens=True) == m.generate(TEXT, max_new_tokens=8, temperature=0)
+
+
+@needs_mixtral
+@pytest.mark.parametrize("name", ["byte", "mixtral"])
+def test_ids_of_our_tokenizers(name, tmp_path):
+    """Equal for texts of all kinds, those that spell special tokens included."""
+    data = config_of("llama", data__tokenizer=name).data
+    for file, content in tokenizer_files.files_of(data, max_length=None).items():
+        (tmp_path / file).write_bytes(content)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(name)
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.bos, ours.eos)
+    parts = [*" .9\n\t\r\x00\u2581\u00e9\u4e2d\U0001f600\ufb01", "  ", "the", "Ab", "ing", " //", "12.5e3"]
+    parts += ["<s>", "</s>", "<unk>", "<0x0A>", "<|eos|>"]
+    draw = random.Random(0)
+    texts = ["", *parts, *("".join(draw.choices(parts, k=12)) for _ in range(400))]
+    for text in texts:
+        ids = ours.encode(text).tolist()
+        assert theirs.encode(text, add_special_tokens=False) == ids, text
+        assert theirs.encode(text) == [ours.bos, *ids], text
+        assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids), text
+    # A reader of ours for the same file gives the same ids.
+    again = load_tokenizer("huggingface", tmp_path)
+    assert [again.encode(text).tolist() for text in texts] == [ours.encode(text).tolist() for text in texts]
+    assert (again.bos, again.eos, again.vocab_size) == (ours.bos, ours.eos, ours.vocab_size)
+    assert again.adds_space == ours.adds_space
+    np.testing.assert_array_equal(again.n_bytes, ours.n_bytes)
+
+
+def test_a_model_in_the_cache_of_the_hub(tmp_path, monkeypatch):
+    """The real huggingface_hub, without a network: a snapshot that it fetched before."""
+    hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install 'seqjax[hf]'")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--owner--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    config = config_of("llama")
+    model = Model(config.model, max_len=config.train.seq_len)
+    directory.export(support.random_params(model), config, repository / "snapshots" / commit)
+    m = seqjax.load("hf://owner/tiny")
+    assert m.config.model.dim == config.model.dim
+    assert m.tokenizer.name == "byte"
+    with pytest.raises(UserError, match="hf://owner/other could not be fetched"):
+        seqjax.load("hf://owner/other")

@@ -1,0 +1,148 @@
+"""Tokenizers of public models: which ids start and end a text, bytes per id, and what is refused."""
+
+import json
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import huggingface, load_tokenizer, open_corpus
+from seqjax.errors import MissingPackageError, UserError
+
+# A vocabulary of words as sentencepiece's conversions write them: spaces are marks, unknown characters are bytes.
+WORDS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{i:02X}>" for i in range(256)),
+    "\u2581",
+    "a",
+    "b",
+    "\u2581a",
+    "ab",
+    "\u2581ab",
+    "\u00e9",
+]
+MERGES = [["\u2581", "a"], ["a", "b"], ["\u2581a", "b"]]
+
+
+def write(directory, *, more=(), **files):
+    """A tokenizer.json of WORDS with `more` added tokens, and other JSON files by name."""
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": i, "content": WORDS[i], **special} for i in range(3)]
+    added += [{"id": len(WORDS) + i, "content": text, **special, "special": False} for i, text in enumerate(more)]
+    mark = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    back = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    spec = {
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, mark]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, strip],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {piece: i for i, piece in enumerate(WORDS)},
+            "merges": MERGES,
+        },
+    }  # fmt: skip
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(json.dumps(spec))
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+# ------------------------------------------------------------------------------------------- what needs no package
+def test_special_ids_come_from_the_files_in_order(tmp_path):
+    """By their text in tokenizer_config.json, plain or with its flags, else by their ids beside the weights."""
+    write(tmp_path, config={"bos_token_id": 261, "eos_token_id": 262})
+    assert huggingface.special_ids(tmp_path) == (261, 262)
+    write(tmp_path, generation_config={"eos_token_id": [260, 2]})
+    assert huggingface.special_ids(tmp_path) == (261, 260)
+    write(tmp_path, tokenizer_config={"bos_token": None, "eos_token": {"content": "</s>", "lstrip": False}})
+    assert huggingface.special_ids(tmp_path) == (261, 2)
+    write(tmp_path, special_tokens_map={"bos_token": "<s>", "eos_token": "<unk>"})
+    assert huggingface.special_ids(tmp_path) == (1, 2)
+    write(tmp_path, tokenizer_config={"eos_token": "<eos>"})
+    with pytest.raises(
+        UserError, match=r"tokenizer_config\.json: eos_token is '<eos>', which tokenizer\.json does not"
+    ):
+        huggingface.special_ids(tmp_path)
+
+
+def test_the_hash_is_of_the_tokenizer_and_of_what_ends_a_text(tmp_path):
+    one = huggingface.hash_of(write(tmp_path / "a", config={"eos_token_id": 2}))
+    assert huggingface.hash_of(write(tmp_path / "b", tokenizer_config={"eos_token": "</s>"}) / "tokenizer.json") == one
+    assert huggingface.hash_of(write(tmp_path / "c", config={"eos_token_id": 1})) != one
+    assert huggingface.hash_of(write(tmp_path / "d", more=["new"], config={"eos_token_id": 2})) != one
+
+
+def test_what_is_refused_before_a_package_is_needed(tmp_path, monkeypatch):
+    for path in ("", tmp_path, tmp_path / "tokenizer.json"):
+        with pytest.raises(UserError, match=r"there is no tokenizer\.json\. Give the directory of a public model"):
+            load_tokenizer("huggingface", path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="is not a tokenizer: it has no model"):
+        load_tokenizer("huggingface", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="is not JSON"):
+        load_tokenizer("huggingface", tmp_path)
+    write(tmp_path, config={"eos_token_id": 2})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingPackageError, match=r"needs the package tokenizers: pip install 'seqjax\[hf\]'"):
+        load_tokenizer("huggingface", tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ with tokenizers
+@pytest.fixture
+def tokenizers():
+    return pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'seqjax[hf]'")
+
+
+def test_text_to_ids_and_back(tokenizers, tmp_path):
+    tokenizer = load_tokenizer("huggingface", write(tmp_path, more=["<new>"], config={"eos_token_id": 2}))
+    ids = tokenizer.encode("ab a\u00e9c")
+    assert ids.dtype == np.uint16
+    assert [WORDS[i] for i in ids] == ["\u2581ab", "\u2581a", "\u00e9", "<0x63>"]
+    assert tokenizer.decode([2, *ids, 2, -1, 99_999]) == "ab a\u00e9c"
+    assert [x.tolist() for x in tokenizer.encode_batch(["ab a\u00e9c", ""])] == [ids.tolist(), []]
+    assert tokenizer.bos == tokenizer.eos == 2  # there is no other to start a text with
+    assert tokenizer.vocab_size == len(WORDS) + 1
+    assert len(tokenizer.encode("a" * 50)) > 4  # the file asks for texts to be cut
+    assert tokenizer.encode("a</s>").tolist()[-1] == 2  # as in transformers
+    assert tokenizer.adds_space
+    assert int(tokenizer.n_bytes[ids].sum()) == len(" ab a\u00e9c".encode())
+    assert tokenizer.n_bytes[[0, 1, 2, len(WORDS)]].tolist() == [0, 0, 0, 5]
+    assert pickle.loads(pickle.dumps(tokenizer)).encode("ab").tolist() == tokenizer.encode("ab").tolist()
+
+
+def test_special_tokens_as_text(tokenizers, tmp_path):
+    config = {"eos_token": "</s>", "split_special_tokens": True}
+    tokenizer = load_tokenizer("huggingface", write(tmp_path, tokenizer_config=config))
+    assert tokenizer.decode(tokenizer.encode("a</s>")) == "a</s>"
+
+
+def test_a_text_must_have_an_end(tokenizers, tmp_path):
+    with pytest.raises(UserError, match=r"names no token that ends a text: set eos_token"):
+        load_tokenizer("huggingface", write(tmp_path, config={"bos_token_id": 1}))
+
+
+def test_large_vocabularies_are_not_for_blocks(tokenizers, tmp_path):
+    more = [f"<{i}>" for i in range(2**16)]
+    tokenizer = load_tokenizer("huggingface", write(tmp_path, more=more, config={"eos_token_id": 2}))
+    assert tokenizer.encode(f"a{more[-1]}").tolist()[-1] == tokenizer.vocab_size - 1 > 2**16
+    data = DataConfig(tokenizer="huggingface", tokenizer_path=str(tmp_path))
+    with pytest.raises(UserError, match=r"Blocks hold uint16 ids, and the tokenizer huggingface has 65802"):
+        open_corpus(data, seq_len=32, vocab_size=70_000)
