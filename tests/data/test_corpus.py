@@ -222,7 +222,7 @@ def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.Monk
         open_blocks(blocks_dir, vocab_size=256)
     with pytest.raises(UserError, match=r"'arxive' is not a domain.*Did you mean 'arxiv'"):
         open_blocks(blocks_dir, eval_domains=("arxive",))
-    with pytest.raises(UserError, match=r"config\.data\.tokenizer_path is for the mixtral tokenizer"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer_path is for the other tokenizers"):
         open_blocks(blocks_dir, tokenizer_path="some.model")
     with pytest.raises(UserError, match="names a domain twice"):
         open_blocks(blocks_dir, train_domains=("c4", "c4"))

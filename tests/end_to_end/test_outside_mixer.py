@@ -95,7 +95,7 @@ def test_the_installed_command_finds_the_mixer_where_it_is_given(place):
 
 
 def test_a_run_with_foreign_code_is_refused_and_nothing_of_it_is_imported(run, here):
-    out = f"--out={here / 'x.safetensors'}"
+    out = f"--out={here / 'model.safetensors'}"
     for command in (
         lambda: seqjax.load(run),
         lambda: evaluate.main([f"--workdir={run}"]),
@@ -126,7 +126,7 @@ def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
     generate.main([f"--workdir={run}", "--prompt=The ", "--max_new_tokens=5", f"--allow-code={NAME}"])
     assert capsys.readouterr().out.startswith("The ")
     with pytest.raises(UserError, match="has no public twin"):
-        convert.main(["export", f"--workdir={run}", f"--out={here / 'x.safetensors'}", f"--allow-code={NAME}"])
+        convert.main(["export", f"--workdir={run}", f"--out={here / 'model.safetensors'}", f"--allow-code={NAME}"])
     workdirs.save_config(run, workdirs.load_config(run, allow_code=[NAME]))  # going on with one's own config
 
     space = {"seqjax": seqjax}
