@@ -98,7 +98,8 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: 
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-@pytest.mark.parametrize("kill_after", [(3,), pytest.param((1, 5), marks=pytest.mark.slow)], ids=["once", "twice"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_after", [(3,), (1, 5)], ids=["once", "twice"])
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, kill_after: tuple[int, ...]):
     source = write_corpus(tmp_path / "source", documents=300, shards=8)
     prepared(source, tmp_path / "whole")
@@ -166,6 +167,7 @@ def test_chosen_domains_and_lengths(corpus_dir: Path, tmp_path: Path):
     assert long["too_short"] + sum(e["documents"] for d in long["splits"].values() for e in d.values()) == 4 * 7 * 40
 
 
+@pytest.mark.slow
 def test_command_line(corpus_dir: Path, tmp_path: Path):
     done = subprocess.run(command(corpus_dir, tmp_path / "out"), capture_output=True, text=True, check=True)
     assert "commoncrawl" in done.stdout

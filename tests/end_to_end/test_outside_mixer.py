@@ -78,6 +78,7 @@ def here(place, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(run):
     mixer = json.loads((run / "config.json").read_text())["model"]["mixer"]
     assert mixer == {"name": NAME, "expand": 2}
@@ -134,6 +135,7 @@ def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
     assert type(space["m"].config.model.mixer) is space["ema"].Config
 
 
+@pytest.mark.slow
 def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cache, monkeypatch):
     few = {name: testing.CHECKS[name] for name in ("parameters", "causality")}  # all of them: tests/test_testing.py
     monkeypatch.setattr(testing, "CHECKS", few)

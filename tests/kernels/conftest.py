@@ -17,8 +17,8 @@ SELECTIONS = ("exact", "approx", "element")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cases named triton: `gpu` where there is one, else run in Triton's interpreter, or visibly skipped.
 
-    The interpreter takes a second for each, so the normal tests run one of a test's cases per selection, and the slow
-    tests the others.
+    The interpreter takes a second or more for each, so the normal tests run one of a file's cases per selection, and
+    the slow tests the others.
     """
     seen = set()
     for item in items:
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         why = runtime.refusal("cpu")
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=why))
-        case = (item.nodeid.partition("[")[0], *(value for value in values if value in SELECTIONS))
+        case = (item.path, *(value for value in values if value in SELECTIONS))
         if case in seen:
             item.add_marker(pytest.mark.slow)
         seen.add(case)

@@ -111,6 +111,7 @@ def trained_study(blocks_dir, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
     study.main([f"--study={trained_study}", "--list"])
     assert capsys.readouterr().out.count("not begun") == 3
