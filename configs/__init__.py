@@ -1,1 +1,1 @@
-"""One file per architecture; `get_config(arg)` returns what `python -m seqjax.main --config=FILE.py:arg` trains."""
+"""One file per architecture; `get_config(arg)` returns what `seqjax train --config=NAME:arg` trains."""

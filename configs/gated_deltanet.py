@@ -1,6 +1,6 @@
 """Gated DeltaNet (arXiv 2412.06464): the delta rule on a state that decays, in flash-linear-attention's shape.
 
-python -m seqjax.main --config=configs/gated_deltanet.py:110m
+seqjax train --config=gated_deltanet:110m
 
 On one H200 110m trains at 257k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.36 nats on CommonCrawl and 5.48
 on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.

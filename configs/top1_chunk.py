@@ -1,7 +1,7 @@
 """Top-1 Chunk, exact selection (arXiv 2505.18522, section 5). Approx: `:demo,model.mixer.selection=approx`.
 
-python -m seqjax.main --config=configs/top1_chunk.py         two CPU cores, 3 minutes: prose 1.81, doctest 1.79 nats
-python -m seqjax.main --config=configs/top1_chunk.py:110m
+seqjax train --config=top1_chunk             two CPU cores, 3 minutes: prose 1.81, doctest 1.79 nats
+seqjax train --config=top1_chunk:110m
 
 On one H200 110m trains at 499k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run with the
 `xla` backend alone, 1,580 steps of 65,536 tokens, took 7m22s and ended at 3.11 nats on CommonCrawl and 2.95 on C4

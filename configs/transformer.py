@@ -1,6 +1,6 @@
 """Transformer: GPT with learned positions, biases, LayerNorm and a GELU MLP (the paper's first baseline).
 
-python -m seqjax.main --config=configs/transformer.py:110m
+seqjax train --config=transformer:110m
 
 On one H200 110m trains at 489k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.83 nats on CommonCrawl and 5.90
 on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.

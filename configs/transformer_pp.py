@@ -1,6 +1,6 @@
 """Transformer++: full causal attention, the paper's reference. Sliding window: `:110m,model.mixer.window=256`.
 
-python -m seqjax.main --config=configs/transformer_pp.py:110m
+seqjax train --config=transformer_pp:110m
 
 On one H200 110m trains at 514k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run of 1,580
 steps of 65,536 tokens took 4m18s (412k tokens/s) and ended at 3.20 nats on CommonCrawl and 3.04 on C4, at 3.13 and 2.96

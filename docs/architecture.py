@@ -94,9 +94,9 @@ DAY = [
     (MODEL, "Write the mixer", "seqjax/mixers/ema.py", "a Config, a Mixer(base.Mixer): __call__, init_cache, step"),
     (MODEL, "Name it in a config", "configs/ema.py", "only what differs from a size and a Transformer++"),
     (RUN, "Check the contract", "pytest tests/mixers/test_contract.py -k ema", "causal, step = parallel, sharding"),
-    (RUN, "Train for minutes", "python -m seqjax.main --config=ema", "a laptop; report.md with every domain"),
-    (RUN, "Train for real", "python -m seqjax.main --config=ema:110m", "a GPU; stop and resume at any time"),
-    (FILE, "Compare", "python -m seqjax.study --study=... --jobs=4", "gaps out of domain, at equal loss"),
+    (RUN, "Train for minutes", "seqjax train --config=ema", "a laptop; report.md with every domain"),
+    (RUN, "Train for real", "seqjax train --config=ema:110m", "a GPU; stop and resume at any time"),
+    (FILE, "Compare", "seqjax study --study=... --jobs=4", "gaps out of domain, at equal loss"),
 ]
 for i, (color, title, command, what) in enumerate(DAY):
     y = 37.0 - 6.9 * i
@@ -116,7 +116,7 @@ ROOMS = [
     (RUN, "train"),
     (RUN, "generate   convert"),
     (RUN, "evaluate"),
-    (RUN, "training"),
+    (RUN, "training   decoding"),
     (MODEL, "models"),
     (FILE, "presets"),
     (FILE, "config"),

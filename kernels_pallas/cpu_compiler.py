@@ -9,7 +9,8 @@ From jaxlib 0.10.2 on, XLA hands fusions of products with sums to a library, YNN
 
 The ops of this package do not need the flag for the first: `state_scan/xla.py` hides a constant state from XLA, forward
 and backward. What surrounds them in a model (a norm after a projection is a sum of squares after products) is beyond
-an op's reach, so commands call `use_safe_fusions` before JAX starts. Importing this package changes nothing.
+an op's reach, so commands, and the functions that train and load, call `use_safe_fusions` before JAX starts. Importing
+this package changes nothing.
 
 The flag leaves YNNPACK the products alone, one at a time. It costs the forward pass of dense attention by itself a
 factor of up to two; the demo trains as fast with it as without, within 10%.

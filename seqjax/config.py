@@ -121,7 +121,8 @@ class CheckpointConfig:
     """How often checkpoints are saved, and how many are kept."""
 
     every: int = 1000  # steps; 0 = only at the end and when the run is stopped
-    keep: int = 2
+    keep: int = 2  # the newest ones
+    keep_period: int | None = None  # those of steps that it divides are kept too, for good; None = only the newest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,6 +140,7 @@ class LogConfig:
 
     every: int = 10  # steps between rows of metrics
     tensorboard: bool = True
+    wandb: str | None = None  # project on Weights & Biases (pip install 'seqjax[wandb]'); None = not logged there
     profile_start: int | None = None  # first step of the profile; None = no profile
     profile_steps: int = 5
     sample_tokens: int = 200  # tokens of the text generated at the end of the run; 0 = none

@@ -38,6 +38,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "eval.entropy_tokens": (0, math.inf),
     "checkpoint.every": (0, math.inf),
     "checkpoint.keep": (1, math.inf),
+    "checkpoint.keep_period": (1, math.inf),
     "log.every": (1, math.inf),
     "log.profile_start": (1, math.inf),
     "log.profile_steps": (1, math.inf),
@@ -48,6 +49,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 NONE = {
     "model.mlp.dim": "the usual multiple of config.model.dim",
     "eval.batch_size": "the training micro-batch",
+    "checkpoint.keep_period": "only the newest",
     "log.profile_start": "no profile",
 }
 
@@ -63,6 +65,12 @@ def check(config: Any) -> None:
             raise UserError(f"config.{path} must be at least {low}{upper}, not {value}{none}.")
     if config.optim.clip_norm == 0:
         raise UserError("config.optim.clip_norm=0 would stop every step; None is for no clipping.")
+    every, period = config.checkpoint.every, config.checkpoint.keep_period
+    if period is not None and (not every or period % every):
+        raise UserError(
+            f"config.checkpoint.keep_period={period} keeps what is saved, so it must be a multiple of "
+            f"config.checkpoint.every={every}."
+        )
     if train.batch_size % train.accumulate:
         raise UserError(
             f"config.train.batch_size={train.batch_size} must be a multiple of "
@@ -71,7 +79,7 @@ def check(config: Any) -> None:
     if data.corpus != "builtin" and not data.path:
         raise UserError(
             f"config.data.corpus={data.corpus!r} needs config.data.path: the directory that "
-            "`python -m seqjax.data.prepare` wrote (blocks) or that holds the jsonl.zst shards (stream)."
+            "`seqjax prepare` wrote (blocks) or that holds the jsonl.zst shards (stream)."
         )
     if data.weights and len(data.weights) != len(data.train_domains):
         raise UserError(

@@ -51,7 +51,8 @@ def checked(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         kind = hint.__name__ + (" or None" if may_be_none else "")
-        raise UserError(f"{path} must be {kind}, not {type(value).__name__} {value!r}.")
+        whole = f" Write {value:.0f}." if hint is int and isinstance(value, float) and value.is_integer() else ""
+        raise UserError(f"{path} must be {kind}, not {type(value).__name__} {value!r}.{whole}")
     return value
 
 

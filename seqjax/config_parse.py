@@ -102,12 +102,23 @@ def assign(cls: Any, config: Any, key: str, value: Any, *, renamed: Mapping[str,
         node = _one_of(node, index, ".".join(groups[: i + 1]), said, ".".join([*groups[i + 1 :], last]))
     name, index = _indexed(last)
     if name not in node or index is not None:
-        raise UserError(f"{said}: there is no setting {last!r}.{now or nearest(name, node.keys())}")
+        elsewhere = [] if now else keys_named(config, name)
+        there = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+        raise UserError(f"{said}: there is no setting {last!r}.{now or there or nearest(name, node.keys())}")
     if isinstance(value, str):
         value = read(_hint(hint, node, name), value)
     # A group inside a tuple is a plain dict, which has no types to ignore.
     with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
         node[name] = value
+
+
+def keys_named(config: Any, name: str, prefix: str = "") -> list[str]:
+    """Return the dotted keys of the groups of a config whose last part is `name`."""
+    found = [f"{prefix}{name}"] if name in config and not is_group(config[name]) else []
+    for key, value in config.items():
+        if is_group(value):
+            found += keys_named(value, name, f"{prefix}{key}.")
+    return found
 
 
 def _indexed(part: str) -> tuple[str, int | None]:

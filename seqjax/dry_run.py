@@ -24,7 +24,8 @@ from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"  # in a checkout
+CHECKOUT = Path(__file__).parent.parent / "benchmarks" / "results"
+RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).parent / "recorded"  # the same files, installed by a wheel
 TIMED_STEPS = 3
 # Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
 CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15

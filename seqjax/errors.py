@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -43,6 +44,9 @@ def reporting() -> Iterator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         sys.stderr.write(f"error: {error}. Give another path, or change its permissions.\n")
         sys.exit(2)
+    except BrokenPipeError:  # of `seqjax ... | head`: nobody reads on, and Python's own flush at exit would say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
@@ -52,8 +56,23 @@ def reporting() -> Iterator[None]:
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
     """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
-    from kernels_pallas import cpu_compiler  # imported here so that raising errors needs no JAX
+    # Imported here so that raising errors needs no JAX.
+    import jax
+
+    from kernels_pallas import BackendError, cpu_compiler
 
     cpu_compiler.use_safe_fusions()  # before JAX starts
     with reporting():
-        main(sys.argv[1:] if argv is None else argv)
+        try:
+            main(sys.argv[1:] if argv is None else argv)
+        except BackendError as error:
+            fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
+            raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+                "larger config.train.accumulate or config.mesh.fsdp, or with config.model.remat=full; "
+                "`seqjax train --dry_run` with the same settings says how much."
+            ) from error

@@ -1,114 +1,205 @@
-"""Generates text: prefills the caches with the prompt, then decodes one token at a time.
+"""Continues texts with the model of a run: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
 
-`seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200` works for every mixer.
+The text is printed as it comes, on standard output, and the speed on standard error. Every mixer decodes from a cache,
+which a prompt fills in pieces.
 """
 
-import math
+import json
 import sys
-from functools import partial
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from seqjax.arguments import command_parser
-from seqjax.data.tokenizer import load_tokenizer
+from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.decoding import PREFILL_CHUNK, Sampling, StopStrings, TextDecoder, Timing, encode, tokens
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.models import Model
 from seqjax.training import workdir as workdirs
-from seqjax.types import Array, Params, PRNGKey
+from seqjax.types import Params, PRNGKey
 
 
-def sample(logits_BO: Array, key: PRNGKey, *, temperature: float, top_k: int) -> Array:
-    """Sample a token per row, int32 [B]; temperature 0 takes the most likely one, and `top_k` = 0 considers all."""
-    if temperature == 0.0:
-        return jnp.argmax(logits_BO, axis=-1).astype(jnp.int32)
-    if top_k:
-        kth_largest_B1 = jax.lax.top_k(logits_BO, top_k)[0][:, -1:]
-        logits_BO = jnp.where(logits_BO < kth_largest_B1, -jnp.inf, logits_BO)
-    return jax.random.categorical(key, logits_BO / temperature).astype(jnp.int32)
-
-
-@partial(jax.jit, static_argnames=("model", "n_new", "temperature", "top_k"))
-def generate(
+def stream(
+    model: Model,
     params: Params,
-    prompt_BT: Array,
+    tokenizer: Tokenizer,
+    prompt: str,
     key: PRNGKey,
     *,
-    model: Model,
     n_new: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-) -> Array:
-    """Generate `n_new` tokens after each prompt of a batch, int32 [B, n_new], in one program on the device."""
-    n_batch, n_prompt = prompt_BT.shape
-    cache = model.init_cache(n_batch, n_prompt + n_new)
-    logits_BO, cache = model.prefill(params, prompt_BT, cache)
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    prefill_chunk: int = PREFILL_CHUNK,
+    mesh: Mesh | None = None,
+    timing: Timing | None = None,
+) -> Iterator[str]:
+    """Return an iterator over the parts of the continuation of a prompt, as they come.
 
-    def body(carry, step_key):
-        logits_BO, cache, position = carry
-        token_B = sample(logits_BO, step_key, temperature=temperature, top_k=top_k)
-        logits_BO, cache = model.step(params, token_B, position, cache)
-        return (logits_BO, cache, position + 1), token_B
+    It ends with the document, before a `stop` string, or after `n_new` tokens. A part is never empty, holds whole
+    characters, and nothing that the beginning of a stop string may take back. See `decoding.tokens` for the rest.
 
-    carry = (logits_BO, cache, jnp.asarray(n_prompt, jnp.int32))
-    _, tokens_NB = jax.lax.scan(body, carry, jax.random.split(key, n_new))
-    return tokens_NB.T
+    Raises `UserError` for arguments that cannot be.
+    """
+    if n_new < 1:
+        raise UserError(f"max_new_tokens must be at least 1, not {n_new}.")
+    if prefill_chunk < 0:
+        raise UserError(f"prefill_chunk must be at least 0, not {prefill_chunk}; 0 feeds the prompt in one piece.")
+    sampling = Sampling() if sampling is None else sampling
+    sampling.check(vocab_size=model.config.vocab_size)
+    stops = StopStrings(stop)
+    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size)
+    new = tokens(
+        params,
+        np.concatenate([[tokenizer.bos], prompt_ids]).astype(np.int32)[None],
+        key,
+        model=model,
+        n_new=n_new,
+        sampling=sampling,
+        prefill_chunk=prefill_chunk,
+        mesh=mesh,
+        timing=timing,
+    )
+    return _parts(new, tokenizer.eos, TextDecoder(tokenizer, prompt_ids.tolist()), stops)
+
+
+def _parts(new: Iterator[np.ndarray], eos: int, decoder: TextDecoder, stops: StopStrings) -> Iterator[str]:
+    for token in (int(token_B[0]) for token_B in new):
+        if token == eos:
+            break
+        part = stops.push(decoder.push(token))
+        if part:
+            yield part
+        if stops.found:
+            return
+    part = stops.push(decoder.flush()) + stops.flush()
+    if part:
+        yield part
 
 
 def text(
     model: Model,
     params: Params,
-    tokenizer,
+    tokenizer: Tokenizer,
     prompt: str,
     key: PRNGKey,
     *,
     n_new: int,
-    temperature: float = 0.8,
-    top_k: int = 0,
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    prefill_chunk: int = PREFILL_CHUNK,
+    mesh: Mesh | None = None,
 ) -> str:
-    """Return the continuation of a prompt, up to the end of the document.
+    """Return the continuation of a prompt: the parts of `stream` together."""
+    parts = stream(
+        model,
+        params,
+        tokenizer,
+        prompt,
+        key,
+        n_new=n_new,
+        sampling=sampling,
+        stop=stop,
+        prefill_chunk=prefill_chunk,
+        mesh=mesh,
+    )
+    return "".join(parts)
 
-    Raises `UserError` for a number of new tokens, a temperature or a `top_k` that cannot be.
+
+def read_prompts(path: str | Path) -> list[str]:
+    """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of another one.
+
+    Empty lines are skipped. Raises `UserError`, with the line, for a file that does not hold prompts.
     """
-    if n_new < 1:
-        raise UserError(f"max_new_tokens must be at least 1, not {n_new}.")
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"temperature must be at least 0 and finite, not {temperature}; 0 takes the most likely token.")
-    if not 0 <= top_k <= model.config.vocab_size:
-        raise UserError(f"top_k={top_k} must be 0 (all) to {model.config.vocab_size}, the vocabulary.")
-    ids = np.concatenate([[tokenizer.bos], tokenizer.encode(prompt)]).astype(np.int32)
-    new = generate(params, ids[None], key, model=model, n_new=n_new, temperature=temperature, top_k=top_k)
-    new = np.asarray(new[0])
-    ends = np.flatnonzero(new == tokenizer.eos)
-    return tokenizer.decode(new[: ends[0]] if len(ends) else new)
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"--prompts={path}: no such file; give a text file with a prompt per line, or a .jsonl file.")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompts={path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    numbered = [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise UserError(f"--prompts={path} holds no prompt: write one per line.")
+    if path.suffix != ".jsonl":
+        return [line for _, line in numbered]
+    prompts = []
+    for i, line in numbered:
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, TypeError, KeyError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise UserError(f'{path}, line {i}: write {{"prompt": "..."}}, or name a file of plain lines .txt.')
+        prompts.append(prompt)
+    return prompts
 
 
 def main(argv: list[str]) -> None:
-    """Print the prompt and its continuation."""
+    """Print every prompt and its continuation."""
     parser = command_parser("generate", description=__doc__)
     workdirs.add_arguments(parser)
-    parser.add_argument("--prompt", default="", help="text to continue; empty = the start of a document")
+    parser.add_argument("--prompt", help="text to continue; by default none: the start of a document")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='a prompt per line, or {"prompt": "..."} per line of a .jsonl file'
+    )
     parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
-    parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token")
-    parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all")
-    parser.add_argument("--seed", default=0, type=int, help="of the sampling")
+    parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token (0.8)")
+    parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all (0)")
+    parser.add_argument(
+        "--top_p",
+        default=1.0,
+        type=float,
+        help="sample from the fewest tokens that have this probability together; 1 = all (1)",
+    )
+    parser.add_argument("--seed", default=0, type=int, help="of the sampling, the same for every prompt (0)")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given several times",
+    )
+    parser.add_argument(
+        "--prefill_chunk",
+        default=PREFILL_CHUNK,
+        type=int,
+        help=f"tokens of a prompt that are fed at a time; 0 = all ({PREFILL_CHUNK})",
+    )
     args = parser.parse_args(argv)
+    if args.prompts and args.prompt is not None:
+        raise UserError("--prompt and --prompts: give one of them.")
+    prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
     config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
-    with jax.set_mesh(mesh):
-        new = text(
+    for i, prompt in enumerate(prompts, start=1):
+        timing = Timing()
+        parts = stream(
             model,
             params,
             tokenizer,
-            args.prompt,
+            prompt,
             jax.random.key(args.seed),
             n_new=args.max_new_tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
+            sampling=Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p),
+            stop=args.stop,
+            prefill_chunk=args.prefill_chunk,
+            mesh=mesh,
+            timing=timing,
         )
-    sys.stdout.write(args.prompt + new + "\n")
+        if args.prompts:
+            sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
+        sys.stdout.write(prompt)
+        sys.stdout.flush()
+        for part in parts:
+            sys.stdout.write(part)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        sys.stderr.write(f"{timing}\n")
 
 
 if __name__ == "__main__":

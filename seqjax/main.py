@@ -18,6 +18,7 @@ from absl import logging
 from seqjax import presets, settings_help
 from seqjax.arguments import Parser, command_parser
 from seqjax.config import Config, from_config_dict
+from seqjax.config_parse import keys_named
 from seqjax.errors import UserError, run_command
 
 GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
@@ -25,7 +26,7 @@ GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not i
 
 def parser() -> Parser:
     """Return the parser of the options that are not settings."""
-    out = command_parser("train", description=__doc__, settings=GROUPS)
+    out = command_parser("train", description=__doc__, settings=GROUPS, find=find_settings)
     out.add_argument("--config", help="NAME_OR_FILE[:SIZE[,REGIME][,key=value ...]]")
     out.add_argument("--workdir", type=Path, help="directory of the run; by default a new one under runs/")
     out.add_argument(
@@ -37,6 +38,11 @@ def parser() -> Parser:
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
     )
     return out
+
+
+def find_settings(name: str) -> list[str]:
+    """Return the full keys of the settings whose last part is `name`: `optim.lr` for `lr`."""
+    return keys_named(presets.read_config("transformer_pp"), name)
 
 
 def main(argv: list[str]) -> None:

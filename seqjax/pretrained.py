@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -17,6 +17,7 @@ from seqjax.convert.directory import is_public
 from seqjax.convert.directory import load as load_public
 from seqjax.convert.hub import fetched
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.decoding import PREFILL_CHUNK, Sampling, encode
 from seqjax.errors import UserError
 from seqjax.evaluate import restore
 from seqjax.mixers import base, definition_of
@@ -41,7 +42,16 @@ class Pretrained:
         return load_tokenizer(self.config.data.tokenizer, self.config.data.tokenizer_path)
 
     def generate(
-        self, prompt: str = "", *, max_new_tokens: int = 200, temperature: float = 0.8, top_k: int = 0, seed: int = 0
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        prefill_chunk: int = PREFILL_CHUNK,
     ) -> str:
         """Return the continuation of `prompt`, without it, up to the end of the document.
 
@@ -50,29 +60,57 @@ class Pretrained:
             max_new_tokens: Length of the continuation, at most.
             temperature: 0 takes the most likely token.
             top_k: Sample from the k most likely tokens; 0 = all.
+            top_p: Sample from the fewest tokens that have this probability together; 1 = all.
             seed: Of the sampling.
+            stop: A text, or several, before which the continuation ends.
+            prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all.
 
         Raises `UserError` for an argument that cannot be, or more tokens than a position table has.
         """
-        self._ids(prompt)
-        with jax.set_mesh(self.mesh):
-            return generate.text(
-                self.model,
-                self.params,
-                self.tokenizer,
-                prompt,
-                jax.random.key(seed),
-                n_new=max_new_tokens,
-                temperature=temperature,
-                top_k=top_k,
-            )
+        parts = self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            prefill_chunk=prefill_chunk,
+        )
+        return "".join(parts)
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> Iterator[str]:
+        """Return an iterator over the parts of `generate`, as they come: whole characters, for printing at once."""
+        return generate.stream(
+            self.model,
+            self.params,
+            self.tokenizer,
+            prompt,
+            jax.random.key(seed),
+            n_new=max_new_tokens,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
+            stop=stop,
+            prefill_chunk=prefill_chunk,
+            mesh=self.mesh,
+        )
 
     def loss(self, text: str) -> float:
         """Return the mean loss of the tokens of `text` as the start of a document, in nats per token.
 
         Raises `UserError` for an empty text, or more tokens than a position table has.
         """
-        ids = self._ids(text)
+        ids = encode(self.tokenizer, text, vocab_size=self.model.config.vocab_size)
         if len(ids) == 0:
             raise UserError("The loss of an empty text is not defined; give at least one character.")
         # Lengths are padded to powers of two, so that texts of similar lengths share a compiled program; what follows
@@ -85,16 +123,6 @@ class Pretrained:
         weights = (np.arange(padded) < len(ids)).astype(np.float32)[None]
         with jax.set_mesh(self.mesh):
             return float(_mean_loss(self.params, tokens, weights, model=self.model))
-
-    def _ids(self, text: str) -> np.ndarray:
-        """Return the ids of `text`; raise `UserError` for one that the model does not have."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) and ids.max() >= self.model.config.vocab_size:
-            raise UserError(
-                f"The {self.tokenizer.name} tokenizer gives the id {ids.max()}, and the model has "
-                f"{self.model.config.vocab_size}: it is not the model's own (config.data.tokenizer)."
-            )
-        return ids
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -109,6 +109,14 @@ def constrain_batch(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(x, BATCH)
 
 
+def replicate(tree: Any) -> Any:
+    """Constrain every array of `tree` to be the same on every device of the mesh; a no-op outside a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, PartitionSpec())
+
+
 def to_devices(local: np.ndarray, sharding: NamedSharding) -> Array:
     """Return the global array of this process's part of a batch; the transfer is explicit, so the guard allows it."""
     with jax.transfer_guard("allow"):

@@ -50,6 +50,7 @@ class Case:
     def __init__(self, model: Model, *, seed: int = 0):
         self.model, self.params = model, random_params(model, seed)
         self.logits, self.step, self.prefill = jax.jit(model.logits), jax.jit(model.step), jax.jit(model.prefill)
+        self.prefill_next = jax.jit(model.prefill_next)
 
     def tokens(self, shape: tuple[int, ...], seed: int = 0) -> Array:
         """Return random tokens, int32."""
@@ -130,6 +131,21 @@ def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
         for t in range(n_prompt, LENGTH):
             logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
             _assert_close(logits, want[:, t], f"step at position {t} after a prompt of {n_prompt} tokens")
+
+
+def check_pieces(case: Case) -> None:
+    """`prefill` and `prefill_next`, piece by piece, and then `step` give what the parallel form gives."""
+    piece = LENGTH // 3  # longer than a small window or chunk, and no multiple of it
+    tokens = case.tokens((BATCH, LENGTH), seed=9)
+    want = np.asarray(case.logits(case.params, tokens))
+    logits, cache = case.prefill(case.params, tokens[:, :piece], case.model.init_cache(BATCH, LENGTH))
+    for start in range(piece, LENGTH - piece + 1, piece):
+        logits, cache = case.prefill_next(case.params, tokens[:, start : start + piece], jnp.asarray(start), cache)
+        last = start + piece - 1
+        _assert_close(logits, want[:, last], f"prefill_next of tokens {start} to {last}, at the last one")
+    for t in range(LENGTH // piece * piece, LENGTH):
+        logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
+        _assert_close(logits, want[:, t], f"step at position {t} after a prompt in pieces of {piece} tokens")
 
 
 def check_long_cache(case: Case) -> None:
@@ -268,6 +284,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "causality": check_causality,
     "gradient_causality": check_gradient_causality,
     "step": check_step,
+    "pieces": check_pieces,
     "long_cache": check_long_cache,
     "chunk_size": check_chunk_size,
     "forms": check_forms,

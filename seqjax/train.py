@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import kernels_pallas
+from kernels_pallas import cpu_compiler
 from seqjax import generate
 from seqjax.config import Config
 from seqjax.data import MissingPackageError, open_corpus
@@ -34,8 +35,12 @@ from seqjax.training.step import init_state, jit_train_step, make_eval_step, sta
 def train(config: Config, workdir: str | Path) -> bool:
     """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
 
+    On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
+    has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
+
     Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
     """
+    cpu_compiler.use_safe_fusions()  # as the commands do
     if jax.process_index() != 0:
         return _train(config, Path(workdir), lock=None)
     with locked(workdir) as lock:
@@ -80,7 +85,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 
     # --------------------------------------------------------------------------------------------------- restore
-    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep)
+    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
     start, saved = checkpoints.latest or 0, None
     target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_sharding)
     if checkpoints.latest is not None and not checkpoints.params_only:
@@ -175,8 +180,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
         if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
             try:
-                with jax.set_mesh(mesh):
-                    sample = prompt + generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new)
+                new = generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh)
+                sample = prompt + new
             except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
                 log.say(f"No sample of text: {error}")
         facts = read_json(workdir / "run.json")

@@ -97,12 +97,26 @@ def test_help_lists_every_setting():
         ("workdir=runs/x", "workdir=runs/x: write --workdir=runs/x."),
         ("--wrokdir=runs/x", r"there is no such option. Did you mean --workdir\?"),
         ("top1_chunk", "top1_chunk: every argument is --NAME=VALUE; see `seqjax train --help`."),
+        ("--dim=3", r"--dim=3: write --config\.model\.dim=3 or --config\.model\.mlp\.dim=3\."),
+        ("--heads", r"--heads: write --config\.model\.mixer\.heads\."),
+        ("--config.train.lr=1", r"there is no setting 'lr'\. Did you mean optim\.lr\?"),
+        ("--config.lr=1", r"there is no setting 'lr'\. Did you mean optim\.lr\?"),
+        ("--config.train.step=1", r"there is no setting 'step'\. Did you mean 'steps'\?"),
         ("--workdir", "expected one argument. See `seqjax train --help`."),
     ],
 )
 def test_what_is_mistyped_names_the_fix(word, says):
     with pytest.raises(UserError, match=says):
         main.main(["--config=top1_chunk:debug", word])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("train", "config"), ("evaluate", "workdir"), ("generate", "workdir"), ("prepare", "source"), ("study", "study")],
+)
+def test_a_word_by_itself_is_taken_for_the_first_option(command, option):
+    with pytest.raises(UserError, match=rf"^a/b: write --{option}=a/b\. See `seqjax {command} --help`\."):
+        module_of(command).main(["a/b"])
 
 
 @pytest.mark.parametrize(

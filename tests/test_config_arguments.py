@@ -61,7 +61,7 @@ def test_overrides(text, path, value):
         ("data.weights=3", ["config.data.weights must be a list", "(3,)"]),
         ("data.weights=(1,2)", ["config.data.weights has 2 values for 0"]),
         ("data.regime=mxied", ["config.data.regime", "Did you mean 'mixed'"]),
-        ("data.corpus=blocks", ["config.data.path", "seqjax.data.prepare"]),
+        ("data.corpus=blocks", ["config.data.path", "seqjax prepare"]),
         ("model.mixer.name=top1_chnk", ["config.model.mixer.name", "Did you mean 'top1_chunk'", "transformer_pp"]),
         ("model.mixer.name=no.such.module", ["no module 'no'"]),
         ("model.mixer.name=seqjax.errors", ["does not define Config"]),

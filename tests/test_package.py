@@ -45,7 +45,7 @@ def tree() -> set[str]:
         for folder, place in packages.items()
         for path in (ROOT / folder).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"
-    }
+    } | {f"seqjax/recorded/{path.name}" for path in (ROOT / "benchmarks" / "results").glob("train_step*.json")}
 
 
 def test_every_module_is_in_a_package_of_the_wheel():
@@ -56,7 +56,7 @@ def test_every_module_is_in_a_package_of_the_wheel():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     given = ast.literal_eval(done.stdout)
-    assert given["package_dir"] == {"seqjax.configs": "configs"}
+    assert given["package_dir"] == {"seqjax.configs": "configs", "seqjax.recorded": "benchmarks/results"}
     packages = {name.replace(".", "/") for name in given["packages"]}
     assert {path.rpartition("/")[0] for path in tree()} == packages
     assert {
@@ -72,7 +72,11 @@ def test_the_version_and_the_command_have_one_source():
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "seqjax.__version__"}
     assert project["project"]["scripts"] == {"seqjax": "seqjax.cli:run"}
-    assert project["tool"]["setuptools"]["package-data"] == {"seqjax": ["py.typed"], "kernels_pallas": ["py.typed"]}
+    assert project["tool"]["setuptools"]["package-data"] == {
+        "seqjax": ["py.typed"],
+        "seqjax.recorded": ["train_step*.json"],
+        "kernels_pallas": ["py.typed"],
+    }
     literal = f'\n__version__ = "{seqjax.__version__}"\n'
     assert literal in (ROOT / "seqjax" / "__init__.py").read_text(), "setuptools reads it without importing"
 
@@ -134,10 +138,12 @@ def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=empty, check=False)
 
     where = "import seqjax, kernels_pallas, seqjax.configs.top1_chunk as c; print(seqjax.__file__, c.__file__)"
-    code = where + "; from seqjax import presets; print(presets.directories())"
+    code = where + "; from seqjax import presets, dry_run; print(presets.directories())"
+    code += "; print(len(list(dry_run.RESULTS.glob('train_step*.json'))), 'records')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
     assert found.stdout.count(str(site)) == 3, found.stdout
     assert str(ROOT) + os.sep + "configs" not in found.stdout
+    assert "3 records" in found.stdout
     short = f"train.steps=2,data.cache_dir={corpus_cache},log.sample_tokens=0"
     done = seqjax_command("train", f"--config=top1_chunk:debug,{short}")
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,8 @@ def test_a_config_file_needs_nothing_but_presets(path):
     assert all(ast.unparse(node) == "from seqjax import presets" for node in imports)
     if path.stem != "__init__":
         header = ast.get_docstring(tree) or ""
-        assert f"={path.relative_to(ROOT)}" in header
+        name = path.relative_to(ROOT / "configs").with_suffix("").as_posix().removeprefix("studies/")
+        assert f"={name}" in header
         assert "Not run" in header or "not run" in header or "docs/results/" in header
 
 

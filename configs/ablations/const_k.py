@@ -1,6 +1,6 @@
 """Transformer++ whose keys are a trained table over positions, not computed from the input.
 
-python -m seqjax.main --config=configs/ablations/const_k.py:110m
+seqjax train --config=ablations/const_k:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Transformer++ whose queries and keys are trained tables over positions (a factorised Synthesizer).
 
-python -m seqjax.main --config=configs/ablations/const_qk.py:110m
+seqjax train --config=ablations/const_qk:110m
 
 Not run.
 """

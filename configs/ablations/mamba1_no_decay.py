@@ -1,6 +1,6 @@
 """Mamba-1 without decay: the state is a plain sum.
 
-python -m seqjax.main --config=configs/ablations/mamba1_no_decay.py:110m
+seqjax train --config=ablations/mamba1_no_decay:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Mamba-1 without decay and without convolution (its SiLU stays).
 
-python -m seqjax.main --config=configs/ablations/mamba1_no_decay_no_conv.py:110m
+seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Mamba-1 whose channels and states share one decay per token.
 
-python -m seqjax.main --config=configs/ablations/mamba1_one_decay.py:110m
+seqjax train --config=ablations/mamba1_one_decay:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Mamba-2 without decay, i.e. linear attention with a gate.
 
-python -m seqjax.main --config=configs/ablations/mamba2_no_decay.py:110m
+seqjax train --config=ablations/mamba2_no_decay:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Mamba-2 without decay and without convolution (its SiLU stays).
 
-python -m seqjax.main --config=configs/ablations/mamba2_no_decay_no_conv.py:110m
+seqjax train --config=ablations/mamba2_no_decay_no_conv:110m
 
 Not run.
 """

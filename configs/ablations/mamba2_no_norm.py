@@ -1,6 +1,6 @@
 """Mamba-2 without the norm after its gate.
 
-python -m seqjax.main --config=configs/ablations/mamba2_no_norm.py:110m
+seqjax train --config=ablations/mamba2_no_norm:110m
 
 Not run.
 """

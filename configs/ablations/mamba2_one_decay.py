@@ -1,6 +1,6 @@
 """Mamba-2 whose heads share one decay per token.
 
-python -m seqjax.main --config=configs/ablations/mamba2_one_decay.py:110m
+seqjax train --config=ablations/mamba2_one_decay:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Transformer++ with learned absolute positions, a table added to the embeddings, in place of RoPE.
 
-python -m seqjax.main --config=configs/ablations/position_absolute.py:110m
+seqjax train --config=ablations/position_absolute:110m
 
 Not run.
 """

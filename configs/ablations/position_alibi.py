@@ -1,6 +1,6 @@
 """Transformer++ with ALiBi in place of RoPE.
 
-python -m seqjax.main --config=configs/ablations/position_alibi.py:110m
+seqjax train --config=ablations/position_alibi:110m
 
 Not run.
 """

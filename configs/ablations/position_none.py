@@ -1,6 +1,6 @@
 """Transformer++ without position encoding; only the causal mask carries position information.
 
-python -m seqjax.main --config=configs/ablations/position_none.py:110m
+seqjax train --config=ablations/position_none:110m
 
 Not run.
 """

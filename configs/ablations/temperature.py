@@ -2,7 +2,7 @@
 
 The entropy of the attention weights is measured at the end; configs/studies/temperature.py is the sweep.
 
-python -m seqjax.main --config=configs/ablations/temperature.py:110m
+seqjax train --config=ablations/temperature:110m
 
 Not run.
 """

@@ -1,6 +1,6 @@
 """Transformer++ with the attention window that the argument names: 32, 64, 128, 256 (default), 512, 1024 ... or full.
 
-python -m seqjax.main --config=configs/ablations/window.py:64,110m      a window counts the query's own position
+seqjax train --config=ablations/window:64,110m      a window counts the query's own position
 
 Not run; configs/studies/window.py is the sweep.
 """

@@ -1,1 +1,1 @@
-"""Studies, which define the runs that `python -m seqjax.study` compares."""
+"""Studies, which define the runs that `seqjax study` compares."""

@@ -1,6 +1,6 @@
 """The runs of docs/results/first_110m.md: Transformer++ and Top-1 Chunk at 110M, read from their recorded metrics.
 
-    python -m seqjax.study --study=configs/studies/first_110m.py --out=docs/results/first_110m
+    seqjax study --study=first_110m --out=docs/results/first_110m
 
 To train them, give each run its "config", e.g.
 `presets.load("transformer_pp").get_config("110m,data.path=...,train.steps=1580,...")`.

@@ -1,6 +1,6 @@
 """Base capabilities at 110M: 17 models trained on CommonCrawl and C4, with seeds, rates and schedules.
 
-    python -m seqjax.study --study=configs/studies/limited_110m.py --out=docs/results/limited_110m --jobs=4
+    seqjax study --study=limited_110m --out=docs/results/limited_110m --jobs=4
 
 T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md; 3 to
 10 minutes of training on one H200 each. What has been run, and what came of it: docs/results/limited_110m. The

@@ -1,6 +1,6 @@
 """The effect of the sharpness of attention: Transformer++ at 110M with unit queries and keys at fixed temperatures.
 
-    python -m seqjax.study --study=configs/studies/temperature.py --out=runs/temperature
+    seqjax study --study=temperature --out=runs/temperature
 
 arXiv 2505.18522, section 3, with the paper's 100B tokens per run unless ARGUMENT says less; the temperatures are ours.
 Every run ends with the entropy of its attention (docs/protocol.md). Not run.

@@ -1,6 +1,6 @@
 """The effect of the window size: Transformer++ at 110M with windows of 32 to 1,024 tokens and of all 2,048.
 
-    python -m seqjax.study --study=configs/studies/window.py --out=runs/window
+    seqjax study --study=window --out=runs/window
 
 arXiv 2505.18522, section 3, with the paper's 100B tokens per run unless ARGUMENT says less. Not run.
 """

@@ -1,6 +1,6 @@
 """Text corpora as blocks of T + 1 tokens; `open_corpus` returns the object that the training loop reads from.
 
-`builtin` needs no download, `blocks` reads what `python -m seqjax.data.prepare` wrote, and `stream` reads
+`builtin` needs no download, `blocks` reads what `seqjax prepare` wrote, and `stream` reads
 SlimPajama-shaped `*.jsonl.zst` shards directly. All three implement `seqjax.data.corpus.Corpus`.
 """
 

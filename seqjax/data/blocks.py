@@ -111,9 +111,12 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """Return the manifest of a directory of blocks; raise `UserError` for another format or for missing files."""
     root = Path(directory)
-    fix = "make it with `python -m seqjax.data.prepare --source=... --out=" + f"{directory}`"
+    fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
     if not root.is_dir():
-        raise UserError(f"config.data.path: no directory {directory}; {fix}, or correct the path.")
+        raise UserError(
+            f"config.data.path: no directory {directory}; {fix}, or correct the path. "
+            "(The sizes demo and debug need no data.)"
+        )
     path = root / "manifest.json"
     if not path.is_file():
         unfinished = (root / ".parts").is_dir()

@@ -170,13 +170,28 @@ class AttentionMixer(base.Mixer):
         o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK)
         return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK)
 
-    def attend_token(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
-        """Attend from one token (T = 1) to the cache; return [B, H, K] and the cache with that token."""
+    def attend_next(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
+        """Attend from T tokens that follow those in the cache; return [B, T, H, K] and the cache with them."""
+        positions_T = cache.length + jnp.arange(v_BTE.shape[1])
         # Positions exceed the length of a ring buffer, so the rotary table must be longer.
         max_len = cache.k_BSGK.shape[1] if not self.window else 2**20
-        q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, cache.length[None], max_len)
+        q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, positions_T, max_len)
+        if v_BTE.shape[1] > 1:
+            return self.attend_after(q_BTHK, k_BTGK, v_BTGK, cache)
         cache = self.extend(cache, k_BTGK, v_BTGK)
-        return self.attend_step(q_BTHK[:, 0], cache), cache
+        return self.attend_step(q_BTHK[:, 0], cache)[:, None], cache
+
+    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any) -> tuple[Array, Any]:
+        """Do the same with normalised and rotated queries and keys; by default token by token."""
+
+        def body(cache: Any, inputs: tuple[Array, Array, Array]) -> tuple[Any, Array]:
+            q_BHK, k_BGK, v_BGK = inputs
+            cache = self.extend(cache, k_BGK[:, None], v_BGK[:, None])
+            return cache, self.attend_step(q_BHK, cache)
+
+        inputs = jnp.moveaxis(q_BTHK, 1, 0), jnp.moveaxis(k_BTGK, 1, 0), jnp.moveaxis(v_BTGK, 1, 0)
+        cache, o_TBHK = lax.scan(body, cache, inputs)
+        return jnp.moveaxis(o_TBHK, 0, 1), cache
 
     def __call__(self, x_BTD: Array) -> Array:
         """Apply the parallel form: [B, T, D] to [B, T, D]."""
@@ -187,10 +202,16 @@ class AttentionMixer(base.Mixer):
         o_BTHK, cache = self.attend_sequence(*self.project(x_BTD, jnp.arange(x_BTD.shape[1])), cache)
         return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
+    def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply the mixer to T tokens after those that `cache` has seen."""
+        positions_T = cache.length + jnp.arange(x_BTD.shape[1])
+        o_BTHK, cache = self.attend_next(*self.project(x_BTD, positions_T), cache)
+        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
+
     def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the recurrent form to one token."""
-        o_BHK, cache = self.attend_token(*self.project(x_BD[:, None], cache.length[None]), cache)
-        return self.out(o_BHK.reshape(x_BD.shape[0], -1)), cache
+        o_BTHK, cache = self.attend_next(*self.project(x_BD[:, None], cache.length[None]), cache)
+        return self.out(o_BTHK.reshape(x_BD.shape[0], -1)), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
         """Return an empty `KVCache` of `max_len` entries, or of `window` entries if that is fewer."""
@@ -199,15 +220,16 @@ class AttentionMixer(base.Mixer):
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
 
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
-        """Return the cache with T more keys and values: T = 1 at any length, or any T that starts an empty cache."""
+        """Return the cache with T more keys and values; position p is in slot p modulo the number of slots."""
         slots, n_new = cache.k_BSGK.shape[1], k_BTGK.shape[1]
-        # Slot = position modulo slots, so only the last `slots` tokens of a long prompt are kept, rotated into place.
-        if n_new > slots:
-            shift = n_new % slots
-            k_BTGK, v_BTGK = (jnp.roll(x[:, -slots:], shift, axis=1) for x in (k_BTGK, v_BTGK))
-        start = cache.length % slots if n_new == 1 else 0
-        return cache._replace(
-            k_BSGK=lax.dynamic_update_slice_in_dim(cache.k_BSGK, k_BTGK.astype(cache.k_BSGK.dtype), start, 1),
-            v_BSGK=lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK.astype(cache.v_BSGK.dtype), start, 1),
-            length=cache.length + n_new,
-        )
+        length = cache.length + n_new
+        # Of more tokens than there are slots, the last ones are kept.
+        k_BTGK, v_BTGK = (x[:, -slots:].astype(cache.k_BSGK.dtype) for x in (k_BTGK, v_BTGK))
+        start = (length - k_BTGK.shape[1]) % slots
+        if self.window and n_new > 1:  # they may go past the end of the ring buffer
+            slot_T = (start + jnp.arange(k_BTGK.shape[1])) % slots
+            k_BSGK, v_BSGK = cache.k_BSGK.at[:, slot_T].set(k_BTGK), cache.v_BSGK.at[:, slot_T].set(v_BTGK)
+        else:
+            k_BSGK = lax.dynamic_update_slice_in_dim(cache.k_BSGK, k_BTGK, start, 1)
+            v_BSGK = lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK, start, 1)
+        return cache._replace(k_BSGK=k_BSGK, v_BSGK=v_BSGK, length=length)

@@ -114,19 +114,29 @@ class RwkvBlock(base.Block):
         self.norm2 = make_norm(config, rngs=rngs)
         self.mlp = ChannelMix(config.dim, config.mlp.dim, spec, version=self.version, rngs=rngs)
 
-    def time_mix(self, h_BTD: Array, carry: Carry, cache: Cache, layer: Array) -> tuple[Array, Carry, Cache]:
-        """Apply the time mix to [B, T, D]; `cache` is None in training."""
+    def time_mix(
+        self, h_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, continues: bool
+    ) -> tuple[Array, Carry, Cache]:
+        """Apply the time mix to [B, T, D]; `cache` is None in training, and empty unless the sequence `continues`."""
         del layer
         if cache is None:
             return self.mixer(h_BTD), carry, None
-        y_BTD, cache = self.mixer.prefill(h_BTD, cache)
+        y_BTD, cache = (self.mixer.prefill_next if continues else self.mixer.prefill)(h_BTD, cache)
         return y_BTD, carry, cache
 
     def _apply(
-        self, x_BTD: Array, carry: Carry, cache: BlockCache | None, layer: Array, dtype: Any
+        self,
+        x_BTD: Array,
+        carry: Carry,
+        cache: BlockCache | None,
+        *,
+        layer: Array,
+        dtype: Any,
+        continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        y_BTD, carry, mixer_cache = self.time_mix(self.norm1(x_BTD).astype(dtype), carry, mixer_cache, layer)
+        h_BTD = self.norm1(x_BTD).astype(dtype)
+        y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
         x_BTD = x_BTD + y_BTD.astype(x_BTD.dtype)
         h_BTD = self.norm2(x_BTD).astype(dtype)
         x_BTD = x_BTD + self.mlp(h_BTD, last_BD).astype(x_BTD.dtype)
@@ -136,7 +146,7 @@ class RwkvBlock(base.Block):
 
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
-        x_BTD, carry, _ = self._apply(x_BTD, carry, None, layer, dtype)
+        x_BTD, carry, _ = self._apply(x_BTD, carry, None, layer=layer, dtype=dtype)
         return x_BTD, carry
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> BlockCache:
@@ -148,10 +158,16 @@ class RwkvBlock(base.Block):
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to a prompt, in parallel, and fill its cache."""
-        return self._apply(x_BTD, carry, cache, layer, dtype)
+        return self._apply(x_BTD, carry, cache, layer=layer, dtype=dtype)
+
+    def prefill_next(
+        self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
+    ) -> tuple[Array, Carry, Cache]:
+        """Apply the layer, in parallel, to T tokens after those that `cache` has seen."""
+        return self._apply(x_BTD, carry, cache, layer=layer, dtype=dtype, continues=True)
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
         """Apply the layer to one token, as a sequence of length 1; the arrays in `carry` have no time axis."""
         carry = jax.tree.map(lambda c: c[:, None], carry)
-        x_BTD, carry, cache = self._apply(x_BD[:, None], carry, cache, layer, dtype)
+        x_BTD, carry, cache = self.prefill_next(x_BD[:, None], carry, cache, layer=layer, dtype=dtype)
         return x_BTD[:, 0], jax.tree.map(lambda c: c[:, 0], carry), cache

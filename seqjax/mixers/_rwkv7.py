@@ -94,9 +94,18 @@ class TimeMix(base.Mixer):
 
     @abc.abstractmethod
     def time_mix(
-        self, x_BTD: Array, cache: Any, *, v_first_BTD: Array | None = None, layer: Array | int = 0
+        self,
+        x_BTD: Array,
+        cache: Any,
+        *,
+        v_first_BTD: Array | None = None,
+        layer: Array | int = 0,
+        continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, this layer's own values [B, T, D] and the cache; `cache` is None in training."""
+        """Return the output, this layer's own values [B, T, D] and the cache.
+
+        `cache` is None in training; in decoding it is empty unless the sequence `continues`.
+        """
 
     def __call__(self, x_BTD: Array) -> Array:
         """Apply a first layer to a whole sequence."""
@@ -107,9 +116,14 @@ class TimeMix(base.Mixer):
         y_BTD, _, cache = self.time_mix(x_BTD, cache)
         return y_BTD, cache
 
+    def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply a first layer to T tokens after those that `cache` has seen."""
+        y_BTD, _, cache = self.time_mix(x_BTD, cache, continues=True)
+        return y_BTD, cache
+
     def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply a first layer to one token."""
-        y_BTD, cache = self.prefill(x_BD[:, None], cache)
+        y_BTD, cache = self.prefill_next(x_BD[:, None], cache)
         return y_BTD[:, 0], cache
 
 
@@ -123,9 +137,13 @@ class Block(RwkvBlock):
         """Return zeros in place of the first layer's values, which no layer has computed yet."""
         return {"v_first": jnp.zeros_like(x)}
 
-    def time_mix(self, h_BTD: Array, carry: Carry, cache: Any, layer: Array) -> tuple[Array, Carry, Any]:
+    def time_mix(
+        self, h_BTD: Array, carry: Carry, cache: Any, *, layer: Array, continues: bool
+    ) -> tuple[Array, Carry, Any]:
         """Apply the time mix, and put the first layer's values into `carry`."""
         v_first_BTD = carry["v_first"]
-        y_BTD, v_BTD, cache = self.mixer.time_mix(h_BTD, cache, v_first_BTD=v_first_BTD, layer=layer)
+        y_BTD, v_BTD, cache = self.mixer.time_mix(
+            h_BTD, cache, v_first_BTD=v_first_BTD, layer=layer, continues=continues
+        )
         v_first_BTD = jnp.where(layer == 0, v_BTD.astype(v_first_BTD.dtype), v_first_BTD)
         return y_BTD, {**carry, "v_first": v_first_BTD}, cache

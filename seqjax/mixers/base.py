@@ -47,6 +47,10 @@ class Mixer(nnx.Module):
 
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
         """Apply the mixer to a prompt [B, T, D] and fill an empty cache; by default token by token."""
+        return self.prefill_next(x_BTD, cache)
+
+    def prefill_next(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Apply the mixer to T tokens after those that `cache` has seen, if any; by default token by token."""
 
         def body(cache: Cache, x_BD: Array) -> tuple[Cache, Array]:
             y_BD, cache = self.step(x_BD, cache)
@@ -90,6 +94,10 @@ class RecurrentMixer(Mixer):
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
 
+    def prefill_next(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Apply the parallel form after the tokens that `cache` has seen."""
+        return self.prefill(x_BTD, cache)
+
     def __call__(self, x_BTD: Array) -> Array:
         """Apply the parallel form from an empty cache."""
         return self.prefill(x_BTD, self.init_cache(x_BTD.shape[0], x_BTD.shape[1], x_BTD.dtype))[0]
@@ -132,6 +140,23 @@ class Block(nnx.Module):
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to a prompt and fill an empty cache."""
+
+    def prefill_next(
+        self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
+    ) -> tuple[Array, Carry, Cache]:
+        """Apply the layer to T tokens after those that `cache` has seen, if any; by default token by token.
+
+        The default is for arrays in `carry` that have the time on axis 1.
+        """
+
+        def body(cache: Cache, inputs: tuple[Array, Carry]) -> tuple[Cache, tuple[Array, Carry]]:
+            x_BD, carry, cache = self.step(*inputs, cache, layer=layer, dtype=dtype)
+            return cache, (x_BD, carry)
+
+        time_first = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (x_BTD, carry))
+        cache, outputs = jax.lax.scan(body, cache, time_first)
+        x_BTD, carry = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
+        return x_BTD, carry, cache
 
     @abc.abstractmethod
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:

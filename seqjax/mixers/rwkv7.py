@@ -109,9 +109,16 @@ class Mixer(TimeMix):
         self.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
 
     def time_mix(
-        self, x_BTD: Array, cache: Any, *, v_first_BTD: Array | None = None, layer: Array | int = 0
+        self,
+        x_BTD: Array,
+        cache: Any,
+        *,
+        v_first_BTD: Array | None = None,
+        layer: Array | int = 0,
+        continues: bool = False,
     ) -> tuple[Array, Array, Any]:
         """Return the output, this layer's own values [B, T, D] and the cache; `cache` is None in training."""
+        del continues  # an empty cache is a state like any other
         dtype = x_BTD.dtype
         x = self.mu(x_BTD, None if cache is None else cache.last_BD)
         r_BTD, k_BTD, own_v_BTD = self.r(x["r"]), self.k(x["k"]), self.v(x["v"])

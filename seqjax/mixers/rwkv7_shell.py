@@ -107,24 +107,26 @@ class Mixer(TimeMix):
         return dict.fromkeys("rkvg", x_BTD) if self.mu is None else self.mu(x_BTD, last_BD)
 
     def time_mix(
-        self, x_BTD: Array, cache: Any, *, v_first_BTD: Array | None = None, layer: Array | int = 0
+        self,
+        x_BTD: Array,
+        cache: Any,
+        *,
+        v_first_BTD: Array | None = None,
+        layer: Array | int = 0,
+        continues: bool = False,
     ) -> tuple[Array, Array, Any]:
         """Return the output, this layer's own values [B, T, D] and the cache.
 
-        `cache` is None in training. In decoding, a prompt fills an empty cache, and then one token follows at a time.
+        `cache` is None in training; in decoding it is empty unless the sequence `continues`.
         """
         x = self._shifted_inputs(x_BTD, None if cache is None else cache.last_BD)
         q_BTD, k_BTD, own_v_BTD = self.core.q(x["r"]), self.core.k(x["k"]), self.core.v(x["v"])
         v_BTD = own_v_BTD
         if self.v_lora is not None and v_first_BTD is not None:
             v_BTD = self.v_lora.mix(x["v"], own_v_BTD, v_first_BTD, layer)
-        if cache is None:
-            o_BTHK, _ = self.core.attend_sequence(q_BTD, k_BTD, v_BTD, None)
-        else:
-            is_prompt = x_BTD.shape[1] > 1
-            attend = self.core.attend_sequence if is_prompt else self.core.attend_token
-            o, core_cache = attend(q_BTD, k_BTD, v_BTD, cache.core)
-            o_BTHK = o if is_prompt else o[:, None]
+        attend = self.core.attend_next if continues else self.core.attend_sequence
+        o_BTHK, core_cache = attend(q_BTD, k_BTD, v_BTD, None if cache is None else cache.core)
+        if cache is not None:
             cache = ShellCache(core_cache, x_BTD[:, -1].astype(cache.last_BD.dtype))
         y_BTD = o_BTHK.reshape(x_BTD.shape) if self.norm is None else self.norm(o_BTHK)
         y_BTD = y_BTD if self.g_lora is None else y_BTD * self.g_lora(x["g"])

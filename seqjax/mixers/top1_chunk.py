@@ -7,8 +7,10 @@ selection.
 """
 
 import dataclasses
+import functools
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 import kernels_pallas
@@ -83,16 +85,28 @@ class Mixer(AttentionMixer):
             )
         return cache._replace(mean_BcGK=mean_BcGK)
 
+    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Top1Cache) -> tuple[Array, Top1Cache]:
+        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        lengths_T = cache.length + 1 + jnp.arange(v_BTGK.shape[1])
+        cache = self.extend(cache, k_BTGK, v_BTGK)
+        # Under vmap, XLA scores all queries in one product; a kernel would get the cache once per query.
+        attend = jax.vmap(functools.partial(self._decode, implementation="xla"), in_axes=(1, None, 0), out_axes=1)
+        return attend(q_BTHK, cache, lengths_T), cache
+
     def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""
+        return self._decode(q_BHK, cache, cache.length)
+
+    def _decode(self, q_BHK: Array, cache: Top1Cache, length: Array, *, implementation: str | None = None) -> Array:
         return kernels_pallas.top1_chunk_decode(
             q_BHK,
             cache.k_BSGK,
             cache.v_BSGK,
-            cache.length,
+            length,
             chunk_size=self.config.chunk_size,
             selection=self.config.selection,
             chunk_mean_BcGK=cache.mean_BcGK,
+            implementation=implementation,
         )
 
     def flops_per_token(self, seq_len: int) -> float:

@@ -7,7 +7,11 @@ interpretations).
 """
 
 import dataclasses
-from typing import Literal
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
 
 import kernels_pallas
 from seqjax.errors import UserError
@@ -38,6 +42,15 @@ class Mixer(AttentionMixer):
         return kernels_pallas.top1_element_attention(
             q_BTHK, k_BTGK, v_BTGK, v_grad=self.config.v_grad, implementation=self.config.implementation
         )
+
+    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any) -> tuple[Array, Any]:
+        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        lengths_T = cache.length + 1 + jnp.arange(v_BTGK.shape[1])
+        cache = self.extend(cache, k_BTGK, v_BTGK)
+        # Under vmap, XLA scores all queries in one product; a kernel would get the cache once per query.
+        decode = functools.partial(kernels_pallas.top1_element_decode, implementation="xla")
+        attend = jax.vmap(decode, in_axes=(1, None, None, 0), out_axes=1)
+        return attend(q_BTHK, cache.k_BSGK, cache.v_BSGK, lengths_T), cache
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

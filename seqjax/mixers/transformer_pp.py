@@ -21,7 +21,7 @@ from seqjax.mixers._attention import AttentionConfig, AttentionMixer
 from seqjax.nn.initializers import normal
 from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
-from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
+from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
 from seqjax.types import Array, LayerSpec
 
@@ -119,6 +119,33 @@ class Mixer(AttentionMixer):
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
         """Return the cache with T more keys and values."""
         return super().extend(cache, jnp.broadcast_to(k_BTGK, v_BTGK.shape), v_BTGK)
+
+    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any) -> tuple[Array, Any]:
+        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        start, slots, n_new = cache.length, cache.k_BSGK.shape[1], v_BTGK.shape[1]
+        extended, positions_S = self.extend(cache, k_BTGK, v_BTGK), jnp.arange(slots)
+        k_BSGK, v_BSGK = extended.k_BSGK, extended.v_BSGK
+        if self.window:  # The new tokens overwrite what the first of them see, so that both are needed.
+            k_BTGK = jnp.broadcast_to(k_BTGK, v_BTGK.shape)
+            k_BSGK, v_BSGK = (
+                jnp.concatenate([old, new.astype(old.dtype)], axis=1)
+                for old, new in ((cache.k_BSGK, k_BTGK), (cache.v_BSGK, v_BTGK))
+            )
+            # A slot holds the newest position that is congruent to it; a negative one means that it is empty.
+            old_S = start - 1 - (start - 1 - jnp.arange(slots)) % slots
+            positions_S = jnp.concatenate([old_S, start + jnp.arange(n_new)])
+        q_BTHK = jnp.broadcast_to(q_BTHK, (v_BTGK.shape[0], *q_BTHK.shape[1:]))
+        o_BTHK = attention_at(
+            q_BTHK,
+            k_BSGK,
+            v_BSGK,
+            start + jnp.arange(n_new),
+            positions_S,
+            window=self.window,
+            scale=self.scale,
+            slopes=self.slopes,
+        )
+        return o_BTHK, extended
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

@@ -36,6 +36,14 @@ class PreNormBlock(Block):
         y_BTD, cache = self.mixer.prefill(self.norm1(x_BTD).astype(dtype), cache)
         return self._add_mlp(x_BTD + y_BTD.astype(x_BTD.dtype), dtype), carry, cache
 
+    def prefill_next(
+        self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
+    ) -> tuple[Array, Carry, Cache]:
+        """Apply the layer to T tokens after those that `cache` has seen."""
+        del layer
+        y_BTD, cache = self.mixer.prefill_next(self.norm1(x_BTD).astype(dtype), cache)
+        return self._add_mlp(x_BTD + y_BTD.astype(x_BTD.dtype), dtype), carry, cache
+
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
         """Apply the layer to one token."""
         del layer

@@ -8,7 +8,7 @@ scan goes over whole patterns. `Model` holds only the structure; every method ta
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -166,23 +166,33 @@ class Model:
 
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """Fill an empty cache with a prompt; return the float32 logits after its last token [B, O] and the cache."""
-        x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache)
+        x_BTD, cache = self._decode(params, self.embed(params, tokens_BT), cache, "prefill")
+        return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
+
+    def prefill_next(self, params: Params, tokens_BT: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Add the tokens of a prompt from `position` on, before which the cache has seen all, to the cache.
+
+        Returns the float32 logits after the last of them [B, O] and the cache. Position 0 is an empty cache.
+        """
+        x_BTD, cache = self._decode(params, self.embed(params, tokens_BT, position), cache, "prefill_next")
         return self._embedder(params).decode(self._normalize(params, x_BTD[:, -1])), cache
 
     def step(self, params: Params, token_B: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
         """Add one token at `position` to the cache; return the float32 logits of the next one [B, O] and the cache."""
-        x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache)
+        x_BD, cache = self._decode(params, self.embed(params, token_B[:, None], position)[:, 0], cache, "step")
         return self._embedder(params).decode(self._normalize(params, x_BD)), cache
 
-    def _decode(self, params: Params, x: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Apply all layers with their caches to a prompt [B, T, D] or to one token [B, D]."""
+    def _decode(
+        self, params: Params, x: Array, cache: Cache, form: Literal["prefill", "prefill_next", "step"]
+    ) -> tuple[Array, Cache]:
+        """Apply all layers with their caches to a prompt or a part of one [B, T, D], or to one token [B, D]."""
 
         def group(state: State, group_inputs: tuple[Params, Cache, Array]) -> tuple[State, Cache]:
             (x, carry), (layers, caches, first_layer) = state, group_inputs
             new = {}
             for i, (place, template) in enumerate(self.blocks.items()):
                 block = template.bind(layers[place])
-                apply = block.prefill if x.ndim == 3 else block.step
+                apply = {"prefill": block.prefill, "prefill_next": block.prefill_next, "step": block.step}[form]
                 x, carry, new[place] = apply(x, carry, caches[place], layer=first_layer + i, dtype=self.dtype)
             return (x, carry), new
 

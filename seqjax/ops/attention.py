@@ -1,8 +1,8 @@
-"""Causal softmax attention, full or over a window, for training and for one decoding step.
+"""Causal softmax attention, full or over a window, for training, for one decoding step and for a piece of a prompt.
 
 o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
-the query's own position, as Mistral's `sliding_window` does). On NVIDIA devices in 16-bit dtypes this is cuDNN's flash
-attention; everywhere else XLA computes the scores, which takes memory quadratic in T.
+the query's own position, as Mistral's `sliding_window` does). In 16-bit dtypes on NVIDIA devices since the A100 this is
+cuDNN's flash attention; everywhere else XLA computes the scores, which takes memory quadratic in T.
 """
 
 from typing import Any
@@ -50,8 +50,12 @@ def causal_attention(
 
 
 def _cudnn_serves(q_BTHK: Array) -> bool:
-    on_nvidia = jax.default_backend() == "gpu" and "nvidia" in jax.devices()[0].device_kind.lower()
-    return on_nvidia and q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0
+    device = jax.devices()[0]
+    if jax.default_backend() != "gpu" or "nvidia" not in device.device_kind.lower():
+        return False
+    # cuDNN's flash attention begins with the A100 (8.0), which JAX does not check: an RTX 2080 has 7.5.
+    is_recent = float(device.compute_capability) >= 8.0
+    return is_recent and q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0
 
 
 def attention_step(
@@ -79,6 +83,36 @@ def attention_step(
     s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
     p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
     return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)
+
+
+def attention_at(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BSGK: Float[Array, "B S G K"],
+    v_BSGK: Float[Array, "B S G K"],
+    positions_T: Int[Array, "T"],
+    positions_S: Int[Array, "S"],
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    slopes: tuple[float, ...] = (),
+) -> Float[Array, "B T H K"]:
+    """Return causal attention of queries and keys that are at any positions; a key at a negative one is not seen.
+
+    The scores of all pairs exist at once, float32 [B, H, T, S]. Options are as in `causal_attention`.
+    """
+    n_batch, n_new, n_heads, head_dim = q_BTHK.shape
+    n_kv = k_BSGK.shape[2]
+    factor = head_dim**-0.5 if scale is None else scale
+    q_BTGRK = q_BTHK.reshape(n_batch, n_new, n_kv, n_heads // n_kv, head_dim)
+    s_BGRTS = jnp.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BSGK, preferred_element_type=jnp.float32) * factor
+    distance_TS = positions_T[:, None] - positions_S
+    if slopes:
+        s_BGRTS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1, 1) * distance_TS
+    visible_TS = (positions_S >= 0) & (distance_TS >= 0)
+    if window:
+        visible_TS &= distance_TS < window
+    p_BGRTS = jax.nn.softmax(jnp.where(visible_TS, s_BGRTS, -jnp.inf), axis=-1).astype(v_BSGK.dtype)
+    return jnp.einsum("bgrts,bsgk->btgrk", p_BGRTS, v_BSGK).reshape(q_BTHK.shape)
 
 
 def attention_entropy(

@@ -1,1 +1,1 @@
-"""Compares runs at equal loss in domain: `python -m seqjax.study --study=configs/studies/NAME.py --out=DIR`."""
+"""Compares runs at equal loss in domain: `seqjax study --study=NAME_OR_FILE --out=DIR`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import comparison, cost, estimate, figures, page, records, runner, tables
+from seqjax.study import comparison, cost, estimate, figures, page, protocol, records, runner, tables
 from seqjax.study.studies import Study, load_study
 
 
@@ -91,9 +91,10 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
         "domains": list(study.domains),
         "against": list(study.against),
         "speeds": study.speeds,
+        "unit": study.unit,
     }
     workdirs = {run.label: run.workdir for run in runs}
-    found = records.collect(runs, [*study.domains, *study.against])
+    found = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
     messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)
     for message in messages:
         sys.stdout.write(message + "\n")

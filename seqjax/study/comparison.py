@@ -32,9 +32,9 @@ class Gap(NamedTuple):
 class Row:
     """The gaps of one model to one reference; None where they cannot be taken.
 
-    `lowest` is at the lowest common in-domain loss, `over_range` the average over the last 0.3 nats, `end_points`
-    against the line through the end points of the reference's schedules, `best_rate` as `lowest` between the best
-    learning rates of both, which are `rates` (this model's, the reference's).
+    `lowest` is at the lowest common in-domain loss, `over_range` the average over the last 0.3 nats (0.1 bits per
+    byte), `end_points` against the line through the end points of the reference's schedules, `best_rate` as `lowest`
+    between the best learning rates of both, which are `rates` (this model's, the reference's).
     """
 
     model: str
@@ -96,7 +96,7 @@ def _row(records: Records, model: str, reference: str) -> Row:
             rates = best_ours[0].rate, best_theirs[0].rate
             best = protocol.gap_at_lowest(protocol.pairs(best_ours, best_theirs), against)
     lowest = protocol.gap_at_lowest(both, against)
-    over_range = protocol.gap_over_range(both, against)
+    over_range = protocol.gap_over_range(both, against, width=records.unit.range)
     end_points = protocol.gap_to_end_points(common_runs(records, model), of_schedule, against, model=reference)
     return Row(
         model,

@@ -27,7 +27,7 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
     for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
         _draw(panel, records, gaps, of_model)
         panel.set_xlabel(what)
-    axes[0].set_ylabel(f"gap to {reference}, {comparison.main_quantity(records)} (nats per token)")
+    axes[0].set_ylabel(f"gap to {reference}, {comparison.main_quantity(records)} ({records.unit.name})")
     models = [name for name in comparison.models(records) if any(name in of_model for of_model in speeds.values())]
     looks = {
         name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(comparison.models(records))

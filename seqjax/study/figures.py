@@ -17,7 +17,9 @@ from seqjax.training.report import COLORS
 
 # One for each round of the colours.
 ROUNDS = (("o", "-"), ("^", (0, (5, 1.5))), ("s", (0, (1.5, 1.2))), ("D", (0, (5, 1.2, 1.2, 1.2))))
-SHOWN_NATS = 0.5  # above the lowest loss in domain of the worst model: higher losses are the first steps of training
+SHOWN = (
+    5 / 3
+)  # ranges above the lowest loss in domain of the worst model: higher losses are the first steps of training
 
 
 def against_loss_in_domain(path: str | Path, records: Records) -> None:
@@ -31,7 +33,7 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
     figure = Figure(figsize=(3.6 * len(domains) + 2.6, 3.3 * n_rows), layout="constrained")
     axes = figure.subplots(n_rows, len(domains), sharex=True, squeeze=False)
     lowest = [run.losses_in_domain(records.against).min() for group in runs.values() for run in group]
-    limit = max(lowest) + SHOWN_NATS
+    limit = max(lowest) + SHOWN * records.unit.range
     for column, domain in enumerate(domains):
         top = axes[0][column]
         for name in names:
@@ -47,7 +49,7 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
             for name in names:
                 for run in runs[name]:
                     _draw_gap(panel, run, runs[reference], records, domain, limit=limit, style=styles[name])
-    for row, label in enumerate(["loss (nats per token)", *(f"gap to {name}" for name in references)]):
+    for row, label in enumerate([f"loss ({records.unit.name})", *(f"gap to {name}" for name in references)]):
         axes[row][0].set_ylabel(label)
     for panel in axes.flat:
         panel.spines[["top", "right"]].set_visible(False)

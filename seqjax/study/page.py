@@ -86,7 +86,7 @@ def _lines(go: Any, records: Records, x: dict[str, np.ndarray], x_title: str) ->
     if not of_loss:
         choices = {"in domain": _in_domain(records)} | choices
     # Losses before that are the first steps of training.
-    limit = max(losses.min() for losses in _in_domain(records).values()) + figures.SHOWN_NATS
+    limit = max(losses.min() for losses in _in_domain(records).values()) + figures.SHOWN * records.unit.range
     shown = {label: losses <= limit for label, losses in _in_domain(records).items()}
     figure = go.Figure()
     for run in records.runs:
@@ -108,7 +108,7 @@ def _lines(go: Any, records: Records, x: dict[str, np.ndarray], x_title: str) ->
         axis = {"yaxis.range": [low - 0.04 * (high - low), high + 0.04 * (high - low)]}
         y = [of_run[run.label].tolist() for run in records.runs]
         buttons.append({"label": name, "method": "update", "args": [{"y": y}, axis]})
-    _finish(figure, x_title, "loss (nats per token)", buttons)
+    _finish(figure, x_title, f"loss ({records.unit.name})", buttons)
     figure.update_yaxes(range=buttons[0]["args"][1]["yaxis.range"])
     if of_loss:  # Inverted, so that training goes from left to right.
         figure.update_xaxes(range=[limit, min(losses.min() for losses in x.values()) - 0.03])
@@ -135,7 +135,7 @@ def _cost(go: Any, records: Records, speeds: dict[str, float]) -> Any:
             error_y={"type": "data", "array": [width]},
             mode="markers",
             name=model,
-            hovertemplate=f"<b>{model}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} nats<extra></extra>",
+            hovertemplate=f"<b>{model}</b><br>%{{x:,.0f}} tokens/s<br>%{{y:+.3f}} {records.unit.name}<extra></extra>",
             **_look(records, run),
         )
     buttons = []
@@ -146,7 +146,7 @@ def _cost(go: Any, records: Records, speeds: dict[str, float]) -> Any:
             "error_y": [{"type": "data", "array": [width]} for _, width in of_model],
         }
         buttons.append({"label": f"gap to {name}", "method": "update", "args": [data]})
-    _finish(figure, "tokens/s in training", "gap (nats per token)", buttons)
+    _finish(figure, "tokens/s in training", f"gap ({records.unit.name})", buttons)
     return figure
 
 

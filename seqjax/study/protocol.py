@@ -21,11 +21,26 @@ from seqjax.errors import UserError
 from seqjax.training import metrics
 
 MEANS = ("equal", "natural")  # over the domains out of distribution: each the same, or by its share in the corpus
-RANGE_NATS = 0.3  # of the lowest losses that two runs share, over which a gap is averaged
+
+
+class Unit(NamedTuple):
+    """What losses are measured in: the field of an evaluation, its name, and the range over which gaps are averaged."""
+
+    field: str
+    name: str
+    range: float  # of the lowest losses in domain that two runs share
+
+
+# Bits per byte are comparable across tokenizers; 0.3 nats of a token of four bytes are about 0.1 bits per byte.
+UNITS = {
+    "nats": Unit("loss", "nats per token", 0.3),
+    "bits_per_byte": Unit("bits_per_byte", "bits per byte", 0.1),
+}
+NATS = UNITS["nats"]
 
 
 class Point(NamedTuple):
-    """One evaluation of a run; losses are in nats per token, `means` those out of domain that the run recorded."""
+    """One evaluation of a run: the loss of every domain, and the means out of domain that the run recorded."""
 
     step: int
     tokens: int
@@ -75,7 +90,7 @@ class Contrast(NamedTuple):
     slopes: list[list[tuple[Record, np.ndarray]]]
 
     def gaps(self, domains: Sequence[str]) -> np.ndarray:
-        """Return the gap of every seed and domain, [seeds, domains], in nats per token; positive is worse."""
+        """Return the gap of every seed and domain, [seeds, domains], in the unit of the losses; positive is worse."""
         return _weigh(self.seeds, domains)
 
     def slope(self, domains: Sequence[str]) -> np.ndarray:
@@ -92,8 +107,10 @@ def _weigh(seeds: Sequence[Sequence[tuple[Record, np.ndarray]]], domains: Sequen
     return sums
 
 
-def read_points(workdir: str | Path) -> list[Point]:
-    """Return the evaluations of a run so far, in order.
+def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
+    """Return the evaluations of a run so far, in order, with the losses of domains in `unit`.
+
+    The training loss and the recorded means are in nats per token; in another unit there are no means.
 
     `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
     behind the domain losses, which belong to the last of those steps. Held-out losses have no such lag.
@@ -105,10 +122,11 @@ def read_points(workdir: str | Path) -> list[Point]:
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []
     for row in metrics.read(workdir):
-        losses = {key: float(value) for key, value in row.items() if re.fullmatch("eval/[^/]+/loss", key)}
+        losses = {key: float(value) for key, value in row.items() if re.fullmatch(f"eval/[^/]+/{unit.field}", key)}
         if losses:
             domains = {key.split("/")[1]: value for key, value in losses.items()}
-            recorded = {name: row.get(f"eval_mean/out_of_domain/{name}") for name in MEANS}
+            names = MEANS if unit == NATS else ()
+            recorded = {name: row.get(f"eval_mean/out_of_domain/{name}") for name in names}
             means = {name: float(value) for name, value in recorded.items() if value is not None}
             points.append(Point(row["step"], row["tokens"], float(row["train/loss"]), domains, means))
     if not points:
@@ -192,11 +210,11 @@ def gap_at_lowest(both: Sequence[tuple[Record, Record]], against: Sequence[str])
 
 
 def gap_over_range(
-    both: Sequence[tuple[Record, Record]], against: Sequence[str], *, nats: float = RANGE_NATS
+    both: Sequence[tuple[Record, Record]], against: Sequence[str], *, width: float = NATS.range
 ) -> Contrast | None:
-    """Return the gap averaged over the lowest `nats` of the in-domain losses that all of the runs share."""
+    """Return the gap averaged over the lowest `width` of the in-domain losses that all of the runs share."""
     shared = common_range(both, against)
-    return None if shared is None else _between(both, against, shared[0], min(shared[1], shared[0] + nats))
+    return None if shared is None else _between(both, against, shared[0], min(shared[1], shared[0] + width))
 
 
 def _between(both: Sequence[tuple[Record, Record]], against: Sequence[str], low: float, high: float) -> Contrast:

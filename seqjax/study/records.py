@@ -23,7 +23,7 @@ from seqjax.config import Config
 from seqjax.errors import UserError
 from seqjax.files import read_json, replacing, write_json
 from seqjax.models import Model, flops
-from seqjax.study.protocol import Point, Record, read_points
+from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
 from seqjax.training import block_losses
 
@@ -61,6 +61,7 @@ class Records:
     missing: dict[str, str]
     blocks: Blocks | None
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    unit: Unit = NATS
 
 
 def progress(run: Run) -> str:
@@ -73,17 +74,27 @@ def progress(run: Run) -> str:
     return "" if step >= steps else f"step {step} of {steps}"
 
 
-def collect(runs: Sequence[Run], domains: Sequence[str]) -> list[Record]:
+def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
     """Return the evaluations and facts of runs.
 
-    Raises `UserError` if one has no evaluation, lacks the loss of one of `domains`, or read other data than the others.
+    Raises `UserError` if one has no evaluation, lacks the loss of one of `domains`, or, in nats per token, has another
+    tokenizer or read other data than the others.
     """
-    found = [_collect(run) for run in runs]
+    found = [_collect(run, unit) for run in runs]
     for record in found:
         lacking = [domain for domain in domains if any(domain not in p.domains for p in record.points)]
         if lacking:
             known = ", ".join(record.points[-1].domains)
             raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
+    if unit != NATS:
+        return found
+    tokenizers = [(record.label, record.facts.get("config", {}).get("data", {}).get("tokenizer")) for record in found]
+    if len({name for _, name in tokenizers if name}) > 1:
+        named = ", ".join(f"{label}: {name}" for label, name in tokenizers if name)
+        raise UserError(
+            f"These runs have different tokenizers ({named}), and nats per token of one are not those of another; "
+            'compare them with unit="bits_per_byte" in the study file.'
+        )
     sets = {domain.rpartition(".")[0] for domain in domains} - {""}
     _require_one([(record.label, record.facts.get("manifest")) for record in found], "read different data")
     for name in sorted(sets):
@@ -103,7 +114,7 @@ def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
         raise UserError(f"These runs {what} and cannot be compared: {groups}. Compare each alone.")
 
 
-def _collect(run: Run) -> Record:
+def _collect(run: Run, unit: Unit) -> Record:
     facts: dict[str, Any] = {}
     for name in ("run.json", "config.json"):
         if (run.workdir / name).is_file():
@@ -113,7 +124,7 @@ def _collect(run: Run) -> Record:
         facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
-    points = read_points(run.workdir)
+    points = read_points(run.workdir, unit=unit)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
 
 
@@ -148,7 +159,10 @@ def write(
     `study` is the part of runs.json about the comparison, `workdirs` are where the runs' block losses are. Raises
     `UserError` if runs were evaluated on different blocks.
     """
-    arrays, messages = _gather_blocks(runs, workdirs, max_bytes=max_bytes)
+    if study.get("unit", "nats") == "nats":
+        arrays, messages = _gather_blocks(runs, workdirs, max_bytes=max_bytes)
+    else:
+        arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     out.mkdir(parents=True, exist_ok=True)
     entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
@@ -242,6 +256,7 @@ def read(directory: str | Path) -> Records:
         about["missing"],
         _read_blocks(directory / "blocks.npz", rows),
         study.get("speeds", {}),
+        UNITS[study.get("unit", "nats")],
     )
 
 

@@ -21,7 +21,7 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A gap, in nats per token, with half the width of its 95% interval; None where none can be computed."""
+    """A gap, in the unit of the losses, with half the width of its 95% interval; None where none can be computed."""
 
     gap: float
     half_width: float | None

@@ -7,6 +7,7 @@ It returns a dict with
     domains     that are compared, out of domain
     against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
     speeds      optional: other training speeds than the runs' own, "tokens/s at ..." -> model -> tokens/s
+    unit        optional: "nats" per token, the default, or "bits_per_byte", for runs with different tokenizers
     runs        label -> a dict with the fields below
 
 and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `window`. The fields of a
@@ -29,9 +30,10 @@ from typing import Any
 from seqjax import presets
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
+from seqjax.study import protocol
 from seqjax.study.runner import Run
 
-OPTIONAL = ("against", "speeds")
+OPTIONAL = ("against", "speeds", "unit")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
 RUN_FIELDS = ("workdir", "config", "model", "seed", "rate", "schedule")
 
@@ -46,6 +48,7 @@ class Study:
     runs: list[Run]
     against: Sequence[str] = ()
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    unit: str = "nats"
 
 
 def load_study(text: str | Path) -> Study:
@@ -68,6 +71,14 @@ def load_study(text: str | Path) -> Study:
         raise UserError(f"{path}: get_study() {problem}; its fields are {', '.join(FIELDS)}.")
     runs = [_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
     _check(path, study, runs)
+    unit = study.get("unit", "nats")
+    if unit not in protocol.UNITS:
+        raise UserError(f"{path}: unit is {' or '.join(map(repr, protocol.UNITS))}, not {unit!r}.")
+    if unit != "nats" and not study.get("against"):
+        raise UserError(
+            f"{path}: the training loss is in nats per token, so in {protocol.UNITS[unit].name} runs are compared at "
+            "a held-out loss; name its domains in `against`."
+        )
     for what, of_model in study.get("speeds", {}).items():
         if unknown := set(of_model) - {run.model for run in runs}:
             raise UserError(f"{path}: speeds[{what!r}] names {sorted(unknown)}, which no run has as its model.")
@@ -78,6 +89,7 @@ def load_study(text: str | Path) -> Study:
         runs,
         study.get("against", ()),
         study.get("speeds", {}),
+        unit,
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from seqjax.study import comparison
 from seqjax.study.comparison import Gap, Row
-from seqjax.study.protocol import RANGE_NATS
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
 
@@ -52,9 +51,9 @@ def _about(records: Records) -> str:
     n_seeds = {len({r.seed for r in comparison.common_runs(records, model)}) for model in comparison.models(records)}
     several = max(n_seeds, default=0) > 1
     text = [
-        "Gaps are differences of loss in nats per token, positive where a model is worse than the reference at the "
-        f"same {_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, none "
-        "is extrapolated, and every pair is compared over the losses that both passed through. The method: "
+        f"Gaps are differences of loss in {records.unit.name}, positive where a model is worse than the reference at "
+        f"the same {_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, "
+        "none is extrapolated, and every pair is compared over the losses that both passed through. The method: "
         "docs/protocol.md."
     ]
     if comparison.NATURAL in quantities:
@@ -147,7 +146,8 @@ def _gaps(records: Records, reference: str) -> str:
     sections = [
         "At the lowest loss in domain that both reached:\n",
         _table(records, rows, [row.lowest for row in rows], seeds=several),
-        f"Averaged over the lowest {RANGE_NATS} nats of loss in domain that both passed through:\n",
+        f"Averaged over the lowest {records.unit.range} {records.unit.name.split()[0]} of loss in domain that both "
+        "passed through:\n",
         _table(records, rows, [row.over_range for row in rows], seeds=several),
     ]
     if any(row.end_points for row in rows):

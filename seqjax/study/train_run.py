@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
     """Train or resume the run."""
     logging.set_verbosity(logging.WARNING)
     parser = command_parser("study", description=__doc__)
-    parser.add_argument("--study", required=True, help="as for python -m seqjax.study")
+    parser.add_argument("--study", required=True, help="as for seqjax study")
     parser.add_argument("--run", required=True, type=int, help="index of the run in the study")
     args = parser.parse_args(argv)
     run = load_study(args.study).runs[args.run]

@@ -23,10 +23,12 @@ from seqjax.types import Params
 class Checkpoints:
     """The checkpoints under `workdir/checkpoints`."""
 
-    def __init__(self, workdir: str | Path, *, keep: int = 2, read_only: bool = False):
+    def __init__(self, workdir: str | Path, *, keep: int = 2, keep_period: int | None = None, read_only: bool = False):
+        """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
         self.directory = Path(workdir).absolute() / "checkpoints"
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
+            keep_period=None if read_only else keep_period,
             enable_async_checkpointing=not read_only,
             read_only=read_only,
             create=not read_only,

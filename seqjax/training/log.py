@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.config import Config
+from seqjax.config import Config, to_dict
 from seqjax.data import EvalBlocks
 from seqjax.models import flops
 from seqjax.training import block_losses, metrics
 from seqjax.training.clock import ThroughputClock
+from seqjax.training.wandb_run import WandbRun
 
 
 class TrainLog:
@@ -35,8 +36,14 @@ class TrainLog:
         self._loss_sum, self._loss_count = state["window"]
         self.clock.start(step, seconds=state["seconds"])
         if self._lead:
-            tensorboard = self._config.log.tensorboard
-            self._writer = metrics.Metrics(self._workdir, position=state["metrics"], step=step, tensorboard=tensorboard)
+            project = self._config.log.wandb
+            self._writer = metrics.Metrics(
+                self._workdir,
+                position=state["metrics"],
+                step=step,
+                tensorboard=self._config.log.tensorboard,
+                wandb=WandbRun(self._workdir, project, settings=to_dict(self._config)) if project else None,
+            )
             block_losses.start(self._workdir, blocks, step=step)
 
     @property

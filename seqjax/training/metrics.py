@@ -1,4 +1,4 @@
-"""The output of a running run: `metrics.jsonl`, TensorBoard events, and a progress line on the terminal."""
+"""The output of a running run: `metrics.jsonl`, TensorBoard and Weights & Biases, and a line on the terminal."""
 
 import io
 import json
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from seqjax.terminal import StatusLine, duration
+from seqjax.training.wandb_run import WandbRun
 
 
 class NullWriter:
@@ -32,11 +33,20 @@ class Metrics:
     The rows that a killed process wrote after its last checkpoint are thus replaced, not repeated.
     """
 
-    def __init__(self, workdir: Path, *, position: int = 0, step: int = 0, tensorboard: bool = True):
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        position: int = 0,
+        step: int = 0,
+        tensorboard: bool = True,
+        wandb: WandbRun | None = None,
+    ):
         self._path = workdir / "metrics.jsonl"
         self._file = self._path.open("ab")
         # Never extend the file: a lost one would come back as zeros.
         self._file.truncate(min(position, self._path.stat().st_size))
+        self._wandb = wandb
         # Also at step 0: a process that was killed before its first checkpoint has left events too.
         self._events = None
         if tensorboard:
@@ -49,10 +59,12 @@ class Metrics:
         """Append one object with the step and the values measured at it."""
         self._file.write((json.dumps({"step": step, **values}) + "\n").encode())
         self._file.flush()
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if self._events is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._events.add_scalar(name, value, step)
+            for name, value in numbers.items():
+                self._events.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.write(step, numbers)
 
     @property
     def position(self) -> int:
@@ -66,10 +78,12 @@ class Metrics:
         self.close()
 
     def close(self) -> None:
-        """Flush and close both files."""
+        """Flush and close everything."""
         self._file.close()
         if self._events is not None:
             self._events.close()
+        if self._wandb is not None:
+            self._wandb.close()
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:

@@ -98,7 +98,11 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
     workdir = Path(workdir)
     path = workdir / "config.json"
     if not path.exists():
-        raise UserError(f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.")
+        inside = sorted(str(file.parent) for file in workdir.glob("*/config.json"))
+        runs = f" It holds runs: {', '.join(inside[-5:])}." if inside else ""
+        raise UserError(
+            f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
+        )
     values = read_json(path)
     if "model_type" in values and "model" not in values:
         raise UserError(

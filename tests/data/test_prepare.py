@@ -192,7 +192,7 @@ def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("flag", "says"),
-    [("--strict", "a.jsonl.zst:2: not JSON"), ("--tokenizer_path=some.model", "tokenizer_path is for the mixtral")],
+    [("--strict", "a.jsonl.zst:2: not JSON"), ("--tokenizer_path=some.model", "tokenizer_path is for the other")],
 )
 def test_flags_that_refuse(tmp_path: Path, flag: str, says: str):
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "good"), b"{not json\n"])

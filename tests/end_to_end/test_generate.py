@@ -5,14 +5,17 @@ The model adds a learned vector per position, so a token that is decoded at its 
 
 import dataclasses
 import importlib.util
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import seqjax
 from seqjax import evaluate, generate
 from seqjax.data.tokenizer import load_tokenizer
+from seqjax.errors import UserError
 from tests.end_to_end.conftest import Run, write_checkpoint
 
 PROMPT = "qwerty "
@@ -29,7 +32,14 @@ class Continuation:
         self._tokenizer = load_tokenizer(config.data.tokenizer)
 
     def __call__(
-        self, *, temperature: float, top_k: int = 0, seed: int = 0, shift: int = 0, prompt: str = PROMPT
+        self,
+        *,
+        temperature: float,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        shift: int = 0,
+        prompt: str = PROMPT,
     ) -> str:
         """`shift` moves the vectors of the positions after the prompt: what a wrong position would give."""
         tokenizer = self._tokenizer
@@ -46,12 +56,18 @@ class Continuation:
             if temperature:  # drawing by Gumbel's trick: the largest of logits / temperature + noise
                 if top_k:
                     scores[np.argsort(scores)[:-top_k]] = -np.inf
-                scores = scores / temperature + np.asarray(jax.random.gumbel(key, (1, len(scores))))[0]
+                scores = scores / temperature
+                order = np.argsort(-scores)
+                p = np.exp(scores[order] - scores.max())
+                scores[order[1 + np.searchsorted(np.cumsum(p / p.sum()), top_p) :]] = -np.inf
+                scores = scores + np.asarray(jax.random.gumbel(key, (1, len(scores))))[0]
             below, best = np.sort(scores)[-2:]
             assert best - below > 1e-4, "a tie: either token would be right"
             ids.append(int(np.argmax(scores)))
         new = ids[n_prompt:]
-        return tokenizer.decode(new[: new.index(tokenizer.eos)] if tokenizer.eos in new else new)
+        new = new[: new.index(tokenizer.eos)] if tokenizer.eos in new else new
+        # after the prompt, not by themselves: a word that follows it keeps its space
+        return tokenizer.decode([*ids[:n_prompt], *new])[len(prompt) :]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +96,7 @@ def test_tokens_are_decoded_at_their_own_positions(rough: Run, continuation: Con
         ({"temperature": 2.5}, {"temperature": 1.0}),
         ({"temperature": 1.0, "seed": 7}, {"temperature": 1.0}),
         ({"temperature": 1.0, "top_k": 3}, {"temperature": 1.0}),
+        ({"temperature": 1.0, "top_p": 0.5}, {"temperature": 1.0}),
     ],
     ids=str,
 )
@@ -93,6 +110,97 @@ def test_the_defaults_are_those_of_the_help(rough: Run, continuation: Continuati
     want = continuation(temperature=0.8, prompt="The ")
     assert want != continuation(temperature=1.0, prompt="The ")
     assert command(rough, capsys, prompt="The ") == f"The {want}\n"
+
+
+def test_a_prompt_may_be_fed_in_pieces(rough: Run, continuation: Continuation, capsys):
+    """By default one of eight tokens goes in by steps; here as two pieces and steps, each at its positions."""
+    want = f"{PROMPT}{continuation(temperature=0.0)}\n"
+    assert command(rough, capsys, temperature=0, prefill_chunk=3) == want
+
+
+def test_text_ends_before_a_stop_string(rough: Run, continuation: Continuation, capsys):
+    want = continuation(temperature=0.0)
+    first, second = re.findall(r"[\0-\x7f]{2}", want)[:2]  # each of two tokens
+    assert 0 < want.find(first) < want.find(second)
+    for stops in ([first], [second, first], ["no such text", first]):
+        capsys.readouterr()
+        flags = [f"--stop={stop}" for stop in stops]
+        argv = [f"--workdir={rough.workdir}", f"--prompt={PROMPT}", f"--max_new_tokens={N_NEW}", "--temperature=0"]
+        generate.main([*argv, *flags])
+        assert capsys.readouterr().out == f"{PROMPT}{want[: want.find(first)]}\n"
+
+
+def test_prompts_from_a_file_are_each_as_if_alone(rough: Run, continuation: Continuation, capsys, tmp_path):
+    flags = {"temperature": 1.0, "seed": 7}
+    wants = [f"{prompt}{continuation(prompt=prompt, **flags)}\n" for prompt in (PROMPT, "a: b")]
+    shown = f"--- prompt 1 of 2\n{wants[0]}--- prompt 2 of 2\n{wants[1]}"
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n\na: b\n")
+    (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": "{PROMPT}"}}\n{{"id": 3, "prompt": "a: b"}}\n')
+    for name in ("prompts.txt", "prompts.jsonl"):
+        capsys.readouterr()
+        argv = [f"--workdir={rough.workdir}", f"--max_new_tokens={N_NEW}", "--temperature=1", "--seed=7"]
+        generate.main([*argv, f"--prompts={tmp_path / name}"])
+        assert capsys.readouterr().out == shown
+
+
+def test_a_file_without_prompts_is_refused(tmp_path):
+    bad = {
+        "empty.txt": ("\n \n", "holds no prompt"),
+        "a.jsonl": ('{"prompt": "a"}\n{"text": "b"}\n', r'line 2: write \{"prompt": "\.\.\."\}'),
+        "b.jsonl": ("just text\n", "line 1: write"),
+        "c.jsonl": ('{"prompt": 3}\n', "line 1: write"),
+    }
+    for name, (content, message) in bad.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            generate.main(["--workdir=unused", f"--prompts={tmp_path / name}"])
+    (tmp_path / "d.txt").write_bytes(b"a\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        generate.main(["--workdir=unused", f"--prompts={tmp_path / 'd.txt'}"])
+    with pytest.raises(UserError, match="no such file"):
+        generate.main(["--workdir=unused", f"--prompts={tmp_path / 'e.txt'}"])
+    with pytest.raises(UserError, match="--prompt and --prompts: give one"):
+        generate.main(["--workdir=unused", "--prompt=a", "--prompts=b"])
+
+
+def test_text_is_shown_as_it_comes_and_the_speed_apart(rough: Run, continuation: Continuation, capsys, monkeypatch):
+    want, writes = continuation(temperature=0.0), []
+    shown = type("Shown", (), {"write": lambda _, text: writes.append(text), "flush": lambda _: writes.append(None)})()
+    with monkeypatch.context() as patch:
+        patch.setattr(generate.sys, "stdout", shown)
+        argv = [f"--workdir={rough.workdir}", f"--prompt={PROMPT}", f"--max_new_tokens={N_NEW}", "--temperature=0"]
+        generate.main(argv)
+    parts = re.findall("\ufffd*[^\ufffd]", want)  # one per byte, but those that are part of no character wait
+    assert len(parts) > 5
+    assert writes[0::2] == [PROMPT, *parts, "\n"]
+    assert set(writes[1::2]) == {None}, "each is flushed"
+    assert re.fullmatch(
+        rf"prefill 8 tokens, [\d,]+ tokens/s; decode {N_NEW} tokens, [\d,]+ tokens/s( \(without compiling, .* s\))?\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_python_takes_the_same_arguments(rough: Run, continuation: Continuation):
+    """On a mesh of 2 x 2 x 2 devices, and without compiling for another prompt."""
+    m = seqjax.load(rough.workdir)
+    flags = {"temperature": 1.0, "top_p": 0.5, "seed": 2}
+    want = continuation(**flags)
+    assert m.generate(PROMPT, max_new_tokens=N_NEW, **flags) == want
+    events = []
+    listen = lambda event, seconds, **labels: events.append(event)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        parts = list(m.stream(PROMPT, max_new_tokens=N_NEW, **flags))
+        assert "".join(parts) == want
+        assert len(parts) > 1
+        assert m.generate("ab", max_new_tokens=5, stop="\n\n", **flags)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in events if event.startswith("/jax/core/compile/")]
+    assert m.generate(PROMPT, max_new_tokens=N_NEW, stop=(want[7:9],), **flags) == want[: want.find(want[7:9])]
+    for bad in ({"top_p": 0.0}, {"stop": ""}, {"max_new_tokens": 0}, {"prefill_chunk": -1}):
+        with pytest.raises(UserError, match=rf"^{next(iter(bad))}"):
+            m.stream(PROMPT, **bad)  # at once, not at the first part
 
 
 absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]

@@ -42,6 +42,7 @@ def snippets(page: str) -> list[str]:
 
 FILE, _, CELL, TRAIN, LOAD = snippets("docs/add_a_mixer.md")
 README_LOAD, README_MIXER, README_OWN = snippets("README.md")
+(QUICKSTART,) = snippets("docs/quickstart.md")
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,9 @@ def place(tmp_path_factory) -> Path:
 def run(place, corpus_cache) -> Path:
     """What the page's command trains there, in a process of its own."""
     page = (support.ROOT / "docs/add_a_mixer.md").read_text()
-    (line,) = re.findall(rf"^python -m seqjax\.main .*{NAME}$", page, re.M)
+    (line,) = re.findall(rf"^seqjax train .*{NAME}$", page, re.M)
     small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
-    command = [sys.executable, *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
+    command = [sys.executable, "-m", "seqjax", *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
     done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
     assert done.returncode == 0, done.stderr
     return place / "runs" / "ema"
@@ -94,7 +95,7 @@ def test_the_installed_command_finds_the_mixer_where_it_is_given(place):
 
 
 def test_a_run_with_foreign_code_is_refused_and_nothing_of_it_is_imported(run, here):
-    out = f"--out={here / 'x.safetensors'}"
+    out = f"--out={here / 'model.safetensors'}"
     for command in (
         lambda: seqjax.load(run),
         lambda: evaluate.main([f"--workdir={run}"]),
@@ -125,7 +126,7 @@ def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
     generate.main([f"--workdir={run}", "--prompt=The ", "--max_new_tokens=5", f"--allow-code={NAME}"])
     assert capsys.readouterr().out.startswith("The ")
     with pytest.raises(UserError, match="has no public twin"):
-        convert.main(["export", f"--workdir={run}", f"--out={here / 'x.safetensors'}", f"--allow-code={NAME}"])
+        convert.main(["export", f"--workdir={run}", f"--out={here / 'model.safetensors'}", f"--allow-code={NAME}"])
     workdirs.save_config(run, workdirs.load_config(run, allow_code=[NAME]))  # going on with one's own config
 
     space = {"seqjax": seqjax}
@@ -150,10 +151,12 @@ def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cac
         seqjax.load("runs/slow_ema")
 
 
-def test_the_snippets_of_readme(here, blocks_dir, monkeypatch):
+def test_the_snippets_of_readme_and_quickstart(here, blocks_dir, monkeypatch, capsys):
     write_checkpoint(here / "runs" / "first", support.run_config(blocks_dir), 1)
     space = {"x_BTD": jax.random.normal(jax.random.key(0), (1, 70, 512)), "seqjax": seqjax}
     exec(README_LOAD, space)
+    exec(QUICKSTART, space)
+    assert capsys.readouterr().out == space["m"].generate("def ", max_new_tokens=50) != ""
     exec(README_MIXER, space)
     assert space["y_BTD"].shape == (1, 70, 512)
     monkeypatch.setattr(testing, "CHECKS", {"parameters": testing.CHECKS["parameters"]})

@@ -73,7 +73,7 @@ def test_other_data_under_a_workdir_is_refused(workdir, tmp_path):
 
 
 def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"config\.data\.path.*seqjax\.data\.prepare"):
+    with pytest.raises(UserError, match=r"config\.data\.path.*seqjax prepare"):
         train(settings(tmp_path / "nothing"), tmp_path / "run")
     with pytest.raises(UserError, match=r"config\.train\.seq_len=32"):
         train(settings(blocks_dir, train__seq_len=16), tmp_path / "run2")
@@ -170,8 +170,8 @@ def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
 
 
 def test_generate_refuses_what_makes_no_sense(workdir):
-    for option in ("--max_new_tokens=0", "--temperature=-1", "--top_k=-1", "--top_k=100000"):
-        with pytest.raises(UserError, match=r"^(max_new_tokens|temperature|top_k)\b"):
+    for option in ("--max_new_tokens=0", "--temperature=-1", "--top_k=-1", "--top_k=100000", "--top_p=0", "--stop="):
+        with pytest.raises(UserError, match=r"^(max_new_tokens|temperature|top_k|top_p|stop)\b"):
             generate.main([f"--workdir={workdir}", option])
 
 
@@ -201,7 +201,7 @@ def test_exit_status_and_no_traceback(blocks_dir, workdir):
         (with_typo, "Did you mean 'train'"),
         (flag_typo, "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"),
         (no_config, "--config=top1_chunk. Shipped: based, "),
-        (stray, "top1_chunk: every argument is --NAME=VALUE"),
+        (stray, "top1_chunk: write --config=top1_chunk."),
         (refused, "train.seed: 0 -> 5"),
     ):
         assert result.returncode == 2, result.stderr

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seqjax import evaluate, generate
-from seqjax.generate import sample
+from seqjax.decoding import Sampling, tokens
 from seqjax.train import train
 from seqjax.training import metrics
 from seqjax.training import workdir as workdirs
@@ -118,26 +118,15 @@ def test_generation_depends_on_its_seed_alone(run):
     prompt = jnp.full((2, 3), 100)
 
     def new(seed, **options):
-        return np.asarray(generate.generate(weights, prompt, jax.random.key(seed), model=model, n_new=40, **options))
+        sampling = Sampling(**{"temperature": 1.0, **options})
+        return np.stack(
+            list(tokens(weights, prompt, jax.random.key(seed), model=model, n_new=40, sampling=sampling)), axis=1
+        )
 
     assert (new(1) == new(1)).all()
     assert (new(1) != new(2)).any()
     assert (new(1)[0] != new(1)[1]).any(), "rows of a batch are drawn apart"
     assert (new(1, top_k=1) == new(3, temperature=0.0)).all()
-
-
-def test_sampling_follows_the_logits():
-    logits = jnp.log(jnp.asarray([[0.5, 0.3, 0.15, 0.05]]))
-    keys = jax.random.split(jax.random.key(0), 4000)
-
-    def shares(**options):
-        drawn = jax.vmap(lambda key: sample(logits, key, **options)[0])(keys)
-        return np.bincount(np.asarray(drawn), minlength=4) / len(keys)
-
-    np.testing.assert_allclose(shares(temperature=1.0, top_k=0), [0.5, 0.3, 0.15, 0.05], atol=0.03)
-    np.testing.assert_allclose(shares(temperature=1.0, top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
-    squared = np.array([0.25, 0.09, 0.0225, 0.0025])
-    np.testing.assert_allclose(shares(temperature=0.5, top_k=0), squared / squared.sum(), atol=0.03)
 
 
 # ---------------------------------------------------------------------------------------------------- other runs

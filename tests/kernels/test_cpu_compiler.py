@@ -1,5 +1,6 @@
 """XLA on a CPU gets what it compiles right, with the flag of kernels_pallas/cpu_compiler.py."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 
 from kernels_pallas import cpu_compiler
-from seqjax.errors import run_command
+from seqjax import presets
+from seqjax.config import from_config_dict
+from seqjax.errors import UserError, run_command
+from seqjax.train import train
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -68,6 +72,20 @@ def test_commands_set_the_flag(monkeypatch) -> None:
     seen = []
     run_command(lambda argv: seen.append(os.environ["XLA_FLAGS"]), [])
     assert seen == [cpu_compiler.SAFE]
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_train_from_python_sets_the_flag_or_warns(monkeypatch, tmp_path, has_started) -> None:
+    """Like `seqjax.load` and `check_mixer`: a notebook trains without the commands."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(cpu_compiler, "_has_started", lambda: has_started)
+    monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    config = presets.read_config("transformer_pp:debug", [("data.corpus", "blocks"), ("data.path", "nowhere")])
+    warns = pytest.warns(UserWarning, match=cpu_compiler.SAFE) if has_started else contextlib.nullcontext()
+    with warns, pytest.raises(UserError):
+        train(from_config_dict(config), tmp_path / "run")
+    assert os.environ["XLA_FLAGS"] == ("" if has_started else cpu_compiler.SAFE)
 
 
 # The state before the only chunk, and the gradient after it, are zeros that XLA would know of.

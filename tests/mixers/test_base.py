@@ -49,6 +49,33 @@ def test_the_rest_has_defaults():
     assert mixer.entropy(x_BTD) is None
 
 
+class Summing(layer_probe.Block):
+    """A block with a state and a carry, which defines no `prefill_next`."""
+
+    def __init__(self):
+        pass
+
+    def step(self, x_BD, carry, cache, *, layer, dtype):
+        total_BD = cache.layer + x_BD * carry["factor"]
+        return total_BD + layer, {"factor": carry["factor"] + 1}, layer_probe.Seen(total_BD)
+
+
+def test_a_block_may_leave_prefill_next_to_its_steps():
+    rng = np.random.default_rng(0)
+    x_BTD, factor_BTD, start_BD = (rng.standard_normal(shape, np.float32) for shape in ((2, 5, 3), (2, 5, 3), (2, 3)))
+    y_BTD, carry, cache = Summing().prefill_next(
+        jnp.asarray(x_BTD),
+        {"factor": jnp.asarray(factor_BTD)},
+        layer_probe.Seen(jnp.asarray(start_BD)),
+        layer=jnp.int32(7),
+        dtype=jnp.float32,
+    )
+    total_BTD = start_BD[:, None] + np.cumsum(x_BTD * factor_BTD, axis=1)
+    np.testing.assert_allclose(y_BTD, total_BTD + 7, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(carry["factor"], factor_BTD + 1)
+    np.testing.assert_allclose(cache.layer, total_BTD[:, -1], rtol=1e-5, atol=1e-5)
+
+
 def test_training_costs_three_times_the_forward():
     class Counting(Doubling):
         def flops_per_token(self, seq_len):

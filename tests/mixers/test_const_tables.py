@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import generate
+from seqjax.decoding import Sampling, tokens
 from seqjax.errors import UserError
 from seqjax.ops.attention import causal_attention
 from seqjax.ops.positions import alibi_slopes
@@ -139,10 +139,10 @@ def test_sequences_end_where_the_table_ends(mixer, variant, longest):
 def test_generation_ends_with_the_table():
     model = support.tiny_model("transformer_pp", "const_qk")
     weights, prompt = support.random_params(model), support.random_tokens((1, 3))
-    options = {"model": model, "key": jax.random.key(0), "temperature": 0.0}
-    assert generate.generate(weights, prompt, n_new=T - 3, **options).shape == (1, T - 3)
+    options = {"model": model, "key": jax.random.key(0), "sampling": Sampling(temperature=0.0)}
+    assert len(list(tokens(weights, prompt, n_new=T - 3, **options))) == T - 3
     with pytest.raises(UserError, match=f"Sequences of {T + 1} tokens"):
-        generate.generate(weights, prompt, n_new=T - 2, **options)
+        next(tokens(weights, prompt, n_new=T - 2, **options))
 
 
 def test_cudnn_cannot_share_a_softmax():

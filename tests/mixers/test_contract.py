@@ -61,6 +61,16 @@ def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     testing.check_step(built(mixer, variant), [n_prompt])
 
 
+# Kinds of caches: a ring buffer, a table of chunk means, keys and values beside RWKV's tokens before, states. Keys and
+# values alone go through tests/end_to_end/test_generate.py too.
+PIECES = [("transformer_pp", "window"), ("top1_chunk", "approx"), ("rwkv7_shell", "top1_exact"), ("mamba2", "full")]
+
+
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(lambda *case: case in PIECES, support.CASES))
+def test_a_prompt_may_come_in_pieces(mixer, variant):
+    testing.check_pieces(built(mixer, variant))
+
+
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
 def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
     testing.check_long_cache(built(mixer, variant))

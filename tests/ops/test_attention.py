@@ -1,11 +1,14 @@
 """Softmax attention, its step over a cache and its entropy, against the same equations in float64 numpy."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax.ops.attention import attention_entropy, attention_step, causal_attention
+from seqjax.ops import attention
+from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 
 rng = np.random.default_rng(0)
 
@@ -37,6 +40,12 @@ def test_attention_and_its_step(window, n_kv):
     cache = [jnp.asarray(np.concatenate([x[:, keys], garbage], axis=1)) for x in (k, v)]
     step = attention_step(jnp.asarray(q[:, -1]), *cache, jnp.asarray(len(keys)))
     np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
+    # the last queries over all keys, in another order, at positions from 100 on; garbage is at negative ones
+    order = rng.permutation(13)
+    cache = [jnp.asarray(np.concatenate([x[:, order], garbage], axis=1)) for x in (k, v)]
+    positions_S = jnp.asarray([*(100 + order), -1, -2, -300])
+    piece = attention_at(jnp.asarray(q[:, 4:]), *cache, 100 + jnp.arange(4, 13), positions_S, window=window)
+    np.testing.assert_allclose(piece, want[:, 4:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +63,9 @@ def test_alibi_and_the_entropy_of_the_weights(window, slopes):
     got = causal_attention(*args, window=window, scale=1.5, slopes=slopes)
     want = np.einsum("bhts,bshk->bthk", p, v64)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    positions = jnp.arange(13)
+    piece = attention_at(*args, positions, positions, window=window, scale=1.5, slopes=slopes)
+    np.testing.assert_allclose(piece, want, rtol=1e-4, atol=1e-5)
     if not window:
         step = attention_step(args[0][:, -1], args[1], args[2], jnp.asarray(13), scale=1.5, slopes=slopes)
         np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
@@ -76,3 +88,22 @@ def test_a_named_implementation_that_cannot_run_is_an_error():
     q = jnp.ones((1, 6, 2, 4), jnp.bfloat16)
     with pytest.raises(RuntimeError, match="cuDNN"):
         causal_attention(q, q, q, implementation="cudnn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "dtype", "serves"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "8.0", jnp.bfloat16, True),
+        ("NVIDIA H200", "9.0", jnp.float16, True),
+        ("NVIDIA H200", "9.0", jnp.float32, False),
+        ("NVIDIA B200", "10.0", jnp.bfloat16, True),
+        ("NVIDIA GeForce RTX 2080 Ti", "7.5", jnp.bfloat16, False),
+        ("Tesla T4", "7.5", jnp.bfloat16, False),
+    ],
+)
+def test_cudnn_serves_16_bits_since_the_a100(monkeypatch, kind, capability, dtype, serves):
+    q = jnp.zeros((1, 8, 2, 64), dtype)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    device = types.SimpleNamespace(device_kind=kind, compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert attention._cudnn_serves(q) is serves

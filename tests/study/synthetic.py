@@ -24,6 +24,7 @@ def write_run(
     noise: int | None = None,
     blocks: bool = True,
     manifest: str = "m",
+    tokenizer: str = "byte",
 ) -> Path:
     """Write a run whose loss in a domain outside is slope * loss in domain + 1 + offset, at every evaluation.
 
@@ -47,6 +48,7 @@ def write_run(
         means = {name: float(of_block.astype(float).mean()) for name, of_block in losses.items()}
         row: dict[str, Any] = {"step": step, "tokens": 100 * step, "train/loss": loss - 0.2}
         row |= {f"eval/{name}/loss": mean for name, mean in means.items()}
+        row |= {f"eval/{name}/bits_per_byte": mean / 4 for name, mean in means.items()}
         outside = [means[name] for name in DOMAINS]
         row["eval_mean/out_of_domain/equal"] = float(np.mean(outside))
         row["eval_mean/out_of_domain/natural"] = float(np.dot(outside, SHARES))
@@ -57,6 +59,7 @@ def write_run(
     if blocks:
         np.savez(directory / block_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (directory / "config.json").write_text(json.dumps({"data": {"tokenizer": tokenizer}}))
     (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))
     return directory
 

@@ -230,3 +230,20 @@ def test_blocks_are_thinned_to_fit(tmp_path):
     rows = comparison.compare(records.read(tmp_path / "out"), "slow")
     assert comparison.reading(row_of(rows, "x"), "arxiv") != "no interval"
     assert comparison.reading(row_of(rows, "y"), "arxiv") == "no interval", "the reference's second is left out"
+
+
+def test_tokenizers_are_compared_in_bits_per_byte_and_not_in_nats(tmp_path):
+    runs = entry(tmp_path, "slow", [4.0, 3.0, 2.0])
+    runs |= entry(tmp_path, "x", [4.0, 3.0, 2.0], offset=0.2, tokenizer="mixtral", manifest="other")
+    with pytest.raises(UserError, match=r"different tokenizers \(slow: byte, x: mixtral\).*bits_per_byte"):
+        compared(tmp_path, runs)
+    rows = comparison.compare(compared(tmp_path, runs, unit="bits_per_byte"), "slow")
+    lowest, over = row_of(rows, "x").lowest, row_of(rows, "x").over_range
+    assert (lowest.low, lowest.estimates["arxiv"].gap) == pytest.approx((0.5, 0.05), abs=1e-5)
+    assert (over.low, over.high) == pytest.approx((0.5, 0.6), abs=1e-5)
+    assert lowest.estimates["arxiv"].half_width is None
+    assert "Gaps are differences of loss in bits per byte" in report(tmp_path)
+    with pytest.raises(UserError, match="name its domains in `against`"):
+        compared(tmp_path, runs, unit="bits_per_byte", against=())
+    with pytest.raises(UserError, match=r"unit is 'nats' or 'bits_per_byte', not 'bits'"):
+        compared(tmp_path, runs, unit="bits")

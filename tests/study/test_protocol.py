@@ -83,7 +83,7 @@ def test_the_gap_over_the_last_nats(tmp_path):
     assert (gap.low, gap.high) == pytest.approx((2.5, 2.8), abs=1e-6)
     assert gap.gaps(["arxiv"])[0, 0] == pytest.approx(2.65, abs=1e-5)
     assert gap.slope(["arxiv"])[0] == pytest.approx(1.5, abs=1e-5)
-    short = protocol.gap_over_range([(steep, flat)], AGAINST, nats=9.0)
+    short = protocol.gap_over_range([(steep, flat)], AGAINST, width=9.0)
     assert short is not None
     assert short.high == pytest.approx(5.0, abs=1e-6)
 

@@ -1,6 +1,6 @@
 """Converts shards of text to ArrayRecord files of token blocks per domain, with a manifest.
 
-    python -m seqjax.data.prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
 
 Every document becomes BOS + tokens + EOS; the documents of a domain and split are concatenated in the order of the
 shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less

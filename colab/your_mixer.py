@@ -1,0 +1,185 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A mixer of your own
+#
+# Write a sequence mixer in a cell, check it, and train it beside Transformer++. On two CPU cores this takes a few
+# minutes.
+#
+# The first cell installs seqjax, unless it is installed already.
+
+# %%
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
+
+if importlib.util.find_spec("seqjax") is None:
+    extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
+    package = f"seqjax{extra} @ git+{REPOSITORY}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+# %% tags=["parameters"]
+SIZE = "debug,train.steps=300,eval.every=15_000,log.every=5"  # a size and settings; `demo` takes minutes a model
+RUNS = "runs"
+
+# %% [markdown]
+# ## The mixer
+#
+# An exponential moving average whose rates depend on the input, a small relative of Mamba:
+#
+# $$h_t = a_t \odot h_{t-1} + (1 - a_t) \odot u_t, \qquad y_t = W_o\,(h_t \odot \mathrm{silu}(g_t)),$$
+#
+# where $u_t$, $g_t$ and the logits of $a_t$ are projections of $x_t$. Three methods make a mixer: `__call__` on whole
+# sequences (the training form), and `init_cache` and `step`, token by token (the decoding form). The base class has the
+# rest.
+#
+# This mixer is plain JAX, so it runs on any device. Mixers that use the Triton kernels of seqjax need compute
+# capability 8.0 for them; on a CPU and on Colab's free T4 (7.5) they run in plain XLA instead.
+
+# %%
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import seqjax
+from seqjax.mixers import base
+from seqjax.nn import Linear, residual_init
+
+
+class Cache(NamedTuple):
+    h_BE: jax.Array
+
+
+@seqjax.mixers.register("gated_ema")
+class GatedEma(base.Mixer):
+    """An exponential moving average with input-dependent rates and an output gate."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        name: str
+        expand: int = 2
+        slowest: float = 4.0  # bias of the rates' logits: about 1 / (1 - sigmoid(4)) = 55 tokens of memory
+
+    def __init__(self, config, spec, *, rngs):
+        self.config, self.width = config, config.expand * spec.dim
+        self.up = Linear(spec.dim, self.width, axes=("embed", "mlp"), rngs=rngs)
+        self.gate = Linear(spec.dim, self.width, axes=("embed", "mlp"), rngs=rngs)
+        self.rate = Linear(spec.dim, self.width, axes=("embed", "mlp"), rngs=rngs)
+        self.out = Linear(self.width, spec.dim, axes=("mlp", "embed"), init=residual_init(spec.n_layers), rngs=rngs)
+
+    def project(self, x):
+        """Return the decays a and the inputs (1 - a) u, in float32, and the gate."""
+        spread = jnp.linspace(-self.config.slowest, self.config.slowest, self.width)
+        a = jax.nn.sigmoid(self.rate(x).astype(jnp.float32) + spread)
+        return a, (1 - a) * self.up(x).astype(jnp.float32), jax.nn.silu(self.gate(x))
+
+    def __call__(self, x_BTD):
+        a_BTE, u_BTE, gate_BTE = self.project(x_BTD)
+
+        def combine(left, right):
+            return left[0] * right[0], left[1] * right[0] + right[1]
+
+        _, h_BTE = jax.lax.associative_scan(combine, (a_BTE, u_BTE), axis=1)
+        return self.out(h_BTE.astype(x_BTD.dtype) * gate_BTE)
+
+    def init_cache(self, batch, max_len, dtype):
+        return Cache(jnp.zeros((batch, self.width), jnp.float32))
+
+    def step(self, x_BD, cache):
+        a_BE, u_BE, gate_BE = self.project(x_BD)
+        h_BE = a_BE * cache.h_BE + u_BE
+        return self.out(h_BE.astype(x_BD.dtype) * gate_BE), Cache(h_BE)
+
+    def flops_per_token(self, seq_len):
+        return 3 * self.width
+
+
+# %% [markdown]
+# ## Check it
+#
+# The contract tests: causality by changing a token and by gradient, `step` against the parallel form,
+# rematerialisation, bfloat16, the count of FLOPs, and a short training. A mixer that breaks one is told which, where,
+# and by how much. Try it: write `cache.h_BE + u_BE` in `step`, and run the two cells again.
+
+# %%
+seqjax.testing.check_mixer(GatedEma)
+
+# %% [markdown]
+# ## Train it beside Transformer++
+#
+# The same size, data and schedule; `presets.get_config` puts a mixer by its name into the model of Transformer++.
+
+# %%
+from pathlib import Path
+
+from seqjax import presets
+from seqjax.config import from_config_dict
+from seqjax.train import train
+
+CONFIGS = {
+    "gated_ema": presets.get_config(SIZE, name="gated_ema", mixer={"name": "gated_ema"}),
+    "transformer_pp": presets.read_config(f"transformer_pp:{SIZE}"),
+}
+workdirs = {name: Path(RUNS) / f"{name}-debug" for name in CONFIGS}
+for name, config in CONFIGS.items():
+    train(from_config_dict(config), workdirs[name])
+
+# %% [markdown]
+# ## Their losses
+#
+# Every run writes its numbers to `metrics.jsonl`. Left the training loss, right what matters: the loss out of domain,
+# on Python and C source, which neither model has seen. The models are tiny and the runs short, so read the curves as an
+# example of the method.
+
+# %%
+import matplotlib.pyplot as plt
+
+from seqjax.training import metrics
+
+rows = {name: metrics.read(workdir) for name, workdir in workdirs.items()}
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+for (name, run), color in zip(rows.items(), ("tab:blue", "tab:orange"), strict=True):
+    steps = [row for row in run if "tokens_per_s" in row]
+    left.plot([row["tokens"] / 1e3 for row in steps], [row["train/loss"] for row in steps], color=color, label=name)
+    evaluations = [row for row in run if "eval/python/loss" in row]
+    for domain, style in (("python", "-"), ("c_code", "--")):
+        losses = [row[f"eval/{domain}/loss"] for row in evaluations]
+        tokens = [row["tokens"] / 1e3 for row in evaluations]
+        right.plot(tokens, losses, style, marker="o", markersize=3, color=color, label=f"{name}, {domain}")
+left.set_title("training (prose, doctest)", loc="left")
+right.set_title("out of domain", loc="left")
+for axes in (left, right):
+    axes.set_xlabel("training tokens (thousands)")
+    axes.set_ylabel("loss (nats per byte)")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
+# The whole table of each run is in its `report.md`. The registered class is in this process, so its run loads without
+# more:
+
+# %%
+m = seqjax.load(workdirs["gated_ema"])
+print("The " + m.generate("The ", max_new_tokens=100, seed=1))
+
+# %% [markdown]
+# ## From here
+#
+# * A mixer in a file of its own trains by its dotted name: `seqjax train --config=transformer_pp
+#   --config.model.mixer.name=my_package.ema`.
+# * `docs/add_a_mixer.md`: the contract in full, blocks of another shape, axes and kernels of your own.
+# * `SIZE = "demo"` gives models of a size where the gaps between architectures begin to show.

@@ -1,0 +1,7 @@
+"""Decoding: a prompt fed in pieces, tokens drawn one at a time, and their text as it comes."""
+
+from seqjax.decoding.decode import PREFILL_CHUNK, Phase, Timing, tokens
+from seqjax.decoding.sampling import Sampling, sample
+from seqjax.decoding.text import StopStrings, TextDecoder, encode
+
+__all__ = ["PREFILL_CHUNK", "Phase", "Sampling", "StopStrings", "TextDecoder", "Timing", "encode", "sample", "tokens"]

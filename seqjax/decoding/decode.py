@@ -1,0 +1,207 @@
+"""Decoding one token at a time, after a prompt that is fed in pieces.
+
+Programs are compiled for few shapes. A prompt goes in as pieces of one size, then of `SMALL_PIECE` tokens, and what is
+left by decoding steps; caches have lengths that are powers of two. So a token compiles nothing, and prompts of other
+lengths hardly do.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from seqjax.decoding.sampling import Sampling, sample
+from seqjax.errors import UserError
+from seqjax.models import Model
+from seqjax.sharding import replicate
+from seqjax.types import Array, Cache, Params, PRNGKey
+
+PREFILL_CHUNK = 256  # tokens of a prompt that are fed at a time
+SMALL_PIECE = 32
+SMALLEST_CACHE = 256
+
+
+@dataclasses.dataclass
+class Phase:
+    """The number of tokens of a phase, and the seconds that they took without compiling."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the rate for a reader."""
+        return f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
+
+
+@dataclasses.dataclass
+class Timing:
+    """What prefill and decoding took, and the seconds of compiling, which count apart."""
+
+    prefill: Phase = dataclasses.field(default_factory=Phase)
+    decode: Phase = dataclasses.field(default_factory=Phase)
+    compile_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the rates for a reader."""
+        compiling = f" (without compiling, {self.compile_seconds:.1f} s)" if self.compile_seconds else ""
+        return f"prefill {self.prefill}; decode {self.decode}{compiling}"
+
+
+def tokens(
+    params: Params,
+    prompt_BT: Any,
+    key: PRNGKey,
+    *,
+    model: Model,
+    n_new: int,
+    sampling: Sampling,
+    prefill_chunk: int = PREFILL_CHUNK,
+    mesh: Mesh | None = None,
+    timing: Timing | None = None,
+) -> Iterator[np.ndarray]:
+    """Yield `n_new` tokens after each prompt of a batch, one per prompt at a time, int32 [B].
+
+    Args:
+        params: The parameters of `model`.
+        prompt_BT: Prompts of at least one token, int32 [B, T].
+        key: Token i is drawn with `fold_in(key, i)`.
+        model: The model.
+        n_new: Number of tokens. The device works on the next one while the caller has this one, so that a caller who
+            stops earlier wastes one step.
+        sampling: How tokens are drawn.
+        prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all, in a program for that length. More is
+            faster and takes more memory: attention has scores of a piece by the length of the cache.
+        mesh: The mesh over which the parameters are spread, if they are; every device then has the whole cache.
+        timing: What the time that it takes is added to.
+
+    Raises `UserError` for more tokens than a position table has.
+    """
+    timing = Timing() if timing is None else timing
+    on_mesh = contextlib.nullcontext if mesh is None else functools.partial(jax.set_mesh, mesh)
+    prompt_BT = np.asarray(prompt_BT, np.int32)
+    n_batch, n_prompt = prompt_BT.shape
+    call = functools.partial(_call, timing)
+    with _measured(timing, timing.prefill), on_mesh():
+        cache = call(_empty_cache, model=model, batch=n_batch, max_len=_cache_length(model, n_prompt + n_new))
+        position, logits_BO = 0, None
+        for size in _pieces(n_prompt, prefill_chunk):
+            piece_BT, at = prompt_BT[:, position : position + size], np.int32(position)
+            if size == 1:
+                logits_BO, cache = call(_step, params, piece_BT[:, 0], at, cache, model=model)
+            elif position == 0 and size != SMALL_PIECE:
+                logits_BO, cache = call(_prefill, params, piece_BT, cache, model=model)
+            else:
+                logits_BO, cache = call(_prefill_next, params, piece_BT, at, cache, model=model)
+            position += size
+        jax.block_until_ready(logits_BO)
+    timing.prefill.tokens += prompt_BT.size
+    following_B = None
+    for i in range(n_new):
+        with _measured(timing, timing.decode), on_mesh():
+            token_B = call(_sample, logits_BO, key, np.int32(0), sampling=sampling) if i == 0 else following_B
+            if i + 1 < n_new:
+                at = np.int32(n_prompt + i)
+                logits_BO, cache = call(_step, params, token_B, at, cache, model=model)
+                following_B = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
+            found_B = jax.device_get(token_B)
+        timing.decode.tokens += n_batch
+        yield found_B
+
+
+def _pieces(n_prompt: int, chunk: int) -> list[int]:
+    """Return the sizes of the pieces in which a prompt is fed."""
+    if n_prompt < 1:
+        raise UserError("A prompt has at least one token: begin with the tokenizer's `bos`.")
+    if chunk < 0:
+        raise UserError(f"prefill_chunk={chunk}: give the number of tokens fed at a time, or 0 for the whole prompt.")
+    if chunk == 0:
+        return [n_prompt]
+    sizes = []
+    for size in (chunk, SMALL_PIECE) if chunk > SMALL_PIECE else (chunk,):
+        count, n_prompt = divmod(n_prompt, size)
+        sizes += [size] * count
+    return sizes + [1] * n_prompt
+
+
+def _cache_length(model: Model, n_tokens: int) -> int:
+    length = max(SMALLEST_CACHE, 1 << (n_tokens - 1).bit_length())
+    # A position table ends the cache, and more tokens than it has are refused by the model.
+    return max(n_tokens, min(length, model.longest)) if model.longest else length
+
+
+@functools.partial(jax.jit, static_argnames=("model", "batch", "max_len"))
+def _empty_cache(*, model: Model, batch: int, max_len: int) -> Cache:
+    return replicate(model.init_cache(batch, max_len))
+
+
+# The cache that goes in is given up to the one that comes out, so that there is one of it.
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def _prefill(params: Params, tokens_BT: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
+    return replicate(model.prefill(params, tokens_BT, cache))
+
+
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def _prefill_next(
+    params: Params, tokens_BT: Array, position: Array, cache: Cache, *, model: Model
+) -> tuple[Array, Cache]:
+    return replicate(model.prefill_next(params, tokens_BT, position, cache))
+
+
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def _step(params: Params, token_B: Array, position: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
+    return replicate(model.step(params, token_B, position, cache))
+
+
+@functools.partial(jax.jit, static_argnames="sampling")
+def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> Array:
+    token_B = sample(
+        logits_BO,
+        jax.random.fold_in(key, i),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )
+    return replicate(token_B)
+
+
+# -------------------------------------------------------------------------------------------------------------- timing
+class _Compilations:
+    """The number of programs that JAX has compiled since somebody first asked."""
+
+    count = 0
+
+    def listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Count, as JAX calls it for every event."""
+        del duration_secs, kwargs
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@functools.cache
+def _compilations() -> _Compilations:
+    compilations = _Compilations()
+    jax.monitoring.register_event_duration_secs_listener(compilations.listen)
+    return compilations
+
+
+def _call(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a compiled function; if that compiles it, count the time as compiling (the device works in its own)."""
+    compilations = _compilations()
+    before, start = compilations.count, time.perf_counter()
+    result = function(*args, **options)
+    if compilations.count > before:
+        timing.compile_seconds += time.perf_counter() - start
+    return result
+
+
+@contextlib.contextmanager
+def _measured(timing: Timing, phase: Phase) -> Iterator[None]:
+    """Add the time of the context, without compiling, to a phase."""
+    start, compiling = time.perf_counter(), timing.compile_seconds
+    yield
+    phase.seconds += time.perf_counter() - start - (timing.compile_seconds - compiling)

@@ -1,0 +1,91 @@
+"""The text of tokens as they come: whole characters only, and nothing that a stop string may still take back."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from seqjax.data.tokenizer import Tokenizer
+from seqjax.errors import UserError
+
+_INVALID = "\ufffd"  # what a tokenizer decodes bytes to that are not, or not yet, a character
+
+
+def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
+    """Return the ids of `text`, int [n]; raise `UserError` for one that a model of `vocab_size` does not have."""
+    ids = tokenizer.encode(text)
+    if len(ids) and ids.max() >= vocab_size:
+        raise UserError(
+            f"The {tokenizer.name} tokenizer gives the id {ids.max()}, and the model has {vocab_size}: it is not the "
+            "model's own (config.data.tokenizer)."
+        )
+    return ids
+
+
+class TextDecoder:
+    """Turns tokens into text, one at a time.
+
+    The parts that `push` and `flush` return are together what decoding all tokens at once after those of `context`
+    adds. A byte of a character that is not complete is held back, and so is a space that the tokenizer only
+    decodes with what follows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()):
+        """Begin after the tokens of `context`, e.g. a prompt: the first word after it then keeps its space."""
+        self._decode = tokenizer.decode
+        # Tokens whose text has been returned. Some are decoded again with what follows, because decoding drops the
+        # space before the first word.
+        self._context = [int(i) for i in context]
+        self._context_text = self._decode(self._context)
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        """Return the text that is certain with one more token; it may be empty."""
+        self._pending.append(int(token))
+        text = self._decode([*self._context, *self._pending])
+        if text.endswith(_INVALID) or len(text) == len(self._context_text):
+            return ""
+        new = text[len(self._context_text) :]
+        self._context, self._pending = self._pending, []
+        self._context_text = self._decode(self._context)
+        return new
+
+    def flush(self) -> str:
+        """Return the rest, at the end: bytes that never became a character are U+FFFD."""
+        return self._decode([*self._context, *self._pending])[len(self._context_text) :]
+
+
+class StopStrings:
+    """Ends a text before the first of some strings that is complete in it, wherever its parts are divided.
+
+    Of strings that are complete at the same character, the longest counts.
+    """
+
+    def __init__(self, strings: str | Sequence[str] = ()):
+        """Raise `UserError` for an empty string, before which every text would end."""
+        self._strings = (strings,) if isinstance(strings, str) else tuple(strings)
+        if "" in self._strings:
+            raise UserError("stop: an empty string is in every text; give at least one character.")
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Return what of the text so far is before any stop string; a beginning of one is held back."""
+        if self.found:
+            return ""
+        text = self._held + text
+        ends = [(at + len(s), at) for s in self._strings if (at := text.find(s)) >= 0]
+        if ends:
+            self.found, self._held = True, ""
+            return text[: min(ends)[1]]
+        longest = min(len(text), max(map(len, self._strings), default=1) - 1)
+        n_held = next(
+            (n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._strings)),
+            0,
+        )
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the text."""
+        rest, self._held = self._held, ""
+        return rest

@@ -1,0 +1,88 @@
+"""The pieces of a prompt, what is compiled for it, and what the time is counted as."""
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+
+from seqjax.decoding import Phase, Sampling, Timing, tokens
+from seqjax.decoding.decode import _pieces
+from seqjax.errors import UserError
+from tests import support
+
+TRACE, COMPILE = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def events():
+    """JAX's own counts of what it traced and compiled."""
+    counts = collections.Counter()
+
+    def listen(event, seconds, **labels):
+        counts[event] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield counts
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="module")
+def new():
+    model = support.tiny_model("transformer_pp", "window")
+    params, text = support.random_params(model), np.asarray(support.random_tokens((2, 200)))
+
+    def run(n_prompt, n_new=6, **options):
+        options = {"sampling": Sampling(temperature=0.0), "prefill_chunk": 64} | options
+        drawn = tokens(params, text[:, :n_prompt], jax.random.key(0), model=model, n_new=n_new, **options)
+        return np.stack(list(drawn), axis=1)
+
+    return run
+
+
+def test_pieces_have_few_sizes():
+    assert _pieces(5, 512) == [1] * 5
+    assert _pieces(70, 512) == [32, 32, *[1] * 6]
+    assert _pieces(1090, 512) == [512, 512, 32, 32, 1, 1]
+    assert _pieces(7, 3) == [3, 3, 1]
+    assert _pieces(1090, 0) == [1090]
+    for n in range(1, 300):
+        assert sum(_pieces(n, 128)) == n
+    with pytest.raises(UserError, match=r"prefill_chunk=-1"):
+        _pieces(3, -1)
+    with pytest.raises(UserError, match="at least one token"):
+        _pieces(0, 3)
+
+
+def test_the_size_of_the_pieces_does_not_change_the_tokens(new):
+    want = new(101, prefill_chunk=0)
+    assert len(np.unique(want)) > 3
+    np.testing.assert_array_equal(new(101), want)  # 64, 32 and 5 steps
+    np.testing.assert_array_equal(new(101, prefill_chunk=7), want)
+
+
+def test_nothing_is_compiled_per_token_or_for_another_length(new, events):
+    new(163)  # two pieces of 64, one of 32, steps
+    before = events.copy()
+    for n_prompt, n_new in ((1, 90), (5, 3), (33, 20), (70, 6), (200, 50)):
+        assert new(n_prompt, n_new).shape == (2, n_new)
+    assert events - before == {}
+    new(3, 300)  # a longer cache
+    assert events[TRACE] > before[TRACE]
+    assert events[COMPILE] > before[COMPILE], "the test counts what happens"
+
+
+def test_compiling_is_not_counted_as_speed(new):
+    first, second = Timing(), Timing()
+    sampling = Sampling(temperature=0.7, top_k=3)
+    new(5, 4, sampling=sampling, timing=first)
+    new(5, 4, sampling=sampling, timing=second)
+    assert first.compile_seconds > 0
+    assert second.compile_seconds == 0
+    for timing in (first, second):
+        assert (timing.prefill.tokens, timing.decode.tokens) == (2 * 5, 2 * 4)
+        assert timing.prefill.seconds > 0
+        assert timing.decode.seconds > 0
+    text = str(Timing(Phase(1000, 0.5), Phase(10, 2.0), compile_seconds=3.0))
+    assert text == "prefill 1,000 tokens, 2,000 tokens/s; decode 10 tokens, 5 tokens/s (without compiling, 3.0 s)"
+    assert "compiling" not in str(second)

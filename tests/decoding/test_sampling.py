@@ -1,0 +1,72 @@
+"""What is drawn, and how often, for every setting of the sampling."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax.decoding import Sampling, sample
+from seqjax.errors import UserError
+
+P = np.array([0.15, 0.5, 0.05, 0.3])
+N_DRAWN = 4000
+
+
+def shares(**options) -> np.ndarray:
+    rows = jnp.broadcast_to(jnp.log(jnp.asarray(P)), (N_DRAWN, 4))
+    drawn = np.asarray(sample(rows, jax.random.key(0), **options))
+    return np.bincount(drawn, minlength=4) / N_DRAWN
+
+
+def renormalised(p, kept) -> np.ndarray:
+    p = np.where(np.isin(np.arange(4), kept), p, 0)
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({}, P),
+        ({"temperature": 0.5}, renormalised(P**2, range(4))),
+        ({"temperature": 0.0}, [0, 1, 0, 0]),
+        ({"top_k": 2}, renormalised(P, [1, 3])),
+        ({"top_p": 0.4}, [0, 1, 0, 0]),
+        ({"top_p": 0.6}, renormalised(P, [1, 3])),
+        ({"top_p": 0.85}, renormalised(P, [0, 1, 3])),
+        ({"top_p": 0.999}, P),
+        # 0.74, 0.27, 0.07, 0.007 after the temperature: the nucleus of 0.8 has two
+        ({"top_p": 0.8, "temperature": 0.5}, renormalised(P**2, [1, 3])),
+        # of the two that top_k leaves, the first has 0.625
+        ({"top_p": 0.6, "top_k": 2}, [0, 1, 0, 0]),
+    ],
+    ids=str,
+)
+def test_sampling_follows_the_logits(options, want):
+    np.testing.assert_allclose(shares(**options), want, atol=0.03)
+
+
+def test_rows_have_nuclei_of_their_own():
+    rows = jnp.log(jnp.asarray([[0.9, 0.05, 0.05], [0.4, 0.3, 0.3]]))
+    keys = jax.random.split(jax.random.key(0), 200)
+    drawn = np.asarray(jax.vmap(lambda key: sample(rows, key, top_p=0.85))(keys))
+    assert set(drawn[:, 0]) == {0}
+    assert set(drawn[:, 1]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, r"^temperature must be at least 0.*most likely"),
+        ({"temperature": float("inf")}, r"^temperature"),
+        ({"temperature": float("nan")}, r"^temperature"),
+        ({"top_k": -1}, r"^top_k=-1 must be 0 \(all\) to 10"),
+        ({"top_k": 11}, r"^top_k=11"),
+        ({"top_p": 0.0}, r"^top_p=0\.0 must be above 0 and at most 1"),
+        ({"top_p": 1.1}, r"^top_p=1\.1"),
+        ({"top_p": float("nan")}, r"^top_p"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Sampling(**options).check(vocab_size=10)

@@ -1,0 +1,119 @@
+"""Streamed text: whole characters, the same in the end as decoding at once, and nothing that a stop takes back."""
+
+import importlib.util
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
+from seqjax.decoding import StopStrings, TextDecoder
+from seqjax.errors import UserError
+
+absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
+needs_mixtral = pytest.mark.skipif(bool(absent), reason=f"needs {absent}: pip install 'seqjax[mixtral]'")
+
+TEXT = st.text(st.sampled_from("aé中\U0001f600 \n\ufffd"), max_size=12)
+
+
+def parts_of(tokenizer, ids, context=()) -> list[str]:
+    decoder = TextDecoder(tokenizer, context)
+    return [decoder.push(i) for i in ids] + [decoder.flush()]
+
+
+def test_a_character_comes_whole():
+    parts = parts_of(ByteTokenizer(), "aé中\U0001f600.".encode())
+    assert parts == ["a", "", "é", "", "", "中", "", "", "", "\U0001f600", ".", ""]
+
+
+def test_bytes_that_are_no_character_come_with_what_follows_or_at_the_end():
+    byte = ByteTokenizer()
+    assert parts_of(byte, [0xE4, 0xB8, ord("b")]) == ["", "", "\ufffdb", ""]
+    assert parts_of(byte, [ord("b"), 0xE4, 0xB8]) == ["b", "", "", "\ufffd"]
+    assert parts_of(byte, [byte.bos, 97, byte.eos]) == ["", "a", "", ""], "special tokens have no text"
+
+
+@given(TEXT, st.lists(st.integers(0, 259), max_size=12))
+def test_any_bytes_together_are_what_decoding_gives(context, ids):
+    byte = ByteTokenizer()
+    before = byte.encode(context).tolist()
+    assert context + "".join(parts_of(byte, ids, before)) == byte.decode([*before, *ids])
+
+
+@needs_mixtral
+class TestMixtral:
+    def test_a_word_keeps_its_space_after_a_prompt_and_not_at_the_start(self):
+        mixtral = load_tokenizer("mixtral")
+        once, upon = mixtral.encode("Once").tolist(), mixtral.encode("upon a").tolist()
+        assert parts_of(mixtral, [*once, *upon]) == ["Once", " upon", " a", ""]
+        assert parts_of(mixtral, upon, once) == [" upon", " a", ""]
+
+    def test_a_character_of_several_pieces_comes_whole(self):
+        mixtral = load_tokenizer("mixtral")
+        ids = mixtral.encode("\U0001f9ff!").tolist()
+        parts = parts_of(mixtral, ids)
+        assert "".join(parts) == "\U0001f9ff!"
+        assert "\ufffd" not in "".join(parts)
+        assert len([part for part in parts if part]) < len(ids), "some piece is part of a character"
+
+    @settings(deadline=None, max_examples=100)
+    @given(TEXT, st.lists(st.one_of(st.integers(0, 300), st.integers(28_000, 31_999)), max_size=12))
+    def test_any_pieces_together_are_what_decoding_gives(self, context, ids):
+        mixtral = load_tokenizer("mixtral")
+        before = mixtral.encode(context).tolist()
+        whole = mixtral.decode([*before, *ids])
+        assert mixtral.decode(before) + "".join(parts_of(mixtral, ids, before)) == whole
+
+
+# --------------------------------------------------------------------------------------------------------------- stops
+def stopped(parts, stops) -> tuple[list[str], bool]:
+    found = StopStrings(stops)
+    out = [found.push(part) for part in parts]
+    return [*out, found.flush()], found.found
+
+
+def test_text_ends_before_a_stop_string_that_spans_parts():
+    assert stopped(["ab", "c\n", "\nEN", "D", "x"], "\n\nEND") == (["ab", "c", "", "", "", ""], True)
+    assert stopped(["a\n\nb"], ["\n\n"]) == (["a", ""], True)
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none():
+    assert stopped(["aE", "N", "d", "E"], ["END"]) == (["a", "", "ENd", "", "E"], False)
+    assert stopped(["aa", "ab", "aab"], ["aab!"]) == (["", "a", "aab", "aab"], False)
+
+
+def test_without_stop_strings_everything_passes():
+    assert stopped(["a", "", "b"], ()) == (["a", "", "b", ""], False)
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(UserError, match=r"^stop: an empty string"):
+        StopStrings(["a", ""])
+
+
+def first_stop(text: str, stops: list[str]) -> str:
+    """The same, letter by letter: the first prefix that ends in a stop string, without the longest such."""
+    for end in range(len(text) + 1):
+        found = [s for s in stops if text[:end].endswith(s)]
+        if found:
+            return text[: end - max(map(len, found))]
+    return text
+
+
+@given(
+    st.text("ab", max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 12), max_size=4),
+)
+def test_how_the_text_is_divided_does_not_matter(text, stops, cuts):
+    edges = np.clip(sorted([0, *cuts, len(text)]), 0, len(text))
+    parts = [text[a:b] for a, b in itertools.pairwise(edges)]
+    out, found = stopped(parts, stops)
+    assert "".join(out) == first_stop(text, stops)
+    assert found == any(s in text for s in stops)
+    shown = ""
+    for part in out[:-1]:  # what has been shown is never taken back
+        shown += part
+        assert first_stop(text, stops).startswith(shown)

@@ -1,0 +1,123 @@
+"""The notebooks of colab/: their two halves agree, and each runs from its first cell to its last.
+
+They run in a directory of their own, in a kernel of this environment. A cell after the one tagged "parameters" makes
+them small; all else is what a reader runs.
+"""
+
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests import support
+
+COLAB = support.ROOT / "colab"
+NAMES = sorted(path.stem for path in COLAB.glob("*.py"))
+SMALL = "log.sample_tokens=0,log.tensorboard=False,data.cache_dir="
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return jupytext.read(COLAB / f"{name}.py")
+
+
+def code(notebook: nbformat.NotebookNode) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_halves_say_the_same_and_hold_no_outputs(name):
+    """`make notebooks` writes the .ipynb from the .py."""
+    stored = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)
+    nbformat.validate(stored)
+    want = [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in read(name).cells]
+    assert [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in stored.cells] == want
+    for cell in stored.cells:
+        assert not cell.get("outputs"), cell.source
+        assert cell.get("execution_count") is None
+    assert stored.metadata.kernelspec.name == "python3"
+
+
+def test_every_notebook_has_both_halves():
+    assert sorted(path.stem for path in COLAB.glob("*.ipynb")) == NAMES
+    assert len(NAMES) == 2
+
+
+def test_the_address_of_the_repository_is_a_placeholder_in_one_place():
+    """In the first cell, which is the same in all notebooks."""
+    first = {code(read(name))[0] for name in NAMES}
+    assert len(first) == 1
+    line = 'REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here'
+    assert line in first.pop().splitlines()
+    for name in NAMES:
+        assert (COLAB / f"{name}.py").read_text().count("OWNER") == 1
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, has_gpu):
+    (cell, *_) = code(read(NAMES[0]))
+    commands = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command[-1]))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvidia-smi" if has_gpu else None)
+    exec(cell, {})
+    assert commands == [], "it is installed here"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exec(cell, {})
+    assert commands == [f"seqjax{'[cuda12]' if has_gpu else ''} @ git+https://github.com/OWNER/seqjax"]
+
+
+def run(name: str, parameters: str, where: Path, monkeypatch: pytest.MonkeyPatch) -> list[nbformat.NotebookNode]:
+    """Execute a notebook with changed parameters and return the outputs of its cells, in order."""
+    for key, value in support.environment().items():
+        monkeypatch.setenv(key, value)
+    # As a reader has it: no interpreter for Triton, and no flag of XLA but the one that makes it compile fast.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(support.ROOT))
+    for key, value in {"JUPYTER_PLATFORM_DIRS": "1", "IPYTHONDIR": where / "ipython", "HOME": where}.items():
+        monkeypatch.setenv(key, str(value))
+    notebook = read(name)
+    (place,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
+    known = {line.partition(" = ")[0] for line in notebook.cells[place].source.splitlines()}
+    assert {line.partition(" = ")[0] for line in parameters.splitlines()} <= known
+    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(parameters))
+    resources = {"metadata": {"path": str(where)}}
+    NotebookClient(notebook, kernel_name="python3", timeout=500, resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    warned = [output.text for output in outputs if "Warning" in output.get("text", "")]
+    assert not warned, warned
+    return outputs
+
+
+def text_of(outputs: list[nbformat.NotebookNode]) -> str:
+    texts = [output.get("text") or output.get("data", {}).get("text/markdown", "") for output in outputs]
+    return "\n".join(texts)
+
+
+def pictures(outputs: list[nbformat.NotebookNode]) -> int:
+    return sum("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_quickstart(blocks_dir, tmp_path, monkeypatch):
+    """On prepared blocks, because the built-in corpus takes seconds to build."""
+    settings = support.run_settings(blocks_dir, train__steps=2, eval__every=0, checkpoint__every=0)
+    config = "top1_chunk:debug," + ",".join(f"{key}={value}" for key, value in settings.items())
+    outputs = run("quickstart", f'CONFIG = "{config}"', tmp_path, monkeypatch)
+    text = text_of(outputs)
+    assert "Kernels: " in text, "the notebook says that this line names what runs"
+    assert "| github | " in text
+    assert "\ndef " in text
+    assert "  The function returns the number of elements." in text
+    assert "Triton kernels need a GPU" in text
+    assert pictures(outputs) == 1
+    assert (tmp_path / "runs" / "first" / "report.md").is_file()
+
+
+@pytest.mark.slow
+def test_your_mixer(corpus_cache, tmp_path, monkeypatch):
+    size = f"debug,train.steps=4,eval.every=1024,log.every=1,eval.tokens=128,{SMALL}{corpus_cache}"
+    outputs = run("your_mixer", f'SIZE = "{size}"', tmp_path, monkeypatch)
+    assert "'causality'" in "".join(output.get("data", {}).get("text/plain", "") for output in outputs)
+    assert "\nThe " in text_of(outputs)
+    assert pictures(outputs) == 1
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"gated_ema-debug", "transformer_pp-debug"}
