@@ -24,8 +24,9 @@ def require() -> None:
 def rows(url: str, fields: Sequence[str], *, size: int, on_read: Callable[[int], None]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file as dicts with the columns that hold `fields`, in order.
 
-    Columns that the file lacks are left out. `on_read` is told of `size`, the bytes of the file, in proportion to the
-    rows. Raises `TornShardError` at the end of what can be read of a damaged file.
+    If the file lacks one of them its rows have all columns, so that an error can tell what there is. `on_read` is told
+    of `size`, the bytes of the file, in proportion to the rows. Raises `TornShardError` at the end of what can be read of
+    a damaged file.
     """
     require()
     import pyarrow  # pyright: ignore[reportMissingImports]
@@ -38,7 +39,8 @@ def rows(url: str, fields: Sequence[str], *, size: int, on_read: Callable[[int],
             # `meta.source` is the column of that name, or the field `source` of the column `meta`.
             columns = {field if field in present else field.partition(".")[0] for field in fields}
             told = done = 0
-            for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=sorted(columns & set(present))):
+            chosen = sorted(columns) if columns <= set(present) else None
+            for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=chosen):
                 yield from batch.to_pylist()
                 done += batch.num_rows
                 now = size * done // max(1, table.metadata.num_rows)

@@ -1,6 +1,6 @@
 """Converts text to blocks of tokens per domain, with a manifest.
 
-    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface [--seq_len=2048]
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
 Text is *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with a document per row, or *.txt, a document each. Its domain is
 SlimPajama's set name in meta.redpajama_set_name or a folder with the name of such a domain. For other text, say where:
