@@ -98,6 +98,7 @@ def pictures(outputs: list[nbformat.NotebookNode]) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
+@pytest.mark.slow
 def test_quickstart(blocks_dir, tmp_path, monkeypatch):
     """On prepared blocks, because the built-in corpus takes seconds to build."""
     settings = support.run_settings(blocks_dir, train__steps=2, eval__every=0, checkpoint__every=0)

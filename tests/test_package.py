@@ -102,7 +102,7 @@ def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
 def wheel(tmp_path_factory):
     """Built without a network from a copy, so that the tree stays clean."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("seqjax", "kernels_pallas", "configs"):
+    for name in ("seqjax", "kernels_pallas", "configs", "benchmarks/results"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)

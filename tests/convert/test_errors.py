@@ -160,6 +160,7 @@ def imported(corpus_cache, tmp_path):
     return workdir, args
 
 
+@pytest.mark.slow
 def test_import_evaluate_generate_export(imported, tmp_path):
     """As a user types it, in processes of their own."""
     workdir, _ = imported

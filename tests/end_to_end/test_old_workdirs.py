@@ -13,7 +13,7 @@ from tests.golden import make_losses, make_workdirs
 
 GOLDEN = make_workdirs.read()["workdirs"]
 # The others are for the slow tests.
-LOOK = ("hybrid", "converted")
+LOOK = ("converted",)
 GO_ON = ("approx",)
 
 
