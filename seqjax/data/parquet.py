@@ -25,8 +25,8 @@ def rows(url: str, fields: Sequence[str], *, size: int, on_read: Callable[[int],
     """Yield the rows of a file as dicts with the columns that hold `fields`, in order.
 
     If the file lacks one of them its rows have all columns, so that an error can tell what there is. `on_read` is told
-    of `size`, the bytes of the file, in proportion to the rows. Raises `TornShardError` at the end of what can be read of
-    a damaged file.
+    of `size`, the bytes of the file, in proportion to the rows. Raises `TornShardError` at the end of what can be read
+    of a damaged file.
     """
     require()
     import pyarrow  # pyright: ignore[reportMissingImports]
