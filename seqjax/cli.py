@@ -15,7 +15,7 @@ COMMANDS = {
     "train": ("seqjax.main", "train a model, or go on with a run"),
     "evaluate": ("seqjax.evaluate", "the loss of a run in every domain"),
     "generate": ("seqjax.generate", "continue a text with the model of a run"),
-    "prepare": ("seqjax.data.prepare.__main__", "convert text in SlimPajama's layout to blocks of tokens"),
+    "prepare": ("seqjax.data.prepare.__main__", "convert text to blocks of tokens"),
     "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
     "convert": ("seqjax.convert.__main__", "Hugging Face models in and out"),
 }

@@ -16,7 +16,7 @@ from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.test_sets import TestedCorpus, set_names
-from seqjax.data.tokenizer import Tokenizer, load_tokenizer, require_uint16
+from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import MissingPackageError, UserError
 
 __all__ = [
@@ -37,7 +37,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
 
     Raises:
         UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
-            length, or the tokenizer has more ids than `vocab_size` or than blocks can hold.
+            length, or the tokenizer has more ids than `vocab_size`.
     """
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     if config.corpus == "builtin":
@@ -66,7 +66,6 @@ def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
             f"{vocab_size}; set config.model.vocab_size to at least {tokenizer.vocab_size}, or change "
             "config.data.tokenizer."
         )
-    require_uint16(tokenizer)
     return tokenizer
 
 
@@ -86,13 +85,15 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer:
 
 def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
     manifest = _manifest(config, tokenizer, seq_len=seq_len)
+    splits = manifest["splits"]
+    known = {d for domains in splits.values() for d, entry in domains.items() if entry["blocks"]}
+    own = not known <= set(slimpajama.NAMES)
     train, evaluate = slimpajama.resolve(
-        slimpajama.REGIMES[config.regime],
+        _own_regime(config, sorted(known)) if own else slimpajama.REGIMES[config.regime],
         train=config.train_domains,
         evaluate=config.eval_domains,
-        known=slimpajama.NAMES,
+        known=tuple(sorted(known)) if own else slimpajama.NAMES,
     )
-    splits = manifest["splits"]
     for key, domains, used in (("train", train, ("train",)), ("eval", evaluate, ("validation", "train"))):
         present = {d for split in used for d, entry in splits.get(split, {}).items() if entry["blocks"]}
         absent = [d for d in domains if d not in present]
@@ -103,6 +104,19 @@ def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> C
                 f"to use in config.data.{key}_domains. Present: {', '.join(sorted(present)) or 'none'}."
             )
     return _block_corpus(config, tokenizer, manifest, seq_len=seq_len, train=train, evaluate=evaluate)
+
+
+def _own_regime(config: DataConfig, domains: Sequence[str]) -> slimpajama.Regime:
+    """Return the regime of a corpus with domains of its own, all of which are evaluated.
+
+    `mixed` trains on all of them. Raises `UserError` if nothing says which to train on.
+    """
+    if config.regime != "mixed" and len(domains) > 1 and not config.train_domains:
+        raise UserError(
+            f"{config.path} has the domains {', '.join(domains)}: name those to train on in config.data.train_domains; "
+            "the others are evaluated out of domain. config.data.regime='mixed' trains on all."
+        )
+    return slimpajama.Regime(train=tuple(domains), eval=tuple(domains))
 
 
 def _open_test_sets(
@@ -135,6 +149,12 @@ def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict
             f"The blocks in {config.path} were made with the {made['name']} tokenizer (sha256 "
             f"{made['sha256'][:12]}), the config says {tokenizer.name} ({tokenizer.hash[:12]}); set "
             f"config.data.tokenizer={made['name']!r} or {again}."
+        )
+    dtype = manifest.get("dtype", "uint16")
+    if dtype != id_dtype(tokenizer.vocab_size).name:
+        raise UserError(
+            f"{config.path}/manifest.json says that ids are {dtype}, {tokenizer.vocab_size} ids are "
+            f"{id_dtype(tokenizer.vocab_size).name}; {again}."
         )
     if manifest["block"] != seq_len + 1:
         raise UserError(

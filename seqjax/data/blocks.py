@@ -1,8 +1,8 @@
-"""Token blocks on disk: ArrayRecord files of uint16 [T+1] with a manifest, and flat files of tokens.
+"""Token blocks on disk: ArrayRecord files of ids [T+1] with a manifest, and flat files of tokens.
 
 A directory holds `manifest.json` and files `SPLIT/DOMAIN-00000.array_record`, each with at most 10,000
 one-record groups, because random reads slow down with the number of groups in a file (tenfold at 120,000).
-Records are uncompressed little-endian uint16, so that a read is a single copy.
+Records are uncompressed little-endian uint16, or uint32 for more than 65,536 ids, so that a read is a single copy.
 
 The built-in corpus is small and must serve any block length, so it keeps one flat file of tokens per domain and cuts
 the blocks when they are read.
@@ -29,11 +29,11 @@ except ImportError:  # not on Windows
 FORMAT = 1
 MAX_RECORDS = 10_000
 WRITER_OPTIONS = "group_size:1,uncompressed"
-DTYPE = np.dtype("<u2")
+DTYPE = np.dtype("<u2")  # of ids, unless a vocabulary needs more (`tokenizer.id_dtype`)
 
 
 class BlockSource(Protocol):
-    """Random access to the blocks of one domain and split, each as the bytes of uint16 [T+1]."""
+    """Random access to the blocks of one domain and split, each as the bytes of ids [T+1]."""
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -45,10 +45,10 @@ class BlockSource(Protocol):
 
 
 class FlatBlocks:
-    """Blocks of `block` tokens cut from a flat file of uint16 ids; an incomplete block at the end is not used."""
+    """Blocks of `block` tokens cut from a flat file of ids; an incomplete block at the end is not used."""
 
-    def __init__(self, path: str, *, tokens: int, block: int):
-        self._path, self._block, self._len = path, block, tokens // block
+    def __init__(self, path: str, *, tokens: int, block: int, dtype: np.dtype = DTYPE):
+        self._path, self._block, self._len, self._dtype = path, block, tokens // block, dtype
         self._ids: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class FlatBlocks:
 
     def __getitem__(self, index: int) -> bytes:
         if self._ids is None:
-            self._ids = np.memmap(self._path, DTYPE, mode="r")
+            self._ids = np.memmap(self._path, self._dtype, mode="r")
         if not 0 <= index < self._len:
             raise IndexError(index)
         return self._ids[index * self._block : (index + 1) * self._block].tobytes()
@@ -91,14 +91,14 @@ def allow_open_files(count: int) -> None:
 
 
 def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
-    """Write uint16 arrays [n, T+1] as the records of one file, atomically, and return the sha256 of the records."""
+    """Write arrays of ids [n, T+1] as the records of one file, atomically, and return the sha256 of the records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     digest = hashlib.sha256()
     writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
     try:
         for rows in blocks:
-            for row in rows.astype(DTYPE, copy=False):
+            for row in rows:
                 record = row.tobytes()
                 digest.update(record)
                 writer.write(record)

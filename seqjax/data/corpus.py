@@ -14,7 +14,7 @@ import grain
 import numpy as np
 
 from seqjax.data import blocks, document_index, ngram, pipeline
-from seqjax.data.tokenizer import Tokenizer
+from seqjax.data.tokenizer import Tokenizer, id_dtype
 from seqjax.errors import UserError
 
 BIGRAM_MAX_VOCAB = 1024
@@ -26,7 +26,7 @@ class EvalBlocks:
     """The evaluation blocks of one domain, n of them.
 
     Attributes:
-        tokens: uint16 [n, T+1].
+        tokens: uint16 [n, T+1], or uint32 if the vocabulary needs it (`tokenizer.id_dtype`).
         index: int64 [n], the index of each block among all blocks that the domain could be evaluated on.
         documents: int64 [n], the index within the domain of the document that holds most of each block; where the
             documents are unknown, the index of the block itself.
@@ -101,7 +101,7 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """Return at most `count` training blocks of a domain, uint16 [n, T+1]."""
+        """Return at most `count` training blocks of a domain, ids [n, T+1]."""
 
     def bigram_loss(self, *, max_tokens: int = 262_144) -> float | None:
         """Return a bigram's loss on the in-domain evaluation blocks in nats per token; None for large vocabularies.
@@ -140,6 +140,7 @@ class BlockCorpus(Corpus):
         note: str = "",
     ):
         self._sources, self._documents, self._seed, self._workers = sources, documents, seed, workers
+        self._dtype = id_dtype(tokenizer.vocab_size)
         train = {d: sources.get("train", {}).get(d, ()) for d in train_domains}
         for domain, source in train.items():
             if not len(source):
@@ -176,6 +177,7 @@ class BlockCorpus(Corpus):
             process_index=process_index,
             process_count=process_count,
             content=self.manifest_hash,
+            dtype=self._dtype,
         )
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
@@ -191,7 +193,7 @@ class BlockCorpus(Corpus):
         ends = np.cumsum([len(source) for source in sources])
         of_source = np.searchsorted(ends, index, side="right")
         records = [sources[s][int(i - ends[s] + len(sources[s]))] for i, s in zip(index, of_source, strict=True)]
-        tokens = _rows(records)
+        tokens = _rows(records, self._dtype)
         return EvalBlocks(tokens, index, documents[index], block_bytes(tokens, self.tokenizer))
 
     def _block_documents(self, key: str, n_blocks: int) -> np.ndarray:
@@ -206,8 +208,8 @@ class BlockCorpus(Corpus):
         return document_index.block_documents(self._documents[key], block=self.seq_len + 1, n_blocks=n_blocks)
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """Return at most `count` training blocks of a domain, uint16 [n, T+1], evenly spaced."""
-        return _spaced(self._sources["train"][domain], count)
+        """Return at most `count` training blocks of a domain, ids [n, T+1], evenly spaced."""
+        return _spaced(self._sources["train"][domain], count, self._dtype)
 
     def _eval_splits(self, domain: str) -> list[str]:
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
@@ -221,14 +223,15 @@ class BlockCorpus(Corpus):
         return found
 
 
-def _spaced(source: blocks.BlockSource, count: int) -> np.ndarray:
+def _spaced(source: blocks.BlockSource, count: int, dtype: np.dtype) -> np.ndarray:
     total = len(source)
     count = min(count, total)
-    return _rows([source[i * total // count] for i in range(count)])
+    return _rows([source[i * total // count] for i in range(count)], dtype)
 
 
-def _rows(records: Sequence[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(records), blocks.DTYPE).reshape(len(records), -1).astype(np.uint16, copy=False)
+def _rows(records: Sequence[bytes], dtype: np.dtype) -> np.ndarray:
+    native = dtype.newbyteorder("=")
+    return np.frombuffer(b"".join(records), dtype).reshape(len(records), -1).astype(native, copy=False)
 
 
 def block_bytes(tokens_NT1: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

@@ -63,7 +63,7 @@ class HuggingFaceTokenizer:
         self.n_bytes = _n_bytes(spec, vocabulary)
         first = self._tokenizer.encode("a", add_special_tokens=False).tokens[:1]
         self.adds_space = bool(first) and first[0].startswith((_SPACE, "Ġ"))
-        self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
+        self._dtype = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")  # `tokenizer.id_dtype`
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of `text`, [n], without the special tokens that the file would add."""

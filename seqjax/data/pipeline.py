@@ -9,6 +9,7 @@ domain's name and the epoch.
 batch) and refuses to resume under other ones, which would silently skip and repeat data.
 """
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,9 +80,9 @@ def domain_seed(seed: int, domain: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{domain}".encode()).digest()[:4], "little")
 
 
-def to_batch(records: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Convert B records of uint16 [T+1] to {"tokens": int32 [B, T+1]}."""
-    rows = np.frombuffer(b"".join(records), blocks.DTYPE)
+def to_batch(records: Sequence[bytes], *, dtype: np.dtype = blocks.DTYPE) -> dict[str, np.ndarray]:
+    """Convert B records of ids [T+1] to {"tokens": int32 [B, T+1]}."""
+    rows = np.frombuffer(b"".join(records), dtype)
     return {"tokens": rows.astype(np.int32).reshape(len(records), -1)}
 
 
@@ -105,8 +106,9 @@ def block_batches(
     process_index: int,
     process_count: int,
     content: str,
+    dtype: np.dtype = blocks.DTYPE,
 ) -> TrainIterator:
-    """Return this process's share of endless shuffled batches from the blocks of several domains."""
+    """Return this process's share of endless shuffled batches from the blocks of several domains, of ids of `dtype`."""
     parts = []
     for domain, source in sources.items():
         if len(source) < process_count:
@@ -119,7 +121,7 @@ def block_batches(
     # Grain scales the smallest weight to SHARE_STEPS, which it already is here, so nothing is truncated.
     shares = [float(p) for p in proportions([weights[domain] for domain in sources])]
     mixed = grain.MapDataset.mix(parts, shares) if len(parts) > 1 else parts[0]
-    batches = mixed.batch(batch_size, batch_fn=to_batch)
+    batches = mixed.batch(batch_size, batch_fn=functools.partial(to_batch, dtype=dtype))
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=PREFETCH_BATCHES)
     dataset = with_workers(batches.to_iter_dataset(options), workers)
     return TrainIterator(

@@ -1,8 +1,8 @@
-"""SlimPajama-shaped shards: finding them, reading their documents, and counting the lines that hold none.
+"""Shards of text: finding them, reading their documents, and counting the lines that hold none.
 
-A shard is a `*.jsonl.zst` (or plain `*.jsonl`) file of rows {"text": ..., "meta": {"redpajama_set_name":
-...}}. Two layouts are supported: domains mixed in every shard, and one directory per domain. The domain is the
-row's set name or, if a row has none, a directory in its path with the name of a domain. The split is a
+A shard is a file of JSON lines (plain, gzip or zstd) or a parquet file with a document per row, or a text file that is
+one document. `seqjax.data.layout` says where the text of a row and its domain are found; by default it is SlimPajama's
+layout, rows {"text": ..., "meta": {"redpajama_set_name": ...}} or a directory per domain. The split is a
 directory in the path called train, validation or test; without one, a shard belongs to train. Paths may be
 anything that fsspec can open.
 """
@@ -10,6 +10,7 @@ anything that fsspec can open.
 import dataclasses
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -17,25 +18,22 @@ from typing import Any, cast
 import fsspec
 import zstandard
 
-from seqjax.data import slimpajama
+from seqjax.data import parquet, slimpajama
+from seqjax.data.faults import BadLineError, TornShardError
+from seqjax.data.layout import SET_NAME_FIELD, SPLITS, Layout
 from seqjax.errors import UserError
 
-SPLITS = ("train", "validation", "test")
-SUFFIXES = (".jsonl.zst", ".jsonl")
+LINES = (".jsonl.zst", ".jsonl", ".jsonl.gz", ".json.gz", ".json.zst")  # files of JSON lines
+PARQUET = ".parquet"
+TEXT = ".txt"  # a document each
+SLIMPAJAMA = Layout()
 CHUNK = 1 << 18
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
+MAX_FOUND = 1000  # things found instead of documents that are told apart per shard
 MAX_WINDOW = 1 << 31  # files made with --long=27 need 128 MiB; zstd itself goes to 2 GiB
 
 # A quoted key before a colon: inside a JSON string its quotes would be escaped.
 _SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
-
-
-class BadLineError(Exception):
-    """A line that does not hold a document; the message says why."""
-
-
-class TornShardError(Exception):
-    """A shard whose compressed data ends early or is damaged; the lines before that point are valid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +47,19 @@ class Shard:
 
     @property
     def domain(self) -> str | None:
-        """The domain that a directory in the path names, or None."""
-        for part in self.name.split("/")[:-1][::-1]:
-            domain = slimpajama.BY_SET_NAME.get(part, part)
-            if domain in slimpajama.NAMES:
-                return domain
-        return None
+        """The domain of SlimPajama's that a directory in the path names, or None."""
+        return SLIMPAJAMA.file_domain(self.name)
 
 
-def find_shards(source: str) -> list[Shard]:
+def suffixes(layout: Layout) -> tuple[str, ...]:
+    """Return the ends of the names of files that `documents` reads in a layout; a text file has no fields."""
+    return (*LINES, PARQUET, TEXT) if layout.reads_whole_files else (*LINES, PARQUET)
+
+
+def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard]:
     """Return the shards below a directory, or those that a glob matches, ordered by split and name.
 
-    Raises `UserError` if `source` does not exist or holds no shards.
+    Raises `UserError` if `source` does not exist or holds no files of these `suffixes`.
     """
     fs, root = cast(tuple[Any, str], fsspec.core.url_to_fs(source))
     if any(mark in source for mark in "*?["):
@@ -73,18 +72,28 @@ def find_shards(source: str) -> list[Shard]:
     elif fs.isfile(root):
         found, base = {root: fs.info(root)}, root.rpartition("/")[0]
     else:
-        raise UserError(f"There is no file or directory {source}; give where the *.jsonl.zst shards are.")
+        raise UserError(f"There is no file or directory {source}; give where the shards are.")
     outer = base.rpartition("/")[2]  # --source=.../train names the split itself
     shards = []
     for path, info in found.items():
-        if path.endswith(SUFFIXES) and info["type"] == "file":
+        if path.endswith(suffixes) and info["type"] == "file":
             name = path.removeprefix(base).lstrip("/")
             split = next((part for part in (*name.split("/")[:-1][::-1], outer) if part in SPLITS), "train")
             shards.append(Shard(fs.unstrip_protocol(path), name, split, info["size"]))
     if not shards:
-        wanted = " or ".join(SUFFIXES)
-        raise UserError(f"{source} holds no {wanted} files; give the directory or glob of the shards.")
+        raise UserError(
+            f"{source} holds no {', '.join(suffixes[:-1])} or {suffixes[-1]} files; give the directory or glob of the "
+            f"shards.{_others(list(found), suffixes)}"
+        )
     return sorted(shards, key=lambda shard: (SPLITS.index(shard.split), shard.name))
+
+
+def _others(paths: list[str], suffixes: tuple[str, ...]) -> str:
+    """Return " Found: 3 .txt, 1 .csv." about the files that were found, as the end of a message."""
+    kinds = Counter("." + path.rpartition("/")[2].rpartition(".")[2] for path in paths)
+    found = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(5)) or "nothing"
+    text = TEXT in kinds and TEXT not in suffixes
+    return f" Found: {found}." + (" Text files need --domain=NAME or --domain_from=folder." if text else "")
 
 
 def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) -> Iterator[bytes]:
@@ -95,7 +104,7 @@ def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) ->
     pending: list[bytes] = []
     with cast(Any, fsspec.open(shard.url, "rb")) as file:
         pieces = _chunks(file, on_read)
-        for piece in _decompressed(pieces) if shard.url.endswith(".zst") else pieces:
+        for piece in _decompressed(pieces, suffix=shard.url.rpartition(".")[2]):
             head, *tail = piece.split(b"\n")
             pending.append(head)
             if tail:
@@ -114,22 +123,28 @@ def _chunks(file, on_read: Callable[[int], None] | None) -> Iterator[bytes]:
         yield chunk
 
 
-def _decompressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
-    frame = None
+def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
+    """Yield the content of a file called `.suffix` from its chunks; raise `TornShardError` where it is damaged."""
+    kinds = {"zst": ("zstd", zstandard.ZstdError), "gz": ("gzip", zlib.error)}
+    if suffix not in kinds:
+        yield from chunks
+        return
+    kind, damage = kinds[suffix]
+    zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    frame: Any = None
     try:
         for chunk in chunks:
             data = chunk
             while data:  # a file may hold several frames
-                frame = frame or decompressor.decompressobj()
+                frame = frame or (zstd.decompressobj() if kind == "zstd" else zlib.decompressobj(wbits=31))
                 yield frame.decompress(data)
                 data = frame.unused_data if frame.eof else b""
                 if frame.eof:
                     frame = None
-    except zstandard.ZstdError as error:
-        raise TornShardError(f"damaged zstd data ({error})") from None
+    except damage as error:
+        raise TornShardError(f"damaged {kind} data ({error})") from None
     if frame is not None:
-        raise TornShardError("zstd data ends in the middle of a frame")
+        raise TornShardError(f"{kind} data ends in the middle of a frame")
 
 
 def set_name(line: bytes) -> str | None:
@@ -138,8 +153,8 @@ def set_name(line: bytes) -> str | None:
     return slimpajama.BY_SET_NAME.get(match[1].decode("utf-8", "replace")) if match else None
 
 
-def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
-    """Return (domain, text) of a line, or raise `BadLineError`; `default` is the domain of rows without a set name."""
+def parse(line: bytes, *, default: str | None = None, layout: Layout = SLIMPAJAMA) -> tuple[str, str]:
+    """Return (domain, text) of a line, or raise `BadLineError`; `default` is the layout's domain of its file."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -148,25 +163,7 @@ def parse(line: bytes, *, default: str | None = None) -> tuple[str, str]:
         raise BadLineError("not JSON") from None
     if not isinstance(row, dict):
         raise BadLineError("not a JSON object")
-    text = row.get("text")
-    if not isinstance(text, str):
-        raise BadLineError("no text")
-    if not text.strip():
-        raise BadLineError("empty document")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # "\ud800" is valid JSON but not text.
-        raise BadLineError("not UTF-8") from None
-    meta = row.get("meta")
-    name = meta.get("redpajama_set_name") if isinstance(meta, dict) else None
-    if name is None:
-        if default is None:
-            raise BadLineError("no meta.redpajama_set_name")
-        return default, text
-    domain = slimpajama.BY_SET_NAME.get(name) if isinstance(name, str) else None
-    if domain is None:
-        raise BadLineError("unknown set name")
-    return domain, text
+    return layout.document(row, default=default)
 
 
 class Skipped:
@@ -176,24 +173,33 @@ class Skipped:
         self.name, self.strict = name, strict
         self.reasons: Counter[str] = Counter()
         self.first: list[dict[str, Any]] = []
+        self.found: dict[str, Counter[str]] = {}  # by reason: what there was instead
+        self.elsewhere: Counter[str] = Counter()  # documents of domains that were not asked for
+        self.lines = 0  # read so far, skipped or not
 
-    def add(self, line: int, reason: str, *, detail: str = "") -> None:
-        """Record a line; raise `UserError` instead if strict."""
+    def add(self, line: int, reason: str, *, detail: str = "", found: str = "") -> None:
+        """Record a line; raise `UserError` instead if strict. `found` is what was there instead of a document."""
         why = f"{reason}: {detail}" if detail else reason
         if self.strict:
             raise UserError(
                 f"{self.name}:{line}: {why}. Fix the file, or run without --strict to skip and count such lines."
             )
         self.reasons[reason] += 1
+        counts = self.found.setdefault(reason, Counter()) if found else Counter()
+        if found in counts or len(counts) < MAX_FOUND:
+            counts[found] += 1
         if len(self.first) < MAX_NAMED:
             self.first.append({"file": self.name, "line": line, "reason": why})
 
     def report(self) -> dict[str, Any]:
-        """Return the counts and the first lines, for a manifest."""
+        """Return the counts and the first lines."""
         return {
             "count": self.reasons.total(),
             "by_reason": dict(sorted(self.reasons.items())),
             "first": self.first,
+            "found": {reason: dict(sorted(counts.items())) for reason, counts in sorted(self.found.items())},
+            "elsewhere": dict(sorted(self.elsewhere.items())),
+            "lines": self.lines,
         }
 
 
@@ -202,25 +208,49 @@ def documents(
     domains: tuple[str, ...],
     skipped: Skipped,
     *,
+    layout: Layout = SLIMPAJAMA,
     on_read: Callable[[int], None] = lambda n_bytes: None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield (domain, text) of the valid lines of the given domains; bad lines are recorded in `skipped`.
+    """Yield (domain, text) of the valid rows of the given domains, or of all if none are given.
 
-    `on_read` is called with the number of bytes read from the file, before decompression.
+    Bad rows are recorded in `skipped`, and those of other domains counted there. `on_read` is called with the number of
+    bytes read from the file, before decompression.
     """
+    default = layout.file_domain(shard.name)
     wanted = frozenset(domains)
-    all_wanted = wanted == frozenset(slimpajama.NAMES)
-    number = 0
+    named_in_line = layout.is_slimpajama and bool(wanted) and wanted != frozenset(slimpajama.NAMES)
     try:
-        for number, line in enumerate(read_lines(shard, on_read=on_read), start=1):
-            if not all_wanted and (named := set_name(line)) is not None and named not in wanted:
+        for number, item in enumerate(_items(shard, layout, on_read), start=1):
+            skipped.lines = number
+            if named_in_line and isinstance(item, bytes) and (named := set_name(item)) and named not in wanted:
+                skipped.elsewhere[named] += 1
                 continue
             try:
-                domain, text = parse(line, default=shard.domain)
+                if isinstance(item, bytes):
+                    domain, text = parse(item, default=default, layout=layout)
+                else:
+                    domain, text = layout.document(item, default=default)
             except BadLineError as error:
-                skipped.add(number, str(error))
+                skipped.add(number, str(error), found=error.found)
                 continue
-            if domain in wanted:
+            if not wanted or domain in wanted:
                 yield domain, text
+            else:
+                skipped.elsewhere[domain] += 1
     except TornShardError as error:
-        skipped.add(number + 1, "torn shard", detail=f"{error}; the lines before it were kept")
+        skipped.add(skipped.lines + 1, "torn shard", detail=f"{error}; the lines before it were kept")
+
+
+def _items(shard: Shard, layout: Layout, on_read: Callable[[int], None]) -> Iterator[bytes | dict[str, Any]]:
+    """Yield the lines of a file of JSON lines, or the rows of another file; raise `TornShardError` for damage."""
+    if shard.url.endswith(PARQUET):
+        fields = [layout.text_field, "" if layout.reads_whole_files else layout.domain_field or SET_NAME_FIELD]
+        yield from parquet.rows(shard.url, [field for field in fields if field], size=shard.size, on_read=on_read)
+    elif shard.url.endswith(TEXT):
+        with cast(Any, fsspec.open(shard.url, "rb")) as file:
+            content = b"".join(_chunks(file, on_read))
+        # Bytes that are not UTF-8 become what `Layout.document` refuses as such.
+        text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        yield {layout.text_field: text}
+    else:
+        yield from read_lines(shard, on_read=on_read)

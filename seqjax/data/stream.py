@@ -23,7 +23,7 @@ from seqjax.config import DataConfig
 from seqjax.data import document_index, pipeline, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
 from seqjax.data.stream_reader import DomainBlocks, Reader
-from seqjax.data.tokenizer import Tokenizer
+from seqjax.data.tokenizer import Tokenizer, id_dtype
 from seqjax.errors import UserError
 
 PREFETCH_BATCHES = 4
@@ -119,7 +119,7 @@ class StreamCorpus(Corpus):
         return EvalBlocks(rows, np.arange(len(rows)), documents, block_bytes(rows, self.tokenizer))
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """Return the first `count` training blocks of a domain, uint16 [n, T+1]."""
+        """Return the first `count` training blocks of a domain, ids [n, T+1]."""
         rows, _ = self._first_blocks("train", domain, count)
         if not len(rows):
             raise UserError(
@@ -137,7 +137,7 @@ class StreamCorpus(Corpus):
         """Return at most `count` blocks [n, T+1] and the document of each [n]."""
         block = self.seq_len + 1
         requested, rows, owners = self._read.get(
-            (split, domain), (0, np.empty((0, block), np.uint16), np.empty(0, np.int64))
+            (split, domain), (0, np.empty((0, block), id_dtype(self.tokenizer.vocab_size)), np.empty(0, np.int64))
         )
         if requested < count:
             rows, owners = self._read_blocks(split, domain, count)
@@ -147,18 +147,19 @@ class StreamCorpus(Corpus):
     def _read_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         block = self.seq_len + 1
         tokenizer = self.tokenizer
+        dtype = id_dtype(tokenizer.vocab_size)
         pieces: list[np.ndarray] = []
         total = 0
         for shard in self._candidates(split, domain):
             for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name)):
                 ids = tokenizer.encode(text)
-                pieces.append(np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint16))
+                pieces.append(np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(dtype))
                 total += len(ids) + 2
                 if total >= count * block:
                     break
             if total >= count * block:
                 break
-        stream = np.concatenate(pieces) if pieces else np.empty(0, np.uint16)
+        stream = np.concatenate(pieces) if pieces else np.empty(0, dtype)
         n_blocks = min(count, total // block)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
         owners = document_index.block_documents(lengths, block=block, n_blocks=n_blocks)

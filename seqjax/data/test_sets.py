@@ -57,7 +57,7 @@ class TestedCorpus(Corpus):
         return corpus.eval_blocks(domain, count=count, seed=seed)
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
-        """Return at most `count` training blocks of a domain, uint16 [n, T+1]."""
+        """Return at most `count` training blocks of a domain, ids [n, T+1]."""
         return self._corpus.train_sample(domain, count=count)
 
 

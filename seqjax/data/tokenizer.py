@@ -4,7 +4,7 @@ The Mixtral ids come from sentencepiece with `tokenizer.model.v1`, which mistral
 located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries
 change ids, so none takes its place here. Text is encoded word by word through a cache of the words seen so far, which
 gives the same ids three times as fast: no piece of this vocabulary crosses the end of a word, so merges cannot
-either. Its ids fit uint16, the dtype of block files. A public model has its `tokenizer.json` (huggingface.py). The
+either. A public model has its `tokenizer.json` (huggingface.py). The
 hash of a tokenizer is part of every manifest, so that blocks made with one vocabulary are never used with another.
 """
 
@@ -42,9 +42,14 @@ _PROBES = (
 )
 
 
+def id_dtype(vocab_size: int) -> np.dtype:
+    """Return the dtype of ids, in memory and in block files: little-endian uint16, or uint32 for more than 65,536."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Converts text to ids, uint16 (uint32 for more than 65,536), and back; `encode` never adds `bos` or `eos`."""
+    """Converts text to ids of `id_dtype(vocab_size)` and back; `encode` never adds `bos` or `eos`."""
 
     name: str
     hash: str  # sha256: of the model file, or of the definition
@@ -121,23 +126,24 @@ class MixtralTokenizer:
         self.vocab_size: int = self._sp.vocab_size()
         self.bos: int = self._sp.bos_id()
         self.eos: int = self._sp.eos_id()
-        if self.vocab_size > 2**16 or self.bos < 0 or self.eos < 0:
+        if self.bos < 0 or self.eos < 0:
             raise UserError(
-                f"{file} has {self.vocab_size} pieces, bos {self.bos}, eos {self.eos}: blocks need at most "
-                "65,536 pieces and both special tokens; give another config.data.tokenizer_path."
+                f"{file} has bos {self.bos} and eos {self.eos}: blocks need both special tokens; give another "
+                "config.data.tokenizer_path."
             )
+        self._dtype = id_dtype(self.vocab_size)
         self.n_bytes = np.array([self._size(i) for i in range(self.vocab_size)], np.int64)
         self.adds_space = self._sp.id_to_piece(self._sp.encode("a")[0]).startswith(_SPACE)
         self._words: _WordCache | None = None
         self._words = self._word_cache_or_none()
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, uint16 [n], without special tokens."""
+        """Return the ids of `text`, [n], without special tokens."""
         if self._words is None:
-            return np.array(self._sp.encode(text), np.uint16)
+            return np.array(self._sp.encode(text), self._dtype)
         # As in sentencepiece, a space is prepended, and its mark for a space is read as a space.
         words = _WORD.findall(f" {text}".replace(_SPACE, " ")) if text else ()
-        return np.frombuffer(b"".join(map(self._words.__getitem__, words)), np.uint16)
+        return np.frombuffer(b"".join(map(self._words.__getitem__, words)), self._dtype)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return `encode` of each text."""
@@ -172,7 +178,7 @@ class MixtralTokenizer:
 
 
 class _WordCache(dict[str, bytes]):
-    """Maps a word to its ids as bytes of uint16; a word is a run of spaces and what follows it, or a line feed.
+    """Maps a word to its ids as bytes of `id_dtype`; a word is a run of spaces and what follows it, or a line feed.
 
     When the cache is full it becomes the old half and is emptied; words still in use move to the new half.
     """
@@ -182,11 +188,12 @@ class _WordCache(dict[str, bytes]):
         self._sp = sp
         self._old: dict[str, bytes] = {}
         self._line_feed = len(sp.encode("\n"))
+        self._dtype = id_dtype(sp.vocab_size())
 
     def __missing__(self, word: str) -> bytes:
         encoded = self._old.get(word)
         if encoded is None:
-            encoded = np.array(self._encode(word), np.uint16).tobytes()
+            encoded = np.array(self._encode(word), self._dtype).tobytes()
         if len(self) >= MAX_WORDS:
             self._old = dict(self)
             self.clear()
@@ -234,12 +241,3 @@ def load_tokenizer(name: str, path: str | Path = "") -> Tokenizer:
     if name == "huggingface":
         return HuggingFaceTokenizer(path)
     raise UserError(f"config.data.tokenizer={name!r} is not known.{nearest(name, NAMES)}")
-
-
-def require_uint16(tokenizer: Tokenizer) -> None:
-    """Raise `UserError` if blocks cannot hold the ids of `tokenizer`."""
-    if tokenizer.vocab_size > 2**16:
-        raise UserError(
-            f"Blocks hold uint16 ids, and the tokenizer {tokenizer.name} has {tokenizer.vocab_size}: it serves for "
-            "generation and `loss` alone. Take a vocabulary of at most 65,536 (config.data.tokenizer)."
-        )

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import huggingface, load_tokenizer, open_corpus
+from seqjax.data import blocks, huggingface, load_tokenizer, open_corpus
+from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.errors import MissingPackageError, UserError
+
+from .conftest import row, write_shard
 
 # A vocabulary of words as sentencepiece's conversions write them: spaces are marks, unknown characters are bytes.
 WORDS = [
@@ -139,10 +142,69 @@ def test_a_text_must_have_an_end(tokenizers, tmp_path):
         load_tokenizer("huggingface", write(tmp_path, config={"bos_token_id": 1}))
 
 
-def test_large_vocabularies_are_not_for_blocks(tokenizers, tmp_path):
+def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
+    """Their ids are uint32, as the manifest says, and reach training and evaluation unharmed."""
     more = [f"<{i}>" for i in range(2**16)]
-    tokenizer = load_tokenizer("huggingface", write(tmp_path, more=more, config={"eos_token_id": 2}))
+    directory = write(tmp_path / "model", more=more, config={"eos_token_id": 2})
+    tokenizer = load_tokenizer("huggingface", directory)
     assert tokenizer.encode(f"a{more[-1]}").tolist()[-1] == tokenizer.vocab_size - 1 > 2**16
-    data = DataConfig(tokenizer="huggingface", tokenizer_path=str(tmp_path))
-    with pytest.raises(UserError, match=r"Blocks hold uint16 ids, and the tokenizer huggingface has 65802"):
-        open_corpus(data, seq_len=32, vocab_size=70_000)
+    text = f"ab \u00e9c ab{more[-1]}"
+    write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", text)] * 20)
+    write_shard(tmp_path / "source" / "validation" / "a.jsonl.zst", [row("c4", text)] * 20)
+    out = tmp_path / "out"
+    flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=10", "--workers=1"]
+    prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={out}", *flags])
+    manifest = blocks.read_manifest(out)
+    assert manifest["dtype"] == "uint32"
+    assert manifest["token_bytes"] == dict.fromkeys(("text", "by_tokens"), 40 * len(text.encode()))
+    document = [2, *tokenizer.encode(text).tolist(), 2]
+    wanted = np.array((document * 20)[: 20 * len(document) // 11 * 11]).reshape(-1, 11)
+    data = DataConfig(
+        corpus="blocks",
+        path=str(out),
+        tokenizer="huggingface",
+        tokenizer_path=str(directory),
+        train_domains=("c4",),
+        eval_domains=("c4",),
+    )
+    corpus = open_corpus(data, seq_len=10, vocab_size=70_000)
+    found = corpus.eval_blocks("c4", count=1000)
+    assert found.tokens.dtype == np.uint32
+    np.testing.assert_array_equal(found.tokens, wanted)
+    iterator = corpus.train_iterator(batch_size=len(wanted))
+    trained = next(iterator)["tokens"]
+    iterator.close()
+    np.testing.assert_array_equal(sorted(map(tuple, trained)), sorted(map(tuple, wanted)))
+    (out / "manifest.json").write_text((out / "manifest.json").read_text().replace("uint32", "uint16"))
+    with pytest.raises(UserError, match=r"says that ids are uint16, 65802 ids are uint32"):
+        open_corpus(data, seq_len=10, vocab_size=70_000)
+
+
+def test_streaming_a_large_vocabulary(tokenizers, tmp_path):
+    more = [f"<{i}>" for i in range(2**16)]
+    directory = write(tmp_path / "model", more=more, config={"eos_token_id": 2})
+    tokenizer = load_tokenizer("huggingface", directory)
+    for split in ("train", "validation"):
+        write_shard(tmp_path / "source" / split / "a.jsonl.zst", [row("c4", f"a{more[-1]}b")] * 20)
+    data = DataConfig(
+        corpus="stream",
+        path=str(tmp_path / "source"),
+        tokenizer="huggingface",
+        tokenizer_path=str(directory),
+        train_domains=("c4",),
+        eval_domains=("c4",),
+    )
+    corpus = open_corpus(data, seq_len=10, vocab_size=70_000)
+    assert corpus.eval_blocks("c4", count=1).tokens.max() == tokenizer.vocab_size - 1
+    iterator = corpus.train_iterator(batch_size=2)
+    assert next(iterator)["tokens"].max() == tokenizer.vocab_size - 1
+    iterator.close()
+
+
+def test_bytes_that_the_tokens_do_not_stand_for_are_told(tokenizers, tmp_path, capsys):
+    """A special token that is written out in a text stands for no bytes, and what follows it gets a space."""
+    directory = write(tmp_path / "model", config={"eos_token_id": 2})
+    write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "a</s>b" * 10)])
+    flags = [f"--tokenizer={directory / 'tokenizer.json'}", "--seq_len=8", "--workers=1"]
+    prepare_command.main([f"--source={tmp_path / 'source'}", f"--out={tmp_path / 'out'}", *flags])
+    assert "stand for 30 bytes, the text has 60 (-50%)" in capsys.readouterr().out

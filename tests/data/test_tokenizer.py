@@ -90,6 +90,31 @@ class TestMixtral:
         assert other.encode("the cat sat").tolist() == other._sp.encode("the cat sat")
         assert other.hash != tokenizer.MIXTRAL_SHA256
 
+    def test_the_bytes_of_another_models_tokens_are_those_of_the_text(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Pieces, single bytes and all; also with ids that need uint32."""
+        import sentencepiece
+
+        (tmp_path / "text").write_text("the cat sat on the mat and the caf\u00e9 ate  the rat\n" * 50)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "text"),
+            model_prefix=str(tmp_path / "m"),
+            vocab_size=300,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            model_type="bpe",
+        )
+        other = MixtralTokenizer(str(tmp_path / "m.model"))
+        text = "the  caf\u00e9\n\t\u4e2d\u6587 \U0001f600 sat "
+        ids = other.encode(text)
+        assert int(other.n_bytes[ids].sum()) - other.adds_space == len(text.encode())
+        monkeypatch.setattr(tokenizer, "id_dtype", lambda vocab_size: np.dtype("<u4"))
+        large = MixtralTokenizer(str(tmp_path / "m.model"))
+        assert large.encode(text).dtype == np.uint32
+        assert large.encode(text).tolist() == ids.tolist()
+
     def test_a_wrong_file(self, tmp_path: Path):
         with pytest.raises(UserError, match="no file"):
             MixtralTokenizer(str(tmp_path / "absent"))

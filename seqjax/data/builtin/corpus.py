@@ -27,7 +27,7 @@ from seqjax.config import DataConfig
 from seqjax.data import blocks, document_index, slimpajama
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
-from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError
 from seqjax.files import write_json
 
@@ -52,11 +52,14 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
         evaluate=config.eval_domains,
         known=extract.DOMAINS,
     )
+    dtype = id_dtype(tokenizer.vocab_size)
     directory = build(tokenizer, cache_dir=config.cache_dir)
     manifest = json.loads((directory / "manifest.json").read_text())
     sources = {
         split: {
-            domain: blocks.FlatBlocks(str(directory / entry["file"]), tokens=entry["tokens"], block=seq_len + 1)
+            domain: blocks.FlatBlocks(
+                str(directory / entry["file"]), tokens=entry["tokens"], block=seq_len + 1, dtype=dtype
+            )
             for domain, entry in domains.items()
         }
         for split, domains in manifest["splits"].items()
@@ -142,14 +145,15 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
                 chosen = [d for d in members if (d.package in held) == (split == "validation")]
             else:
                 chosen = [d for i, d in enumerate(members) if (i % 2 == 0) == (split == "validation")]
-            bos, eos = np.array([tokenizer.bos], np.uint16), np.array([tokenizer.eos], np.uint16)
-            pieces = [np.empty(0, np.uint16)]
+            dtype = id_dtype(tokenizer.vocab_size)
+            bos, eos = np.array([tokenizer.bos], dtype), np.array([tokenizer.eos], dtype)
+            pieces = [np.empty(0, dtype)]
             for ids in tokenizer.encode_batch([d.text for d in chosen]):
                 pieces += [bos, ids, eos]
             stream = np.concatenate(pieces)
             lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
-            file = f"{split}-{domain}.uint16"
-            stream.astype(blocks.DTYPE).tofile(directory / file)
+            file = f"{split}-{domain}.{dtype.name}"
+            stream.astype(dtype).tofile(directory / file)
             splits[split][domain] = {
                 "file": file,
                 "documents": len(chosen),

@@ -1,5 +1,6 @@
-"""Converts SlimPajama-shaped shards to token blocks: `prepare` and the command `seqjax prepare`."""
+"""Converts shards of text to token blocks: `prepare` and the command `seqjax prepare`."""
 
+from seqjax.data.layout import Layout
 from seqjax.data.prepare.run import prepare
 
-__all__ = ["prepare"]
+__all__ = ["Layout", "prepare"]

@@ -1,6 +1,13 @@
-"""Converts SlimPajama-shaped `*.jsonl.zst` shards to blocks of tokens per domain, with a manifest.
+"""Converts text to blocks of tokens per domain, with a manifest.
 
-    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface [--seq_len=2048]
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
+
+Text is *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with a document per row, or *.txt, a document each. Its domain is
+SlimPajama's set name in meta.redpajama_set_name or a folder with the name of such a domain. For other text, say where:
+
+    --domain_field=meta.source    in a field of the row
+    --domain_from=folder          the first folder below the source that is not train, validation or test
+    --domain=news                 the same for all of it
 
 A preparation that was stopped goes on when the same command is run again. docs/data.md describes input and output.
 """
@@ -9,17 +16,22 @@ import sys
 
 from seqjax.arguments import Parser, command_parser, words
 from seqjax.data import slimpajama
+from seqjax.data.layout import Layout
 from seqjax.data.prepare.manifest import summary
-from seqjax.data.prepare.run import prepare
-from seqjax.errors import run_command
+from seqjax.data.prepare.run import VALIDATION, prepare
+from seqjax.errors import UserError, run_command
 
 
 def parser() -> Parser:
     """Return the parser of the command."""
     out = command_parser("prepare", description=__doc__)
-    out.add_argument("--source", required=True, help="directory or glob of *.jsonl.zst shards")
+    out.add_argument("--source", required=True, help="directory or glob of the files")
     out.add_argument("--out", required=True, help="directory for the blocks and the manifest")
-    out.add_argument("--tokenizer", required=True, choices=("mixtral", "byte", "huggingface"), help="the vocabulary")
+    out.add_argument(
+        "--tokenizer",
+        required=True,
+        help="mixtral, byte or huggingface; or a file: a sentencepiece *.model, or a tokenizer.json",
+    )
     out.add_argument(
         "--tokenizer_path",
         default="",
@@ -28,25 +40,49 @@ def parser() -> Parser:
     out.add_argument("--seq_len", default=2048, type=int, help="T: blocks hold T + 1 tokens (2048)")
     out.add_argument("--workers", default=0, type=int, help="processes; 0 = one per core (0)")
     known = ",".join(slimpajama.NAMES)
-    out.add_argument("--domains", default=[], type=words, help=f"keep only these of {known} (all)")
+    out.add_argument("--text_field", default="text", help="field of the text; a.b is field b within a (text)")
+    out.add_argument("--domain_field", default="", help="field of the domain")
+    out.add_argument("--domain_from", default="", choices=("", "folder"), help="folder: folders are domains")
+    out.add_argument("--domain", default="", help="the domain of all documents")
+    out.add_argument("--domains", default=[], type=words, help=f"keep only these, of SlimPajama {known} (all)")
+    out.add_argument(
+        "--validation",
+        type=float,
+        help="share of documents held out by a hash of their text, if no folder is called validation "
+        f"({VALIDATION}; SlimPajama's layout 0)",
+    )
     out.add_argument("--min_tokens", default=0, type=int, help="leave out documents with fewer tokens (0)")
     out.add_argument("--max_tokens", default=0, type=int, help="cut documents to so many tokens; 0 = whole (0)")
     out.add_argument("--strict", action="store_true", help="stop at the first bad line instead of skipping it")
     return out
 
 
+def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
+    """Return the name and the path of the tokenizer of the options; --tokenizer may be the file itself."""
+    for suffix, name in ((".json", "huggingface"), (".model", "mixtral")):
+        if tokenizer.endswith(suffix):
+            if path:
+                raise UserError(f"--tokenizer={tokenizer} is a file already; leave out --tokenizer_path.")
+            return name, tokenizer
+    return tokenizer, path
+
+
 def main(argv: list[str]) -> None:
     """Prepare the blocks and print a table of the manifest."""
     given = parser().parse_args(argv)
+    layout = Layout(given.text_field, given.domain_field, given.domain_from, given.domain)
+    tokenizer, tokenizer_path = tokenizer_file(given.tokenizer, given.tokenizer_path)
     try:
         manifest = prepare(
             given.source,
             given.out,
-            tokenizer=given.tokenizer,
-            tokenizer_path=given.tokenizer_path,
+            tokenizer=tokenizer,
+            tokenizer_path=tokenizer_path,
             seq_len=given.seq_len,
             workers=given.workers,
             domains=given.domains,
+            layout=layout,
+            validation=given.validation,
             min_tokens=given.min_tokens,
             max_tokens=given.max_tokens,
             strict=given.strict,
@@ -55,6 +91,10 @@ def main(argv: list[str]) -> None:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
         sys.exit(130)
     sys.stdout.write(summary(manifest) + "\n")
+    if tokenizer_path:
+        sys.stdout.write(
+            f"To train on it: --config.data.tokenizer={tokenizer} --config.data.tokenizer_path={tokenizer_path}\n"
+        )
 
 
 if __name__ == "__main__":

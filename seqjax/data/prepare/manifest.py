@@ -1,42 +1,41 @@
 """The manifest of prepared blocks, the lengths of their documents, and the table printed by the command."""
 
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seqjax.data import blocks, document_index, shards, slimpajama
+from seqjax.data import blocks, shards
+from seqjax.data.layout import ordered
 from seqjax.data.prepare.pack import Planned
-from seqjax.data.prepare.reports import read_report
-from seqjax.data.prepare.tokenize import HISTOGRAM, ShardJob
+from seqjax.data.prepare.reports import read_report, skipped_lines
+from seqjax.data.prepare.split import Portion
+from seqjax.data.prepare.tokenize import HISTOGRAM
 
 
 def make_manifest(
     settings: dict[str, Any],
     reports: list[dict[str, Any]],
-    jobs: list[ShardJob],
+    portions: Sequence[Portion],
     plan: list[Planned],
     out: Path,
 ) -> dict[str, Any]:
     """Return the manifest: settings, counts per split and domain, files with their hashes, and skipped lines."""
     splits: dict[str, dict[str, Any]] = {}
-    reasons: Counter[str] = Counter()
-    for job, report in zip(jobs, reports, strict=True):
-        reasons.update(report["skipped"]["by_reason"])
-        for domain, counts in report["domains"].items():
-            entry = splits.setdefault(job.shard.split, {}).setdefault(
-                domain,
-                {
-                    **dict.fromkeys(("documents", "bytes", "tokens", "blocks"), 0),
-                    "documents_by_log2_tokens": [0] * HISTOGRAM,
-                    "files": [],
-                },
-            )
-            for key in ("documents", "bytes", "tokens"):
-                entry[key] += counts[key]
-            both = zip(entry["documents_by_log2_tokens"], counts["documents_by_log2_tokens"], strict=True)
-            entry["documents_by_log2_tokens"] = [a + b for a, b in both]
+    for portion in portions:
+        entry = splits.setdefault(portion.split, {}).setdefault(
+            portion.domain,
+            {
+                **dict.fromkeys(("documents", "bytes", "tokens", "blocks"), 0),
+                "documents_by_log2_tokens": [0] * HISTOGRAM,
+                "files": [],
+            },
+        )
+        for key in ("documents", "bytes", "tokens"):
+            entry[key] += portion.counts[key]
+        both = zip(entry["documents_by_log2_tokens"], portion.counts["documents_by_log2_tokens"], strict=True)
+        entry["documents_by_log2_tokens"] = [a + b for a, b in both]
     for split, domain, job in plan:
         done = read_report(job.done) or {}
         entry = splits[split][domain]
@@ -45,40 +44,58 @@ def make_manifest(
     for entries in splits.values():
         for entry in entries.values():
             entry["tokens_unused"] = entry["tokens"] - entry["blocks"] * settings["block"]
+    reasons, found = skipped_lines(reports)
     first = [line for report in reports for line in report["skipped"]["first"]]
+    skipped = {
+        "count": reasons.total(),
+        "by_reason": dict(sorted(reasons.items())),
+        "first": first[: 10 * shards.MAX_NAMED],
+    }
+    if found:
+        skipped["found"] = {reason: dict(counts.most_common(shards.MAX_NAMED)) for reason, counts in found.items()}
+    bytes_read = [report["token_bytes"] for report in reports if "token_bytes" in report]
+    token_bytes = {key: sum(each[key] for each in bytes_read) for key in ("text", "by_tokens")}
     return {
         "format": blocks.FORMAT,
         **settings,
+        **({"token_bytes": token_bytes} if bytes_read else {}),
         "splits": splits,
         "too_short": sum(report["too_short"] for report in reports),
-        "skipped": {
-            "count": reasons.total(),
-            "by_reason": dict(sorted(reasons.items())),
-            "first": first[: 10 * shards.MAX_NAMED],
-        },
+        "skipped": skipped,
     }
 
 
-def document_lengths(jobs: list[ShardJob]) -> dict[str, np.ndarray]:
+def document_lengths(portions: Sequence[Portion]) -> dict[str, np.ndarray]:
     """Return the token counts of all documents, "SPLIT/DOMAIN" -> uint32, in the order in which blocks hold them."""
     lengths: dict[str, list[np.ndarray]] = {}
-    for job in jobs:
-        for domain, part in document_index.read(job.part.with_suffix(".npz")).items():
-            lengths.setdefault(f"{job.shard.split}/{domain}", []).append(part)
+    for portion in portions:
+        lengths.setdefault(f"{portion.split}/{portion.domain}", []).append(portion.lengths)
     return {key: np.concatenate(parts) for key, parts in sorted(lengths.items())}
 
 
 def summary(manifest: dict[str, Any]) -> str:
     """Return a table of the manifest for the terminal."""
-    lines = [f"{'split':<12}{'domain':<15}{'documents':>12}{'MB':>10}{'tokens':>16}{'blocks':>10}"]
+    names = ordered({domain for entries in manifest["splits"].values() for domain in entries})
+    width = max(15, *(len(name) + 2 for name in names))
+    lines = [f"{'split':<12}{'domain':<{width}}{'documents':>12}{'MB':>10}{'tokens':>16}{'blocks':>10}"]
     for split in shards.SPLITS:
-        for domain in slimpajama.NAMES:
+        for domain in names:
             entry = manifest["splits"].get(split, {}).get(domain)
             if entry:
                 lines.append(
-                    f"{split:<12}{domain:<15}{entry['documents']:>12,}{entry['bytes'] / 1e6:>10.1f}"
+                    f"{split:<12}{domain:<{width}}{entry['documents']:>12,}{entry['bytes'] / 1e6:>10.1f}"
                     f"{entry['tokens']:>16,}{entry['blocks']:>10,}"
                 )
+    if "validation" in manifest:
+        held = manifest["splits"].get("validation", {})
+        without = [name for name in names if not held.get(name, {}).get("blocks")]
+        if without:
+            lines.append(
+                f"No validation block of {', '.join(without)}: too few documents to hold one out. Such a domain can be "
+                "evaluated only if it is not trained on."
+            )
+    if "token_bytes" in manifest:
+        lines += _token_bytes(**manifest["token_bytes"])
     skipped = manifest["skipped"]
     if skipped["count"]:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in skipped["by_reason"].items())
@@ -86,3 +103,16 @@ def summary(manifest: dict[str, Any]) -> str:
         lines += [f"  {line['file']}:{line['line']}: {line['reason']}" for line in skipped["first"][:5]]
     lines.append(f"manifest hash {blocks.manifest_hash(manifest)[:16]}")
     return "\n".join(lines)
+
+
+def _token_bytes(*, text: int, by_tokens: int) -> list[str]:
+    """Return a line for the terminal if the tokens do not stand for the bytes of the text, as bits per byte assume."""
+    if by_tokens == text:
+        return []
+    if not by_tokens:
+        return ["How many bytes the tokens of this tokenizer stand for is not known: there will be no bits per byte."]
+    off = 100 * (by_tokens / text - 1)
+    return [
+        f"The tokens stand for {by_tokens:,} bytes, the text has {text:,} ({off:+.2g}%): the tokenizer changes some "
+        "of it (normalisation, unknown characters, special tokens), and bits per byte are off by as much."
+    ]

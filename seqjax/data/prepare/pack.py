@@ -5,16 +5,15 @@ does not depend on the number of processes or on when they are killed.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from seqjax.data import blocks, slimpajama
+from seqjax.data import blocks
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write
-from seqjax.data.prepare.tokenize import ShardJob
+from seqjax.data.prepare.split import Portion, Segment
 from seqjax.files import write_json
 
 READ_TOKENS = 1 << 22
@@ -22,30 +21,28 @@ READ_TOKENS = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class FileJob:
-    """Write `path` from `segments` (file, first token, tokens) with `block` tokens per record, and then `done`."""
+    """Write `path` from `segments` (file, first token, tokens) with `block` tokens per record, and then `done`.
+
+    Tokens are `dtype` in the parts and in the records.
+    """
 
     path: Path
     done: Path
-    segments: tuple[tuple[Path, int, int], ...]
+    segments: tuple[Segment, ...]
     block: int
+    dtype: np.dtype = blocks.DTYPE
 
 
 Planned = tuple[str, str, FileJob]  # split, domain, job
 
 
 def plan_files(
-    out: Path, parts: Path, jobs: list[ShardJob], reports: list[dict[str, Any]], *, block: int
+    out: Path, parts: Path, portions: Sequence[Portion], *, block: int, dtype: np.dtype = blocks.DTYPE
 ) -> list[Planned]:
     """Return (split, domain, job) of every file of blocks; the job says which tokens of which parts it holds."""
-    streams: dict[tuple[str, str], list[tuple[Path, int, int]]] = {}
-    for job, report in zip(jobs, reports, strict=True):
-        offset = 0
-        for domain in slimpajama.NAMES:  # the order of the domains within a part
-            if domain in report["domains"]:
-                tokens = report["domains"][domain]["tokens"]
-                stream = streams.setdefault((job.shard.split, domain), [])
-                stream.append((job.part.with_suffix(".bin"), offset, tokens))
-                offset += tokens
+    streams: dict[tuple[str, str], list[Segment]] = {}
+    for portion in portions:
+        streams.setdefault((portion.split, portion.domain), []).extend(portion.segments)
     files: list[Planned] = []
     for (split, domain), segments in sorted(streams.items()):
         total = sum(tokens for _, _, tokens in segments) // block * block
@@ -54,12 +51,12 @@ def plan_files(
             name = f"{split}/{domain}-{index:05d}.array_record"
             pieces = cut(segments, start, min(start + size, total))
             done = parts / f"{split}-{domain}-{index:05d}.json"
-            job = FileJob(path=out / name, done=done, segments=pieces, block=block)
+            job = FileJob(path=out / name, done=done, segments=pieces, block=block, dtype=dtype)
             files.append((split, domain, job))
     return files
 
 
-def cut(segments: list[tuple[Path, int, int]], start: int, stop: int) -> tuple[tuple[Path, int, int], ...]:
+def cut(segments: list[Segment], start: int, stop: int) -> tuple[Segment, ...]:
     """Return the segments of the range [start, stop) of the stream that the given segments form."""
     selected, position = [], 0
     for path, offset, tokens in segments:
@@ -83,11 +80,11 @@ def write_file(job: FileJob) -> None:
 
 
 def _rows(job: FileJob) -> Iterator[np.ndarray]:
-    buffer = np.empty(0, blocks.DTYPE)
+    buffer = np.empty(0, job.dtype)
     for path, first, tokens in job.segments:
         for start in range(first, first + tokens, READ_TOKENS):
             size = min(READ_TOKENS, first + tokens - start)
-            ids = np.fromfile(path, blocks.DTYPE, size, offset=start * blocks.DTYPE.itemsize)
+            ids = np.fromfile(path, job.dtype, size, offset=start * job.dtype.itemsize)
             buffer = np.concatenate([buffer, ids])
             n_whole = len(buffer) // job.block * job.block
             yield buffer[:n_whole].reshape(-1, job.block)

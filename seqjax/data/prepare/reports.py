@@ -1,11 +1,16 @@
-"""The report that a finished job leaves for the command, and the error of a job that could not write."""
+"""The report that a finished job leaves for the command, and the errors made of it."""
 
 import errno
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax.errors import UserError
+from seqjax.data.layout import Layout
+from seqjax.errors import UserError, nearest
+
+SHOWN = 6  # things of a kind in a message
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
@@ -23,3 +28,80 @@ def cannot_write(path: Path, error: OSError) -> UserError:
         f"Cannot write {path}: {why}. Finished shards are kept: make room (or move the directory) and run "
         "the same command again."
     )
+
+
+def skipped_lines(reports: Sequence[dict[str, Any]]) -> tuple[Counter[str], dict[str, Counter[str]]]:
+    """Return how many lines were skipped by reason, and by reason what was found instead of a document."""
+    reasons: Counter[str] = Counter()
+    found: dict[str, Counter[str]] = {}
+    for report in reports:
+        reasons.update(report["skipped"]["by_reason"])
+        for reason, counts in report["skipped"].get("found", {}).items():
+            found.setdefault(reason, Counter()).update(counts)
+    return reasons, dict(sorted(found.items()))
+
+
+def require_documents(
+    reports: Sequence[dict[str, Any]],
+    *,
+    source: str,
+    layout: Layout,
+    domains: Sequence[str],
+    min_tokens: int,
+    block: int,
+) -> None:
+    """Raise `UserError`, saying what was found, if there is nothing to make a block of or a domain asked for is absent.
+
+    `domains` are those that the user named, or empty for all.
+    """
+    documents: Counter[str] = Counter()
+    elsewhere: Counter[str] = Counter()
+    tokens = 0
+    for report in reports:
+        documents.update({domain: counts["documents"] for domain, counts in report["domains"].items()})
+        tokens += sum(counts["tokens"] for counts in report["domains"].values())
+        elsewhere.update(report["skipped"].get("elsewhere", {}))
+    short = sum(report["too_short"] for report in reports)
+    dropped = f" {short} documents have fewer than --min_tokens={min_tokens}." if short else ""
+    absent = [domain for domain in domains if not documents[domain]]
+    if absent and (documents or elsewhere):
+        hint = nearest(absent[0], documents | elsewhere)
+        raise UserError(f"--domains: {source} has no document of {', '.join(absent)}.{dropped}{hint}")
+    if not documents:
+        raise UserError(f"{source}: nothing was read.{dropped} {_told(reports)}{_advice(reports, layout)}")
+    if tokens < block:
+        raise UserError(
+            f"{source}: the {documents.total()} documents have {tokens} tokens together ({_listed(documents)}), less "
+            f"than one block of {block}.{dropped} Give more text, or a smaller --seq_len."
+        )
+
+
+def _told(reports: Sequence[dict[str, Any]]) -> str:
+    reasons, found = skipped_lines(reports)
+    lines = sum(report["skipped"].get("lines", 0) for report in reports)
+    texts = [
+        f"{n} {reason}" + (f" ({_listed(found[reason])})" if reason in found else "")
+        for reason, n in reasons.most_common()
+    ]
+    return f"{len(reports)} files with {lines} lines" + (f", skipped: {'; '.join(texts)}." if texts else ".")
+
+
+def _listed(counts: Counter[str]) -> str:
+    shown = [f"{name}: {n}" for name, n in counts.most_common(SHOWN)]
+    return ", ".join(shown) + (f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")
+
+
+def _advice(reports: Sequence[dict[str, Any]], layout: Layout) -> str:
+    """Return which option may help, as the end of a message."""
+    reasons, _ = skipped_lines(reports)
+    if any(reason.startswith(f"no {layout.text_field}") or reason == "no text" for reason in reasons):
+        return f" The text is expected in the field {layout.text_field}: give --text_field=NAME."
+    if layout.is_slimpajama and reasons:
+        return (
+            " For text of your own say what its domain is: --domain=NAME, --domain_field=FIELD or --domain_from=folder."
+        )
+    if layout.domain_from and reasons["no folder"]:
+        return " The files are not in folders below the source: give --domain=NAME."
+    if layout.domain_field and reasons:
+        return " Give another --domain_field, or --domain=NAME."
+    return ""

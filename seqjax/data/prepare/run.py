@@ -1,4 +1,4 @@
-"""Converts SlimPajama-shaped `*.jsonl.zst` shards to ArrayRecord files of token blocks per domain, with a manifest.
+"""Converts shards of text to ArrayRecord files of token blocks per domain, with a manifest.
 
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
 
@@ -12,11 +12,13 @@ need the tokenizer's package (seqjax/data/stored_tokenizer.py).
 
 A run that was stopped, was killed or ran out of disk space resumes when the command is run again, and produces
 the same bytes as an uninterrupted one. Finished shards are kept in OUT/.parts until all are done, so OUT takes
-4 bytes per token for a while and 2 in the end. Bad lines are skipped, counted and listed in the manifest;
-`--strict` stops at the first one.
+4 bytes per token for a while and 2 in the end (8 and 4 for vocabularies of more than 65,536). Bad lines are
+skipped, counted and listed in the manifest; `--strict` stops at the first one.
 """
 
 import concurrent.futures
+import contextlib
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -25,15 +27,21 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from seqjax.data import blocks, document_index, shards, slimpajama, stored_tokenizer
+from seqjax.data import blocks, document_index, parquet, shards, slimpajama, stored_tokenizer
+from seqjax.data.layout import Layout, clean
 from seqjax.data.prepare import progress
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
 from seqjax.data.prepare.pack import plan_files, write_file
-from seqjax.data.prepare.reports import read_report
-from seqjax.data.prepare.tokenize import ShardJob, is_done, tokenize_shard
-from seqjax.data.tokenizer import load_tokenizer, require_uint16
+from seqjax.data.prepare.reports import read_report, require_documents
+from seqjax.data.prepare.split import portions
+from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
+from seqjax.data.tokenizer import id_dtype, load_tokenizer
 from seqjax.errors import UserError, nearest
 from seqjax.files import write_json
+
+VALIDATION = 0.01  # of the documents, where no folder holds any, unless the layout is SlimPajama's
+# Settings that a manifest has only if they are not the defaults.
+OPTIONAL = ("layout", "validation", "dtype")
 
 
 def prepare(
@@ -45,6 +53,8 @@ def prepare(
     seq_len: int = 2048,
     workers: int = 0,
     domains: Sequence[str] = (),
+    layout: Layout = shards.SLIMPAJAMA,
+    validation: float | None = None,
     min_tokens: int = 0,
     max_tokens: int = 0,
     strict: bool = False,
@@ -58,26 +68,30 @@ def prepare(
         tokenizer_path: A sentencepiece file instead of the one that mistral-common ships.
         seq_len: T; blocks hold T + 1 tokens.
         workers: Number of processes; 0 = one per core, 1 = this process alone.
-        domains: Domains to keep; empty = all seven.
+        domains: Domains to keep; empty = all.
+        layout: Where the text of a document and its domain are found; by default SlimPajama's.
+        validation: Share of the documents to hold out by a hash of their text, which needs a source without a folder
+            called validation; None = 0.01 where there is none, but 0 in SlimPajama's layout.
         min_tokens: Documents with fewer tokens are left out.
         max_tokens: Documents are truncated to this many tokens; 0 = not truncated.
         strict: Stop at the first bad line.
 
     Raises:
-        UserError: An argument is invalid, `out` holds something else, a line is bad (if strict) or the disk is full.
+        UserError: An argument is invalid, nothing was read, a domain that is asked for is not there, `out` holds
+            something else, a line is bad (if strict) or the disk is full.
     """
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
         if value < 0:
             raise UserError(f"--{name} must be at least 0, not {value}.")
-    for domain in domains:
-        if domain not in slimpajama.NAMES:
-            raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
-    kept = tuple(d for d in slimpajama.NAMES if d in domains or not domains)
+    kept = _kept(domains, layout)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
-    require_uint16(vocabulary)
-    found = shards.find_shards(str(source))
+    dtype = id_dtype(vocabulary.vocab_size)
+    found = shards.find_shards(str(source), suffixes=shards.suffixes(layout))
+    if any(shard.name.endswith(shards.PARQUET) for shard in found):
+        parquet.require()
+    validation = _validation(validation, layout, found)
     out, tokenizer_path = Path(out), str(tokenizer_path)
     settings = {
         "block": seq_len + 1,
@@ -93,6 +107,12 @@ def prepare(
             "eos": vocabulary.eos,
         },
     }
+    if layout != shards.SLIMPAJAMA:
+        settings["layout"] = dataclasses.asdict(layout)
+    if validation:
+        settings["validation"] = validation
+    if dtype != blocks.DTYPE:
+        settings["dtype"] = dtype.name
     parts = out / ".parts"
     _begin(out, parts, settings)
     if (out / "manifest.json").is_file():
@@ -108,6 +128,8 @@ def prepare(
             tokenizer=tokenizer,
             tokenizer_path=tokenizer_path,
             domains=kept,
+            layout=layout,
+            hold_out=validation > 0 and shard.split == "train",
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             strict=strict,
@@ -124,20 +146,60 @@ def prepare(
         first = bad[0]  # from a shard that was finished without --strict
         where = f"{first['file']}:{first['line']}"
         raise UserError(f"{where}: {first['reason']}. Fix the file and give another --out.")
-    plan = plan_files(out, parts, jobs, reports, block=seq_len + 1)
+    try:
+        require_few({domain for report in reports for domain in report["domains"]})
+        require_documents(
+            reports, source=str(source), layout=layout, domains=domains, min_tokens=min_tokens, block=seq_len + 1
+        )
+    except UserError:
+        _abandon(out, parts)  # so that the command can be given again with other settings
+        raise
+    held = portions(jobs, reports, validation=validation, block=seq_len + 1)
+    plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
     files = [job for _, _, job in plan]
     todo = [job for job in files if read_report(job.done) is None or not job.path.is_file()]
     n_tokens = sum(tokens for job in todo for _, _, tokens in job.segments)
-    _require_space(out, 2 * n_tokens)
+    _require_space(out, dtype.itemsize * n_tokens)
     _run(write_file, todo, workers=workers, title="write", total=n_tokens)
-    manifest = make_manifest(settings, reports, jobs, plan, out)
+    manifest = make_manifest(settings, reports, held, plan, out)
     for leftover in out.rglob(".*.tmp"):  # left by a process that was killed
         leftover.unlink()
-    document_index.write(out / document_index.FILE, document_lengths(jobs))
+    document_index.write(out / document_index.FILE, document_lengths(held))
     stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)
     return manifest
+
+
+def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
+    """Return the domains to keep, empty for all that there are; raise `UserError` for a name that cannot be one."""
+    for domain in domains:
+        if layout.is_slimpajama and domain not in slimpajama.NAMES:
+            raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
+        if clean(domain) != domain:
+            raise UserError(f"--domains: {domain!r} is no domain's name, which would be {clean(domain)!r}.")
+    if layout.is_slimpajama:
+        return tuple(d for d in slimpajama.NAMES if d in domains or not domains)
+    return tuple(sorted(domains))
+
+
+def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shard]) -> float:
+    """Return the share of the documents to hold out; raise `UserError` if it cannot be held out."""
+    has_folder = any(shard.split == "validation" for shard in found)
+    if share is None:
+        return 0.0 if layout.is_slimpajama or has_folder else VALIDATION
+    if not 0 <= share < 1:
+        raise UserError(f"--validation must be at least 0 and less than 1, not {share}.")
+    if share and has_folder:
+        raise UserError("--validation: the source has a folder called validation; leave the option out.")
+    return share
+
+
+def _abandon(out: Path, parts: Path) -> None:
+    """Remove what was made so far, and the directory if nothing else is in it."""
+    shutil.rmtree(parts, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        out.rmdir()
 
 
 def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
@@ -145,7 +207,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
     before = read_report(parts / "settings.json")
     manifest = read_report(out / "manifest.json")
     if before is None and manifest is not None:
-        before = {key: manifest.get(key) for key in settings}
+        before = {key: manifest[key] for key in (*settings, *OPTIONAL) if key in manifest}
     if before is None:
         if out.is_dir() and any(path.name != ".parts" for path in out.iterdir()):
             raise UserError(f"{out} is not empty and was not made by this command; give another --out.")
@@ -155,7 +217,10 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
         except OSError as error:
             raise UserError(f"Cannot write to {out}: {error.strerror}; give another --out.") from error
         return
-    changed = [_difference(key, before.get(key), value) for key, value in settings.items() if before.get(key) != value]
+    keys = [*settings, *(key for key in OPTIONAL if key in before and key not in settings)]
+    changed = [
+        _difference(key, before.get(key), settings.get(key)) for key in keys if before.get(key) != settings.get(key)
+    ]
     if changed:
         raise UserError(
             f"{out} was begun with other settings: {'; '.join(changed)}. Give them again, or another --out, "

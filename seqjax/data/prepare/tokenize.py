@@ -1,34 +1,45 @@
 """Converts shards to parts, the tokens of every document of one shard, in worker processes.
 
 A *part* holds one shard: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
-lengths of their documents, and `NAME.json`, their counts, written last, which marks the shard as done.
+lengths of their documents (and, where some will be held out, their hashes and bytes), and `NAME.json`, their counts,
+written last, which marks the shard as done.
 """
 
 import dataclasses
+import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from seqjax.data import blocks, document_index, shards, slimpajama
+from seqjax.data import document_index, shards
+from seqjax.data.layout import Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, read_report
-from seqjax.data.tokenizer import Tokenizer, load_tokenizer
+from seqjax.data.tokenizer import MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
+from seqjax.errors import UserError
 from seqjax.files import write_json
 
 BATCH_CHARS = 1 << 19  # characters of text passed to the tokenizer at a time
 HISTOGRAM = 24  # bins: documents by log2 of their token count
+MAX_DOMAINS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardJob:
-    """Tokenise `shard` into `part` (.bin, .npz and .json)."""
+    """Tokenise `shard` into `part` (.bin, .npz and .json).
+
+    `domains` are those to keep, or empty for all; `hold_out` says that some documents will be held out by their hash.
+    """
 
     shard: shards.Shard
     part: Path
     tokenizer: str
     tokenizer_path: str
     domains: tuple[str, ...]
+    layout: Layout = shards.SLIMPAJAMA
+    hold_out: bool = False
     min_tokens: int = 0
     max_tokens: int = 0
     strict: bool = False
@@ -40,43 +51,56 @@ class _DomainTokens:
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
         self.lengths: list[int] = []
-        self.documents = self.bytes = self.tokens = 0
-        self.histogram = np.zeros(HISTOGRAM, np.int64)
+        self.sizes: list[int] = []  # bytes
+        self.hashes: list[int] = []  # if some will be held out
 
     def add(self, ids: np.ndarray, *, size: int, tokenizer: Tokenizer) -> None:
         """Append BOS + document + EOS."""
-        self.arrays += [np.array([tokenizer.bos], np.uint16), ids, np.array([tokenizer.eos], np.uint16)]
+        self.arrays += [np.array([tokenizer.bos]), ids, np.array([tokenizer.eos])]
         self.lengths.append(len(ids) + 2)
-        self.documents += 1
-        self.bytes += size
-        self.tokens += len(ids) + 2
-        self.histogram[min(len(ids).bit_length(), HISTOGRAM - 1)] += 1
+        self.sizes.append(size)
+
+
+def histogram(lengths: np.ndarray) -> list[int]:
+    """Return the number of documents by log2 of their tokens, from their lengths with BOS and EOS."""
+    bits = [min(int(n - 2).bit_length(), HISTOGRAM - 1) for n in lengths]
+    return np.bincount(bits, minlength=HISTOGRAM).tolist()
 
 
 def tokenize_shard(job: ShardJob) -> None:
     """Run a `ShardJob`; raise `UserError` if the disk is full and, if strict, for the first bad line."""
     tokenizer = load_tokenizer(job.tokenizer, job.tokenizer_path)
-    per_domain = {domain: _DomainTokens() for domain in slimpajama.NAMES}
+    dtype = id_dtype(tokenizer.vocab_size)
+    # Whether the bytes of its tokens are those of the text; of these two it is known.
+    unproven = tokenizer.hash not in (ByteTokenizer.hash, MIXTRAL_SHA256)
+    per_domain: dict[str, _DomainTokens] = {}
     skipped = shards.Skipped(job.shard.name, strict=job.strict)
-    n_too_short = 0
+    n_too_short = by_tokens = read = 0
     batch: list[tuple[str, str]] = []
 
     def flush() -> None:
-        nonlocal n_too_short
+        nonlocal n_too_short, by_tokens, read
         tokens = text = 0
         for (domain, document), ids in zip(batch, tokenizer.encode_batch([d for _, d in batch]), strict=True):
             text += (size := len(document.encode()))
             tokens += len(ids) + 2
+            if unproven:
+                by_tokens += int(tokenizer.n_bytes[ids].sum()) - (tokenizer.adds_space and len(ids) > 0)
+                read += size
             if len(ids) < job.min_tokens:
                 n_too_short += 1
                 continue
-            per_domain[domain].add(ids[: job.max_tokens or None], size=size, tokenizer=tokenizer)
+            kept = per_domain.setdefault(domain, _DomainTokens())
+            kept.add(ids[: job.max_tokens or None], size=size, tokenizer=tokenizer)
+            if job.hold_out:
+                kept.hashes.append(text_hash(document))
+        require_few(per_domain)
         count(tokens=tokens, text=text)
         batch.clear()
 
     characters = 0
     for domain, document in shards.documents(
-        job.shard, job.domains, skipped, on_read=lambda n_bytes: count(source=n_bytes)
+        job.shard, job.domains, skipped, layout=job.layout, on_read=lambda n_bytes: count(source=n_bytes)
     ):
         batch.append((domain, document))
         characters += len(document)
@@ -84,20 +108,22 @@ def tokenize_shard(job: ShardJob) -> None:
             flush()
             characters = 0
     flush()
-    used = {domain: tokens for domain, tokens in per_domain.items() if tokens.documents}
+    used = {domain: per_domain[domain] for domain in ordered(per_domain)}
     report = {
         "domains": {
             domain: {
-                "documents": tokens.documents,
-                "bytes": tokens.bytes,
-                "tokens": tokens.tokens,
-                "documents_by_log2_tokens": tokens.histogram.tolist(),
+                "documents": len(tokens.lengths),
+                "bytes": sum(tokens.sizes),
+                "tokens": sum(tokens.lengths),
+                "documents_by_log2_tokens": histogram(np.array(tokens.lengths)),
             }
             for domain, tokens in used.items()
         },
         "too_short": n_too_short,
         "skipped": skipped.report(),
     }
+    if unproven:
+        report["token_bytes"] = {"text": read, "by_tokens": by_tokens}
     try:
         job.part.parent.mkdir(parents=True, exist_ok=True)
         binary = job.part.with_suffix(".bin")
@@ -105,16 +131,32 @@ def tokenize_shard(job: ShardJob) -> None:
         with temporary.open("wb") as file:
             for tokens in used.values():
                 for array in tokens.arrays:
-                    file.write(array.astype(blocks.DTYPE, copy=False).tobytes())
+                    file.write(array.astype(dtype, copy=False).tobytes())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(binary)
-        document_index.write(
-            job.part.with_suffix(".npz"), {name: np.array(tokens.lengths) for name, tokens in used.items()}
-        )
+        arrays = {name: np.array(tokens.lengths) for name, tokens in used.items()}
+        if job.hold_out:
+            arrays |= {f"{name}/bytes": np.array(tokens.sizes) for name, tokens in used.items()}
+            arrays |= {f"{name}/hash": np.array(tokens.hashes) for name, tokens in used.items()}
+        document_index.write(job.part.with_suffix(".npz"), arrays)
         write_json(job.part.with_suffix(".json"), report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
+
+
+def text_hash(text: str) -> int:
+    """Return the hash of a document by which it is held out, uniform below 2^32."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def require_few(domains: Collection[str]) -> None:
+    """Raise `UserError` for so many domains that they cannot be meant; each has files of its own."""
+    if len(domains) > MAX_DOMAINS:
+        raise UserError(
+            f"There are more than {MAX_DOMAINS} domains ({', '.join(sorted(domains)[:3])}, ...); give a "
+            "--domain_field or folders with fewer names, or --domain=NAME."
+        )
 
 
 def is_done(job: ShardJob) -> bool:

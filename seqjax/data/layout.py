@@ -1,0 +1,144 @@
+"""Where the text of a document and its domain are found: in fields of a row, in a folder, or given by name.
+
+Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without one, a
+directory in the path of its file with the name of a domain; other names are faults. With a setting any name is a
+domain. SlimPajama's set names still mean its domains; other names are written in lower case, with a hyphen
+for every run of characters that are not a-z, 0-9, _ or -, so names that differ in these alone are one domain.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from seqjax.data import slimpajama
+from seqjax.data.faults import BadLineError
+from seqjax.errors import UserError
+
+SET_NAME_FIELD = "meta.redpajama_set_name"
+SPLITS = ("train", "validation", "test")
+MAX_NAME_CHARS = 100
+MAX_VALUE_CHARS = 60  # of a value shown in a message
+
+_MISSING = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Names the field of the text and one source of domains; fields within fields are written `meta.source`."""
+
+    text_field: str = "text"
+    domain_field: str = ""  # the domain of a row is its value
+    domain_from: str = ""  # "folder": the domain of a file is the first folder below the source that is no split
+    domain: str = ""  # the domain of all documents
+
+    def __post_init__(self) -> None:
+        given = [f"--{key}" for key in ("domain_field", "domain_from", "domain") if getattr(self, key)]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)} both say what the domain is; give one of them.")
+        if self.domain_from not in ("", "folder"):
+            raise UserError(f"--domain_from={self.domain_from} is not known; write --domain_from=folder.")
+        if not self.text_field:
+            raise UserError("--text_field is empty; name the field of the text, e.g. --text_field=text.")
+        if self.domain and clean(self.domain) != self.domain:
+            wanted = f", e.g. --domain={clean(self.domain)}" if clean(self.domain) else ""
+            raise UserError(f"--domain={self.domain}: a name consists of a-z, 0-9, _ and -{wanted}.")
+
+    @property
+    def is_slimpajama(self) -> bool:
+        """Whether domains are SlimPajama's seven alone."""
+        return not (self.domain_field or self.domain_from or self.domain)
+
+    @property
+    def reads_whole_files(self) -> bool:
+        """Whether files without fields, one document each, have a domain."""
+        return bool(self.domain_from or self.domain)
+
+    def file_domain(self, name: str) -> str | None:
+        """Return the domain of all rows of the file `name`, a path below the source, or None if a row names its own.
+
+        In SlimPajama's layout it is the domain of the rows that name none.
+        """
+        if self.domain:
+            return self.domain
+        folders = name.split("/")[:-1]
+        if self.domain_from:
+            return next((domain_name(part) for part in folders if part not in SPLITS), None) or None
+        if self.domain_field:
+            return None
+        named = [slimpajama.BY_SET_NAME.get(part, part) for part in folders[::-1]]
+        return next((domain for domain in named if domain in slimpajama.NAMES), None)
+
+    def document(self, row: dict[str, Any], *, default: str | None) -> tuple[str, str]:
+        """Return (domain, text) of a row, where `default` is its `file_domain`; raise `BadLineError` if it has none."""
+        text = self._text(row)
+        if default is not None and not self.is_slimpajama:
+            return default, text
+        if self.domain_from:
+            raise BadLineError("no folder")
+        field = self.domain_field or SET_NAME_FIELD
+        value = _field(row, field)
+        if value is _MISSING or value is None:
+            if default is None:
+                raise BadLineError(f"no {field}", found=_fields(row))
+            return default, text
+        if self.is_slimpajama:
+            domain = slimpajama.BY_SET_NAME.get(value) if isinstance(value, str) else None
+            if domain is None:
+                raise BadLineError("unknown set name", found=shown(value))
+            return domain, text
+        domain = domain_name(str(value)) if isinstance(value, str | int) else ""
+        if not 0 < len(domain) <= MAX_NAME_CHARS:
+            raise BadLineError(f"no name in {field}", found=shown(value))
+        return domain, text
+
+    def _text(self, row: dict[str, Any]) -> str:
+        text = _field(row, self.text_field)
+        if not isinstance(text, str):
+            raise BadLineError("no text" if self.text_field == "text" else f"no {self.text_field}", found=_fields(row))
+        if not text.strip():
+            raise BadLineError("empty document")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:  # "\ud800" is valid JSON but not text.
+            raise BadLineError("not UTF-8") from None
+        return text
+
+
+def domain_name(value: str) -> str:
+    """Return the domain that a field or folder names; empty if nothing in it can be part of a name."""
+    return slimpajama.BY_SET_NAME.get(value) or clean(value)
+
+
+def clean(value: str) -> str:
+    """Return `value` in the characters that a domain's name may have."""
+    return re.sub(r"[^a-z0-9_-]+", "-", value.lower()).strip("-")
+
+
+def ordered(domains: Iterable[str]) -> list[str]:
+    """Return domains in the order in which parts and manifests hold them: SlimPajama's, then others by name."""
+    rank = {name: i for i, name in enumerate(slimpajama.NAMES)}
+    return sorted(domains, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, cut to `MAX_VALUE_CHARS` characters."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
+
+
+def _field(row: dict[str, Any], name: str) -> Any:
+    """Return the value of a field, which may be called `a.b` or be `b` within `a`; `_MISSING` if there is none."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _fields(row: dict[str, Any]) -> str:
+    return shown(f"fields {', '.join(row)}" if row else "no fields")

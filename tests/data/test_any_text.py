@@ -1,0 +1,294 @@
+"""Text that is not SlimPajama's: formats, domains, the held-out documents, and what is said if nothing was read."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqjax.config import DataConfig
+from seqjax.data import blocks, open_corpus, parquet, shards
+from seqjax.data.layout import Layout
+from seqjax.data.prepare import __main__ as prepare_command
+from seqjax.data.prepare.manifest import summary
+from seqjax.errors import UserError, run_command
+
+from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
+
+TEXTS = [f"{i} {some_text(np.random.default_rng(i), 12)}" for i in range(60)]
+
+
+def lines(texts: list[str], *, field: str = "text", **more: Any) -> list[bytes]:
+    return [json.dumps({field: text, **more}).encode() + b"\n" for text in texts]
+
+
+def write_gzip(path: Path, content: list[bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(b"".join(content)))
+    return path
+
+
+def documents(out: Path, manifest: dict[str, Any], split: str, domain: str) -> list[str]:
+    """The texts that the blocks of bytes hold; the last one may be cut."""
+    source = blocks.record_blocks(out, manifest["splits"][split][domain])
+    tokens = np.frombuffer(b"".join(source[i] for i in range(len(source))), "<u2")
+    whole = "".join("\0" if i == 256 else "" if i > 256 else chr(i) for i in tokens).encode("latin-1").decode("utf-8")
+    return whole.split("\0")[1:]
+
+
+def count(manifest: dict[str, Any], key: str = "documents") -> dict[str, int]:
+    found = manifest["splits"]
+    return {f"{split}/{domain}": entry[key] for split in found for domain, entry in found[split].items()}
+
+
+def test_slimpajama_is_prepared_as_ever(tmp_path: Path):
+    """Hashes of what version 1 wrote."""
+    source = write_corpus(tmp_path / "source", documents=5, shards=2)
+    write_shard(source / "train" / "bad.jsonl.zst", [row("c4", "good"), b"{not json\n", b'{"text":"\xff"}\n'])
+    everything = prepared(source, tmp_path / "all")
+    assert blocks.manifest_hash(everything).startswith("7b810448dc7f58b9")
+    some = prepared(source, tmp_path / "some", domains=["c4", "arxiv"], min_tokens=60, max_tokens=70)
+    assert blocks.manifest_hash(some).startswith("faf3add27e9ef7b1")
+    assert not {"layout", "validation", "dtype"} & everything.keys()
+    assert everything["skipped"].keys() == {"count", "by_reason", "first"}
+
+
+def test_every_format_gives_the_same(tmp_path: Path):
+    content = lines(TEXTS)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.jsonl").write_bytes(b"".join(content))
+    write_shard(tmp_path / "zst" / "a.jsonl.zst", content)
+    write_gzip(tmp_path / "gz" / "a.jsonl.gz", content)
+    with (tmp_path / "gz" / "a.jsonl.gz").open("ab") as file:  # a second member, without documents
+        file.write(gzip.compress(b"\n"))
+    for i, text in enumerate(TEXTS):
+        path = tmp_path / "txt" / f"{i:03d}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    made = {}
+    for kind in ("plain", "zst", "gz", "txt"):
+        made[kind] = prepared(tmp_path / kind, tmp_path / f"{kind}-out", layout=Layout(domain="news"))
+        assert count(made[kind]).keys() == {"train/news", "validation/news"}
+        assert sum(count(made[kind]).values()) == len(TEXTS)
+    assert len({blocks.manifest_hash(manifest) for manifest in made.values()}) == 1
+    assert made["gz"]["skipped"]["by_reason"] == {"not JSON": 1}
+    assert made["gz"]["layout"]["domain"] == "news"
+
+
+def test_parquet(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "source").mkdir()
+    rows = [{"body": text, "meta": {"kind": f"K {i % 2}"}} for i, text in enumerate(TEXTS)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "source" / "a.parquet", row_group_size=7)
+    layout = Layout(text_field="body", domain_field="meta.kind")
+    one = prepared(tmp_path / "source", tmp_path / "one", layout=layout)
+    content = [json.dumps(each).encode() + b"\n" for each in rows]
+    write_gzip(tmp_path / "lines" / "a.jsonl.gz", content)
+    two = prepared(tmp_path / "lines", tmp_path / "two", layout=layout)
+    assert blocks.manifest_hash(one) == blocks.manifest_hash(two)
+    (tmp_path / "source" / "b.parquet").write_bytes(b"PAR1 and no more")
+    torn = prepared(tmp_path / "source", tmp_path / "torn", layout=layout)
+    assert torn["skipped"]["by_reason"] == {"torn shard": 1}
+
+
+def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(UserError, match=r"pip install 'seqjax\[parquet\]'"):
+        parquet.require()
+    with pytest.raises(UserError, match=r"pip install 'seqjax\[parquet\]'"):
+        prepared(tmp_path, tmp_path / "out")
+
+
+def test_domains_from_a_field(tmp_path: Path):
+    kinds = ["News & Views", "RedPajamaC4", 7, "a.b"]
+    content = [line for kind in kinds for line in lines(TEXTS[:20], field="body", meta={"kind": kind})]
+    content += lines(["x"], field="body", meta={"kind": "!"}) + lines(["x"], field="body")
+    write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout("body", "meta.kind"))
+    names = {key.partition("/")[2] for key in count(manifest)}
+    assert names == {"news-views", "c4", "7", "a-b"}
+    assert manifest["skipped"]["found"] == {
+        "no meta.kind": {"fields body": 1},
+        "no name in meta.kind": {"!": 1},
+    }
+    assert "news-views" in summary(manifest)
+
+
+def test_domains_from_folders(tmp_path: Path):
+    for folder in ("news", "Blogs/2020", "RedPajamaArXiv"):
+        write_gzip(tmp_path / "source" / "train" / folder / "a.jsonl.gz", lines(TEXTS[:20]))
+    write_gzip(tmp_path / "source" / "validation" / "news" / "a.jsonl.gz", lines(TEXTS[20:25]))
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain_from="folder"))
+    assert count(manifest) == {"train/blogs": 20, "train/news": 20, "train/arxiv": 20, "validation/news": 5}
+    assert "validation" not in manifest  # a folder holds them
+
+
+def test_some_documents_of_every_domain_are_held_out(tmp_path: Path):
+    """By their text: neither order nor files matter; a text is never on both sides."""
+    many = [f"{i} {some_text(np.random.default_rng(i), 6)}" for i in range(400)]
+    few = TEXTS[:4]
+    write_gzip(tmp_path / "a" / "many" / "a.jsonl.gz", lines(many + many[:50]))
+    write_gzip(tmp_path / "a" / "few" / "a.jsonl.gz", lines(few))
+    layout = Layout(domain_from="folder")
+    one = prepared(tmp_path / "a", tmp_path / "one", layout=layout, validation=0.2)
+    held = documents(tmp_path / "one", one, "validation", "many")[:-1]
+    trained = documents(tmp_path / "one", one, "train", "many")[:-1]
+    assert 50 <= len(held) <= 130
+    assert not set(held) & set(trained)
+    assert set(held) | set(trained) <= set(many)
+    assert sum(count(one, "documents").values()) == len(many) + 50 + len(few)
+    assert sum(count(one, "bytes").values()) == sum(len(t.encode()) for t in many + many[:50] + few)
+    assert one["splits"]["validation"]["few"]["blocks"] >= 1
+    assert one["splits"]["train"]["few"]["blocks"] >= 1
+    for entry in (one["splits"][split]["many"] for split in ("train", "validation")):
+        assert sum(entry["documents_by_log2_tokens"]) == entry["documents"]
+        assert entry["tokens"] - entry["blocks"] * one["block"] == entry["tokens_unused"] < one["block"]
+    with np.load(tmp_path / "one" / "documents.npz") as lengths:
+        assert {key: len(lengths[key]) for key in lengths} == count(one)
+        assert {key: lengths[key].sum() for key in lengths} == count(one, "tokens")
+    # The same texts in other files and another order.
+    for i in range(3):
+        write_gzip(tmp_path / "b" / "many" / f"{i}.jsonl.gz", lines((many + many[:50])[::-1][i::3]))
+    two = prepared(tmp_path / "b", tmp_path / "two", layout=layout, validation=0.2)
+    again = documents(tmp_path / "two", two, "validation", "many")[:-1]
+    assert len(set(held) ^ set(again)) <= 2  # of either the last one may be cut
+
+
+def test_one_document_cannot_be_held_out(tmp_path: Path):
+    write_gzip(tmp_path / "source" / "a.jsonl.gz", lines([" ".join(TEXTS)]))
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="book"))
+    assert count(manifest) == {"train/book": 1}
+    assert "No validation block of book" in summary(manifest)
+
+
+@pytest.mark.parametrize(
+    ("content", "layout", "domains", "says"),
+    [
+        (
+            lines(["x"] * 300, meta={"redpajama_set_name": "News"}) + [row("RedPajamaX", "y")] * 100,
+            Layout(),
+            (),
+            r"400 lines.*400 unknown set name \(News: 300, RedPajamaX: 100\).*--domain=NAME",
+        ),
+        (lines(["x"], field="body", id=1), Layout(), (), r"1 no text \(fields body, id: 1\).*--text_field=NAME"),
+        (lines(["x"]), Layout(), (), r"1 no meta.redpajama_set_name \(fields text: 1\).*--domain=NAME"),
+        (lines(["x"]), Layout(domain_field="kind"), (), r"1 no kind \(fields text: 1\). Give another --domain_field"),
+        (lines(["x"]), Layout(domain_from="folder"), (), r"1 no folder.*give --domain=NAME"),
+        ([], Layout(domain="news"), (), "nothing was read. 1 files with 0 lines"),
+        (
+            lines(["x"]),
+            Layout(domain="news"),
+            (),
+            r"1 documents have 3 tokens together \(news: 1\), less than one block",
+        ),
+        (lines(TEXTS, kind="news"), Layout(domain_field="kind"), ("nevs",), "no document of nevs. Did you mean 'news'"),
+        ([row("c4", text) for text in TEXTS], Layout(), ("c4", "book"), "no document of book.*Known: c4"),
+    ],
+)
+def test_nothing_there_is_an_error_that_says_what_was_found(tmp_path: Path, content, layout, domains, says: str):
+    write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
+    with pytest.raises(UserError, match=says):
+        prepared(tmp_path / "source", tmp_path / "out", layout=layout, domains=domains)
+    assert not (tmp_path / "out").exists()  # so that the command can be given again with other options
+
+
+def test_what_the_options_refuse(tmp_path: Path):
+    with pytest.raises(UserError, match="--domain_field and --domain both say"):
+        Layout(domain_field="kind", domain="news")
+    with pytest.raises(UserError, match=r"e\.g\. --domain=my-news"):
+        Layout(domain="My News")
+    write_gzip(tmp_path / "validation" / "a.jsonl.gz", lines(TEXTS))
+    with pytest.raises(UserError, match="folder called validation; leave the option out"):
+        prepared(tmp_path, tmp_path / "out", layout=Layout(domain="news"), validation=0.1)
+    with pytest.raises(UserError, match=r"less than 1, not 1\.5"):
+        prepared(tmp_path, tmp_path / "out", validation=1.5)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"Found: 1 \.txt\. Text files need --domain=NAME or --domain_from=folder"):
+        prepared(tmp_path / "files", tmp_path / "out")
+
+
+def test_so_many_domains_cannot_be_meant(tmp_path: Path):
+    content = [line for i in range(1001) for line in lines(["x"], id=i)]
+    write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
+    with pytest.raises(UserError, match="more than 1000 domains"):
+        prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain_field="id"))
+
+
+def test_another_layout_in_the_same_directory_is_refused(tmp_path: Path):
+    write_gzip(tmp_path / "source" / "a.jsonl.gz", [row("c4", text) for text in TEXTS])
+    prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="news"))
+    with pytest.raises(UserError, match="layout"):
+        prepared(tmp_path / "source", tmp_path / "out")
+    with pytest.raises(UserError, match=r"validation 0\.01 -> 0\.5"):
+        prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="news"), validation=0.5)
+
+
+@pytest.mark.parametrize("damage", ["torn", "corrupt"])
+def test_damaged_gzip_gives_what_came_before(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "CHUNK", 1024)
+    path = write_gzip(
+        tmp_path / "source" / "a.jsonl.gz",
+        lines([f"{i} {np.random.default_rng(i).bytes(50).hex()}" for i in range(3000)]),
+    )
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] if damage == "torn" else content[:half] + b"\xff" * 500 + content[half + 500 :])
+    manifest = prepared(tmp_path / "source", tmp_path / "out", layout=Layout(domain="news"))
+    assert manifest["skipped"]["by_reason"]["torn shard"] == 1
+    assert 0 < sum(count(manifest).values()) < 3000
+
+
+def test_the_command_ends_with_status_2_and_takes_the_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    content = [line for kind in ("a", "b") for line in lines(TEXTS, field="body", kind=kind)]
+    write_gzip(tmp_path / "source" / "a.jsonl.gz", content)
+    plain = [f"--source={tmp_path / 'source'}", "--tokenizer=byte", "--seq_len=16", "--workers=1"]
+    with pytest.raises(SystemExit) as ended:
+        run_command(prepare_command.main, [*plain, f"--out={tmp_path / 'none'}"])
+    assert ended.value.code == 2
+    assert "120 no text (fields body, kind: 120)" in capsys.readouterr().err
+    options = ["--text_field=body", "--domain_field=kind", "--validation=0.3"]
+    prepare_command.main([*plain, *options, f"--out={tmp_path / 'one'}"])
+    prepared(tmp_path / "source", tmp_path / "two", layout=Layout("body", "kind"), validation=0.3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blocks of three domains of one's own."""
+    root = tmp_path_factory.mktemp("own")
+    for i, name in enumerate(("news", "blogs", "law")):
+        write_gzip(root / "source" / name / "a.jsonl.gz", lines([f"{name} {text}" for text in TEXTS[i:]]))
+    prepared(root / "source", root / "out", layout=Layout(domain_from="folder"), validation=0.2)
+    return root / "out"
+
+
+def opened(path: Path, **changes: Any):
+    return open_corpus(DataConfig(corpus="blocks", path=str(path), **changes), seq_len=16, vocab_size=258)
+
+
+def test_training_on_domains_of_ones_own(own: Path):
+    corpus = opened(own, train_domains=("news",))
+    assert corpus.train_domains == ("news",)
+    assert corpus.eval_domains == ("news", "blogs", "law")
+    assert corpus.in_domain == {"news"}
+    iterator = corpus.train_iterator(batch_size=2)
+    assert next(iterator)["tokens"].shape == (2, 17)
+    iterator.close()
+    assert len(corpus.eval_blocks("law", count=3).tokens) == 3
+    assert opened(own, train_domains=("news",), eval_domains=("law", "news")).eval_domains == ("news", "law")
+    assert opened(own, regime="mixed").train_domains == ("blogs", "law", "news")
+
+
+def test_domains_of_ones_own_that_are_not_there(own: Path):
+    with pytest.raises(UserError, match=r"has the domains blogs, law, news: name those to train on"):
+        opened(own)
+    with pytest.raises(UserError, match=r"train_domains: 'new' .*Did you mean 'news'\? Known: blogs, law, news"):
+        opened(own, train_domains=("new",))
+    with pytest.raises(UserError, match="eval_domains: 'c4' is not a domain of this corpus"):
+        opened(own, train_domains=("news",), eval_domains=("c4",))
