@@ -80,35 +80,6 @@ def _parts(new: Iterator[np.ndarray], eos: int, decoder: TextDecoder, stops: Sto
         yield part
 
 
-def text(
-    model: Model,
-    params: Params,
-    tokenizer: Tokenizer,
-    prompt: str,
-    key: PRNGKey,
-    *,
-    n_new: int,
-    sampling: Sampling | None = None,
-    stop: str | Sequence[str] = (),
-    prefill_chunk: int = PREFILL_CHUNK,
-    mesh: Mesh | None = None,
-) -> str:
-    """Return the continuation of a prompt: the parts of `stream` together."""
-    parts = stream(
-        model,
-        params,
-        tokenizer,
-        prompt,
-        key,
-        n_new=n_new,
-        sampling=sampling,
-        stop=stop,
-        prefill_chunk=prefill_chunk,
-        mesh=mesh,
-    )
-    return "".join(parts)
-
-
 def read_prompts(path: str | Path) -> list[str]:
     """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of another one.
 

@@ -180,7 +180,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
         if n_new > 0 and jax.process_count() == 1:
             key = jax.random.wrap_key_data(jax.device_get(state.rng))
             try:
-                new = generate.text(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh)
+                parts = generate.stream(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh)
+                new = "".join(parts)
                 sample = prompt + new
             except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
                 log.say(f"No sample of text: {error}")

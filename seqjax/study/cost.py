@@ -2,37 +2,37 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from seqjax.study import comparison
-from seqjax.study.comparison import Row
 from seqjax.study.figures import style
 from seqjax.study.records import Records
 
 
 def gap_over_speed(path: str | Path, records: Records) -> None:
-    """Draw every model's gap to the first reference over its training speed, one panel per length that is known.
+    """Draw every model's gap over its training speed, one panel per length that is known.
 
-    The first panel has the speeds of the runs themselves, the others those that the study file gives in `speeds`.
+    The gap is that to the first reference that has results. The first panel has the speeds of the runs themselves, the
+    others those that the study file gives in `speeds`.
     """
-    reference = records.references[0]
+    reference = next(name for name in records.references if comparison.common_runs(records, name))
     gaps = gaps_to(records, reference)
     given = {"tokens/s of these runs": run_speeds(records)} | records.speeds
     speeds = {what: of_model for what, of_model in given.items() if gaps.keys() & of_model.keys()}
     figure = Figure(figsize=(4.8 * len(speeds) + 2.6, 5), layout="constrained")
     axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True)[0]
+    models = comparison.models(records)
+    looks = {name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(models)}
     for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
-        _draw(panel, records, gaps, of_model)
+        _draw(panel, looks, gaps, of_model)
         panel.set_xlabel(what)
     axes[0].set_ylabel(f"gap to {reference}, {comparison.main_quantity(records)} ({records.unit.name})")
-    models = [name for name in comparison.models(records) if any(name in of_model for of_model in speeds.values())]
-    looks = {
-        name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(comparison.models(records))
-    }
-    handles = [axes[0].plot([], [], label=name, **looks[name])[0] for name in models if name in gaps]
+    shown = [name for name in models if name in gaps and any(name in of_model for of_model in speeds.values())]
+    handles = [axes[0].plot([], [], label=name, **looks[name])[0] for name in shown]
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center")
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)
@@ -51,22 +51,22 @@ def run_speeds(records: Records) -> dict[str, float]:
 def gaps_to(records: Records, reference: str) -> dict[str, tuple[float, float]]:
     """Return the gap of every model at the lowest common loss and half the width of its interval, 0 if unknown."""
     main = comparison.main_quantity(records)
-    lowest = {row.model: row.lowest for row in _rows(records, reference)}
+    lowest = {row.model: row.lowest for row in comparison.compare(records, reference)}
     found = {name: gap.estimates[main] for name, gap in lowest.items() if gap is not None}
     return {reference: (0.0, 0.0)} | {name: (e.gap, e.half_width or 0.0) for name, e in found.items()}
 
 
-def _rows(records: Records, reference: str) -> list[Row]:
-    return comparison.compare(records, reference) if comparison.common_runs(records, reference) else []
-
-
-def _draw(panel: Axes, records: Records, gaps: Mapping[str, tuple[float, float]], speeds: Mapping[str, float]) -> None:
-    names = [name for name in comparison.models(records) if name in gaps and name in speeds]
+def _draw(
+    panel: Axes,
+    looks: Mapping[str, dict[str, Any]],
+    gaps: Mapping[str, tuple[float, float]],
+    speeds: Mapping[str, float],
+) -> None:
+    names = [name for name in looks if name in gaps and name in speeds]
     panel.axhline(0, color="0.6", linewidth=1)
     for name in names:
-        look = style(comparison.models(records).index(name)) | {"linestyle": "none", "markersize": 6}
         gap, width = gaps[name]
-        panel.errorbar(speeds[name], gap, yerr=width or None, elinewidth=1, **look)
+        panel.errorbar(speeds[name], gap, yerr=width or None, elinewidth=1, **looks[name])
     panel.set_xscale("log")
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
