@@ -34,7 +34,8 @@ class Row:
 
     `lowest` is at the lowest common in-domain loss, `over_range` the average over the last 0.3 nats (0.1 bits per
     byte), `end_points` against the line through the end points of the reference's schedules, `best_rate` as `lowest`
-    between the best learning rates of both, which are `rates` (this model's, the reference's).
+    between the best learning rates of both, which are `rates` (this model's, the reference's); None for a model that
+    ran at one rate alone, about which it would say nothing.
     """
 
     model: str
@@ -90,7 +91,7 @@ def _row(records: Records, model: str, reference: str) -> Row:
     ours, theirs = full_runs(records, model), full_runs(records, reference)
     of_schedule = [run for run in records.runs if run.rate == 1]
     best, rates = None, None
-    if len({run.rate for run in ours}) > 1 or len({run.rate for run in theirs}) > 1:
+    if len({run.rate for run in ours}) > 1:
         best_ours, best_theirs = protocol.best_rate(ours, against), protocol.best_rate(theirs, against)
         if best_ours and best_theirs:
             rates = best_ours[0].rate, best_theirs[0].rate
@@ -106,6 +107,25 @@ def _row(records: Records, model: str, reference: str) -> Row:
         best_rate=evaluate(records, best) if best else None,
         rates=rates,
     )
+
+
+def by_rate(records: Records) -> dict[str, dict[float, tuple[float, float]]]:
+    """Return, of every model that ran at several learning rates, per rate the loss in domain and outside at the end.
+
+    Both are means over seeds, and over domains that count the same; the rates ascend.
+    """
+    found = {}
+    for model in models(records):
+        runs = full_runs(records, model)
+        rates = sorted({run.rate for run in runs})
+        if len(rates) > 1:
+            found[model] = {rate: _at_end(records, [run for run in runs if run.rate == rate]) for rate in rates}
+    return found
+
+
+def _at_end(records: Records, runs: Sequence[Record]) -> tuple[float, float]:
+    outside = [[run.points[-1].domains[domain] for domain in records.domains] for run in runs]
+    return float(np.mean([run.losses_in_domain(records.against)[-1] for run in runs])), float(np.mean(outside))
 
 
 def evaluate(records: Records, contrast: Contrast) -> Gap:

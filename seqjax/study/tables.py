@@ -31,7 +31,10 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 
 def report(records: Records) -> str:
     """Return the content of gaps.md."""
-    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records), "## Cost\n", _cost(records)]
+    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records)]
+    if comparison.by_rate(records):
+        sections += ["## Learning rates\n", _rates(records)]
+    sections += ["## Cost\n", _cost(records)]
     known = comparison.models(records)
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
@@ -95,6 +98,31 @@ def _runs(records: Records) -> str:
             ]
         )
     return "Losses of the last evaluation, tokens/s of the last logged steps.\n\n" + markdown(header, rows)
+
+
+def _rates(records: Records) -> str:
+    """Return what each learning rate led to, and which models may want one outside of those tried."""
+    of_model = comparison.by_rate(records)
+    rates = sorted({rate for found in of_model.values() for rate in found})
+    rows: list[list[str]] = []
+    at_edge: dict[str, list[str]] = {"lowest": [], "highest": []}
+    for model, found in of_model.items():
+        best = min(found, key=lambda rate: found[rate][0])
+        cells = {rate: f"{inside:.3f}, {outside:.3f}" for rate, (inside, outside) in found.items()}
+        cells[best] = f"**{cells[best]}**"
+        rows.append([model, *(cells.get(rate, DASH) for rate in rates)])
+        for edge, rate in (("lowest", min(found)), ("highest", max(found))):
+            if best == rate:
+                at_edge[edge].append(model)
+    text = (
+        "Loss in domain and mean loss outside (each domain the same) at the end of the runs, by learning rate as a "
+        "multiple of the common one; in bold each model's best by the loss in domain.\n\n"
+        + markdown(["model", *(f"x{rate:g}" for rate in rates)], rows)
+    )
+    for edge, found_there in at_edge.items():
+        if found_there:
+            text += f"\nBest at the {edge} rate tried, so that one beyond may suit better: {'; '.join(found_there)}.\n"
+    return text
 
 
 def _cost(records: Records) -> str:

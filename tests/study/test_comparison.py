@@ -116,6 +116,19 @@ def test_a_learning_rate_may_close_a_gap(tmp_path):
     assert comparison.reading(row, "arxiv") == "closed by the learning rate"
     assert row_of(rows, "y").best_rate is None
     assert "x x3, slow x1" in report(tmp_path)
+    assert "| x | 2.500, 3.700 | **2.200, 3.200** |" in report(tmp_path), "and none of slow and y, which have one rate"
+    assert "Best at the highest rate tried, so that one beyond may suit better: x.\n" in report(tmp_path)
+    assert "at the lowest rate tried" not in report(tmp_path)
+
+
+def test_a_model_with_one_learning_rate_is_not_tested_for_it(tmp_path):
+    """That the reference ran at several says nothing about the rate of the model."""
+    runs = entry(tmp_path, "slow", [4.0, 3.0, 2.0], noise=0)
+    runs |= entry(tmp_path, "slow fast", [4.0, 3.0, 1.9], noise=0, fields={"model": "slow", "rate": 3})
+    runs |= entry(tmp_path, "x", [4.0, 3.0, 2.5], offset=0.2, noise=1)
+    row = row_of(comparison.compare(compared(tmp_path, runs), "slow"), "x")
+    assert row.best_rate is None
+    assert comparison.reading(row, "arxiv") == "not tested"
 
 
 def test_one_seed_ranks_nothing_and_says_so(tmp_path):
