@@ -80,6 +80,11 @@ def compare(records: Records, reference: str) -> list[Row]:
     return sorted(rows, key=lambda row: row.lowest.estimates[main].gap if row.lowest else np.inf)
 
 
+def x_label(records: Records) -> str:
+    """Return the name of the loss at which runs are compared."""
+    return f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
+
+
 def main_quantity(records: Records) -> str:
     """Return the name of the quantity by which models are sorted."""
     return records.domains[0] if len(records.domains) == 1 else EQUAL
@@ -109,18 +114,21 @@ def _row(records: Records, model: str, reference: str) -> Row:
     )
 
 
-def by_rate(records: Records) -> dict[str, dict[float, tuple[float, float]]]:
-    """Return, of every model that ran at several learning rates, per rate the loss in domain and outside at the end.
+def by_rate(records: Records, model: str) -> dict[float, tuple[float, float]]:
+    """Return the losses in domain and outside at the end of the full schedule, per learning rate, ascending.
 
-    Both are means over seeds, and over domains that count the same; the rates ascend.
+    Both are means over seeds, and over domains that count the same.
     """
-    found = {}
-    for model in models(records):
-        runs = full_runs(records, model)
-        rates = sorted({run.rate for run in runs})
-        if len(rates) > 1:
-            found[model] = {rate: _at_end(records, [run for run in runs if run.rate == rate]) for rate in rates}
-    return found
+    runs = full_runs(records, model)
+    rates = sorted({run.rate for run in runs})
+    return {rate: _at_end(records, [run for run in runs if run.rate == rate]) for rate in rates}
+
+
+def by_schedule(records: Records, model: str) -> dict[float, tuple[float, float]]:
+    """Return the same per schedule, at the common learning rate."""
+    runs = [run for run in records.runs if run.model == model and run.rate == 1]
+    shares = sorted({run.schedule for run in runs})
+    return {share: _at_end(records, [run for run in runs if run.schedule == share]) for share in shares}
 
 
 def _at_end(records: Records, runs: Sequence[Record]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """The tables of a study, as Markdown: what ran, the gaps to every reference, what they say, and the ranking."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from seqjax.study import comparison
 from seqjax.study.comparison import Gap, Row
@@ -32,8 +32,10 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 def report(records: Records) -> str:
     """Return the content of gaps.md."""
     sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records)]
-    if comparison.by_rate(records):
-        sections += ["## Learning rates\n", _rates(records)]
+    of_models = {model: comparison.by_rate(records, model) for model in comparison.models(records)}
+    of_model = {model: found for model, found in of_models.items() if len(found) > 1}
+    if of_model:
+        sections += ["## Learning rates\n", _rates(of_model)]
     sections += ["## Cost\n", _cost(records)]
     known = comparison.models(records)
     for reference in records.references:
@@ -45,19 +47,15 @@ def report(records: Records) -> str:
     return "\n".join(sections)
 
 
-def _x_label(records: Records) -> str:
-    return f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
-
-
 def _about(records: Records) -> str:
     quantities = comparison.quantities(records)
     n_seeds = {len({r.seed for r in comparison.common_runs(records, model)}) for model in comparison.models(records)}
     several = max(n_seeds, default=0) > 1
     text = [
         f"Gaps are differences of loss in {records.unit.name}, positive where a model is worse than the reference at "
-        f"the same {_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, "
-        "none is extrapolated, and every pair is compared over the losses that both passed through. The method: "
-        "docs/protocol.md."
+        f"the same {comparison.x_label(records)} (below: loss in domain). Losses between evaluations are interpolated "
+        "linearly, none is extrapolated, and every pair is compared over the losses that both passed through. The "
+        "method: docs/protocol.md."
     ]
     if comparison.NATURAL in quantities:
         shares = zip(records.domains, quantities[comparison.NATURAL], strict=True)
@@ -100,9 +98,8 @@ def _runs(records: Records) -> str:
     return "Losses of the last evaluation, tokens/s of the last logged steps.\n\n" + markdown(header, rows)
 
 
-def _rates(records: Records) -> str:
+def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
     """Return what each learning rate led to, and which models may want one outside of those tried."""
-    of_model = comparison.by_rate(records)
     rates = sorted({rate for found in of_model.values() for rate in found})
     rows: list[list[str]] = []
     at_edge: dict[str, list[str]] = {"lowest": [], "highest": []}
