@@ -19,7 +19,7 @@ from seqjax.data.builtin import corpus as builtin
 from seqjax.data.prepare import __main__ as prepare
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
-from seqjax.study import comparison, cost, figures, rates, records, sweep
+from seqjax.study import comparison, figures, records, sweep
 from seqjax.study.studies import Study, load_study
 from tests import support
 from tests.study.synthetic import write_run, write_study
@@ -147,20 +147,6 @@ def test_the_commands_of_figure_7_make_its_sets(tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are drawn, by the names of their files; they are written as well."""
-    found, write = {}, figures.save
-
-    def save(figure, path):
-        found[Path(path).name] = figure
-        write(figure, path)
-
-    for module in (figures, cost, rates, sweep):
-        monkeypatch.setattr(module, "save", save)
-    return found
-
-
 def entry(root: Path, label: str, *, noise: int, offset: Mapping[str, float] | float = 0.0, **fields) -> dict:
     run = write_run(root / label, [4.0, 3.0, 2.0], noise=noise, offset=offset)
     return {label: {"workdir": str(run), **fields}}
