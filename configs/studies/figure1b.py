@@ -3,7 +3,8 @@
     seqjax study --study=figure1b:demo --out=runs/figure1b      small, paper: the same command with that size
 
 The size `small` takes the runs of studies/limited_110m, which also have seeds, learning rates and schedules:
-docs/results/limited_110m. The size `paper`: not run.
+docs/results/limited_110m. `demo` took 25 minutes on two cores that were busy with other work (ten of CPU time). The
+size `paper`: not run.
 """
 
 from seqjax import presets

@@ -11,4 +11,4 @@ from seqjax import presets
 def get_study(size="demo"):
     """Return the study of a size: demo, small or paper."""
     study = presets.load("studies/figure3f").get_study(size)
-    return study | {"title": f"Figure 4: entropy at 110M ({size})", "sweep": "model.mixer.temperature"}
+    return study | {"title": study["title"].replace("3(f)", "4"), "sweep": "model.mixer.temperature"}

@@ -158,7 +158,8 @@ def _draw_end_points(
         if len(of_seed) > 1:
             x = np.array([run.losses_in_domain(records.against)[-1] for run in of_seed])
             y = np.array([run.losses(domains)[-1].mean() for run in of_seed])
-            panel.plot(*_shown(x, y, limit), **END_POINTS | {"color": color}, zorder=3)
+            look: dict[str, Any] = END_POINTS | {"color": color}
+            panel.plot(*_shown(x, y, limit), **look, zorder=3)
 
 
 def _draw_gap(
