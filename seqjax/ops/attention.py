@@ -1,15 +1,16 @@
 """Causal softmax attention, full or over a window, for training, for one decoding step and for a piece of a prompt.
 
 o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
-the query's own position, as Mistral's `sliding_window` does). `seqjax.ops.attention_backends` lists what computes it.
+the query's own position, as Mistral's `sliding_window` does). `kernels_pallas.causal_attention` chooses what computes
+it for whole sequences: cuDNN, splash attention, all scores at once, or chunks of them.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from kernels_pallas import backend
-from seqjax.ops.attention_backends import BACKENDS, ORDER
+import kernels_pallas
+from seqjax.sharding import heads_split
 from seqjax.types import Array
 
 
@@ -27,14 +28,20 @@ def causal_attention(
 
     `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32.
 
-    `implementation` is None (the first that accepts, which is logged and recorded as those of `kernels_pallas` are) or
-    one of "cudnn", "splash", "xla" and "chunked". A named one that cannot run the problem raises
+    `implementation` is None, which takes the first that accepts and records it as those of the kernels are, or one of
+    "cudnn", "splash", "xla" and "chunked". A named one that cannot run the problem raises
     `kernels_pallas.BackendError`, a `ValueError`, with every implementation's reason.
     """
-    options = {"window": window, "slopes": slopes}
-    attend = backend.pick("causal_attention", BACKENDS, implementation, (q_BTHK, k_BSGK, v_BSGK), options, order=ORDER)
-    factor = q_BTHK.shape[-1] ** -0.5 if scale is None else scale
-    return attend(q_BTHK, k_BSGK, v_BSGK, window=window, scale=factor, slopes=slopes)
+    return kernels_pallas.causal_attention(
+        q_BTHK,
+        k_BSGK,
+        v_BSGK,
+        window=window,
+        scale=scale,
+        slopes=slopes,
+        split=heads_split(q_BTHK.shape[0], k_BSGK.shape[2]),
+        implementation=implementation,
+    )
 
 
 def attention_step(

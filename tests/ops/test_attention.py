@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kernels_pallas import BackendError, backend, device
+from kernels_pallas.attention.api import BACKENDS, ORDER
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
-from seqjax.ops.attention_backends import BACKENDS, ORDER
 from tests.kernels.common import fast_jit
 
 rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Causal softmax attention in memory linear in T, on any device: chunks of keys, an online softmax, its own gradient.
+"""The `chunked` backend of causal attention: any device, any T, O(T) memory in both directions.
 
 The score matrix is cut into square tiles, and a scan over those that the mask does not empty keeps one alive at a time
 (`kernels_pallas.xla_tiles`; a window leaves out all but the tiles near the diagonal). With the running maximum m and
@@ -18,12 +18,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float
+from jax.sharding import PartitionSpec
 
-from kernels_pallas import accumulation_dtype, xla_tiles
-from kernels_pallas.numerics import MASKED
-from seqjax.types import Array
+from kernels_pallas import xla_tiles
+from kernels_pallas.attention.interface import CausalAttention
+from kernels_pallas.backend import Backend
+from kernels_pallas.numerics import MASKED, accumulation_dtype
 
 # The least side of a tile, in positions.
 UNIT = 64
@@ -37,21 +39,32 @@ class Options(NamedTuple):
     slopes: tuple[float, ...]
 
 
-def chunked_attention(
-    q_BTHK: Float[Array, "B T H K"],
-    k_BTGK: Float[Array, "B T G K"],
-    v_BTGV: Float[Array, "B T G V"],
+def load() -> CausalAttention:
+    """Return this module."""
+    from kernels_pallas.attention import chunked
+
+    return chunked
+
+
+BACKEND = Backend("chunked", load)
+
+
+def attend(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGV: Array,
     *,
     window: int,
     scale: float,
     slopes: tuple[float, ...],
-) -> Float[Array, "B T H V"]:
-    """Return causal attention over the last `window` keys (0: all), in the dtype of v.
+    split: PartitionSpec | None = None,
+) -> Array:
+    """Return o_BTHV in the dtype of v.
 
-    Batch and heads are never taken apart, so that they may be sharded. Reverse mode only, once. The residuals are named
-    `attention_out` and `attention_lse` for rematerialisation policies. `ops.attention.causal_attention` explains the
-    options.
+    Batch and heads are never taken apart, so XLA splits them by itself. Reverse mode only, once. The residuals are
+    named `attention_out` and `attention_lse` for rematerialisation policies.
     """
+    del split
     return _attention(q_BTHK, k_BTGK, v_BTGV, Options(window, scale, slopes))
 
 

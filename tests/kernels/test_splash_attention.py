@@ -9,10 +9,9 @@ import pytest
 from jax import export
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from seqjax.ops import splash_attention as module
-from seqjax.ops.attention_backends import dense_attention
-from seqjax.ops.splash_attention import splash_attention
-from seqjax.sharding import make_mesh
+from kernels_pallas.attention import reference
+from kernels_pallas.attention.splash import kernel
+from seqjax.sharding import heads_split, make_mesh
 
 
 def output_and_gradients(attend, q, k, v):
@@ -26,7 +25,7 @@ def operands(n_batch, n_tokens, n_heads, n_kv):
 
 
 def assert_equals_dense(program, inputs, options):
-    want = jax.jit(partial(output_and_gradients, partial(dense_attention, **options)))(*inputs)
+    want = jax.jit(partial(output_and_gradients, partial(reference.causal_attention, **options)))(*inputs)
     for x, y in zip(program(*inputs), want, strict=True):
         np.testing.assert_allclose(x, y, atol=3e-5)
 
@@ -35,18 +34,19 @@ def assert_equals_dense(program, inputs, options):
 @pytest.mark.parametrize("window", [0, 50, 128, 300])
 def test_values_and_gradients_in_the_interpreter(window, monkeypatch):
     """In blocks of 128, of which 200 tokens need two and a part; grouped queries."""
-    monkeypatch.setattr(module, "BLOCK", 128)
+    monkeypatch.setattr(kernel, "BLOCK", 128)
     options = {"window": window, "scale": 0.2, "slopes": ()}
-    attend = partial(splash_attention, interpret=True, **options)
+    attend = partial(kernel.attend, interpret=True, **options)
     assert_equals_dense(jax.jit(partial(output_and_gradients, attend)), operands(2, 200, 4, 2), options)
 
 
 @pytest.mark.slow
 def test_every_device_of_a_mesh_has_its_own_sequences_and_heads():
     options = {"window": 0, "scale": 0.2, "slopes": ()}
-    program = jax.jit(partial(output_and_gradients, partial(splash_attention, interpret=True, **options)))
     inputs = operands(4, 128, 4, 2)
     with jax.set_mesh(make_mesh(data=2, fsdp=2, tensor=2)):
+        attend = partial(kernel.attend, interpret=True, split=heads_split(4, 2), **options)
+        program = jax.jit(partial(output_and_gradients, attend))
         assert_equals_dense(program, inputs, options)
         text = program.lower(*inputs).compile().as_text()
     assert "f32[1,2,128,64]" in text, "one sequence and two of four heads"
@@ -61,16 +61,16 @@ def test_it_lowers_for_a_tpu(window, n_devices):
 @pytest.mark.parametrize("window", [0, 256])
 def test_102400_tokens_lower_for_a_tpu(window):
     lower_for_a_tpu(102_400, window, 1)
-    hits = module._kernel.cache_info().hits
+    hits = kernel._kernel.cache_info().hits
     lower_for_a_tpu(102_400, window, 1)
-    assert module._kernel.cache_info().hits == hits + 1, "the mask is not built twice"
+    assert kernel._kernel.cache_info().hits == hits + 1, "the mask is not built twice"
 
 
 def lower_for_a_tpu(n_tokens, window, n_devices):
     """One kernel forward and two backward, and nothing beside them of the size of the scores."""
     x = jax.ShapeDtypeStruct((8, n_tokens, 12, 64), jnp.bfloat16)
-    attend = partial(splash_attention, window=window, scale=0.125, slopes=())
     with jax.set_mesh(make_mesh(data=n_devices, devices=jax.devices()[:n_devices])):
+        attend = partial(kernel.attend, window=window, scale=0.125, slopes=(), split=heads_split(8, 12))
         program = export.export(jax.jit(partial(output_and_gradients, attend)), platforms=["tpu"])(x, x, x)
     assert program.mlir_module().count("stablehlo.custom_call @tpu_custom_call") == 3
     assert [y.shape for y in program.out_avals] == [x.shape] * 4
@@ -79,7 +79,7 @@ def lower_for_a_tpu(n_tokens, window, n_devices):
 @pytest.mark.parametrize("window", [None, 1, 128, 200, 256, 1_000])
 def test_uniform_blocks_of_the_mask_are_found_without_their_pairs(window):
     shape, left = (768, 768), None if window is None else window - 1
-    cheap = module._CheapMask(shape, (left, 0), offset=0)
+    cheap = kernel._CheapMask(shape, (left, 0), offset=0)
     whole = splash.LocalMask(shape, (left, 0), offset=0)
     for row in range(0, 768, 128):
         for col in range(0, 768, 128):

@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import xla_tiles
-from seqjax.ops import chunked_attention as module
-from seqjax.ops.chunked_attention import chunked_attention
+from kernels_pallas.attention import chunked, reference
 from seqjax.sharding import make_mesh
 from tests import support
 from tests.kernels.common import count_primitive, fast_jit, temporary_bytes, with_grads
@@ -24,7 +23,7 @@ TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of 16 positions, so that 50 need ten of them."""
-    monkeypatch.setattr(module, "UNIT", 8)
+    monkeypatch.setattr(chunked, "UNIT", 8)
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {"cpu": 2**11})
 
 
@@ -55,8 +54,8 @@ def by_hand(q, k, v, do, *, window, scale, slopes):
     return o, np.einsum("bhij,bjhk->bihk", ds, wide_k), dk, dv
 
 
-def output_and_gradients(q, k, v, do, **options):
-    o, pull = jax.vjp(partial(chunked_attention, **options), q, k, v)
+def output_and_gradients(q, k, v, do, *, attend=chunked.attend, **options):
+    o, pull = jax.vjp(partial(attend, **options), q, k, v)
     return o, *pull(do)
 
 
@@ -124,13 +123,22 @@ def test_work_of_a_window_is_linear_in_length():
     assert scores(2048, 0) > 2048**2 / 2
 
 
+def test_the_reference_is_what_is_computed_by_hand():
+    inputs = operands(20, n_kv=2)
+    options = {"window": 7, "scale": 0.7, "slopes": SLOPES}
+    got = fast_jit(partial(output_and_gradients, attend=reference.causal_attention, **options))(*inputs)
+    for x, want in zip(got, by_hand(*inputs, **options), strict=True):
+        np.testing.assert_allclose(x, want, atol=2e-5)
+
+
 def test_memory_is_linear_in_length(monkeypatch):
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {"cpu": 2**14})
-    op = partial(chunked_attention, window=0, scale=1.0, slopes=())
+    op = partial(chunked.attend, window=0, scale=1.0, slopes=())
     sizes = [
         temporary_bytes(with_grads(op), *[jax.ShapeDtypeStruct((1, T, 2, 8), jnp.float32)] * 3) for T in (2048, 4096)
     ]
     assert sizes[1] / sizes[0] < 2.2
+    assert sizes[1] < 4 * 2 * 4096**2 / 10, "a tenth of the scores"
 
 
 def test_vmap_scan_and_rematerialisation():
@@ -140,7 +148,7 @@ def test_vmap_scan_and_rematerialisation():
     weights = jnp.asarray([0.5, 1.0])
 
     def layer(x, w):
-        return x + chunked_attention(w * x, x, x, window=11, scale=1.0, slopes=()), None
+        return x + chunked.attend(w * x, x, x, window=11, scale=1.0, slopes=()), None
 
     def loss(x, *, remat=lambda f: f, unrolled=False):
         for w in weights if unrolled else ():

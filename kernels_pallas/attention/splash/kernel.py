@@ -1,4 +1,4 @@
-"""Causal softmax attention on TPUs by JAX's splash attention, a Pallas kernel (`jax.experimental.pallas.ops.tpu`).
+"""Splash attention (`jax.experimental.pallas.ops.tpu.splash_attention`) for batches of any length over a mesh.
 
 The kernel takes one sequence, [H, T, K], scaled queries, and lengths that its blocks divide. Here time is padded to
 blocks: a padded key is later than every query, so the causal mask hides it. Like every custom call it has no rule for
@@ -11,17 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import AxisType, PartitionSpec
 
 from kernels_pallas.xla_tiles import pad_to
-from seqjax.types import Array
 
 # The longest side of a block of scores, in positions, and the number of lanes, of which every side is a multiple.
 BLOCK, LANES = 512, 128
 
 
-def splash_attention(
+def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
@@ -29,15 +29,16 @@ def splash_attention(
     window: int,
     scale: float,
     slopes: tuple[float, ...],
+    split: PartitionSpec | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Return causal attention over the last `window` keys (0: all), in the dtype of q; it has no ALiBi.
+    """Return o_BTHK in the dtype of q; `refusal` keeps slopes away.
 
     `interpret` runs the kernel in Pallas' interpreter, on any device.
     """
-    assert not slopes
+    del slopes
 
-    def attend(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+    def share(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         seq_len, n_heads = q_BTHK.shape[1:3]
         block = min(BLOCK, -(-seq_len // LANES) * LANES)
         padded = -(-seq_len // block) * block
@@ -47,28 +48,16 @@ def splash_attention(
         o_BHTK = jax.vmap(kernel)(*heads_first)
         return jnp.moveaxis(o_BHTK, 1, 2)[:, :seq_len]
 
-    spec = _spec(q_BTHK.shape[0], k_BTGK.shape[2])
-    if spec is None:
-        return attend(q_BTHK, k_BTGK, v_BTGK)
-    sharded = jax.shard_map(attend, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
+    mesh = jax.sharding.get_abstract_mesh()
+    # Inside `jax.shard_map` a caller has split the arrays already.
+    if split is None or mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+        return share(q_BTHK, k_BTGK, v_BTGK)
+    sharded = jax.shard_map(share, in_specs=(split,) * 3, out_specs=split, check_vma=False)
     return sharded(q_BTHK, k_BTGK, v_BTGK)
 
 
 def _scaled(q_BTHK: Array, scale: float) -> Array:
     return (q_BTHK.astype(jnp.float32) * scale).astype(q_BTHK.dtype)
-
-
-def _spec(n_batch: int, n_kv: int) -> PartitionSpec | None:
-    """Return how [B, T, G, K] is split over the mesh; None without several devices, or where a caller has split it."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or any(kind == AxisType.Manual for kind in mesh.axis_types):
-        return None
-    n_data = mesh.shape["data"] * mesh.shape["fsdp"]
-    return PartitionSpec(
-        ("data", "fsdp") if n_batch % n_data == 0 else None,
-        None,
-        "tensor" if n_kv % mesh.shape["tensor"] == 0 else None,
-    )
 
 
 class _CheapMask(splash.LocalMask):
