@@ -52,20 +52,20 @@ BACKEND = Backend("chunked", load)
 def attend(
     q_BTHK: Array,
     k_BTGK: Array,
-    v_BTGV: Array,
+    v_BTGK: Array,
     *,
     window: int,
     scale: float,
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHV in the dtype of v.
+    """Return o_BTHK in the dtype of v.
 
     Batch and heads are never taken apart, so XLA splits them by itself. Reverse mode only, once. The residuals are
     named `attention_out` and `attention_lse` for rematerialisation policies.
     """
     del split
-    return _attention(q_BTHK, k_BTGK, v_BTGV, Options(window, scale, slopes))
+    return _attention(q_BTHK, k_BTGK, v_BTGK, Options(window, scale, slopes))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -128,7 +128,7 @@ def _scan_forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options)
     operands = _operands(q_BTHK, k_BTGK, v_BTGV, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
 
-    def visit(carry: tuple[Array, Array, Array], tile: tuple[Array, Array]) -> tuple[tuple, None]:
+    def visit(carry, tile):
         row, col = tile
         m_BGm, l_BGm, o_BGmV = (xla_tiles.block(x, row, rows) for x in carry)
         s_BGms, visible_ms = _tile_scores(operands, row, col, options)
@@ -159,7 +159,7 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
     do_BGMV = operands.rows_of(do_BTHV)
     D_BGM = operands.rows_of(jnp.sum(do_BTHV.astype(acc) * o_BTHV.astype(acc), axis=-1, keepdims=True))[..., 0]
 
-    def visit(carry: tuple[Array, Array, Array], tile: tuple[Array, Array]) -> tuple[tuple, None]:
+    def visit(carry, tile):
         row, col = tile
         dq_BGMK, dk_BGSK, dv_BGSV = carry
         q_BGmK, do_BGmV, lse_BGm, D_BGm = (
