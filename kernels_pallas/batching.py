@@ -12,7 +12,7 @@ shard_map  The results vary over the mesh axes that the operands vary over.
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,14 @@ def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
     return jax.tree.map(lambda x: _varying(x, axes), results)
 
 
-def heads(per_head: Array, per_kv_head: Array) -> dict[str, int]:
+class Heads(TypedDict):
+    """Sizes for a sharding rule: key-value heads, and query heads to each."""
+
+    g: int
+    r: int
+
+
+def heads(per_head: Array, per_kv_head: Array) -> Heads:
     """Return the sizes {"g": G, "r": H / G} of arrays [B, T, H, ...] and [B, T, G, ...] for a sharding rule."""
     H, G = per_head.shape[2], per_kv_head.shape[2]
     return {"g": G, "r": H // G}

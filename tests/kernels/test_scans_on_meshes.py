@@ -234,7 +234,7 @@ def test_every_device_works_on_its_share(name, split, shares) -> None:
         assert (local - whole) & set(shares[-1]), "no operand of the last body is a device's share"
     summed = (case.over_batch if n_batch > 1 else ()) + (case.over_heads if n_heads > 1 else ())
     shapes = [NamedSharding(mesh, specs[i]).shard_shape(arrays[i].shape) for i in summed]
-    found = collectives(compiled.as_text())
+    found = collectives(str(compiled.as_text()))
     assert set(found) == ({"all-reduce"} if summed else set()), found
     if not ON_GPU:  # where XLA may join them
         assert found.get("all-reduce", []) == sorted(shapes)
