@@ -42,12 +42,14 @@ def mesh_of_eight() -> jax.sharding.Mesh:
 
 
 def test_the_warning_is_heard(capfd) -> None:
-    """Rows of a table whose columns are split, as the embedder would look them up without `gather_fsdp`."""
+    """Columns split over `fsdp` that are to become rows split over `data` and `fsdp`."""
     mesh = mesh_of_eight()
-    table = NamedSharding(mesh, jax.P("tensor", "fsdp"))
-    arrays = [jax.ShapeDtypeStruct((48, 32), jnp.float32), jax.ShapeDtypeStruct((8, 23), jnp.int32)]
-    options = {"in_shardings": (table, batch_sharding(mesh)), "out_shardings": batch_sharding(mesh)}
-    _, said = compile_and_listen(lambda table, rows: table[rows], arrays, capfd, **options)
+
+    def f(x):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(None, "fsdp")))
+        return jax.lax.with_sharding_constraint(2 * x, batch_sharding(mesh))
+
+    _, said = compile_and_listen(f, [jax.ShapeDtypeStruct((8, 16, 8), jnp.float32)], capfd)
     assert WARNING in said
 
 
