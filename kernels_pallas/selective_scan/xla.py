@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kernels_pallas import device
 from kernels_pallas.backend import Backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.chunks import join_chunks, split_chunks
@@ -25,10 +26,10 @@ GROUP = 16  # chunks that are worked on side by side
 
 
 def load() -> SelectiveScan:
-    """Return this module."""
-    from kernels_pallas.selective_scan import xla
+    """Return this module, or its counterpart for a CPU, which needs no work side by side."""
+    from kernels_pallas.selective_scan import xla, xla_cpu
 
-    return xla
+    return xla_cpu if device.platform() == "cpu" else xla
 
 
 BACKEND = Backend("xla", load)
