@@ -48,7 +48,7 @@ def test_value_and_gradients(chunk):
 
 
 def test_a_bfloat16_model_whose_table_is_its_head():
-    """One chunk for the whole batch, and the gradient transposed: XLA's CPU backend refuses this product in bfloat16."""
+    """One chunk for the whole batch and a transposed gradient: XLA refuses this product in bfloat16 on a CPU."""
     h, w, targets, weights = problem(jnp.bfloat16)
     table = w.T.astype(jnp.bfloat16)
     function = jax.jit(jax.grad(lambda h, t: cross_entropy(h, t.T, targets, weights, 4096), argnums=(0, 1)))
