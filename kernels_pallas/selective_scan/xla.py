@@ -1,5 +1,7 @@
 """The `xla` backend of the selective scan: chunks side by side, tokens of a chunk one after the other. See `api.py`.
 
+A CPU, for which that is too much work, goes token by token (`xla_cpu.py`).
+
 A differs per channel and state, so there is no matrix form. Time is cut into chunks of `chunk_size`, and groups of
 `GROUP` chunks. With g the running sum of dt inside a chunk, a chunk adds sum_s exp(A (g_end - g_s)) dt_s x_s B_s^T to
 the state: one fused reduction per chunk, from which the states at the chunk starts follow. Then all chunks of a group
