@@ -15,7 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
+from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import DISK_FULL, UserError
+from seqjax.files import read_json
 from seqjax.training.step import TrainState
 from seqjax.types import Params
 
@@ -41,7 +43,7 @@ class Checkpoints:
         """The step of the newest complete checkpoint, or None if there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, iterator: grain.DatasetIterator, meta: dict[str, Any]) -> None:
+    def save(self, step: int, state: TrainState, iterator: TrainIterator, meta: dict[str, Any]) -> None:
         """Start saving; return once `state` may be donated. Raise `UserError` if this save or the last one failed."""
         args = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
@@ -66,16 +68,23 @@ class Checkpoints:
         """Whether the newest checkpoint was written by `save_params`."""
         return self.latest is not None and not (self.directory / str(self.latest) / "rest").exists()
 
-    def restore(self, state: TrainState, iterator: grain.DatasetIterator) -> tuple[TrainState, dict[str, Any]]:
+    def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings."""
         args = ocp.args.Composite(
             params=ocp.args.StandardRestore(_abstract(state.params)),
             rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
-            data=grain.checkpoint.CheckpointRestore(iterator),
             meta=ocp.args.JsonRestore(),
+            **({} if iterator.is_global else {"data": grain.checkpoint.CheckpointRestore(iterator)}),
         )
         restored = self._manager.restore(self.latest, args=args)
+        if iterator.is_global:
+            iterator.set_state(self._position())
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
+
+    def _position(self) -> dict[str, Any]:
+        """Return the place in the data that process 0 saved, which is that of all however many there were."""
+        (path,) = (self.directory / str(self.latest) / "data").glob("process_0-of-*.json")
+        return read_json(path)
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
         """Return the parameters of the newest checkpoint and its step; raise `UserError` if there is none."""
