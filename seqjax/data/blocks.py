@@ -133,7 +133,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         for entry in domains.values():
             for file in entry["files"]:
                 if not (root / file["path"]).is_file():
-                    raise UserError(f"{root / file['path']} is missing; delete {path} and {fix} again.")
+                    raise UserError(f"{root / file['path']} is missing; delete the directory and {fix}.")
     return manifest
 
 
