@@ -114,9 +114,11 @@ def line_style(run: Record) -> dict[str, Any]:
 
 def _seed_handles(panel: Axes, runs: Iterable[Record]) -> list[Any]:
     """Return an entry of the legend for each seed after the first."""
-    others = {run.seed: run for run in sorted(runs, key=lambda run: run.seed) if run.seed}
-    looks = {f"seed {seed}": line_style(run) | {"marker": ""} for seed, run in others.items()}
-    return [panel.plot([], [], label=label, color="0.3", **look)[0] for label, look in looks.items()]
+    handles = []
+    for seed, run in sorted({run.seed: run for run in runs if run.seed}.items()):
+        look: dict[str, Any] = line_style(run) | {"marker": "", "color": "0.3"}
+        handles += panel.plot([], [], label=f"seed {seed}", **look)
+    return handles
 
 
 def _columns(domains: Sequence[str]) -> dict[str, list[str]]:
