@@ -158,6 +158,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                     log.evaluation(step, row, losses)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
+                    log.sync()
                     with jax.transfer_guard("allow"):
                         checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
             if stopping and not last:

@@ -15,9 +15,15 @@ from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.train import train
 from seqjax.training import step as step_module
+from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import locked
+from seqjax.training.metrics import Metrics
 from seqjax.training.step import make_train_step
 from tests import support
+
+
+SYNCED = []  # bytes of `metrics.jsonl` that the run `midway` synced
+COUNTED_ON = []  # and those that it said in a checkpoint, with those synced by then
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,15 @@ def midway(blocks_dir, tmp_path_factory):
     """A run that stopped by itself at step 15 of 24, with checkpoints of steps 12 and 15; no signal, no process."""
     workdir = tmp_path_factory.mktemp("midway") / "run"
     config = settings(blocks_dir)
+    save = Checkpoints.save
+
+    def seen_save(self, step, state, iterator, meta):
+        COUNTED_ON.append((meta["metrics"], SYNCED[-1]))
+        save(self, step, state, iterator, meta)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Metrics, "sync", lambda self: SYNCED.append(self.position))
+        patch.setattr(Checkpoints, "save", seen_save)
         patch.setattr(train_module.StopRequest, "agreed", lambda self, check: support.n_rows(workdir) >= 14)
         assert train(config, workdir) is False
     assert support.checkpoint_steps(workdir) == [12, 15]
@@ -96,6 +110,32 @@ def test_a_second_run_in_one_workdir_is_refused_and_readers_are_not(blocks_dir, 
     assert "step 15, nats per token" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in before} == before
     assert not (workdir / "run.lock").exists()
+
+
+# ------------------------------------------------------------------------------------- what is no longer whole
+def test_a_checkpoint_that_lost_its_optimiser_is_not_trained_from(blocks_dir, workdir):
+    """It is not one of parameters alone, from which a run would start with a fresh optimiser."""
+    before = (workdir / "metrics.jsonl").read_bytes()
+    shutil.rmtree(workdir / "checkpoints" / "15" / "rest")
+    with pytest.raises(UserError, match=r"checkpoints/15 is damaged: the item 'rest' is missing.*go on from step 12"):
+        train(settings(blocks_dir), workdir)
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def test_rows_that_are_lost_stop_the_run(blocks_dir, workdir):
+    path = workdir / "metrics.jsonl"
+    torn = path.read_bytes()[:-100]
+    path.write_bytes(torn)
+    with pytest.raises(UserError, match=r"checkpoint of step 15 counts on.*delete \S+/checkpoints/15 to go on from"):
+        train(settings(blocks_dir), workdir)
+    assert path.read_bytes() == torn
+
+
+def test_rows_are_synced_before_a_checkpoint_counts_on_them(midway):
+    del midway
+    assert len(COUNTED_ON) == 4
+    for counted_on, synced in COUNTED_ON:
+        assert counted_on == synced > 0
 
 
 # ------------------------------------------------------------------------------------- not finite
