@@ -8,19 +8,17 @@ file nor the entry `CUSTOM`; their items are checked, their bytes are not.
 
 import concurrent.futures
 import json
-import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax.files import write_json
+from seqjax.files import measure, write_json
 
 FILE = "checksums.json"
 METADATA = "_CHECKPOINT_METADATA"  # Orbax's; it is written once more when the checkpoint is renamed
 CUSTOM = {"checksums": "crc32"}  # in that file, of a checkpoint that has `checksums.json`
 PARAMS = ("params",)
 STATE = ("data", "meta", "params", "rest")
-READ_BYTES = 1 << 22
 THREADS = 4
 
 
@@ -32,7 +30,7 @@ def write(directory: Path) -> None:
     """Write `checksums.json` for the items in the directory of a checkpoint that is not yet renamed into place."""
     paths = [path for item in directory.iterdir() if item.is_dir() for path in item.rglob("*") if path.is_file()]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(_measure, paths)
+        found = pool.map(measure, paths)
         sums = {path.relative_to(directory).as_posix(): list(pair) for path, pair in zip(paths, found, strict=True)}
     write_json(directory / FILE, {"crc32": sums}, sort_keys=True)
 
@@ -78,22 +76,12 @@ def is_whole(directory: Path, names: Collection[str]) -> bool:
 def _fault(directory: Path, path: str, size: int, crc: int) -> str:
     """Return what is wrong with a file, or ""."""
     try:
-        found, found_crc = _measure(directory / path)
+        found, found_crc = measure(directory / path)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     if found != size:
         return f"{path} has {found} bytes, {size} were written"
     return "" if found_crc == crc else f"{path} was changed: its checksum is not the one that was written"
-
-
-def _measure(path: Path) -> tuple[int, int]:
-    """Return the length and the CRC-32 of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
-    return size, crc
 
 
 def _metadata(directory: Path) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from seqjax.training.metrics import Metrics
 from seqjax.training.step import make_train_step
 from tests import support
 
-
 SYNCED = []  # bytes of `metrics.jsonl` that the run `midway` synced
 COUNTED_ON = []  # and those that it said in a checkpoint, with those synced by then
 
