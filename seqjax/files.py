@@ -37,7 +37,7 @@ def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None
 def read_json(path: str | Path) -> dict[str, Any]:
     """Return what `write_json` wrote; raise `UserError` if the file is not JSON."""
     try:
-        return json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}); restore it, or make it again elsewhere.") from error
 

@@ -141,6 +141,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
             profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
             if not (evaluating or saving or profiled):
                 continue
+            if lock is not None:
+                lock.check(look=True)
             log_step(*pending, log, checkpoints)
             pending = None
             if profiled:

@@ -112,8 +112,8 @@ class RecordBlocks:
         file = bisect.bisect_right(self._ends, index)
         first = self._ends[file - 1] if file else 0
         return UserError(
-            f"{self._paths[file]} is damaged, block {index - first}: {why}. Put back a copy of the file, or prepare the "
-            "data again into another directory (`seqjax prepare`); a run goes on with it if it is the same data."
+            f"{self._paths[file]} is damaged, block {index - first}: {why}. Put back a copy of the file, or prepare "
+            "the data again into another directory (`seqjax prepare`); a run goes on with it if it is the same data."
         )
 
 
@@ -168,7 +168,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
         raise UserError(f"config.data.path: {directory} has {state}; {fix}.")
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["format"]
         if version != FORMAT:
             raise UserError(f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory.")

@@ -11,6 +11,7 @@ batch) and refuses to resume under other ones, which would silently skip and rep
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from seqjax.errors import UserError
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
 ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
+WIDEST = 10**9  # the largest weight over the smallest one; Grain counts in 64 bits
 SHARE_STEPS = 100  # Shares are integer multiples of 1/100 of the smallest one.
 
 
@@ -62,10 +64,18 @@ class TrainIterator(grain.DatasetIterator):
 
 
 def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, float]:
-    """Return the normalised shares, exactly as the mix realises them; raise `UserError` unless all weights are > 0."""
+    """Return the normalised shares, exactly as the mix realises them.
+
+    Raises `UserError` unless all weights are above 0, finite, and within a factor of `WIDEST`.
+    """
     for domain, weight in zip(domains, weights, strict=True):
-        if not weight > 0:
-            raise UserError(f"config.data.weights: the weight of {domain!r} must be above 0, not {weight}.")
+        if not 0 < weight < math.inf:
+            raise UserError(f"config.data.weights: the weight of {domain!r} must be above 0 and finite, not {weight}.")
+        if weight > WIDEST * min(weights):
+            raise UserError(
+                f"config.data.weights: the weight of {domain!r}, {weight}, is more than {WIDEST:,} times the smallest, "
+                f"{min(weights)}; leave domains of so little weight out of config.data.train_domains."
+            )
     steps = proportions(weights)
     return {domain: step / sum(steps) for domain, step in zip(domains, steps, strict=True)}
 

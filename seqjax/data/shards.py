@@ -69,7 +69,8 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
     local = isinstance(fs, LocalFileSystem)
     if any(mark in source for mark in "*?["):
         if local:  # The glob of fsspec does not look into directories that are links.
-            found = {path: {} if Path(path).is_symlink() else fs.info(path) for path in glob.glob(root, recursive=True)}
+            paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
+            found = {path: {} if Path(path).is_symlink() else fs.info(path) for path in paths}
         else:
             found = fs.glob(root, detail=True)
         parts = root.split("/")

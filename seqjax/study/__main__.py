@@ -106,7 +106,7 @@ def analyse(directory: str | Path) -> None:
     directory = Path(directory)
     found = records.read(directory)
     report = tables.report(found)
-    (directory / "gaps.md").write_text(report)
+    (directory / "gaps.md").write_text(report, encoding="utf-8")
     figures.against_loss_in_domain(directory / "losses.png", found)
     written = ["gaps.md", "losses.png"]
     if cost.run_speeds(found) and any(comparison.common_runs(found, name) for name in found.references):

@@ -166,7 +166,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
-    with (out / "points.csv").open("w", newline="") as file:
+    with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for run in runs:

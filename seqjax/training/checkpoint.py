@@ -7,6 +7,7 @@ it later is noticed: items and checksums are compared before it is read (seqjax/
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from seqjax.training import integrity
 from seqjax.training.step import TrainState
 from seqjax.types import Params
 
+OPEN_TRIES = 20
+
 
 class Checkpoints:
     """The checkpoints under `workdir/checkpoints`."""
@@ -29,7 +32,8 @@ class Checkpoints:
     def __init__(self, workdir: str | Path, *, keep: int = 2, keep_period: int | None = None, read_only: bool = False):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
         self.directory = Path(workdir).absolute() / "checkpoints"
-        options = ocp.CheckpointManagerOptions(
+        logging.get_absl_logger().addFilter(_is_news)  # once, however often it is added
+        self._options = options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
             enable_async_checkpointing=not read_only,
@@ -39,7 +43,7 @@ class Checkpoints:
             # Process 0 calls it when all items are written, before the directory is renamed.
             async_options=None if read_only else ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._manager = _opened(self.directory, options)
         self._saving: int | None = None  # the step of the newest save
 
     @property
@@ -110,7 +114,8 @@ class Checkpoints:
                 return self._restore(args)["params"], step
             except UserError:
                 # A run that goes on beside this process removes old checkpoints, perhaps the one that is being read.
-                self._manager.reload()
+                self._manager.close()
+                self._manager = _opened(self.directory, self._options)
                 if self.latest == step and self._path(step).is_dir():
                     raise
         raise UserError(
@@ -207,6 +212,22 @@ class Checkpoints:
             f"Writing to {self.directory.parent} failed; {last}. "
             f"Free some disk space or repair the directory, then run the same command again. Cause: {error}"
         )
+
+
+def _opened(directory: Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+    """Return Orbax's manager, which cannot be made in the moment in which a run beside it removes a checkpoint."""
+    for _ in range(OPEN_TRIES):
+        try:
+            return ocp.CheckpointManager(directory, options=options)
+        except FileNotFoundError:
+            if not options.read_only:
+                raise
+    return ocp.CheckpointManager(directory, options=options)
+
+
+def _is_news(record: LogRecord) -> bool:
+    """Whether a log record says what nobody else says: not the errors that Orbax's threads log and then raise."""
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
 def _first_line(error: Exception) -> str:

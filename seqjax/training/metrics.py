@@ -117,7 +117,7 @@ class Metrics:
 def read(workdir: str | Path) -> list[dict[str, Any]]:
     """Return the objects of `metrics.jsonl`, up to a line that a crash left incomplete."""
     rows = []
-    with (Path(workdir) / "metrics.jsonl").open() as file:
+    with (Path(workdir) / "metrics.jsonl").open(encoding="utf-8") as file:
         for line in file:
             try:
                 rows.append(json.loads(line))

@@ -214,6 +214,29 @@ def test_generate_refuses_what_makes_no_sense(workdir):
             generate.main([f"--workdir={workdir}", option])
 
 
+def test_generate_refuses_seeds_and_temperatures_that_are_none(workdir):
+    for option in ("--temperature=nan", "--seed=-1", "--seed=99999999999999999999999"):
+        with pytest.raises(UserError, match=r"^(temperature|seed) must be at least 0"):
+            generate.main([f"--workdir={workdir}", option])
+
+
+@pytest.mark.slow
+def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdir, monkeypatch):
+    elsewhere = workdir.with_name("elsewhere")
+
+    def moved(self, check):
+        if support.n_rows(workdir) == 17:
+            workdir.rename(elsewhere)
+        return False
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"was moved or deleted.*--workdir=DIR"):
+        patch.setattr(train_module.StopRequest, "agreed", moved)
+        train(settings(blocks_dir), workdir)
+    assert not workdir.exists()
+    assert train(settings(blocks_dir), elsewhere) is True
+    assert [r["step"] for r in support.rows(elsewhere) if "train/lr" in r] == list(range(1, 25))
+
+
 # ------------------------------------------------------------------------------------- the command line
 def test_overrides_are_told_from_flags():
     argv = ["--workdir=a", "--config.train.steps=3", "--config=b.py:debug", "--config.data.path", "c=d", "-v=1"]
@@ -272,6 +295,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
     last = full.stderr[full.stderr.rindex("error: ") :]
     assert f"the last good checkpoint is {workdir / 'checkpoints' / '15'}" in last
     assert "Free some disk space" in last
+    assert "Traceback" not in full.stderr, "those of Orbax's threads say nothing that the message does not"
     assert ("orbax-checkpoint-tmp" in last) == (who == "checkpoint"), "the other one failed first"
     assert support.checkpoint_steps(workdir) == [12, 15]
 

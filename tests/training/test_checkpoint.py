@@ -1,12 +1,15 @@
 """Which checkpoints stay, and that one which is no longer what was written is named and not read."""
 
+import itertools
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import grain
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from seqjax.errors import UserError
@@ -197,3 +200,51 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_damage(workdir, mo
     reader.close()
     assert step == 12
     assert np.array_equal(params["w"], state(9).params["w"])
+
+
+def test_a_checkpoint_that_is_removed_while_the_directory_is_opened(workdir, monkeypatch):
+    manager, tries = ocp.CheckpointManager, []
+
+    def opened(*args, **options):
+        tries.append(1)
+        if len(tries) == 1:
+            raise FileNotFoundError(workdir / "checkpoints" / "6")
+        return manager(*args, **options)
+
+    monkeypatch.setattr(ocp, "CheckpointManager", opened)
+    reader = Checkpoints(workdir, read_only=True)
+    assert reader.restore_params(state(0).params)[1] == 9
+    reader.close()
+
+
+@pytest.mark.slow
+def test_reading_beside_a_run_that_saves(tmp_path):
+    """As often as both can, with the one checkpoint that is kept always about to be removed."""
+    writer = Checkpoints(tmp_path, keep=1)
+    writer.save_params(0, {"w": np.zeros((64, 64), np.float32)})
+    writer.wait()
+    stop = threading.Event()
+
+    def save():
+        for step in itertools.count(1):
+            if stop.is_set():
+                return
+            writer.save_params(step, {"w": np.full((64, 64), step, np.float32)})
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        steps = []
+        for _ in range(200):
+            reader = Checkpoints(tmp_path, read_only=True)
+            params, step = reader.restore_params({"w": np.zeros((64, 64), np.float32)})
+            reader.close()
+            assert (np.asarray(params["w"]) == step).all()
+            steps.append(step)
+    finally:
+        stop.set()
+        thread.join()
+        writer.wait()
+        writer.close()
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 5

@@ -125,6 +125,13 @@ def test_a_path_that_may_not_be_written_is_named(capsys):
     assert "'a/b'. Give another path" in capsys.readouterr().err
 
 
+def test_a_file_system_that_is_read_only_is_not_full(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(OSError(errno.EROFS, "Read-only file system", "a/b")), [])
+    assert caught.value.code == 2
+    assert "'a/b'. Give another path" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.ENOENT, "No such file")])
 def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)):

@@ -17,7 +17,7 @@ SHOWN = 6  # things of a kind in a message
 def read_report(path: Path) -> dict[str, Any] | None:
     """Return the report of a finished job, or None if it has not finished."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
 
