@@ -62,6 +62,17 @@ def _cannot_use(error: OSError) -> NoReturn:
     sys.exit(2)
 
 
+def leave(status: int) -> NoReturn:
+    """End this process at once.
+
+    The usual end of Python destroys XLA's client, and a thread that still compiles then crashes: an interrupt ends the
+    waiting for it, not the compilation.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
     """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
     # Imported here so that raising errors needs no JAX.
@@ -75,6 +86,9 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     with reporting():
         try:
             main(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            sys.stderr.write("\nInterrupted.\n")
+            leave(130)
         except BackendError as error:
             fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
             raise UserError(f"{str(error).rstrip('.')}. {fix}") from error

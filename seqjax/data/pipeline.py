@@ -21,6 +21,7 @@ from absl import flags
 
 from seqjax.data import blocks
 from seqjax.errors import UserError
+from seqjax.processes import end_with_parent
 
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
@@ -103,7 +104,13 @@ def with_workers(dataset: grain.IterDataset, workers: int) -> grain.IterDataset:
     if not flags.FLAGS.is_parsed():
         # Grain passes the absl flags on to its workers, but a notebook or a test has not parsed any.
         flags.FLAGS.mark_as_parsed()
-    return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+    return dataset.mp_prefetch(options, worker_init_fn=_start_worker)
+
+
+def _start_worker(index: int, count: int) -> None:
+    del index, count
+    end_with_parent()
 
 
 def block_batches(

@@ -231,7 +231,7 @@ def read(directory: str | Path) -> Records:
     about = read_json(directory / "runs.json")
     points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
     rows: dict[tuple[str, int], int] = {}
-    with (directory / "points.csv").open(newline="") as file:
+    with (directory / "points.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             step = int(row["step"])
             of_run = points[row["run"]]
