@@ -10,7 +10,6 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import grain
 import numpy as np
 
 from seqjax.data import blocks, document_index, ngram, pipeline
@@ -92,7 +91,7 @@ class Corpus(abc.ABC):
     @abc.abstractmethod
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> grain.DatasetIterator:
+    ) -> pipeline.TrainIterator:
         """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, which resumes exactly through Orbax."""
 
     @abc.abstractmethod
@@ -166,7 +165,7 @@ class BlockCorpus(Corpus):
 
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> grain.DatasetIterator:
+    ) -> pipeline.TrainIterator:
         """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, shuffled, with exact domain shares."""
         return pipeline.block_batches(
             {domain: self._sources["train"][domain] for domain in self.train_domains},

@@ -1,19 +1,20 @@
-"""Training batches through Grain, and the iterator whose state is saved in checkpoints.
+"""Training batches through Grain, and the iterators whose state is saved in checkpoints.
 
-Blocks go through `source -> [i::n] -> shuffle -> repeat` per domain, then a weighted mix, batching, and read threads or
-worker processes. Every step is a function of an index, so the shuffle is global, token shares are exact,
-and the state is a single number. Each epoch of each domain has its own order, which depends on the seed, the
-domain's name and the epoch.
+Blocks go through `source -> shuffle -> repeat` per domain, then a weighted mix and batching: one global order of rows,
+in which step s is rows s B to (s + 1) B of all processes together. Every step is a function of an index, so the shuffle
+is global, token shares are exact, and the position is one number, the step. A run therefore goes on with any number of
+processes, workers or devices and reads what it would have read. Each epoch of each domain has its own order, which
+depends on the seed, the domain's name and the epoch.
 
-`TrainIterator` adds to Grain's state the settings that its position depends on (data, seed, processes, workers,
-batch) and refuses to resume under other ones, which would silently skip and repeat data.
+The iterators add to the position the settings that it depends on (data, seed, weights, batch; for streams also
+processes and workers) and refuse to resume under other ones, which would silently skip and repeat data.
 """
 
 import functools
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import grain
 import numpy as np
@@ -31,12 +32,38 @@ SHARE_STEPS = 100  # Shares are integer multiples of 1/100 of the smallest one.
 
 
 class TrainIterator(grain.DatasetIterator):
-    """Iterates over the batches of `inner` and counts them; its state names the settings that it belongs to."""
+    """Iterates over batches and counts them; its state names the settings that it belongs to.
 
-    def __init__(self, inner: grain.DatasetIterator, *, identity: Mapping[str, Any]):
+    Attributes:
+        is_global: Whether the state of one process is that of all, however many there are.
+        batches: Number of batches returned so far, also the index of the next one.
+    """
+
+    is_global: ClassVar[bool]
+
+    def __init__(self, *inner: grain.DatasetIterator, identity: Mapping[str, Any]):
         super().__init__(inner)
         self._identity = dict(identity)
-        self.batches = 0  # returned so far; also the index of the next one
+        self.batches = 0
+
+    def _require_same(self, saved: Mapping[str, Any]) -> None:
+        """Raise `UserError` if a position belongs to other data or another division of it."""
+        changed = [
+            f"{key}: {saved.get(key)!r} -> {self._identity.get(key)!r}"
+            for key in sorted(saved.keys() | self._identity.keys())
+            if saved.get(key) != self._identity.get(key)
+        ]
+        if changed:
+            raise UserError(
+                "The checkpoint's place in the data belongs to other settings; going on would skip and "
+                f"repeat data. Restore them, or start a new --workdir. Changed: {'; '.join(changed)}."
+            )
+
+
+class StreamIterator(TrainIterator):
+    """Iterates over the batches of a Grain iterator; its position is of one process among as many as there were."""
+
+    is_global = False
 
     def __next__(self) -> dict[str, np.ndarray]:
         batch = next(self._parent)
@@ -49,19 +76,77 @@ class TrainIterator(grain.DatasetIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Move to a saved position; raise `UserError` if it belongs to other data or another division of it."""
-        saved = state["identity"]
-        changed = [
-            f"{key}: {saved.get(key)!r} -> {self._identity.get(key)!r}"
-            for key in sorted(saved.keys() | self._identity.keys())
-            if saved.get(key) != self._identity.get(key)
-        ]
-        if changed:
-            raise UserError(
-                "The checkpoint's place in the data belongs to other settings; going on would skip and "
-                f"repeat data. Restore them, or start a new --workdir. Changed: {'; '.join(changed)}."
-            )
+        self._require_same(state["identity"])
         self.batches = state["batches"]
         self._parent.set_state(state["inner"])
+
+
+class BlockIterator(TrainIterator):
+    """Iterates over this process's part of a global order of batches, from any of them on.
+
+    The position is the number of batches, the same in all processes. `from_batch` opens the batches from a given one
+    on, when the first one is asked for: the read threads and workers of Grain cannot be moved once they have begun.
+    """
+
+    is_global = True
+
+    def __init__(self, from_batch: Callable[[int], grain.DatasetIterator], *, identity: Mapping[str, Any]):
+        super().__init__(identity=identity)
+        self._from_batch = from_batch
+        self._inner: grain.DatasetIterator | None = None
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        self._assert_not_closed()
+        if self._inner is None:
+            self._inner = self._from_batch(self.batches)
+        batch = next(self._inner)
+        self.batches += 1
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position in JSON-compatible types."""
+        return {"identity": self._identity, "batches": self.batches}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Move to a saved position; raise `UserError` if it belongs to other data."""
+        saved = dict(state["identity"])
+        processes = saved.pop("process_count", 1)  # in the state of older versions, as are workers
+        saved.pop("workers", None)
+        if processes != 1:
+            raise UserError(
+                f"The checkpoint was written by {processes} processes of an older version, whose order of the data "
+                "depended on their number. Go on with that version, or start a new --workdir."
+            )
+        self._require_same(saved)
+        self._close_inner()
+        self.batches = state["batches"]
+
+    def close(self) -> None:
+        """Stop threads and workers."""
+        super().close()
+        self._close_inner()
+
+    def _close_inner(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+
+class _PartOfBatches(grain.MapDataset):
+    """The rows of process i of n: of each batch of `n * size` rows of the parent, the i-th `size` ones."""
+
+    def __init__(self, parent: grain.MapDataset, *, size: int, index: int, count: int):
+        super().__init__(parent)
+        self._size, self._first, self._all = size, index * size, count * size
+
+    def __len__(self) -> int:
+        return len(self._parent) // self._all * self._size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        step, row = divmod(index, self._size)
+        return self._parent[step * self._all + self._first + row]
 
 
 def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, float]:
@@ -124,51 +209,36 @@ def block_batches(
     process_count: int,
     content: str,
     dtype: np.dtype = blocks.DTYPE,
-) -> TrainIterator:
-    """Return this process's share of endless shuffled batches from the blocks of several domains, of ids of `dtype`."""
+) -> BlockIterator:
+    """Return this process's part of endless shuffled batches from the blocks of several domains, of ids of `dtype`.
+
+    `batch_size` is that of one process; a step takes as many rows for each of `process_count`.
+    """
     parts = []
     for domain, source in sources.items():
-        if len(source) < process_count:
-            raise UserError(
-                f"Domain {domain!r} has {len(source)} training blocks for {process_count} processes; "
-                "prepare more of it, or leave it out of config.data.train_domains."
-            )
-        part = grain.MapDataset.source(source)[process_index::process_count]
+        part = grain.MapDataset.source(source)
         parts.append(part.shuffle(seed=domain_seed(seed, domain)).repeat(ENDLESS // len(part)))
     # Grain scales the smallest weight to SHARE_STEPS, which it already is here, so nothing is truncated.
     shares = [float(p) for p in proportions([weights[domain] for domain in sources])]
-    mixed = grain.MapDataset.mix(parts, shares) if len(parts) > 1 else parts[0]
-    batches = mixed.batch(batch_size, batch_fn=functools.partial(to_batch, dtype=dtype))
+    rows = grain.MapDataset.mix(parts, shares) if len(parts) > 1 else parts[0]
+    if process_count > 1:
+        rows = _PartOfBatches(rows, size=batch_size, index=process_index, count=process_count)
+    batches = rows.batch(batch_size, batch_fn=functools.partial(to_batch, dtype=dtype))
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=PREFETCH_BATCHES)
-    dataset = with_workers(batches.to_iter_dataset(options), workers)
-    return TrainIterator(
-        iter(dataset),
-        identity=identity(
-            content,
-            batch_size=batch_size,
-            process_count=process_count,
-            seed=seed,
-            weights=weights,
-            workers=workers,
-        ),
+
+    def from_batch(first: int) -> grain.DatasetIterator:
+        return iter(with_workers(batches[first:].to_iter_dataset(options), workers))
+
+    return BlockIterator(
+        from_batch, identity=identity(content, batch_size=batch_size * process_count, seed=seed, weights=weights)
     )
 
 
-def identity(
-    content: str,
-    *,
-    batch_size: int,
-    process_count: int,
-    seed: int,
-    weights: Mapping[str, float],
-    workers: int,
-) -> dict[str, Any]:
+def identity(content: str, *, batch_size: int, seed: int, weights: Mapping[str, float]) -> dict[str, Any]:
     """Return the settings that a position in the data belongs to; `content` is the manifest hash."""
     return {
         "batch_size": batch_size,
         "data": content,
-        "process_count": process_count,
         "seed": seed,
         "weights": {domain: round(share, 6) for domain, share in weights.items()},
-        "workers": workers,
     }

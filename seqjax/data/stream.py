@@ -62,7 +62,7 @@ class StreamCorpus(Corpus):
 
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> grain.DatasetIterator:
+    ) -> pipeline.TrainIterator:
         """Return an endless iterator of {"tokens": int32 [batch_size, T+1]}, which resumes exactly through Orbax."""
         readers = [
             DomainBlocks(
@@ -83,16 +83,11 @@ class StreamCorpus(Corpus):
         batches = mixed.batch(batch_size, batch_fn=_to_batch)
         if self._workers == 0:
             batches = grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=PREFETCH_BATCHES)
-        return pipeline.TrainIterator(
+        return pipeline.StreamIterator(
             iter(pipeline.with_workers(batches, self._workers)),
-            identity=pipeline.identity(
-                self.manifest_hash,
-                batch_size=batch_size,
-                process_count=process_count,
-                seed=self._seed,
-                weights=self.weights,
-                workers=self._workers,
-            ),
+            # Each process and worker reads its own shards, so the place in them belongs to their number.
+            identity=pipeline.identity(self.manifest_hash, batch_size=batch_size, seed=self._seed, weights=self.weights)
+            | {"process_count": process_count, "workers": self._workers},
         )
 
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:

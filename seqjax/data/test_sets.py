@@ -8,10 +8,10 @@ with other test sets.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import grain
 import numpy as np
 
 from seqjax.data.corpus import Corpus, EvalBlocks
+from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import UserError
 
 
@@ -43,9 +43,7 @@ class TestedCorpus(Corpus):
             test_sets={name: s.manifest_hash for name, s in sets.items()},
         )
 
-    def train_iterator(
-        self, *, batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> grain.DatasetIterator:
+    def train_iterator(self, *, batch_size: int, process_index: int = 0, process_count: int = 1) -> TrainIterator:
         """Return the iterator of the corpus."""
         return self._corpus.train_iterator(
             batch_size=batch_size, process_index=process_index, process_count=process_count

@@ -1,7 +1,7 @@
 """Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
-Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md`, `losses.png`
-and `cost.png` into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`.
+Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md`, `losses.png`,
+`cost.png` and `rates.png` into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`.
 
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import comparison, cost, estimate, figures, page, protocol, records, runner, tables
+from seqjax.study import comparison, cost, estimate, figures, page, protocol, rates, records, runner, tables
 from seqjax.study.studies import Study, load_study
 
 
@@ -112,6 +112,9 @@ def analyse(directory: str | Path) -> None:
     if cost.run_speeds(found) and any(comparison.common_runs(found, name) for name in found.references):
         cost.gap_over_speed(directory / "cost.png", found)
         written.append("cost.png")
+    if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):
+        rates.end_points(directory / "rates.png", found)
+        written.append("rates.png")
     sys.stdout.write(f"{report}\nWritten: {directory}/{', '.join(written)}\n")
 
 

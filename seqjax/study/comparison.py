@@ -34,7 +34,8 @@ class Row:
 
     `lowest` is at the lowest common in-domain loss, `over_range` the average over the last 0.3 nats (0.1 bits per
     byte), `end_points` against the line through the end points of the reference's schedules, `best_rate` as `lowest`
-    between the best learning rates of both, which are `rates` (this model's, the reference's).
+    between the best learning rates of both, which are `rates` (this model's, the reference's); None for a model that
+    ran at one rate alone, about which it would say nothing.
     """
 
     model: str
@@ -79,6 +80,11 @@ def compare(records: Records, reference: str) -> list[Row]:
     return sorted(rows, key=lambda row: row.lowest.estimates[main].gap if row.lowest else np.inf)
 
 
+def x_label(records: Records) -> str:
+    """Return the name of the loss at which runs are compared."""
+    return f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
+
+
 def main_quantity(records: Records) -> str:
     """Return the name of the quantity by which models are sorted."""
     return records.domains[0] if len(records.domains) == 1 else EQUAL
@@ -90,7 +96,7 @@ def _row(records: Records, model: str, reference: str) -> Row:
     ours, theirs = full_runs(records, model), full_runs(records, reference)
     of_schedule = [run for run in records.runs if run.rate == 1]
     best, rates = None, None
-    if len({run.rate for run in ours}) > 1 or len({run.rate for run in theirs}) > 1:
+    if len({run.rate for run in ours}) > 1:
         best_ours, best_theirs = protocol.best_rate(ours, against), protocol.best_rate(theirs, against)
         if best_ours and best_theirs:
             rates = best_ours[0].rate, best_theirs[0].rate
@@ -106,6 +112,28 @@ def _row(records: Records, model: str, reference: str) -> Row:
         best_rate=evaluate(records, best) if best else None,
         rates=rates,
     )
+
+
+def by_rate(records: Records, model: str) -> dict[float, tuple[float, float]]:
+    """Return the losses in domain and outside at the end of the full schedule, per learning rate, ascending.
+
+    Both are means over seeds, and over domains that count the same.
+    """
+    runs = full_runs(records, model)
+    rates = sorted({run.rate for run in runs})
+    return {rate: _at_end(records, [run for run in runs if run.rate == rate]) for rate in rates}
+
+
+def by_schedule(records: Records, model: str) -> dict[float, tuple[float, float]]:
+    """Return the same per schedule, at the common learning rate."""
+    runs = [run for run in records.runs if run.model == model and run.rate == 1]
+    shares = sorted({run.schedule for run in runs})
+    return {share: _at_end(records, [run for run in runs if run.schedule == share]) for share in shares}
+
+
+def _at_end(records: Records, runs: Sequence[Record]) -> tuple[float, float]:
+    outside = [[run.points[-1].domains[domain] for domain in records.domains] for run in runs]
+    return float(np.mean([run.losses_in_domain(records.against)[-1] for run in runs])), float(np.mean(outside))
 
 
 def evaluate(records: Records, contrast: Contrast) -> Gap:

@@ -17,9 +17,18 @@ from seqjax.training.report import COLORS
 
 # One for each round of the colours.
 ROUNDS = (("o", "-"), ("^", (0, (5, 1.5))), ("s", (0, (1.5, 1.2))), ("D", (0, (5, 1.2, 1.2, 1.2))))
-SHOWN = (
-    5 / 3
-)  # ranges above the lowest loss in domain of the worst model: higher losses are the first steps of training
+# How many ranges above the lowest loss in domain of the worst model: higher losses are the first steps of training.
+SHOWN = 5 / 3
+# The end points of a reference's schedules.
+END_POINTS_LABEL = "end points of a\nreference's schedules"
+END_POINTS: dict[str, Any] = {
+    "color": "0.3",
+    "marker": "*",
+    "markersize": 9,
+    "markerfacecolor": "white",
+    "linestyle": ":",
+    "linewidth": 1.1,
+}
 
 
 def against_loss_in_domain(path: str | Path, records: Records) -> None:
@@ -55,15 +64,12 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(color="0.93")
         panel.set_axisbelow(True)
-    x_label = f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
     for panel in axes[-1]:
-        panel.set_xlabel(x_label)
+        panel.set_xlabel(comparison.x_label(records))
     axes[0][0].set_xlim(limit, min(lowest) - 0.03)  # Inverted, so that training goes from left to right.
     handles = [axes[0][0].plot([], [], label=name, **styles[name])[0] for name in names if runs[name]]
     if any(run.schedule != 1 for run in records.runs):
-        look: dict[str, Any] = {"color": "0.3", "marker": "*", "markersize": 9, "linestyle": ":", "linewidth": 1}
-        look |= {"markerfacecolor": "white", "label": "end points of a\nreference's schedules"}
-        handles += axes[0][0].plot([], [], **look)
+        handles += axes[0][0].plot([], [], label=END_POINTS_LABEL, **END_POINTS)
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", handlelength=3.2)
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130)
@@ -91,16 +97,7 @@ def _draw_end_points(panel: Axes, records: Records, reference: str, domain: str,
         if len(of_seed) > 1:
             x = np.array([run.losses_in_domain(records.against)[-1] for run in of_seed])
             y = np.array([run.losses([domain])[-1, 0] for run in of_seed])
-            panel.plot(
-                *_shown(x, y, limit),
-                color=color,
-                marker="*",
-                markersize=10,
-                markerfacecolor="white",
-                linestyle=":",
-                linewidth=1.2,
-                zorder=3,
-            )
+            panel.plot(*_shown(x, y, limit), **END_POINTS | {"color": color}, zorder=3)
 
 
 def _draw_gap(

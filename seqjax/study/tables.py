@@ -1,6 +1,6 @@
 """The tables of a study, as Markdown: what ran, the gaps to every reference, what they say, and the ranking."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from seqjax.study import comparison
 from seqjax.study.comparison import Gap, Row
@@ -31,7 +31,12 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 
 def report(records: Records) -> str:
     """Return the content of gaps.md."""
-    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records), "## Cost\n", _cost(records)]
+    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records)]
+    of_models = {model: comparison.by_rate(records, model) for model in comparison.models(records)}
+    of_model = {model: found for model, found in of_models.items() if len(found) > 1}
+    if of_model:
+        sections += ["## Learning rates\n", _rates(of_model)]
+    sections += ["## Cost\n", _cost(records)]
     known = comparison.models(records)
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
@@ -42,19 +47,15 @@ def report(records: Records) -> str:
     return "\n".join(sections)
 
 
-def _x_label(records: Records) -> str:
-    return f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
-
-
 def _about(records: Records) -> str:
     quantities = comparison.quantities(records)
     n_seeds = {len({r.seed for r in comparison.common_runs(records, model)}) for model in comparison.models(records)}
     several = max(n_seeds, default=0) > 1
     text = [
         f"Gaps are differences of loss in {records.unit.name}, positive where a model is worse than the reference at "
-        f"the same {_x_label(records)} (below: loss in domain). Losses between evaluations are interpolated linearly, "
-        "none is extrapolated, and every pair is compared over the losses that both passed through. The method: "
-        "docs/protocol.md."
+        f"the same {comparison.x_label(records)} (below: loss in domain). Losses between evaluations are interpolated "
+        "linearly, none is extrapolated, and every pair is compared over the losses that both passed through. The "
+        "method: docs/protocol.md."
     ]
     if comparison.NATURAL in quantities:
         shares = zip(records.domains, quantities[comparison.NATURAL], strict=True)
@@ -95,6 +96,30 @@ def _runs(records: Records) -> str:
             ]
         )
     return "Losses of the last evaluation, tokens/s of the last logged steps.\n\n" + markdown(header, rows)
+
+
+def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
+    """Return what each learning rate led to, and which models may want one outside of those tried."""
+    rates = sorted({rate for found in of_model.values() for rate in found})
+    rows: list[list[str]] = []
+    at_edge: dict[str, list[str]] = {"lowest": [], "highest": []}
+    for model, found in of_model.items():
+        best = min(found, key=lambda rate: found[rate][0])
+        cells = {rate: f"{inside:.3f}, {outside:.3f}" for rate, (inside, outside) in found.items()}
+        cells[best] = f"**{cells[best]}**"
+        rows.append([model, *(cells.get(rate, DASH) for rate in rates)])
+        for edge, rate in (("lowest", min(found)), ("highest", max(found))):
+            if best == rate:
+                at_edge[edge].append(model)
+    text = (
+        "Loss in domain and mean loss outside (each domain the same) at the end of the runs, by learning rate as a "
+        "multiple of the common one; in bold each model's best by the loss in domain.\n\n"
+        + markdown(["model", *(f"x{rate:g}" for rate in rates)], rows)
+    )
+    for edge, found_there in at_edge.items():
+        if found_there:
+            text += f"\nBest at the {edge} rate tried, so that one beyond may suit better: {'; '.join(found_there)}.\n"
+    return text
 
 
 def _cost(records: Records) -> str:

@@ -18,7 +18,9 @@ import orbax.checkpoint as ocp
 from absl import logging
 from jax.experimental import multihost_utils
 
+from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import DISK_FULL, UserError
+from seqjax.files import read_json
 from seqjax.training import integrity
 from seqjax.training.step import TrainState
 from seqjax.types import Params
@@ -51,7 +53,7 @@ class Checkpoints:
         """The step of the newest complete checkpoint, or None if there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, iterator: grain.DatasetIterator, meta: dict[str, Any]) -> None:
+    def save(self, step: int, state: TrainState, iterator: TrainIterator, meta: dict[str, Any]) -> None:
         """Start saving; return once `state` may be donated. Raise `UserError` if this save or the last one failed."""
         args = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
@@ -88,7 +90,7 @@ class Checkpoints:
         except integrity.DamagedError as error:
             raise self._damaged(step, str(error), integrity.STATE) from None
 
-    def restore(self, state: TrainState, iterator: grain.DatasetIterator) -> tuple[TrainState, dict[str, Any]]:
+    def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings.
 
         Raises `UserError` if the checkpoint is damaged, or belongs to other data.
@@ -96,11 +98,21 @@ class Checkpoints:
         args = ocp.args.Composite(
             params=ocp.args.StandardRestore(_abstract(state.params)),
             rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
-            data=grain.checkpoint.CheckpointRestore(iterator),
             meta=ocp.args.JsonRestore(),
+            **({} if iterator.is_global else {"data": grain.checkpoint.CheckpointRestore(iterator)}),
         )
-        restored = self._restore(args)
+        restored = self._restore(args, integrity.STATE)
+        if iterator.is_global:
+            iterator.set_state(self._position())
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
+
+    def _position(self) -> dict[str, Any]:
+        """Return the place in the data that process 0 saved, which is that of all however many there were."""
+        assert self.latest is not None
+        paths = list((self._path(self.latest) / "data").glob("process_0-of-*.json"))
+        if len(paths) != 1:
+            raise self._damaged(self.latest, "the item 'data' has no place in the data", integrity.STATE)
+        return read_json(paths[0])
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
         """Return the parameters of the newest checkpoint and its step.
@@ -111,7 +123,7 @@ class Checkpoints:
         while self.latest is not None:
             step = self.latest
             try:
-                return self._restore(args)["params"], step
+                return self._restore(args, integrity.PARAMS)["params"], step
             except UserError:
                 # A run that goes on beside this process removes old checkpoints, perhaps the one that is being read.
                 self._manager.close()
@@ -123,11 +135,10 @@ class Checkpoints:
             "(config.checkpoint.every)."
         )
 
-    def _restore(self, args: ocp.args.Composite) -> Any:
-        """Return the given items of the newest checkpoint, after their files were checked."""
+    def _restore(self, args: ocp.args.Composite, names: Sequence[str]) -> Any:
+        """Return what `args` asks of the newest checkpoint, after the files of its items `names` were checked."""
         step = self.latest
         assert step is not None
-        names = sorted(args.keys())
         fault = ""
         try:
             integrity.check(self._path(step), names, part=jax.process_index(), parts=jax.process_count())

@@ -116,6 +116,33 @@ def test_a_learning_rate_may_close_a_gap(tmp_path):
     assert comparison.reading(row, "arxiv") == "closed by the learning rate"
     assert row_of(rows, "y").best_rate is None
     assert "x x3, slow x1" in report(tmp_path)
+    assert "| x | 2.500, 3.700 | **2.200, 3.200** |" in report(tmp_path), "and none of slow and y, which have one rate"
+    assert "Best at the highest rate tried, so that one beyond may suit better: x.\n" in report(tmp_path)
+    assert "at the lowest rate tried" not in report(tmp_path)
+    assert (tmp_path / "out" / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_with_one_learning_rate_is_not_tested_for_it(tmp_path):
+    """That the reference ran at several says nothing about the rate of the model."""
+    runs = entry(tmp_path, "slow", [4.0, 3.0, 2.0], noise=0)
+    runs |= entry(tmp_path, "slow fast", [4.0, 3.0, 1.9], noise=0, fields={"model": "slow", "rate": 3})
+    runs |= entry(tmp_path, "x", [4.0, 3.0, 2.5], offset=0.2, noise=1)
+    row = row_of(comparison.compare(compared(tmp_path, runs), "slow"), "x")
+    assert row.best_rate is None
+    assert comparison.reading(row, "arxiv") == "not tested"
+
+
+def test_end_points_are_means_over_seeds_and_domains(tmp_path):
+    runs = entry(tmp_path, "slow", [4.0, 2.0], noise=0, offset={"arxiv": 0.2, "github": 0.0})
+    runs |= entry(tmp_path, "slow again", [4.0, 2.2], noise=0, fields={"model": "slow", "seed": 1})
+    runs |= entry(tmp_path, "slow short", [4.0, 2.4], noise=0, fields={"model": "slow", "schedule": 0.5})
+    found = compared(tmp_path, runs)
+    assert comparison.by_rate(found, "slow") == {1.0: pytest.approx((2.1, 3.15), abs=1e-5)}
+    assert comparison.by_schedule(found, "slow") == {
+        0.5: pytest.approx((2.4, 3.4), abs=1e-5),
+        1.0: pytest.approx((2.1, 3.15), abs=1e-5),
+    }
+    assert not (tmp_path / "out" / "rates.png").exists(), "no model ran at several rates"
 
 
 def test_one_seed_ranks_nothing_and_says_so(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from seqjax.data.pipeline import StreamIterator
 from seqjax.errors import UserError
 from seqjax.training import integrity
 from seqjax.training.checkpoint import Checkpoints
@@ -44,8 +45,8 @@ def test_the_period_must_be_one_of_saved_steps(blocks_dir):
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
-def batches() -> grain.DatasetIterator:
-    return iter(grain.MapDataset.range(100).to_iter_dataset())
+def batches() -> StreamIterator:
+    return StreamIterator(iter(grain.MapDataset.range(100).to_iter_dataset()), identity={})
 
 
 def state(step: int) -> TrainState:
