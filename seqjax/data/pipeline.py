@@ -157,6 +157,7 @@ def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, 
     for domain, weight in zip(domains, weights, strict=True):
         if not 0 < weight < math.inf:
             raise UserError(f"config.data.weights: the weight of {domain!r} must be above 0 and finite, not {weight}.")
+    for domain, weight in zip(domains, weights, strict=True):
         if weight > WIDEST * min(weights):
             raise UserError(
                 f"config.data.weights: the weight of {domain!r}, {weight}, is more than {WIDEST:,} times the smallest, "

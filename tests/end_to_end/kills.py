@@ -115,7 +115,7 @@ def kill(args: list[str], workdir: Path, phase: str, draw: random.Random) -> str
                 begun = any(mark in log.read_text(encoding="utf-8") for mark in ("Training ", "Going on "))
                 start = support.n_rows(workdir)  # without the rows of before that are written again
             elif phase == "compilation" or (
-                support.n_rows(workdir) >= start + wanted_row and phase in ("steps", is_at(workdir, start))
+                support.n_rows(workdir) >= start + wanted_row and is_at(workdir, start) == phase
             ):
                 break
             time.sleep(0.001 if begun else 0.02)
@@ -146,15 +146,20 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def kill_training(case: Case, sources: Sources, root: Path, alone: Path, *, kills: int, draw: random.Random) -> Counter:
-    """Kill runs of a case so often and compare each, when it is done, with the one that was left alone."""
+def kill_training(
+    case: Case, sources: Sources, root: Path, alone: Path, *, kills: int, before: Counter[str], draw: random.Random
+) -> Counter[str]:
+    """Kill runs of a case so often and compare each, when it is done, with the one that was left alone.
+
+    The next phase is always the one that was hit least, with those of other cases `before`.
+    """
     hits: Counter[str] = Counter()
-    phases = itertools.cycle(TRAINING)
     for number in itertools.count():
         workdir = root / f"{case.corpus}-{case.workers}-{number}"
         args = arguments(case, sources, workdir)
         while hits.total() < kills:
-            if hit := kill(args, workdir, next(phases), draw):
+            phase = min(TRAINING, key=lambda name: before[name] + hits[name])
+            if hit := kill(args, workdir, phase, draw):
                 hits[hit] += 1
             else:
                 break
@@ -198,7 +203,7 @@ def sweep(root: Path, *, kills: int, seed: int, cases: list[Case] = CASES) -> Co
         left -= share
         alone = root / f"alone-{case.corpus}-{case.workers}"
         finish(arguments(case, sources, alone))
-        hits = kill_training(case, sources, root, alone, kills=share, draw=draw)
+        hits = kill_training(case, sources, root, alone, kills=share, before=total, draw=draw)
         sys.stdout.write(f"{case.corpus}, {case.workers} workers: {dict(hits)}: equal\n")
         sys.stdout.flush()
         total += hits
