@@ -9,11 +9,12 @@
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
 
-Each takes `implementation=None | "triton" | "pallas" | "xla"`; `backends_used` says which one ran, and
-`register_backend` adds one of your own. See docs/kernels.md.
+Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
+`backends_used` says which one ran, and `register_backend` adds one of your own. See docs/kernels.md.
 Papers: arXiv 2505.18522 (Top-1 Chunk and Element), 2312.00752, 2405.21060, 2406.06484.
 """
 
+from kernels_pallas.attention.api import causal_attention
 from kernels_pallas.backend import Backend, BackendError, Problem
 from kernels_pallas.backend import used as backends_used
 from kernels_pallas.chunks import join_chunks, split_chunks
@@ -34,6 +35,7 @@ __all__ = [
     "Problem",
     "accumulation_dtype",
     "backends_used",
+    "causal_attention",
     "chunk_means",
     "join_chunks",
     "register_backend",

@@ -52,7 +52,7 @@ def no_preference(problem: Problem) -> bool:
 class Backend(Generic[Kernels]):
     """One implementation of an op, as its own file declares it."""
 
-    name: str  # of IMPLEMENTATIONS, or another one for a backend from outside this package
+    name: str  # of IMPLEMENTATIONS or the op's own order, or another one for a backend from outside this package
     load: Callable[[], Kernels]  # imports the kernels
     refusal: Callable[[Problem], str | None] = no_refusal  # why it cannot run the problem
     leads: Callable[[Problem], bool] = no_preference  # whether it is asked first, where it was measured faster
@@ -75,22 +75,24 @@ def pick(
     implementation: str | None,
     operands: tuple,
     options: Mapping[str, Any],
+    *,
+    order: Sequence[str] = IMPLEMENTATIONS,
 ) -> Kernels:
     """Return the kernels that run this problem: those of the named backend, or of the first that accepts.
 
-    Backends from outside this package are asked first, then those that lead for this problem, then the others in the
-    order of IMPLEMENTATIONS.
+    Backends from outside this package are asked first, then those that lead for this problem, then the others in
+    `order`, which lists the names that an op's backends may have.
 
     Raises BackendError when the named one is unknown or refuses, with the reason of each backend.
     """
     outside: Mapping[str, Backend[Any]] = _outside.get(op, {})
-    known = (*outside, *IMPLEMENTATIONS)
+    known = (*outside, *order)
     if implementation is not None and implementation not in known:
         raise BackendError(f"unknown implementation {implementation!r} for {op}: None, {', '.join(known)}")
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
     problem = Problem(device.platform(), shapes, options)
     by_name, refusals = {backend.name: backend for backend in backends}, {}
-    own = sorted(IMPLEMENTATIONS, key=lambda name: name not in by_name or not by_name[name].leads(problem))
+    own = sorted(order, key=lambda name: name not in by_name or not by_name[name].leads(problem))
     by_name |= outside
     for name in (*outside, *own):
         backend = by_name.get(name)

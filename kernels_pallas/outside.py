@@ -5,6 +5,7 @@ from kernels_pallas.validation import check_choice
 
 # The names under which ops pick their backends (`backend.pick`).
 OPS = (
+    "causal_attention",
     "select_chunk",
     "selective_scan",
     "ssd",
@@ -14,6 +15,10 @@ OPS = (
     "top1_element_attention",
     "top1_element_decode",
 )
+
+
+# Names of this package's backends.
+TAKEN = (*backend.IMPLEMENTATIONS, "cudnn", "splash", "chunked")
 
 
 def register_backend(op: str, new: backend.Backend) -> None:
@@ -30,6 +35,6 @@ def register_backend(op: str, new: backend.Backend) -> None:
       ValueError: an op that does not exist, or the name of a backend of this package.
     """
     check_choice("op", op, OPS)
-    if new.name in backend.IMPLEMENTATIONS:
+    if new.name in TAKEN:
         raise ValueError(f"{new.name!r} is a backend of kernels_pallas; give yours another name")
     backend.add_outside(op, new)

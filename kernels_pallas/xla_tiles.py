@@ -38,14 +38,23 @@ class CausalTiles(NamedTuple):
     cols: np.ndarray
 
 
-def causal_tiles(length: int, unit: int, matrices: int) -> CausalTiles:
-    """Return tiles for `matrices` score matrices of `length` x `length`, with sides in multiples of `unit`."""
+def causal_tiles(length: int, unit: int, matrices: int, *, window: int = 0) -> CausalTiles:
+    """Return tiles for `matrices` score matrices of `length` x `length`, with sides in multiples of `unit`.
+
+    With a `window`, tiles in which every key is `window` or more positions before every query are left out, and no side
+    is much longer than the window, so that the number of scores is linear in `length`.
+    """
     n_units = -(-length // unit)
     most = max(1, int(math.sqrt(tile_elements() / max(1, matrices))) // unit)
+    if window:
+        most = min(most, -(-window // unit))
     n_tiles = -(-n_units // most)
     side = -(-n_units // n_tiles) * unit
     n_tiles = -(-length // side)
     row_P, col_P = np.tril_indices(n_tiles)
+    if window:
+        is_near_P = (row_P - col_P) * side - (side - 1) < window
+        row_P, col_P = row_P[is_near_P], col_P[is_near_P]
     return CausalTiles(side, side * n_tiles, row_P.astype(np.int32), col_P.astype(np.int32))
 
 

@@ -139,6 +139,13 @@ def get_config(
     return config
 
 
+def pick(table: Mapping[str, Any], name: str, *, kind: str) -> Any:
+    """Return what a table of a config or study file has under a name; raise `UserError`, which lists all names."""
+    if name not in table:
+        raise UserError(f"{name!r} is no {kind}.{nearest(name, table)}")
+    return table[name]
+
+
 def override(config: ConfigDict, key: str, value: Any) -> None:
     """Set a dotted key, such as `model.mixer.window`, of a complete config; text is converted to the setting's type."""
     assign(Config, config, key, value, renamed=RENAMED)
@@ -255,8 +262,12 @@ def directories() -> list[Path]:
 
 
 def names(folder: str = "") -> list[str]:
-    """Return the names of the shipped configs of architectures, or of those in a folder: `studies`, `ablations`."""
-    return sorted({p.stem for d in directories() for p in (d / folder).glob("*.py") if p.stem != "__init__"})
+    """Return the names of the shipped configs of architectures, or of those in a folder: `studies`, `ablations`.
+
+    Files whose name begins with an underscore are shared by others and are left out.
+    """
+    found = {p.stem for d in directories() for p in (d / folder).glob("*.py")}
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:

@@ -109,6 +109,18 @@ def constrain_batch(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(x, BATCH)
 
 
+def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
+    """Return how [B, T, H, K] is split over the mesh; None without a mesh of several devices.
+
+    A dimension that its mesh axes do not divide stays whole.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or not set(AXES) <= set(mesh.shape):
+        return None
+    batch = BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
+    return PartitionSpec(batch, None, "tensor" if n_heads % mesh.shape["tensor"] == 0 else None)
+
+
 def replicate(tree: Any) -> Any:
     """Constrain every array of `tree` to be the same on every device of the mesh; a no-op outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()

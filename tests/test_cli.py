@@ -173,9 +173,9 @@ def test_numbers_below_zero(command, option):
 
 
 def test_a_study_by_name(capsys):
-    module_of("study").main(["--study=window", "--list"])
-    assert "full" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no study of that name\. Did you mean 'window'"):
-        module_of("study").main(["--study=windwo", "--list"])
+    module_of("study").main(["--study=figure3d:demo", "--list"])
+    assert "W=128" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no study of that name\. Did you mean 'figure3d'"):
+        module_of("study").main(["--study=figur3d", "--list"])
     with pytest.raises(UserError, match=r"transformer\.py has no get_study"):
         module_of("study").main(["--study=transformer", "--list"])

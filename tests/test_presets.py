@@ -54,12 +54,20 @@ def test_a_config_that_is_not_there(name, monkeypatch):
 
 
 def test_a_study_is_no_config():
-    with pytest.raises(UserError, match=r"studies/window\.py has no get_config"):
-        read("studies/window:debug")
+    with pytest.raises(UserError, match=r"studies/figure3d\.py has no get_config"):
+        read("studies/figure3d:debug")
 
 
 def test_the_shipped_names_are_the_files():
     assert presets.names() == sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem != "__init__")
+    assert "figure1b" in presets.names("studies")
+    assert not any(name.startswith("_") for name in presets.names("studies")), "what studies share is no study"
+
+
+def test_picking_from_a_table_lists_the_names():
+    assert presets.pick({"demo": 1, "small": 2}, "small", kind="size") == 2
+    with pytest.raises(UserError, match=r"'smal' is no size\. Did you mean 'small'\? Known: demo, small\."):
+        presets.pick({"demo": 1, "small": 2}, "smal", kind="size")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=lambda p: p.stem)
@@ -68,7 +76,7 @@ def test_a_config_file_needs_nothing_but_presets(path):
     tree = ast.parse(path.read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert all(ast.unparse(node) == "from seqjax import presets" for node in imports)
-    if path.stem != "__init__":
+    if not path.stem.startswith("_"):
         header = ast.get_docstring(tree) or ""
         name = path.relative_to(ROOT / "configs").with_suffix("").as_posix().removeprefix("studies/")
         assert f"={name}" in header

@@ -92,7 +92,7 @@ def documented() -> list[tuple[str, str]]:
         spans = re.findall(r"(?<!`)`(seqjax [^`]+)`(?!`)", FENCE.sub("", text))
         found += [(page, span.replace("\n", " ")) for span in spans]
     for path in sorted([*(ROOT / "configs").rglob("*.py"), *(ROOT / "seqjax").rglob("*.py")]):
-        header = re.match(r'"""(.*?)"""', path.read_text(), re.S)
+        header = re.match(r'r?"""(.*?)"""', path.read_text(), re.S)
         place = str(path.relative_to(ROOT))
         if header:
             found += [(place, line.partition("   ")[0]) for line in commands(header[1])]

@@ -1,6 +1,6 @@
 """Transformer++ with unit queries and keys at a fixed temperature; sweep `model.mixer.temperature`.
 
-The entropy of the attention weights is measured at the end; configs/studies/temperature.py is the sweep.
+The entropy of the attention weights is measured at the end; configs/studies/figure3f.py and figure4.py are the sweep.
 
 seqjax train --config=ablations/temperature:110m
 

@@ -2,12 +2,10 @@
 
 seqjax train --config=ablations/window:64,110m      a window counts the query's own position
 
-Not run; configs/studies/window.py is the sweep.
+Not run; configs/studies/figure3d.py compares windows.
 """
 
 from seqjax import presets
-
-SWEEP = ("32", "64", "128", "256", "512", "1024", "full")  # arXiv 2505.18522, section 3, at T = 2,048
 
 
 def get_config(arg: str = ""):

@@ -33,17 +33,17 @@ class Config(AttentionConfig):
     window: int | None = None
     const: Literal["none", "k", "qk"] = "none"  # keys (and queries) that are a trained position table
     temperature: float | None = None  # of unit queries and keys; None = scores as usual
-    implementation: Literal["cudnn", "xla"] | None = None  # None = chosen by device
+    implementation: Literal["cudnn", "splash", "xla", "chunked"] | None = None  # None = chosen by device
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
         super().check(dim=dim, seq_len=seq_len)
         if self.window is not None and self.window < 1:
             raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or None for all.")
-        if self.const == "qk" and self.implementation == "cudnn":
+        if self.const == "qk" and self.implementation not in (None, "xla"):
             raise UserError(
-                "config.model.mixer.implementation='cudnn' computes a softmax per sequence; const='qk' needs one for "
-                "all of them: None or 'xla'."
+                f"config.model.mixer.implementation={self.implementation!r} computes a softmax per sequence; "
+                "const='qk' needs one for all of them: None or 'xla'."
             )
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or None for none.")

@@ -1,16 +1,16 @@
 """Causal softmax attention, full or over a window, for training, for one decoding step and for a piece of a prompt.
 
 o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
-the query's own position, as Mistral's `sliding_window` does). In 16-bit dtypes on NVIDIA devices since the A100 this is
-cuDNN's flash attention; everywhere else XLA computes the scores, which takes memory quadratic in T.
+the query's own position, as Mistral's `sliding_window` does). `kernels_pallas.causal_attention` chooses what computes
+it for whole sequences: cuDNN, splash attention, all scores at once, or chunks of them.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+import kernels_pallas
+from seqjax.sharding import heads_split
 from seqjax.types import Array
 
 
@@ -26,36 +26,22 @@ def causal_attention(
 ) -> Float[Array, "B T H K"]:
     """Return causal attention; `window=0` means the whole past, and G key-value heads serve H query heads.
 
-    `implementation` is None (chosen by device), "cudnn" or "xla", as in `jax.nn.dot_product_attention`, which raises if
-    the named one does not support the inputs. `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled
-    scores in float32; only "xla" supports them, and "cudnn" raises `ValueError`.
+    `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32.
+
+    `implementation` is None, which takes the first that accepts and records it as those of the kernels are, or one of
+    "cudnn", "splash", "xla" and "chunked". A named one that cannot run the problem raises
+    `kernels_pallas.BackendError`, a `ValueError`, with every implementation's reason.
     """
-    if slopes and implementation == "cudnn":
-        raise ValueError("ALiBi needs implementation None or 'xla': cuDNN takes no float32 bias beside 16-bit inputs.")
-    chosen: Any = implementation or ("cudnn" if _cudnn_serves(q_BTHK) and not slopes else "xla")
-    bias_HTS = None
-    if slopes:
-        position_T = jnp.arange(q_BTHK.shape[1], dtype=jnp.float32)
-        bias_HTS = jnp.asarray(slopes, jnp.float32)[:, None, None] * (position_T - position_T[:, None])
-    return jax.nn.dot_product_attention(
+    return kernels_pallas.causal_attention(
         q_BTHK,
         k_BSGK,
         v_BSGK,
-        bias=None if bias_HTS is None else bias_HTS[None],
+        window=window,
         scale=scale,
-        is_causal=True,
-        local_window_size=(window - 1, 0) if window else None,
-        implementation=chosen,
+        slopes=slopes,
+        split=heads_split(q_BTHK.shape[0], k_BSGK.shape[2]),
+        implementation=implementation,
     )
-
-
-def _cudnn_serves(q_BTHK: Array) -> bool:
-    device = jax.devices()[0]
-    if jax.default_backend() != "gpu" or "nvidia" not in device.device_kind.lower():
-        return False
-    # cuDNN's flash attention begins with the A100 (8.0), which JAX does not check: an RTX 2080 has 7.5.
-    is_recent = float(device.compute_capability) >= 8.0
-    return is_recent and q_BTHK.dtype in (jnp.bfloat16, jnp.float16) and q_BTHK.shape[-1] % 8 == 0
 
 
 def attention_step(

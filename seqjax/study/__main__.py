@@ -1,7 +1,7 @@
 """Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
-Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md`, `losses.png`,
-`cost.png` and `rates.png` into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`.
+Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and the pictures
+(docs/protocol.md) into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`.
 
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import comparison, cost, estimate, figures, page, protocol, rates, records, runner, tables
+from seqjax.study import comparison, cost, estimate, figures, page, protocol, rates, records, runner, sweep, tables
 from seqjax.study.studies import Study, load_study
 
 
@@ -92,6 +92,7 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
         "against": list(study.against),
         "speeds": study.speeds,
         "unit": study.unit,
+        "sweep": study.sweep,
     }
     workdirs = {run.label: run.workdir for run in runs}
     found = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
@@ -107,15 +108,18 @@ def analyse(directory: str | Path) -> None:
     found = records.read(directory)
     report = tables.report(found)
     (directory / "gaps.md").write_text(report, encoding="utf-8")
-    figures.against_loss_in_domain(directory / "losses.png", found)
-    written = ["gaps.md", "losses.png"]
-    if cost.run_speeds(found) and any(comparison.common_runs(found, name) for name in found.references):
-        cost.gap_over_speed(directory / "cost.png", found)
-        written.append("cost.png")
+    has_reference = any(comparison.common_runs(found, name) for name in found.references)
+    pictures = {"losses.png": figures.against_loss_in_domain}
+    if cost.run_speeds(found) and has_reference:
+        pictures["cost.png"] = cost.gap_over_speed
     if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):
-        rates.end_points(directory / "rates.png", found)
-        written.append("rates.png")
-    sys.stdout.write(f"{report}\nWritten: {directory}/{', '.join(written)}\n")
+        pictures["rates.png"] = rates.end_points
+    if found.sweep and sweep.values_of(found) and has_reference:
+        pictures["sweep.png"] = sweep.over_setting
+    for name, draw in pictures.items():
+        draw(directory / name, found)
+    files = ["gaps.md", *(f"{name[:-4]}.{kind}" for name in pictures for kind in ("png", "svg"))]
+    sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(files)}\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from seqjax.study import comparison
-from seqjax.study.figures import style
+from seqjax.study.figures import save, style
 from seqjax.study.records import Records
 
 
@@ -35,7 +35,7 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
     handles = [axes[0].plot([], [], label=name, **looks[name])[0] for name in shown]
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center")
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 def run_speeds(records: Records) -> dict[str, float]:

@@ -1,11 +1,14 @@
 """The picture of a study: per domain the loss over the loss in domain, and below it the gap to each reference.
 
-One column per domain. Colours are those of Okabe and Ito; where they begin anew, the marker and the dashes change.
+One column per domain, or one for their mean if they are many. A model is a colour, one of Okabe and Ito's, and a marker
+where these begin anew; its seeds and learning rates are line styles, the same for all models.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,8 +18,12 @@ from seqjax.study.protocol import Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
 
-# One for each round of the colours.
-ROUNDS = (("o", "-"), ("^", (0, (5, 1.5))), ("s", (0, (1.5, 1.2))), ("D", (0, (5, 1.2, 1.2, 1.2))))
+# Marker and whether it is filled, one for each round of the colours.
+ROUNDS = (("o", True), ("^", False), ("s", True), ("D", False))
+# Line styles of the seeds in their order, and of learning rates below and above the common one.
+OF_SEEDS = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+OF_RATES = ((0, (7, 1.5, 1.5, 1.5)), (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)))
+COLUMNS = 4  # of more domains only the mean is drawn
 # How many ranges above the lowest loss in domain of the worst model: higher losses are the first steps of training.
 SHOWN = 5 / 3
 # The end points of a reference's schedules.
@@ -32,32 +39,37 @@ END_POINTS: dict[str, Any] = {
 
 
 def against_loss_in_domain(path: str | Path, records: Records) -> None:
-    """Draw the losses of every model at the common rate (one line per seed) and their gaps to each reference."""
+    """Draw the losses of every model, one line per seed and learning rate, and its gaps to each reference.
+
+    Gaps are drawn at the common rate, as in the tables. Writes a PNG at `path`, and an SVG beside it.
+    """
     names = comparison.models(records)
     runs = {name: comparison.common_runs(records, name) for name in names}
     references = [name for name in records.references if runs.get(name)]
     styles = {name: style(i) for i, name in enumerate(names)}
-    domains = records.domains
+    columns = _columns(records.domains)
     n_rows = 1 + len(references)
-    figure = Figure(figsize=(3.6 * len(domains) + 2.6, 3.3 * n_rows), layout="constrained")
-    axes = figure.subplots(n_rows, len(domains), sharex=True, squeeze=False)
+    width = 3.6 if len(columns) > 1 else 4.8
+    figure = Figure(figsize=(width * len(columns) + 2.6, 3.3 * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, len(columns), sharex=True, squeeze=False)
     lowest = [run.losses_in_domain(records.against).min() for group in runs.values() for run in group]
     limit = max(lowest) + SHOWN * records.unit.range
-    for column, domain in enumerate(domains):
+    for column, (title, domains) in enumerate(columns.items()):
         top = axes[0][column]
         for name in names:
-            for run in runs[name]:
-                x, y = run.losses_in_domain(records.against), run.losses([domain])[:, 0]
-                top.plot(*_shown(x, y, limit), **styles[name])
+            for run in comparison.full_runs(records, name):
+                x, y = run.losses_in_domain(records.against), run.losses(domains).mean(1)
+                top.plot(*_shown(x, y, limit), **styles[name] | line_style(run))
         for reference in references:
-            _draw_end_points(top, records, reference, domain, color=styles[reference]["color"], limit=limit)
-        top.set_title(domain, loc="left", fontsize=10)
+            _draw_end_points(top, records, reference, domains, color=styles[reference]["color"], limit=limit)
+        top.set_title(title, loc="left", fontsize=10)
         for row, reference in enumerate(references, 1):
             panel = axes[row][column]
             panel.axhline(0, color="0.6", linewidth=1)
             for name in names:
                 for run in runs[name]:
-                    _draw_gap(panel, run, runs[reference], records, domain, limit=limit, style=styles[name])
+                    look = styles[name] | line_style(run)
+                    _draw_gap(panel, run, runs[reference], records, domains, limit=limit, style=look)
     for row, label in enumerate([f"loss ({records.unit.name})", *(f"gap to {name}" for name in references)]):
         axes[row][0].set_ylabel(label)
     for panel in axes.flat:
@@ -65,21 +77,68 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
         panel.grid(color="0.93")
         panel.set_axisbelow(True)
     for panel in axes[-1]:
-        panel.set_xlabel(comparison.x_label(records))
+        panel.set_xlabel(_wrapped(comparison.x_label(records)))
     axes[0][0].set_xlim(limit, min(lowest) - 0.03)  # Inverted, so that training goes from left to right.
     handles = [axes[0][0].plot([], [], label=name, **styles[name])[0] for name in names if runs[name]]
+    handles += _run_handles(axes[0][0], records)
     if any(run.schedule != 1 for run in records.runs):
         handles += axes[0][0].plot([], [], label=END_POINTS_LABEL, **END_POINTS)
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", handlelength=3.2)
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    save(figure, path)
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the figure as PNG at `path` and as SVG beside it; both are the same bytes each time."""
+    path = Path(path)
     figure.savefig(path, dpi=130)
+    # Without a salt the identifiers of an SVG are random, and without this entry it has the time.
+    with mpl.rc_context({"svg.hashsalt": "seqjax"}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
 def style(i: int) -> dict[str, Any]:
-    """Return colour, marker and dashes of the i-th model of a study, the same in all of its pictures."""
-    marker, dashes = ROUNDS[i // len(COLORS) % len(ROUNDS)]
+    """Return colour and marker of the i-th model of a study, the same in all of its pictures."""
     color = COLORS[i % len(COLORS)]
-    return {"color": color, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
+    marker, filled = ROUNDS[i // len(COLORS) % len(ROUNDS)]
+    face = color if filled else "white"
+    return {"color": color, "marker": marker, "markerfacecolor": face, "markersize": 4, "linewidth": 1.3}
+
+
+def line_style(run: Record) -> dict[str, Any]:
+    """Return how the line of a run differs from that of its model's first seed at the common learning rate."""
+    if run.rate != 1:
+        return {"linestyle": OF_RATES[run.rate > 1], "marker": "", "linewidth": 0.9}
+    if run.seed == 0:
+        return {"linestyle": OF_SEEDS[0]}
+    return {"linestyle": OF_SEEDS[run.seed % len(OF_SEEDS)], "markersize": 3, "linewidth": 0.9}
+
+
+def _run_handles(panel: Axes, records: Records) -> list[Any]:
+    """Return an entry of the legend for each seed and learning rate that has a line style of its own."""
+    full = [run for run in records.runs if run.schedule == 1 and (run.seed or run.rate != 1)]
+    rates = sorted({run.rate for run in full})
+    labels = {}
+    for run in sorted(full, key=lambda run: (rates.index(run.rate) if run.rate != 1 else -1, run.seed)):
+        label = f"learning rate x{run.rate:g}" if run.rate != 1 else f"seed {run.seed}"
+        labels.setdefault(label, line_style(run) | {"marker": ""})
+    return [panel.plot([], [], label=label, color="0.3", **look)[0] for label, look in labels.items()]
+
+
+def _columns(domains: Sequence[str]) -> dict[str, list[str]]:
+    """Return the domains whose mean a column shows, by its title."""
+    if len(domains) > COLUMNS:
+        return {f"mean of {len(domains)} domains, each the same": list(domains)}
+    return {domain: [domain] for domain in domains}
+
+
+def _wrapped(text: str, width: int = 40) -> str:
+    """Return a label with its list of domains on further lines, where it would be wider than its panel."""
+    lines = [""]
+    for word in text.split(" "):
+        lines += [""] if len(f"{lines[-1]} {word}") > width else []
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
 
 
 def _shown(x: np.ndarray, y: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray]:
@@ -89,15 +148,18 @@ def _shown(x: np.ndarray, y: np.ndarray, limit: float) -> tuple[np.ndarray, np.n
     return x[order], y[order]
 
 
-def _draw_end_points(panel: Axes, records: Records, reference: str, domain: str, *, color: str, limit: float) -> None:
+def _draw_end_points(
+    panel: Axes, records: Records, reference: str, domains: Sequence[str], *, color: str, limit: float
+) -> None:
     """Draw the line through the end points of a reference's schedules, if it has several."""
     ended = [run for run in records.runs if run.model == reference and run.rate == 1]
     for seed in sorted({run.seed for run in ended}):
         of_seed = [run for run in ended if run.seed == seed]
         if len(of_seed) > 1:
             x = np.array([run.losses_in_domain(records.against)[-1] for run in of_seed])
-            y = np.array([run.losses([domain])[-1, 0] for run in of_seed])
-            panel.plot(*_shown(x, y, limit), **END_POINTS | {"color": color}, zorder=3)
+            y = np.array([run.losses(domains)[-1].mean() for run in of_seed])
+            look: dict[str, Any] = END_POINTS | {"color": color}
+            panel.plot(*_shown(x, y, limit), **look, zorder=3)
 
 
 def _draw_gap(
@@ -105,7 +167,7 @@ def _draw_gap(
     run: Record,
     references: list[Record],
     records: Records,
-    domain: str,
+    domains: Sequence[str],
     *,
     limit: float,
     style: dict[str, Any],
@@ -114,7 +176,7 @@ def _draw_gap(
     paired = [reference for reference in references if reference.seed == run.seed]
     if not paired or run.model == paired[0].model:
         return
-    both = [_shown(r.losses_in_domain(records.against), r.losses([domain])[:, 0], np.inf) for r in (run, paired[0])]
+    both = [_shown(r.losses_in_domain(records.against), r.losses(domains).mean(1), np.inf) for r in (run, paired[0])]
     low, high = max(x[0] for x, _ in both), min(x[-1] for x, _ in both)
     knots = np.unique(np.concatenate([x for x, _ in both]))
     knots = knots[(knots >= low) & (knots <= min(high, limit))]

@@ -16,8 +16,10 @@ from seqjax.study.protocol import Point, Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
 
-# plotly's names of the looks in figures.ROUNDS
-ROUNDS = (("circle", "solid"), ("triangle-up", "dash"), ("square", "dot"), ("diamond", "dashdot"))
+# plotly's names of the looks in figures.ROUNDS, OF_SEEDS and OF_RATES
+ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
+OF_SEEDS = ("solid", "dash", "dot")
+OF_RATES = ("dashdot", "longdashdot")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
@@ -169,7 +171,7 @@ def _is_main(run: Record) -> bool:
 
 def _look(records: Records, run: Record) -> dict[str, Any]:
     i = comparison.models(records).index(run.model)
-    symbol, dash = ROUNDS[i // len(COLORS) % len(ROUNDS)]
     color = COLORS[i % len(COLORS)]
-    marker = {"color": color, "symbol": symbol if _is_main(run) else f"{symbol}-open", "size": 7}
+    dash = OF_RATES[run.rate > 1] if run.rate != 1 else OF_SEEDS[run.seed % len(OF_SEEDS)]
+    marker = {"color": color, "symbol": ROUNDS[i // len(COLORS) % len(ROUNDS)], "size": 7 if _is_main(run) else 5}
     return {"line": {"color": color, "dash": dash, "width": 1.5}, "marker": marker}

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from seqjax.study import comparison
-from seqjax.study.figures import END_POINTS, END_POINTS_LABEL, style
+from seqjax.study.figures import END_POINTS, END_POINTS_LABEL, save, style
 from seqjax.study.records import Records
 
 SIZE = 5.5  # of the marker of the common learning rate, in points
@@ -50,4 +50,4 @@ def end_points(path: str | Path, records: Records) -> None:
     figure.suptitle(
         f"{records.title}\nend points; larger markers: higher learning rates", x=0.01, ha="left", fontsize=11
     )
-    figure.savefig(path, dpi=130)
+    save(figure, path)

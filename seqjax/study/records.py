@@ -25,7 +25,7 @@ from seqjax.files import read_json, replacing, write_json
 from seqjax.models import Model, flops
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
-from seqjax.training import block_losses
+from seqjax.training import block_losses, metrics
 
 COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
@@ -50,7 +50,7 @@ class Records:
     """All that a comparison needs.
 
     `missing` says of runs without results what they lack, `speeds` are those that the study file gives beside the runs'
-    own, per condition and model in tokens/s.
+    own, per condition and model in tokens/s, `sweep` the setting that it varies.
     """
 
     title: str
@@ -62,6 +62,7 @@ class Records:
     blocks: Blocks | None
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     unit: Unit = NATS
+    sweep: str = ""
 
 
 def progress(run: Run) -> str:
@@ -124,8 +125,22 @@ def _collect(run: Run, unit: Unit) -> Record:
         facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
+    if entropy := _entropy(run.workdir):
+        facts["entropy"] = entropy
     points = read_points(run.workdir, unit=unit)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
+
+
+def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
+    """Return the entropy of attention that the run measured at its end, domain -> field -> value; empty if none."""
+    fields = ("entropy", "entropy_relative")
+    found: dict[str, dict[str, float]] = {}
+    for row in metrics.read(workdir) if (workdir / "metrics.jsonl").is_file() else ():
+        for key, value in row.items():
+            kind, *rest = key.split("/")
+            if kind == "eval" and len(rest) == 2 and rest[1] in fields:
+                found.setdefault(rest[0], {})[rest[1]] = value
+    return found
 
 
 def _of_config(config: Config, *, on_cpu: bool) -> dict[str, Any]:
@@ -257,6 +272,7 @@ def read(directory: str | Path) -> Records:
         _read_blocks(directory / "blocks.npz", rows),
         study.get("speeds", {}),
         UNITS[study.get("unit", "nats")],
+        study.get("sweep", ""),
     )
 
 

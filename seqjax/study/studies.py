@@ -8,10 +8,11 @@ It returns a dict with
     against     optional: domains whose mean held-out loss is where runs are compared; without it, the training loss
     speeds      optional: other training speeds than the runs' own, "tokens/s at ..." -> model -> tokens/s
     unit        optional: "nats" per token, the default, or "bits_per_byte", for runs with different tokenizers
+    sweep       optional: the setting that the study varies, such as "model.mixer.temperature"; gaps are drawn over it
     runs        label -> a dict with the fields below
 
-and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `window`. The fields of a
-run:
+and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `figure1b:demo`. The
+fields of a run:
 
     workdir     its directory
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
@@ -33,7 +34,7 @@ from seqjax.errors import UserError
 from seqjax.study import protocol
 from seqjax.study.runner import Run
 
-OPTIONAL = ("against", "speeds", "unit")
+OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
 RUN_FIELDS = ("workdir", "config", "model", "seed", "rate", "schedule")
 
@@ -49,6 +50,7 @@ class Study:
     against: Sequence[str] = ()
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     unit: str = "nats"
+    sweep: str = ""
 
 
 def load_study(text: str | Path) -> Study:
@@ -90,6 +92,7 @@ def load_study(text: str | Path) -> Study:
         study.get("against", ()),
         study.get("speeds", {}),
         unit,
+        study.get("sweep", ""),
     )
 
 

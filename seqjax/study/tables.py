@@ -37,6 +37,8 @@ def report(records: Records) -> str:
     if of_model:
         sections += ["## Learning rates\n", _rates(of_model)]
     sections += ["## Cost\n", _cost(records)]
+    if any(run.facts.get("entropy") for run in records.runs):
+        sections += ["## Entropy of attention\n", _entropies(records)]
     known = comparison.models(records)
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
@@ -155,6 +157,24 @@ def _cost(records: Records) -> str:
         f"sequence of the training length; FLOPs of a training step; the gap of {main} at the lowest common loss.\n\n"
         + markdown(header, rows)
     )
+
+
+def _entropies(records: Records) -> str:
+    """Return the entropy that runs measured at their end, with the share of the largest that is possible."""
+    domains = (*records.against, *records.domains)
+    rows = []
+    for run in records.runs:
+        if found := run.facts.get("entropy"):
+            cells = (found.get(domain, {}) for domain in domains)
+            rows.append([run.label, *(_entropy(cell) for cell in cells)])
+    return (
+        "At the end of the runs that measured it, in nats; in brackets as a share of ln(i + 1), which equal weights "
+        "have.\n\n" + markdown(["run", *domains], rows)
+    )
+
+
+def _entropy(measured: Mapping[str, float]) -> str:
+    return f"{measured['entropy']:.3f} ({measured['entropy_relative']:.3f})" if measured else DASH
 
 
 def _speed(speed: float | None) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas import backend, device, outside, validation
+from kernels_pallas.attention.api import ORDER
 from kernels_pallas.backend import Backend
 from tests.kernels.common import Shape, qkv
 
@@ -152,6 +153,9 @@ def test_a_backend_is_registered_for_an_op_that_exists_under_its_own_name(monkey
         kp.register_backend("selectivescan", kp.Backend("mine", never_loaded))
     with pytest.raises(ValueError, match="'xla' is a backend of kernels_pallas"):
         kp.register_backend("ssd", kp.Backend("xla", never_loaded))
+    for name in ORDER:
+        with pytest.raises(ValueError, match="is a backend of kernels_pallas"):
+            kp.register_backend("causal_attention", kp.Backend(name, never_loaded))
 
 
 def test_the_ops_that_take_a_backend_are_those_that_pick_one() -> None:
@@ -245,7 +249,7 @@ def test_the_package_is_a_leaf() -> None:
 def test_backends_and_the_picking_do_not_know_each_other() -> None:
     root = Path(kp.__file__).parent
     ops = {path.name for path in root.iterdir() if (path / "api.py").is_file()}
-    assert ops == {"select_chunk", "top1_chunk", "top1_element", "state_scan", "selective_scan", "ssd"}
+    assert ops == {"attention", "select_chunk", "top1_chunk", "top1_element", "state_scan", "selective_scan", "ssd"}
     text = (root / "backend.py").read_text()
     assert not any(op in text for op in ops)
     for op in ops:

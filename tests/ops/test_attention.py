@@ -1,14 +1,17 @@
 """Softmax attention, its step over a cache and its entropy, against the same equations in float64 numpy."""
 
-import types
+import logging
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax.ops import attention
+from kernels_pallas import BackendError, backend, device
+from kernels_pallas.attention.api import BACKENDS, ORDER
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from tests.kernels.common import fast_jit
 
 rng = np.random.default_rng(0)
 
@@ -83,27 +86,78 @@ def test_attention_takes_a_scale():
     np.testing.assert_allclose(step, causal_attention(q, k, v, scale=1.5)[:, -1], atol=1e-5)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="cuDNN may serve this on a GPU")
-def test_a_named_implementation_that_cannot_run_is_an_error():
-    q = jnp.ones((1, 6, 2, 4), jnp.bfloat16)
-    with pytest.raises(RuntimeError, match="cuDNN"):
-        causal_attention(q, q, q, implementation="cudnn")
+@pytest.fixture
+def chosen(monkeypatch):
+    """A function that says which implementation a problem gets on a platform, without running it."""
+    monkeypatch.setattr(backend, "_used", {})
+    monkeypatch.setattr(backend, "_logged", set())
+
+    def choose(platform, capability=None, *, n_tokens=512, dtype=jnp.bfloat16, head_dim=64, slopes=(), named=None):
+        monkeypatch.setattr(device, "platform", lambda: platform)
+        monkeypatch.setattr(device, "compute_capability", lambda: capability)
+        x = jax.ShapeDtypeStruct((1, n_tokens, 2, head_dim), dtype)
+        options = {"window": 0, "slopes": slopes}
+        backend.pick("causal_attention", BACKENDS, named, (x, x, x), options, order=ORDER)
+        return backend.used()["causal_attention"]
+
+    return choose
 
 
 @pytest.mark.parametrize(
-    ("kind", "capability", "dtype", "serves"),
+    ("problem", "want"),
     [
-        ("NVIDIA A100-SXM4-40GB", "8.0", jnp.bfloat16, True),
-        ("NVIDIA H200", "9.0", jnp.float16, True),
-        ("NVIDIA H200", "9.0", jnp.float32, False),
-        ("NVIDIA B200", "10.0", jnp.bfloat16, True),
-        ("NVIDIA GeForce RTX 2080 Ti", "7.5", jnp.bfloat16, False),
-        ("Tesla T4", "7.5", jnp.bfloat16, False),
+        ({"capability": 80}, "cudnn"),  # A100
+        ({"capability": 90, "dtype": jnp.float16}, "cudnn"),
+        ({"capability": 90, "dtype": jnp.float32}, "chunked"),
+        ({"capability": 75}, "chunked"),  # T4
+        ({"capability": 75, "n_tokens": 256}, "xla"),
+        ({"capability": None}, "chunked"),  # AMD
+        ({"capability": 90, "head_dim": 60}, "chunked"),
+        ({"capability": 80, "head_dim": 192}, "chunked"),
+        ({"capability": 90, "head_dim": 192}, "cudnn"),
+        ({"capability": 90, "slopes": (0.5, 0.25)}, "chunked"),
+        ({"platform": "tpu"}, "splash"),
+        ({"platform": "tpu", "n_tokens": 102_400, "dtype": jnp.float32}, "splash"),
+        ({"platform": "tpu", "dtype": jnp.float16}, "chunked"),
+        ({"platform": "tpu", "slopes": (0.5, 0.25)}, "chunked"),
+        ({"platform": "cpu", "n_tokens": 256}, "xla"),
+        ({"platform": "cpu", "n_tokens": 257}, "chunked"),
+        ({"platform": "cpu", "n_tokens": 100_000, "named": "xla"}, "xla"),
+        ({"platform": "cpu", "n_tokens": 8, "named": "chunked"}, "chunked"),
     ],
 )
-def test_cudnn_serves_16_bits_since_the_a100(monkeypatch, kind, capability, dtype, serves):
-    q = jnp.zeros((1, 8, 2, 64), dtype)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    device = types.SimpleNamespace(device_kind=kind, compute_capability=capability)
-    monkeypatch.setattr(jax, "devices", lambda: [device])
-    assert attention._cudnn_serves(q) is serves
+def test_choice_by_device_and_problem(chosen, caplog, problem, want):
+    """What cuDNN and splash attention refuse runs elsewhere, and the log says where."""
+    with caplog.at_level(logging.INFO, logger="kernels_pallas"):
+        assert chosen(**{"platform": "gpu"} | problem) == want
+    assert [record.getMessage() for record in caplog.records] == [f"causal_attention runs on {want}"]
+
+
+@pytest.mark.parametrize(
+    ("named", "problem", "reason"),
+    [
+        ("cudnn", {"platform": "cpu"}, "cuDNN needs an NVIDIA GPU, this is a cpu"),
+        ("cudnn", {"platform": "gpu", "capability": 75}, r"capability 8\.0 \(A100\), this is 7\.5"),
+        ("cudnn", {"platform": "gpu", "capability": 90, "slopes": (1.0, 0.5)}, "ALiBi"),
+        ("splash", {"platform": "gpu", "capability": 90}, "splash attention needs a TPU, this is a gpu"),
+        ("splash", {"platform": "tpu", "slopes": (1.0, 0.5)}, "splash attention has no ALiBi"),
+        ("flash", {"platform": "cpu"}, "unknown implementation 'flash'.*cudnn, splash, xla, chunked"),
+    ],
+)
+def test_a_named_implementation_that_cannot_run_is_an_error(chosen, named, problem, reason):
+    with pytest.raises(BackendError, match=reason):
+        chosen(**problem, named=named)
+
+
+def test_implementations_agree():
+    """The one that is named runs, on either side of the length where the choice changes."""
+    inputs = [jnp.asarray(rng.standard_normal((1, 257, 2, 8)), jnp.float32) for _ in range(3)]
+    shorter = [x[:, :256] for x in inputs]
+    run = {
+        name: fast_jit(partial(causal_attention, window=70, implementation=name)) for name in (None, "xla", "chunked")
+    }
+    long = {name: run[name](*inputs) for name in run}
+    np.testing.assert_allclose(long["xla"], long["chunked"], atol=1e-5)
+    np.testing.assert_array_equal(long[None], long["chunked"])
+    assert not (long["xla"] == long["chunked"]).all()
+    np.testing.assert_array_equal(run[None](*shorter), run["xla"](*shorter))

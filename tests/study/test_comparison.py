@@ -13,6 +13,8 @@ from seqjax.training import block_losses
 from tests import support
 from tests.study.synthetic import DOMAINS, SHARES, write_run, write_study
 
+pytestmark = pytest.mark.usefixtures("undrawn_pictures")
+
 
 def compared(tmp_path, runs, **more) -> records.Records:
     """Return the records of a study of runs, label -> fields."""
@@ -119,7 +121,7 @@ def test_a_learning_rate_may_close_a_gap(tmp_path):
     assert "| x | 2.500, 3.700 | **2.200, 3.200** |" in report(tmp_path), "and none of slow and y, which have one rate"
     assert "Best at the highest rate tried, so that one beyond may suit better: x.\n" in report(tmp_path)
     assert "at the lowest rate tried" not in report(tmp_path)
-    assert (tmp_path / "out" / "rates.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "rates.png").exists()
 
 
 def test_a_model_with_one_learning_rate_is_not_tested_for_it(tmp_path):

@@ -96,7 +96,7 @@ def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_
     with pytest.raises(UserError, match=r"needs the package plotly.*seqjax\[study\]"):
         study.main([f"--analyse={out}", "--page"])
     with pytest.raises(UserError, match="--analyse=DIR --page"):
-        study.main(["--study=window", "--page", f"--out={tmp_path}"])
+        study.main(["--study=figure3d", "--page", f"--out={tmp_path}"])
 
 
 @pytest.mark.slow

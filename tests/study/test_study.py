@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from seqjax.data import slimpajama
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import runner
@@ -26,21 +25,6 @@ def runs(tmp_path):
     return {"fast": fast, "slow": slow}
 
 
-SHIPPED = sorted(path for path in (support.ROOT / "configs" / "studies").glob("*.py") if path.stem != "__init__")
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_studies_build(path):
-    found = load_study(str(path))
-    assert len({run.workdir for run in found.runs}) == len(found.runs) >= 2, "runs in one directory"
-    configs = [run.config for run in found.runs if run.config is not None]
-    assert len(configs) in (0, len(found.runs))
-    whats = {(config.model, config.train, config.optim, config.data) for config in configs}
-    assert len(whats) == len(configs), "the same run twice"
-    for config in configs:
-        assert set(found.domains) <= set(slimpajama.REGIMES[config.data.regime].eval)
-
-
 def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
     path = write_study(tmp_path / "study.py", runs)
     out = tmp_path / "out"
@@ -50,13 +34,16 @@ def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
     assert len(points) == 1 + 2 * 4 * (4 + 2)
     assert points[1] == "fast,fast,0,1,1,0,0,4.800000,commoncrawl,5.000000"
     assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("losses", "cost"):
+        drawn = (out / f"{name}.svg").read_text()
+        assert "<svg" in drawn and "dc:date" not in drawn
 
 
 def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, capsys):
     path = write_study(tmp_path / "study.py", runs)
     out = tmp_path / "out"
     study.main([f"--study={path}", f"--out={out}"])
-    made = {name: (out / name).read_bytes() for name in ("gaps.md", "losses.png")}
+    made = {name: (out / name).read_bytes() for name in ("gaps.md", "losses.png", "losses.svg")}
     for name in made:
         (out / name).unlink()
     for gone in (path, *runs.values()):

@@ -1,0 +1,137 @@
+"""What the studies of arXiv 2505.18522 share: sizes, models by their labels, and where runs are kept.
+
+    paper = presets.load("studies/_paper")
+    return paper.study("Figure 1(b)", models, size=size, regime="limited")
+
+Three sizes:
+
+    demo   a model of two layers of 64, 100 steps of 2,048 bytes of the built-in corpus: a run takes 50 seconds of CPU
+           time, most of it compiling, and the twelve of figure 1(b) ten minutes. Windows are an eighth of the sequence.
+           It shows that the study runs, not what the paper shows.
+    small  hours of one GPU: the settings of studies/limited_110m, 104M tokens of data/mixtral-2048
+    paper  the paper's, 100B tokens of data/slimpajama-2048 or data/slimpajama-102400
+
+A study belongs to one of the paper's scales, 110m, 1b3 or 100k. A run's directory follows from size, scale, regime and
+label, so studies with the same runs share them, and nothing is trained twice. At the size `small` those of
+studies/limited_110m are taken from there.
+"""
+
+from seqjax import presets
+
+LIMITED = presets.load("studies/limited_110m")
+_SMALL = f"data.seed=0,train.seed=0,{LIMITED.COMMON}"
+_LONG = "eval.path=('data/long-102400','data/automathtext-102400'),data.eval_domains=('commoncrawl','c4')"
+_DEMO = (
+    "debug,optim.warmup_steps=10,train.steps=100,eval.every=40000,eval.tokens=8192,eval.batch_size=8,"
+    "checkpoint.every=0,log.sample_tokens=0,log.tensorboard=False"
+)
+
+# size -> scale -> what follows a config's name. The rate at 1.3B is a quarter of that at 110M, as in the paper.
+SIZES = {
+    "demo": {
+        "110m": f"{_DEMO},train.seq_len=256,train.batch_size=8",
+        "1b3": f"{_DEMO},train.seq_len=256,train.batch_size=8",
+        "100k": f"{_DEMO},train.seq_len=1024,train.batch_size=2,eval.batch_size=2",
+    },
+    "small": {
+        "110m": f"110m,{_SMALL},optim.lr={LIMITED.LR:g},train.steps={LIMITED.STEPS}",
+        "1b3": f"1b3,{_SMALL},optim.lr={LIMITED.LR / 4:g},train.steps={LIMITED.STEPS},train.accumulate=4",
+        "100k": (
+            "135m_100k,data.path=data/mixtral-102400,train.batch_size=4,train.accumulate=4,train.steps=250,"
+            f"optim.lr={LIMITED.LR:g},optim.warmup_steps=25,eval.every=16000000,eval.tokens=1024000,{_LONG},"
+            "checkpoint.every=50,log.sample_tokens=0"
+        ),
+    },
+    "paper": {"110m": "110m", "1b3": "1b3", "100k": f"135m_100k,{_LONG}"},
+}
+TITLES = {"demo": "demo, not this scale: two layers of width 64"}
+WINDOW = {"demo": 32, "small": 256, "paper": 256}  # what W=256 is
+DOMAINS = {
+    # size -> those trained on in the limited regime, those that it is tested on beyond them, the other ones
+    "demo": (("prose", "doctest"), ("math_docs", "python", "c_code"), ()),
+    "small": (("commoncrawl", "c4"), ("arxiv", "github", "stackexchange"), ("book", "wikipedia")),
+    "paper": (("commoncrawl", "c4"), ("arxiv", "github", "stackexchange"), ("book", "wikipedia")),
+}
+REFERENCES = ("Transformer++", "Transformer++, QK norm")
+
+# label -> name of the config and what differs; those of limited_110m by the labels that they have there
+MODELS = {label: text.replace(":110m", "") for label, text in LIMITED.RUNS.items()}
+# The architectures of figures 1 and 2, and the references with and without QK norm.
+OF_110M = (
+    *REFERENCES, "Transformer", "W=256", "Based", "Mamba-1", "Mamba-2", "RWKV-5", "RWKV-6", "RWKV-7", "DeltaNet",
+    "Gated DeltaNet",
+)  # fmt: skip
+OF_1B3 = (*REFERENCES, "W=256", "Mamba-1", "Mamba-2")
+TOP1 = ("Top-1 Element", "Top-1 Chunk, exact", "Top-1 Chunk, approx")
+SIX = (*REFERENCES, "Top-1 Element", "Top-1 Chunk, exact", "Mamba-2", "RWKV-7")
+
+
+def study(
+    title,
+    models,
+    *,
+    size,
+    regime="limited",
+    scale="110m",
+    references=REFERENCES,
+    replicates=False,
+    settings="",
+    folder="",
+    **more,
+):
+    """Return a study.
+
+    Args:
+        title: Its title, to which the size is added.
+        models: Labels of `MODELS`, or a dict label -> name of the config and what differs, "NAME[,key=value ...]".
+        size: demo, small or paper.
+        regime: limited, compared at the held-out loss of the domains trained on, or mixed, which tests on the domains
+            trained on and is compared at the training loss, as in the paper.
+        scale: 110m, 1b3 or 100k.
+        references: Models that the gaps refer to.
+        replicates: Add the seeds, rates and schedules of limited_110m at the size that takes its runs.
+        settings: What differs in all runs, "key=value[,key=value ...]"; they are then kept in `folder`.
+        folder: Name of the directory of the runs within that of the size and scale, by default the regime.
+        **more: Other fields of a study, which replace those made here.
+    """
+    trained, tested, others = domains(size)
+    named = models if isinstance(models, dict) else {label: MODELS[label] for label in models}
+    has_runs = (size, scale, regime, settings) == ("small", "110m", "limited", "")
+    existing = LIMITED.get_study()["runs"] if has_runs else {}
+    runs = {}
+    for label, model in named.items():
+        found = {name: run for name, run in existing.items() if run["model"] == label}
+        if found:
+            runs |= found if replicates else {label: found[label]}
+            continue
+        shown = label.replace("W=256", f"W={WINDOW[size]}")
+        name, _, different = model.replace("window=256", f"window={WINDOW[size]}").partition(",")
+        parts = [f"{name}:{SIZES[size][scale]}", regime, different, settings]
+        runs[shown] = {
+            "workdir": f"runs/paper/{size}/{_directory(size, scale)}/{folder or regime}/{_slug(shown)}",
+            "config": ",".join(filter(None, parts)),
+        }
+    limited = regime == "limited"
+    about = {
+        "title": f"{title} ({TITLES.get(size, size)})",
+        "references": references,
+        "domains": tested if limited else (*trained, *tested, *others),
+        "against": trained if limited else (),
+        "runs": runs,
+    }
+    return about | more
+
+
+def domains(size):
+    """Return the domains trained on in the limited regime, those tested beyond them, and the others."""
+    return presets.pick(DOMAINS, size, kind="size of the study")
+
+
+def _directory(size, scale):
+    """Return the name of the first scale with the same settings: scales that do not differ share their runs."""
+    return next(name for name, settings in SIZES[size].items() if settings == SIZES[size][scale])
+
+
+def _slug(label):
+    words = "".join(c if c.isalnum() else " " for c in label.lower().replace("++", "pp")).split()
+    return "-".join(words)

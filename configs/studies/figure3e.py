@@ -1,0 +1,20 @@
+"""Figure 3(e): Transformer++ whose keys, or queries and keys, are trained constants instead of functions of the text.
+
+    seqjax study --study=figure3e:demo --out=runs/figure3e      small, paper: the same command with that size
+
+Not run.
+"""
+
+from seqjax import presets
+
+MODELS = {
+    "Transformer++": "transformer_pp",
+    "constant keys": "ablations/const_k",
+    "constant queries and keys": "ablations/const_qk",
+}
+
+
+def get_study(size="demo"):
+    """Return the study of a size: demo, small or paper."""
+    paper = presets.load("studies/_paper")
+    return paper.study("Figure 3(e): constants at 110M", MODELS, size=size, references=("Transformer++",))

@@ -1,0 +1,21 @@
+"""The rebuttal's table: Transformer++ and Top-1 Element at 110M and 1.3B after training on all domains.
+
+    seqjax study --study=rebuttal:demo --out=runs/rebuttal      small, paper: the same command with that size
+
+docs/results/index.md has the paper's numbers. Its runs are those of figures 8 and 9. `demo` has one scale. Not run.
+"""
+
+from seqjax import presets
+
+TITLE = "The rebuttal's table: mixed regime"
+
+
+def get_study(size="demo"):
+    """Return the study of a size: demo, small or paper."""
+    paper = presets.load("studies/_paper")
+    models = (*paper.REFERENCES, "Top-1 Element")
+    found, large = (paper.study(TITLE, models, size=size, regime="mixed", scale=scale) for scale in ("110m", "1b3"))
+    if found["runs"] != large["runs"]:
+        found["runs"] |= {f"{label}, 1.3B": run for label, run in large["runs"].items()}
+        found["references"] += tuple(f"{label}, 1.3B" for label in paper.REFERENCES)
+    return found

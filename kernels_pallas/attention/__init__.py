@@ -1,0 +1,1 @@
+"""Causal softmax attention; `api` is what callers use."""

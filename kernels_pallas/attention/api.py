@@ -1,0 +1,54 @@
+"""Causal softmax attention over interchangeable backends, in the order in which they are asked:
+
+cudnn    cuDNN's flash attention: 16-bit inputs on NVIDIA GPUs since the A100
+splash   JAX's splash attention, a Pallas kernel for TPUs
+xla      dense: the scores of all pairs exist at once, in memory quadratic in T; long sequences by name only
+chunked  memory linear in T, on any device
+"""
+
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from kernels_pallas import backend, numerics, validation
+from kernels_pallas.attention import chunked, cudnn, splash, xla
+
+BACKENDS = (cudnn.BACKEND, splash.BACKEND, xla.BACKEND, chunked.BACKEND)
+ORDER = tuple(one.name for one in BACKENDS)
+
+
+def causal_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGK: Float[Array, "B T G K"],
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    slopes: tuple[float, ...] = (),
+    split: PartitionSpec | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "B T H K"]:
+    """Return causal attention, o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window.
+
+    Args:
+      q_BTHK: queries, fp32, bf16 or fp16; any T >= 1.
+      k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
+      v_BTGK: values.
+      window: keys that a query sees, its own included; 0 for the whole past.
+      scale: of the scores; 1 / sqrt(K) when None.
+      slopes: ALiBi's, one per query head: -slope * (i - j) is added to the scaled scores, which are fp32.
+      split: how [B, T, G, K] is split over the current mesh. Only a kernel without a rule for automatic sharding
+        (splash) uses it; None leaves it whole on every device, or is right where there is one device.
+      implementation: None takes the first of cudnn, splash, xla and chunked that accepts; a name gets that one or an
+        error.
+
+    Raises:
+      ValueError: shapes that disagree.
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2505.18522, section 2; the window as Mistral's `sliding_window`.
+    """
+    validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGK.shape)
+    operands, options = (q_BTHK, k_BTGK, v_BTGK), {"window": window, "slopes": slopes}
+    kernels = backend.pick("causal_attention", BACKENDS, implementation, operands, options, order=ORDER)
+    factor = numerics.softmax_scale(scale, q_BTHK.shape[-1])
+    return kernels.attend(*operands, window=window, scale=factor, slopes=slopes, split=split)

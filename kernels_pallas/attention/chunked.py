@@ -1,0 +1,189 @@
+"""The `chunked` backend of causal attention: any device, any T, O(T) memory in both directions.
+
+The score matrix is cut into square tiles, and a scan over those that the mask does not empty keeps one alive at a time
+(`kernels_pallas.xla_tiles`; a window leaves out all but the tiles near the diagonal). With the running maximum m and
+sum l of a row, as in flash attention (arXiv 2205.14135, algorithm 1):
+
+    m' = max(m, max_j s_ij),  l' = e^(m - m') l + sum_j e^(s_ij - m'),  o' = e^(m - m') o + sum_j e^(s_ij - m') v_j
+
+The backward pass scans the same tiles and computes the probabilities again from the log-sum-exp:
+
+    p = exp(s - lse),  D = sum(do * o),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do
+
+Scores, sums and gradients are accumulated in float32; probabilities are rounded to the dtype of v before products.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from kernels_pallas import xla_tiles
+from kernels_pallas.attention.interface import CausalAttention
+from kernels_pallas.backend import Backend
+from kernels_pallas.numerics import MASKED, accumulation_dtype
+
+# The least side of a tile, in positions.
+UNIT = 64
+
+
+class Options(NamedTuple):
+    """The static half of a call."""
+
+    window: int
+    scale: float
+    slopes: tuple[float, ...]
+
+
+def load() -> CausalAttention:
+    """Return this module."""
+    from kernels_pallas.attention import chunked
+
+    return chunked
+
+
+BACKEND = Backend("chunked", load)
+
+
+def attend(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
+    *,
+    window: int,
+    scale: float,
+    slopes: tuple[float, ...],
+    split: PartitionSpec | None = None,
+) -> Array:
+    """Return o_BTHK in the dtype of v.
+
+    Batch and heads are never taken apart, so XLA splits them by itself. Reverse mode only, once. The residuals are
+    named `attention_out` and `attention_lse` for rematerialisation policies.
+    """
+    del split
+    return _attention(q_BTHK, k_BTGK, v_BTGK, Options(window, scale, slopes))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attention(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> Array:
+    return _scan_forward(q_BTHK, k_BTGK, v_BTGV, options)[0]
+
+
+def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> tuple[Array, tuple]:
+    o_BTHV, lse_BGM = _scan_forward(q_BTHK, k_BTGK, v_BTGV, options)
+    o_BTHV, lse_BGM = checkpoint_name(o_BTHV, "attention_out"), checkpoint_name(lse_BGM, "attention_lse")
+    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BGM)
+
+
+class Operands(NamedTuple):
+    """What both passes prepare alike: the tiles, rows and keys padded to them, and what a tile needs beside these."""
+
+    tiles: xla_tiles.CausalTiles
+    rows: int  # rows of a tile: its positions times the query heads of a key-value head
+    q_BGMK: Array
+    k_BGSK: Array
+    v_BGSV: Array
+    dtype: jnp.dtype  # of the accumulation
+
+    def rows_of(self, x_BTHV: Array) -> Array:
+        """Return an array of the queries' layout as padded rows."""
+        x_BGMV = xla_tiles.to_rows(x_BTHV, self.k_BGSK.shape[1])
+        return xla_tiles.pad_to(x_BGMV, self.q_BGMK.shape[2], axis=2)
+
+
+def _operands(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, window: int) -> Operands:
+    n_batch, seq_len, n_heads, _ = q_BTHK.shape
+    n_kv = k_BTGK.shape[2]
+    tiles = xla_tiles.causal_tiles(seq_len, min(seq_len, UNIT), n_batch * n_heads, window=window)
+    rows = tiles.side * (n_heads // n_kv)
+    q_BGMK = xla_tiles.pad_to(xla_tiles.to_rows(q_BTHK, n_kv), tiles.padded * (n_heads // n_kv), axis=2)
+    k_BGSK, v_BGSV = (xla_tiles.pad_to(x.transpose(0, 2, 1, 3), tiles.padded, axis=2) for x in (k_BTGK, v_BTGV))
+    return Operands(tiles, rows, q_BGMK, k_BGSK, v_BGSV, accumulation_dtype(q_BTHK, k_BTGK, v_BTGV))
+
+
+def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -> tuple[Array, Array]:
+    """Return a tile's scores [B, G, rows, side] and whether the key is visible to the query, [rows, side]."""
+    tiles, rows = operands.tiles, operands.rows
+    n_shared = rows // tiles.side
+    q_BGmK = xla_tiles.block(operands.q_BGMK, row, rows)
+    k_BGsK = xla_tiles.block(operands.k_BGSK, col, tiles.side)
+    s_BGms = options.scale * _dot("bgmk,bgsk->bgms", q_BGmK, k_BGsK, operands.dtype)
+    row_m = jnp.arange(rows)
+    distance_ms = (row - col) * tiles.side + (row_m // n_shared)[:, None] - jnp.arange(tiles.side)
+    if options.slopes:
+        slope_GR = jnp.asarray(options.slopes, operands.dtype).reshape(-1, n_shared)
+        s_BGms -= jnp.tile(slope_GR, (1, tiles.side))[..., None] * distance_ms
+    visible_ms = distance_ms >= 0
+    if options.window:
+        visible_ms &= distance_ms < options.window
+    return s_BGms, visible_ms
+
+
+def _scan_forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> tuple[Array, Array]:
+    """Return o_BTHV and the log-sum-exp per padded row, float32 [B, G, M]."""
+    operands = _operands(q_BTHK, k_BTGK, v_BTGV, options.window)
+    tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
+
+    def visit(carry, tile):
+        row, col = tile
+        m_BGm, l_BGm, o_BGmV = (xla_tiles.block(x, row, rows) for x in carry)
+        s_BGms, visible_ms = _tile_scores(operands, row, col, options)
+        new_m_BGm = jnp.maximum(m_BGm, jnp.where(visible_ms, s_BGms, MASKED).max(-1))
+        # With a window a tile may hold nothing for a row, whose maximum is then MASKED and exp(0) must not count.
+        p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - new_m_BGm[..., None]), 0)
+        decay_BGm = jnp.exp(m_BGm - new_m_BGm)
+        v_BGsV = xla_tiles.block(operands.v_BGSV, col, tiles.side)
+        l_BGm = decay_BGm * l_BGm + p_BGms.sum(-1)
+        o_BGmV = decay_BGm[..., None] * o_BGmV + _dot("bgms,bgsv->bgmv", p_BGms.astype(v_BGsV.dtype), v_BGsV, acc)
+        new = zip(carry, (new_m_BGm, l_BGm, o_BGmV), strict=True)
+        return tuple(xla_tiles.set_block(x, y, row, rows) for x, y in new), None
+
+    zero_BGM = jnp.zeros_like(operands.q_BGMK[..., 0], dtype=acc)
+    init = (zero_BGM + MASKED, zero_BGM, zero_BGM[..., None] * jnp.zeros(operands.v_BGSV.shape[-1], acc))
+    (m_BGM, l_BGM, o_BGMV), _ = jax.lax.scan(visit, init, (tiles.rows, tiles.cols))
+    n_rows = q_BTHK.shape[1] * (rows // tiles.side)
+    o_BTHV = xla_tiles.from_rows((o_BGMV / l_BGM[..., None])[:, :, :n_rows].astype(v_BTGV.dtype), q_BTHK.shape[2])
+    return o_BTHV, m_BGM + jnp.log(l_BGM)
+
+
+def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
+    q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BGM = saved
+    operands = _operands(q_BTHK, k_BTGK, v_BTGV, options.window)
+    tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
+    seq_len, n_heads = q_BTHK.shape[1:3]
+    # Padded rows have do = 0 and D = 0, so they add nothing, whatever their probabilities are.
+    do_BGMV = operands.rows_of(do_BTHV)
+    D_BGM = operands.rows_of(jnp.sum(do_BTHV.astype(acc) * o_BTHV.astype(acc), axis=-1, keepdims=True))[..., 0]
+
+    def visit(carry, tile):
+        row, col = tile
+        dq_BGMK, dk_BGSK, dv_BGSV = carry
+        q_BGmK, do_BGmV, lse_BGm, D_BGm = (
+            xla_tiles.block(x, row, rows) for x in (operands.q_BGMK, do_BGMV, lse_BGM, D_BGM)
+        )
+        k_BGsK, v_BGsV = (xla_tiles.block(x, col, tiles.side) for x in (operands.k_BGSK, operands.v_BGSV))
+        s_BGms, visible_ms = _tile_scores(operands, row, col, options)
+        p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - lse_BGm[..., None]), 0)
+        dp_BGms = _dot("bgmv,bgsv->bgms", do_BGmV, v_BGsV, acc)
+        ds_BGms = (options.scale * p_BGms * (dp_BGms - D_BGm[..., None])).astype(k_BGsK.dtype)
+        dv_BGsV = _dot("bgms,bgmv->bgsv", p_BGms.astype(do_BGmV.dtype), do_BGmV, acc)
+        dq_BGMK = xla_tiles.add_block(dq_BGMK, _dot("bgms,bgsk->bgmk", ds_BGms, k_BGsK, acc), row, rows)
+        dk_BGSK = xla_tiles.add_block(dk_BGSK, _dot("bgms,bgmk->bgsk", ds_BGms, q_BGmK, acc), col, tiles.side)
+        return (dq_BGMK, dk_BGSK, xla_tiles.add_block(dv_BGSV, dv_BGsV, col, tiles.side)), None
+
+    init = tuple(jnp.zeros_like(x, dtype=acc) for x in (operands.q_BGMK, operands.k_BGSK, operands.v_BGSV))
+    (dq_BGMK, dk_BGSK, dv_BGSV), _ = jax.lax.scan(visit, init, (tiles.rows, tiles.cols))
+    dq_BTHK = xla_tiles.from_rows(dq_BGMK[:, :, : seq_len * (rows // tiles.side)], n_heads)
+    dk_BTGK, dv_BTGV = (x[:, :, :seq_len].transpose(0, 2, 1, 3) for x in (dk_BGSK, dv_BGSV))
+    return dq_BTHK.astype(q_BTHK.dtype), dk_BTGK.astype(k_BTGK.dtype), dv_BTGV.astype(v_BTGV.dtype)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _dot(spec: str, a: Array, b: Array, acc: jnp.dtype) -> Array:
+    return jnp.einsum(spec, a, b, preferred_element_type=acc)

@@ -1,0 +1,25 @@
+"""The definition of causal attention: dense, every pair of positions, at the accumulation dtype. For tests."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.numerics import accumulation_dtype
+
+
+def causal_attention(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, *, window: int, scale: float, slopes: tuple[float, ...]
+) -> Array:
+    """Return o_BTHV; the options are as in `api.causal_attention`."""
+    acc = accumulation_dtype(q_BTHK, k_BTGK, v_BTGV)
+    B, T, H, K = q_BTHK.shape
+    G = k_BTGK.shape[2]
+    q_BTGRK = q_BTHK.reshape(B, T, G, H // G, K).astype(acc)
+    s_BGRTS = scale * jnp.einsum("btgrk,bsgk->bgrts", q_BTGRK, k_BTGK.astype(acc))
+    distance_TS = jnp.arange(T)[:, None] - jnp.arange(T)
+    if slopes:
+        s_BGRTS -= jnp.asarray(slopes, acc).reshape(G, -1, 1, 1) * distance_TS
+    visible_TS = (distance_TS >= 0) & (distance_TS < (window or T))
+    p_BGRTS = jax.nn.softmax(jnp.where(visible_TS, s_BGRTS, -jnp.inf), axis=-1)
+    o_BTGRV = jnp.einsum("bgrts,bsgv->btgrv", p_BGRTS, v_BTGV.astype(acc))
+    return o_BTGRV.reshape(B, T, H, -1).astype(v_BTGV.dtype)

@@ -1,0 +1,26 @@
+"""The `splash` backend of causal attention: JAX's splash attention, a Pallas kernel for TPUs."""
+
+from kernels_pallas.attention.interface import CausalAttention
+from kernels_pallas.backend import Backend, Problem
+
+
+def refusal(problem: Problem) -> str | None:
+    """Say why splash attention refuses: the machine, the dtypes, or ALiBi."""
+    if problem.platform != "tpu":
+        return f"splash attention needs a TPU, this is a {problem.platform}"
+    dtypes = sorted({x.dtype.name for x in problem.operands})
+    if len(dtypes) > 1 or dtypes[0] not in ("bfloat16", "float32"):
+        return f"operands are {' and '.join(dtypes)}; splash attention takes bfloat16 or float32 for all"
+    if problem.options["slopes"]:
+        return "splash attention has no ALiBi"
+    return None
+
+
+def load() -> CausalAttention:
+    """Import the kernel."""
+    from kernels_pallas.attention.splash import kernel
+
+    return kernel
+
+
+BACKEND = Backend("splash", load, refusal)

@@ -1,0 +1,30 @@
+"""Pictures: tests that look at numbers alone do without the files, which take longer than all else."""
+
+from pathlib import Path
+
+import pytest
+
+from seqjax.study import cost, figures, rates, sweep
+
+MODULES = (figures, cost, rates, sweep)
+
+
+@pytest.fixture
+def undrawn_pictures(monkeypatch):
+    """Pictures are composed and not drawn; their files are empty."""
+    for module in MODULES:
+        monkeypatch.setattr(module, "save", lambda figure, path: Path(path).touch())
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn, by the names of their files; they are written as well."""
+    found, write = {}, figures.save
+
+    def save(figure, path):
+        found[Path(path).name] = figure
+        write(figure, path)
+
+    for module in MODULES:
+        monkeypatch.setattr(module, "save", save)
+    return found
