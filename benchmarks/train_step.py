@@ -1,6 +1,7 @@
 """Tokens per second of a training step, per architecture:
 
     python -m benchmarks.train_step [--mixers=a,b] [--quick] [--against=benchmarks/results/train_step.json]
+    python -m benchmarks.train_step --devices=4 [--layouts=data,fsdp] [--size=1b3 --batch=4]
 
 The step of `seqjax.train`, compiled and sharded as there (`seqjax.training.step.jit_train_step`) over the mesh of
 the config, which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
@@ -9,10 +10,14 @@ says otherwise, without rematerialisation: forward, backward and the optimiser, 
 repeats of some steps. On a CPU, or with --quick, the debug size. Compare numbers of one run only, or with --against
 those of a recorded one: another run has another clock, and perhaps another XLA.
 
-Memory is what XLA reserves for the compiled step (arguments and temporaries; outputs take the arguments' place) and,
-where the device counts it, its peak, if this architecture raised that. Writes benchmarks/results/train_step.json after
-every architecture and the plot train_step.png at the end; a run that is quick, partial or against a recorded one writes
-to runs/benchmarks/.
+With --devices=N every architecture is measured on one device and then on N, data parallel (mesh.data=N) and fully
+sharded (mesh.fsdp=N), with --batch sequences (the debug size: those of its config) on each device. "scaling" is the
+tokens per second on N devices over N times those on one, in the same run.
+
+Memory is per device: what XLA reserves for the compiled step (arguments and temporaries; outputs take the arguments'
+place) and, where the device counts it, its peak, if this architecture raised that. Writes
+benchmarks/results/train_step.json (with --devices=N train_step_N_devices.json) after every architecture and the plot
+beside it at the end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -23,12 +28,15 @@ FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences per step (16)")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
+FLAGS.add_argument("--devices", type=int, default=0, help="on one device and on so many; without it on all, once")
+FLAGS.add_argument("--layouts", type=options.words, default=["data", "fsdp"], help="with --devices (data,fsdp)")
 FLAGS.add_argument("--repeats", type=int, default=5, help="timed runs, whose median counts (5)")
 FLAGS.add_argument("--steps", type=int, default=4, help="steps per timed run (4)")
 FLAGS.add_argument("--seconds", type=float, default=480, help="begin no further architecture after so many (480)")
 FLAGS.add_argument("--against", default="", help="a recorded report to show speeds relative to")
 options.parse_early(FLAGS, __name__)
 
+import dataclasses
 import statistics
 import time
 from pathlib import Path
@@ -57,6 +65,7 @@ TABLE = report.Table(
         report.Column("compiled_bytes", "GiB", ">8.2f", 2**-30),
         report.Column("device_peak_bytes", "device", ">8.2f", 2**-30),
         report.Column("compile_s", "compile s", ">11.1f"),
+        report.Column("scaling", "scaling", ">9.3f"),
         report.Column("of_recorded", "/ recorded", ">12.3f"),
     ),
 )
@@ -65,9 +74,9 @@ TABLE = report.Table(
 class Stepper:
     """The compiled training step of a config, with its state and one batch of random tokens; a call makes a step."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, devices: list[Any] | None = None):
         train = config.train
-        mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+        mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor, devices=devices)
         require_divisible(train.batch_size // train.accumulate, mesh)
         self.model = Model(config.model, max_len=train.seq_len)
         optimizer = optim.optimizer(config.optim, train.steps)
@@ -92,10 +101,10 @@ class Stepper:
         return step_metrics
 
 
-def measure(config: Config, *, repeats: int, steps: int) -> dict[str, Any]:
-    """Compile one step, run it `repeats` times `steps` times."""
+def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | None = None) -> dict[str, Any]:
+    """Compile one step on these devices, or all, and run it `repeats` times `steps` times."""
     train, before = config.train, metrics.device_peak_bytes()
-    stepper = Stepper(config)
+    stepper, n_devices = Stepper(config, devices), len(devices or jax.devices())
     seconds_per_call(stepper, calls=2, repeats=1)
     times = seconds_per_call(stepper, calls=steps, repeats=repeats)
     rates = [train.batch_size * train.seq_len / seconds for seconds in times]
@@ -106,7 +115,8 @@ def measure(config: Config, *, repeats: int, steps: int) -> dict[str, Any]:
     return {
         "tokens_per_s": rate,
         "runs": rates,
-        "mfu": flops.mfu(rate, per_token),
+        "mfu": flops.mfu(rate * jax.device_count() / n_devices, per_token),  # which takes the peak of all devices
+        "devices": n_devices,
         "flops_per_token": per_token,
         "params": flops.n_params(stepper.model),
         "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
@@ -117,19 +127,31 @@ def measure(config: Config, *, repeats: int, steps: int) -> dict[str, Any]:
     }
 
 
-def row(name: str, result: dict[str, Any], recorded: dict[str, Any]) -> str:
+def layouts(config: Config, n_devices: int, axes: list[str]) -> dict[str, Config]:
+    """The config for one device, as "", and for `n_devices` by the mesh axis that splits the batch, as "data=4"."""
+
+    def on(n: int, axis: str) -> Config:
+        train = dataclasses.replace(config.train, batch_size=config.train.batch_size * n)
+        mesh = dataclasses.replace(config.mesh, **({"data": 1, "fsdp": 1, "tensor": 1} | {axis: n}))
+        return dataclasses.replace(config, train=train, mesh=mesh)
+
+    return {"": on(1, "data")} | {f"{axis}={n_devices}": on(n_devices, axis) for axis in axes}
+
+
+def row(title: str, result: dict[str, Any], recorded: dict[str, Any]) -> str:
     """A line of the table; `recorded` is the result of the same name in another report, or empty."""
     if "error" in result:
-        return TABLE.row(label(name), result)
+        return TABLE.row(title, result)
     shown = {**result, "lowest": min(result["runs"])}
     if "tokens_per_s" in recorded:
         shown["of_recorded"] = result["tokens_per_s"] / recorded["tokens_per_s"]
-    return TABLE.row(label(name), shown)
+    return TABLE.row(title, shown)
 
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
     """Bars, fastest first."""
-    rows = [(label(name), r["tokens_per_s"] / 1e3) for name, r in written["results"].items() if "error" not in r]
+    measured = {name: result for name, result in written["results"].items() if "error" not in result}
+    rows = [(title_of(*name.split(" ")), result["tokens_per_s"] / 1e3) for name, result in measured.items()]
     settings = written["settings"]
     batch, seq_len = settings["batch"] or "its own", f"{settings['seq_len']:,}" if settings["seq_len"] else "its own"
     device = written["machine"]["device"]
@@ -137,9 +159,22 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
     plot.bars(path, sorted(rows, key=lambda r: -r[1]), title=title, axis="thousand tokens per second")
 
 
+def title_of(name: str, layout: str = "") -> str:
+    """The name of an architecture and a layout in tables and plots."""
+    return f"{label(name)} {layout}".rstrip()
+
+
+def check_devices(n_devices: int, axes: list[str]) -> None:
+    """Raise `UserError` for more devices than there are, or a layout that does not split the batch."""
+    options.check_known("layouts", axes, ["data", "fsdp"])
+    if n_devices and not 2 <= n_devices <= jax.device_count():
+        raise UserError(f"--devices={n_devices}: give 2 to {jax.device_count()}, the number of devices here.")
+
+
 def main(argv: list[str]) -> None:
     """Measure one after the other, print and write as it goes."""
     given = FLAGS.parse_args(argv)
+    check_devices(given.devices, given.layouts)
     quick = given.quick or jax.default_backend() == "cpu"
     names = chosen(given.mixers)
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
@@ -147,24 +182,36 @@ def main(argv: list[str]) -> None:
     settings = {
         "size": size, "batch": batch, "seq_len": seq_len, "remat": given.remat, "repeats": repeats, "steps": steps,
     }  # fmt: skip
+    if given.devices:
+        settings["devices"] = given.devices
     written: dict[str, Any] = {"machine": machine(), "settings": settings, "results": {}}
     recorded = report.load(given.against) if given.against else None
     if recorded:
         print("\n".join(report.differences(written, recorded)))
-    path = options.destination(given.json, "train_step", recorded=not (quick or given.mixers or given.against))
+    file = f"train_step_{given.devices}_devices" if given.devices else "train_step"
+    path = options.destination(given.json, file, recorded=not (quick or given.mixers or given.against))
     print(TABLE.header())
+    wanted = ["", *(f"{axis}={given.devices}" for axis in given.layouts if given.devices)]
     start = time.monotonic()
-    for name in names:
+    for name, layout in [(name, layout) for name in names for layout in wanted]:
+        key = f"{name} {layout}".rstrip()
         if time.monotonic() - start > given.seconds:
             result: dict[str, Any] = {"error": f"not measured: --seconds={given.seconds} are over"}
         else:
             try:
                 config = configured(name, size, batch=batch, seq_len=seq_len, remat=given.remat)
-                result = measure(config, repeats=repeats, steps=steps)
+                devices = None
+                if given.devices:
+                    config = layouts(config, given.devices, given.layouts)[layout]
+                    devices = jax.devices()[: given.devices if layout else 1]
+                result = measure(config, repeats=repeats, steps=steps, devices=devices)
             except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
                 result = {"error": f"{type(error).__name__}: {error}"}
-        written["results"][name] = result
-        print(row(name, result, recorded["results"].get(name, {}) if recorded else {}), flush=True)
+        one = written["results"].get(name, {})
+        if layout and "error" not in result and "error" not in one:
+            result["scaling"] = result["tokens_per_s"] / (given.devices * one["tokens_per_s"])
+        written["results"][key] = result
+        print(row(title_of(name, layout), result, recorded["results"].get(key, {}) if recorded else {}), flush=True)
         report.save(path, written)
     if any("error" not in result for result in written["results"].values()):
         plot_report(written, path.with_suffix(".png"))

@@ -2,15 +2,17 @@
 
 vmap       Every operand and result has the batch first: `[N, B, ...]` becomes `[N B, ...]` and back, one launch for
            all. Running the call once per mapped element would give up the device.
-shardings  Batch entries and key-value heads are independent: under jit over a mesh each device runs the kernel on its
-           own. Without a rule XLA would gather every operand on every device.
+shardings  Batch entries and heads are independent: under jit over a mesh each device runs the kernel on its own, and
+           what sums over them is summed over the devices. Without a rule XLA would gather every operand on every
+           device. A rule follows the sharding that XLA propagates; `jax.shard_map` around the kernel would have to be
+           told the mesh's axes and to force that layout on the operands.
 shard_map  The results vary over the mesh axes that the operands vary over.
 """
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +24,15 @@ from jax.sharding import PartitionSpec as P
 from kernels_pallas.triton import interpreter
 
 
-def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, axis: int = 0) -> Callable:
+def fold_vmap(
+    f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g"), axis: int = 0
+) -> Callable:
     """Return `f(*arrays)` with rules for vmap and sharding; arrays and results have the batch on `axis`.
 
-    Derivatives are not covered. Bind static arguments with a `partial`. `rule`, `g` and `r` are as in `partitioned`.
+    Derivatives are not covered. Bind static arguments with a `partial`. `rule`, `g`, `r` and `split` are as in
+    `partitioned`.
     """
-    # The interpreter's callback does not survive the partitioner, so with it the operands are gathered.
-    inner = f if rule is None or interpreter.is_chosen() else partitioned(f, rule, g=g, r=r)
-    folded = jax.custom_batching.custom_vmap(inner)
+    folded = jax.custom_batching.custom_vmap(_split_over_mesh(f, rule, g=g, r=r, split=split))
 
     def fold(x: Array) -> Array:
         x = jnp.moveaxis(x, 0, axis)
@@ -54,6 +57,20 @@ def fold_vmap(f: Callable, rule: str | None = None, *, g: int = 1, r: int = 1, a
     return call
 
 
+def loop_vmap(f: Callable, rule: str) -> Callable:
+    """Return `f(*arrays)` with rules for vmap, one call after the other, and sharding.
+
+    For functions with an operand or a result without a batch. Otherwise as `fold_vmap`.
+    """
+    looped = jax.custom_batching.sequential_vmap(_split_over_mesh(f, rule))
+    return lambda *arrays: varying_with(arrays, looped(*vary_alike(*arrays)))
+
+
+def _split_over_mesh(f: Callable, rule: str, **options: Any) -> Callable:
+    # The interpreter's callback does not survive the partitioner, so with it the operands are gathered.
+    return f if interpreter.is_chosen() else partitioned(f, rule, **options)
+
+
 def vary_alike(*arrays: Array) -> tuple[Array, ...]:
     """Return the arrays such that under `jax.shard_map` all of them vary over the same mesh axes.
 
@@ -69,17 +86,25 @@ def varying_with(operands: tuple[Array, ...], results: Any) -> Any:
     return jax.tree.map(lambda x: _varying(x, axes), results)
 
 
-def heads(per_head: Array, per_kv_head: Array) -> dict[str, int]:
+class Heads(TypedDict):
+    """Sizes for a sharding rule: key-value heads, and query heads to each."""
+
+    g: int
+    r: int
+
+
+def heads(per_head: Array, per_kv_head: Array) -> Heads:
     """Return the sizes {"g": G, "r": H / G} of arrays [B, T, H, ...] and [B, T, G, ...] for a sharding rule."""
     H, G = per_head.shape[2], per_kv_head.shape[2]
     return {"g": G, "r": H // G}
 
 
-def partitioned(f: Callable, rule: str, *, g: int, r: int) -> Callable:
-    """`f` with a sharding rule: dims named `b` and `g` (batch and key-value heads) may be sharded, all others not.
+def partitioned(f: Callable, rule: str, *, g: int = 1, r: int = 1, split: Sequence[str] = ("b", "g")) -> Callable:
+    """`f` with a sharding rule: dims whose names are in `split` (batch and key-value heads) may be sharded.
 
     `rule` names every dim as in einops, "b t (g r) k, b t g k -> b t (g r)"; `g` and `r` are the sizes of its heads.
-    `f` must work on any share of the batch and of the heads.
+    `f` must work on any share of the dims that may be sharded. A result without one of them is the sum over it, as in
+    einsum: the devices' shares are added up.
     """
     if r == 1 or g == 1:  # a factor of size 1 has no place in brackets
         rule = rule.replace("(g r)", "g" if r == 1 else "r")
@@ -87,30 +112,43 @@ def partitioned(f: Callable, rule: str, *, g: int, r: int) -> Callable:
     wrapped = custom_partitioning(lambda *arrays: f(*arrays))  # it cannot look into a partial
 
     def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> tuple:
-        # the propagated shardings are proposals: take the batch's and the heads' and split nothing else
+        # the propagated shardings are proposals: take those of the dims in `split` and split nothing else
         given, results = tuple(arg_shapes), jax.tree.leaves(result_shape)
-        b_axes = _proposed(mesh, given, sides[0], "b", given[0].shape[0])
-        g_axes = _proposed(mesh, given, sides[0], "g", g)
-        by_dim = {"b": b_axes, "g": g_axes, "(g r)": g_axes}
-        specs = [[NamedSharding(mesh, P(*(by_dim.get(dim) for dim in dims))) for dims in side] for side in sides]
+        axes = _proposed(mesh, given, sides[0], split)
+        by_dim = axes | {"(g r)": axes.get("g", ())}
+        specs = [
+            [NamedSharding(mesh, P(*(by_dim.get(dim) or None for dim in dims))) for dims in side] for side in sides
+        ]
         assert (len(specs[0]), len(specs[1])) == (len(given), len(results)), rule
-        return mesh, f, jax.tree.unflatten(jax.tree.structure(result_shape), specs[1]), tuple(specs[0])
+        names = [set(re.findall(r"\w+", " ".join(dims))) for dims in sides[1]]
+        summed = [tuple(axis for name in axes if name not in kept for axis in axes[name]) for kept in names]
 
-    whole = tuple(name for name in dict.fromkeys(re.findall(r"\w+", rule)) if name not in ("b", "g"))
+        def share(*arrays: Array) -> Any:
+            out = f(*arrays)
+            leaves = [
+                jax.lax.psum(x, over) if over else x for x, over in zip(jax.tree.leaves(out), summed, strict=True)
+            ]
+            return jax.tree.unflatten(jax.tree.structure(out), leaves)
+
+        return mesh, share, jax.tree.unflatten(jax.tree.structure(result_shape), specs[1]), tuple(specs[0])
+
+    whole = tuple(name for name in dict.fromkeys(re.findall(r"\w+", rule)) if name not in split)
     sizes: dict[str, Any] = {"r": r} if "(g r)" in rule else {}
     wrapped.def_partition(partition, sharding_rule=rule, need_replication_factors=whole, **sizes)
     return wrapped
 
 
-def _proposed(mesh: Any, given: tuple, operands: list[list[str]], factor: str, size: int) -> Any:
-    """Return the mesh axes over which an operand's dimension named `factor` is sharded, if they divide `size`."""
+def _proposed(mesh: Any, given: tuple, operands: list[list[str]], split: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the mesh axes of every name in `split`: those of the first operand's dim that they divide."""
+    found: dict[str, tuple[str, ...]] = {}
     for shape, dims in zip(given, operands, strict=True):
-        spec = getattr(shape.sharding, "spec", ())
-        for axes, dim in zip(spec, dims, strict=False):
-            names = axes if isinstance(axes, tuple) else (axes,)
-            if axes is not None and dim == factor and size % math.prod(mesh.shape[name] for name in names) == 0:
-                return axes
-    return None
+        for axes, dim, size in zip(getattr(shape.sharding, "spec", ()), dims, shape.shape, strict=False):
+            names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+            n_shares = math.prod(mesh.shape[name] for name in names)
+            is_free = not set(names) & {name for taken in found.values() for name in taken}
+            if dim in split and dim not in found and is_free and n_shares > 1 and size % n_shares == 0:
+                found[dim] = names
+    return found
 
 
 def _varying(x: Array, axes: frozenset) -> Array:

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -31,7 +32,9 @@ class Parser(argparse.ArgumentParser):
     def _refuse_bare_word(self, given: Sequence[str]) -> None:
         """Raise `UserError` if the first word has no option; it is most likely the value of the command's first one."""
         options = [option for action in self._actions[1:2] for option in action.option_strings]  # after --help
-        if given and not given[0].startswith("-") and options and not any(w.startswith(options[0]) for w in given):
+        if not given or not options or given[0].startswith("-") or any(w.startswith(options[0]) for w in given):
+            return
+        if not re.match(r"[\w.\[\]]+=", given[0]):  # `train.steps=3` names what it is the value of
             raise UserError(f"{given[0]}: write {options[0]}={given[0]}. See `{self.prog} --help`.")
 
     def _stray(self, word: str) -> str:

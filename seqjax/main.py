@@ -6,6 +6,7 @@ resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.mo
 `--config.model.mixer[1].heads=4` of several mixers.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -78,7 +79,14 @@ def main(argv: list[str]) -> None:
         # Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
         jax.config.update("jax_compilation_cache_dir", cache)
-    train(config, given.workdir or workdirs.fresh(config))
+    workdir = given.workdir or workdirs.fresh(config)
+    try:
+        train(config, workdir)
+    except UserError:
+        if given.workdir is None:
+            with contextlib.suppress(OSError):  # A run that was refused leaves it empty.
+                workdir.rmdir()
+        raise
 
 
 def require_one_process(environment: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ The mesh has three axes: `data` (copies of the model), `fsdp` (parameters split,
 ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -82,31 +83,54 @@ def is_axes(leaf: Any) -> bool:
 
 def shardings(mesh: Mesh, shapes: Params, axes: Params) -> Params:
     """Return the sharding of every parameter, from its shape and its logical axes."""
+    return jax.tree.map(
+        lambda names, x: NamedSharding(mesh, PartitionSpec(*_mesh_axes(mesh.shape, names, x.shape))),
+        axes,
+        shapes,
+        is_leaf=is_axes,
+    )
 
-    def one(names: tuple[str | None, ...], x: Any) -> NamedSharding:
-        spec, used = [], set()
-        for name, size in zip(names, x.shape):
-            if name not in RULES:
-                raise UserError(
-                    f"Logical axis {name!r} has no rule; give it one: seqjax.sharding.add_rule({name!r}, mesh_axis)."
-                )
-            mesh_axis = RULES[name]
-            fits = mesh_axis is not None and mesh_axis not in used and size % mesh.shape[mesh_axis] == 0
-            spec.append(mesh_axis if fits else None)
-            used.add(mesh_axis if fits else None)
-        return NamedSharding(mesh, PartitionSpec(*spec))
 
-    return jax.tree.map(one, axes, shapes, is_leaf=is_axes)
+def _mesh_axes(sizes: Mapping[str, int], names: tuple[str | None, ...], shape: tuple[int, ...]) -> list[str | None]:
+    """Return the mesh axis over which each dimension of a parameter is split, if any."""
+    found: list[str | None] = []
+    for name, size in zip(names, shape):
+        if name not in RULES:
+            raise UserError(
+                f"Logical axis {name!r} has no rule; give it one: seqjax.sharding.add_rule({name!r}, mesh_axis)."
+            )
+        mesh_axis = RULES[name]
+        fits = mesh_axis is not None and mesh_axis not in found and size % sizes[mesh_axis] == 0
+        found.append(mesh_axis if fits else None)
+    return found
+
+
+def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
+    """Constrain a parameter with these logical axes to be whole along `fsdp`; a no-op outside a mesh.
+
+    XLA gathers the matrices of products so by itself, but not a table in which rows are looked up.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["fsdp"] == 1:
+        return x
+    kept = [None if axis == "fsdp" else axis for axis in _mesh_axes(mesh.shape, names, x.shape)]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*kept))
 
 
 def constrain_batch(x: Array) -> Array:
-    """Constrain axis 0 of `x` to be split over the mesh's data axes; a no-op outside a mesh."""
+    """Constrain axis 0 of `x` to be split over the mesh's data axes, and nothing else; a no-op outside a mesh.
+
+    An axis that the devices do not divide is not split. The gradient of `x` is constrained alike.
+
+    What goes between a block's parts is constrained so, for speed and because XLA's partitioner computes wrong values
+    otherwise: of a product over a dimension split over `tensor`, y [B, H] times the transpose of w [D, H], whose result
+    is to be split over `tensor` along D, with w split over `fsdp` there (docs/sharding.md).
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
         return x
-    if x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
-        return x
-    return jax.lax.with_sharding_constraint(x, BATCH)
+    divides = x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+    return jax.lax.with_sharding_constraint(x, BATCH if divides else PartitionSpec())
 
 
 def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:

@@ -54,7 +54,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
 
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
-        workdirs.save_config(workdir, config)
+        workdirs.check_config(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
     require_divisible(config.train.batch_size // config.train.accumulate, mesh)
 
@@ -129,6 +129,10 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                     parameters=flops.n_params(model),
                 )
                 if lead:
+                    # Not before: what is refused, or needs more memory than there is, must not bind the workdir to the
+                    # settings that its error advises to change.
+                    jax.block_until_ready(device_metrics)
+                    workdirs.save_config(workdir, config)
                     write_json(workdir / "run.json", facts)
 
             every = config.eval.every

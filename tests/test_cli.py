@@ -119,6 +119,13 @@ def test_a_word_by_itself_is_taken_for_the_first_option(command, option):
         module_of(command).main(["a/b"])
 
 
+@pytest.mark.parametrize("word", ["train.steps=3", "workdir=runs/x"])
+def test_a_word_by_itself_that_names_something_is_not(word):
+    name = "config." if word.startswith("train") else ""
+    with pytest.raises(UserError, match=rf"^{word}: write --{name}{word}\."):
+        main.main([word])
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

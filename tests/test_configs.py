@@ -1,8 +1,10 @@
 """Every config file in every size and regime, the paper's numbers, and configs as JSON."""
 
+import ast
 import dataclasses
 import importlib
 import json
+import re
 
 import pytest
 from ml_collections import ConfigDict
@@ -49,6 +51,18 @@ def test_every_ablation_builds_and_has_its_name(name):
         line.startswith(("name:", "model.mixer.", "model.learned_positions:", "eval.entropy_tokens:"))
         for line in changed
     )
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"ablations/{name}" for name in ABLATIONS)])
+def test_the_header_says_what_the_demo_takes(name):
+    """Two cores, minutes and the losses it ends with; or that nobody has run it."""
+    header = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text())) or ""
+    says = re.findall(rf"^seqjax train --config={name} +(.+)$", header, re.M)
+    measured = r"two CPU cores.*, (\d+) minutes: prose \d\.\d\d, doctest \d\.\d\d nats"
+    assert len(says) == 1
+    found = re.fullmatch(measured, says[0])
+    assert found is not None or says[0].startswith("demo: not run")
+    assert found is None or int(found[1]) <= 10
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Transformer++ whose keys are a trained table over positions, not computed from the input.
 
+seqjax train --config=ablations/const_k      demo: not run
 seqjax train --config=ablations/const_k:110m
 
 Not run.

@@ -1,5 +1,6 @@
 """Transformer++ whose queries and keys are trained tables over positions (a factorised Synthesizer).
 
+seqjax train --config=ablations/const_qk     demo: not run
 seqjax train --config=ablations/const_qk:110m
 
 Not run.

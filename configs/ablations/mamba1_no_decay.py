@@ -1,5 +1,6 @@
 """Mamba-1 without decay: the state is a plain sum.
 
+seqjax train --config=ablations/mamba1_no_decay   demo: not run
 seqjax train --config=ablations/mamba1_no_decay:110m
 
 Not run.

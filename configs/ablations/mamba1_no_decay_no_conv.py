@@ -1,5 +1,6 @@
 """Mamba-1 without decay and without convolution (its SiLU stays).
 
+seqjax train --config=ablations/mamba1_no_decay_no_conv   demo: not run
 seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
 
 Not run.

@@ -1,5 +1,6 @@
 """Mamba-1 whose channels and states share one decay per token.
 
+seqjax train --config=ablations/mamba1_one_decay   demo: not run
 seqjax train --config=ablations/mamba1_one_decay:110m
 
 Not run.

@@ -1,5 +1,6 @@
 """Mamba-2 without decay, i.e. linear attention with a gate.
 
+seqjax train --config=ablations/mamba2_no_decay   demo: not run
 seqjax train --config=ablations/mamba2_no_decay:110m
 
 Not run.

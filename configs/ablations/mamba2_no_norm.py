@@ -1,5 +1,6 @@
 """Mamba-2 without the norm after its gate.
 
+seqjax train --config=ablations/mamba2_no_norm   demo: not run
 seqjax train --config=ablations/mamba2_no_norm:110m
 
 Not run.

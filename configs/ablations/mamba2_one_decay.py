@@ -1,5 +1,6 @@
 """Mamba-2 whose heads share one decay per token.
 
+seqjax train --config=ablations/mamba2_one_decay   demo: not run
 seqjax train --config=ablations/mamba2_one_decay:110m
 
 Not run.

@@ -1,5 +1,6 @@
 """Transformer++ with learned absolute positions, a table added to the embeddings, in place of RoPE.
 
+seqjax train --config=ablations/position_absolute   demo: not run
 seqjax train --config=ablations/position_absolute:110m
 
 Not run.

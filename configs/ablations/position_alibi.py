@@ -1,5 +1,6 @@
 """Transformer++ with ALiBi in place of RoPE.
 
+seqjax train --config=ablations/position_alibi   demo: not run
 seqjax train --config=ablations/position_alibi:110m
 
 Not run.

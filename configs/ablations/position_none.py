@@ -1,5 +1,6 @@
 """Transformer++ without position encoding; only the causal mask carries position information.
 
+seqjax train --config=ablations/position_none   demo: not run
 seqjax train --config=ablations/position_none:110m
 
 Not run.

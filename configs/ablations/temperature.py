@@ -2,6 +2,7 @@
 
 The entropy of the attention weights is measured at the end; configs/studies/figure3f.py and figure4.py are the sweep.
 
+seqjax train --config=ablations/temperature   demo: not run
 seqjax train --config=ablations/temperature:110m
 
 Not run.

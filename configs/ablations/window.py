@@ -1,5 +1,6 @@
 """Transformer++ with the attention window that the argument names: 32, 64, 128, 256 (default), 512, 1024 ... or full.
 
+seqjax train --config=ablations/window       demo: not run
 seqjax train --config=ablations/window:64,110m      a window counts the query's own position
 
 Not run; configs/studies/figure3d.py compares windows.

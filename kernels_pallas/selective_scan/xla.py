@@ -1,5 +1,7 @@
 """The `xla` backend of the selective scan: chunks side by side, tokens of a chunk one after the other. See `api.py`.
 
+A CPU, for which that is too much work, goes token by token (`xla_cpu.py`).
+
 A differs per channel and state, so there is no matrix form. Time is cut into chunks of `chunk_size`, and groups of
 `GROUP` chunks. With g the running sum of dt inside a chunk, a chunk adds sum_s exp(A (g_end - g_s)) dt_s x_s B_s^T to
 the state: one fused reduction per chunk, from which the states at the chunk starts follow. Then all chunks of a group
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kernels_pallas import device
 from kernels_pallas.backend import Backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.chunks import join_chunks, split_chunks
@@ -25,10 +28,10 @@ GROUP = 16  # chunks that are worked on side by side
 
 
 def load() -> SelectiveScan:
-    """Return this module."""
-    from kernels_pallas.selective_scan import xla
+    """Return this module, or its counterpart for a CPU, which needs no work side by side."""
+    from kernels_pallas.selective_scan import xla, xla_cpu
 
-    return xla
+    return xla_cpu if device.platform() == "cpu" else xla
 
 
 BACKEND = Backend("xla", load)

@@ -1,7 +1,5 @@
 """What every Triton backend demands before it is loaded; imports nothing of Triton itself."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -34,18 +32,6 @@ def attention(problem: Problem) -> str | None:
     if dim > MAX_DIM:
         return f"head dim {dim} is larger than {MAX_DIM}"
     return None
-
-
-def unsharded(problem: Problem) -> str | None:
-    """Say why the scans refuse under automatic sharding.
-
-    They have no sharding rule: XLA would gather the operands on every device, and all would do all the work.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if problem.is_named or mesh.empty:
-        return None
-    devices = math.prod(mesh.shape[axis] for axis in mesh.auto_axes)
-    return f"arrays may be split over {devices} devices: inside jax.shard_map it runs" if devices > 1 else None
 
 
 def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:

@@ -75,6 +75,8 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer:
         return load_tokenizer(config.tokenizer, config.tokenizer_path)
     except MissingPackageError as error:
         path = Path(config.path) / stored_tokenizer.FILE
+        if config.corpus == "blocks":
+            read_manifest(config.path)  # If there are no blocks at all, that is to be said first.
         if config.corpus != "blocks" or not path.is_file():
             raise
         stored = stored_tokenizer.read(path, why=str(error))

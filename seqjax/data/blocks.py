@@ -189,7 +189,7 @@ def _require_file(root: Path, name: str, written: int | None, *, fix: str) -> No
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
     if not path.is_file():
-        raise UserError(f"{path} is missing; delete {root}/manifest.json and {fix} again.")
+        raise UserError(f"{path} is missing; delete the directory and {fix}.")
     size = path.stat().st_size
     if written not in (None, size):  # Older versions do not say.
         raise UserError(

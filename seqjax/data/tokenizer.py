@@ -23,7 +23,7 @@ from seqjax.errors import MissingPackageError, UserError, nearest
 
 MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
 NAMES = ("byte", "mixtral", "huggingface")
-_INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or set config.data.tokenizer='byte'"
+_INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or take the byte tokenizer"
 
 MAX_WORDS = 1 << 18  # in each half of the cache, about 50 MB
 MAX_WORD_CHARS = 48

@@ -20,6 +20,7 @@ from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
+from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec
 
 zeros = constant(0.0)
@@ -135,11 +136,11 @@ class RwkvBlock(base.Block):
         continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        h_BTD = self.norm1(x_BTD).astype(dtype)
+        h_BTD = self.mixer_input(x_BTD, dtype)
         y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
-        x_BTD = x_BTD + y_BTD.astype(x_BTD.dtype)
-        h_BTD = self.norm2(x_BTD).astype(dtype)
-        x_BTD = x_BTD + self.mlp(h_BTD, last_BD).astype(x_BTD.dtype)
+        x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
+        h_BTD = constrain_batch(self.norm2(x_BTD).astype(dtype))
+        x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD)).astype(x_BTD.dtype)
         if last_BD is None:
             return x_BTD, carry, None
         return x_BTD, carry, BlockCache(mixer_cache, h_BTD[:, -1].astype(last_BD.dtype))

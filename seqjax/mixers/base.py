@@ -19,6 +19,7 @@ from flax import nnx
 
 from seqjax.errors import UserError
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm
+from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec
 
 Carry = dict[str, Any]
@@ -168,7 +169,11 @@ class Block(nnx.Module):
 
     def entropy(self, x_BTD: Array, *, dtype: Any) -> Array | None:
         """Return the entropy of the mixer's weights in nats, float32 [B, T, H]; None if it has none."""
-        return self.mixer.entropy(self.norm1(x_BTD).astype(dtype))
+        return self.mixer.entropy(self.mixer_input(x_BTD, dtype))
+
+    def mixer_input(self, x: Array, dtype: Any) -> Array:
+        """Return the normalised residual stream [B, T, D] or [B, D], split over devices along the batch alone."""
+        return constrain_batch(self.norm1(x).astype(dtype))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the forward FLOPs per token, excluding the products with parameters."""

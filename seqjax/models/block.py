@@ -9,6 +9,7 @@ from seqjax.config import ModelConfig
 from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import GPT_INIT, residual_init
 from seqjax.nn.layers import Mlp
+from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec
 
 
@@ -25,7 +26,7 @@ class PreNormBlock(Block):
         """Apply the layer to the residual stream [B, T, D]."""
         del layer
         with jax.named_scope("mixer"):
-            x_BTD = x_BTD + self.mixer(self.norm1(x_BTD).astype(dtype)).astype(x_BTD.dtype)
+            x_BTD = x_BTD + constrain_batch(self.mixer(self.mixer_input(x_BTD, dtype))).astype(x_BTD.dtype)
         return self._add_mlp(x_BTD, dtype), carry
 
     def prefill(
@@ -33,28 +34,28 @@ class PreNormBlock(Block):
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to a prompt and fill an empty cache."""
         del layer
-        y_BTD, cache = self.mixer.prefill(self.norm1(x_BTD).astype(dtype), cache)
-        return self._add_mlp(x_BTD + y_BTD.astype(x_BTD.dtype), dtype), carry, cache
+        y_BTD, cache = self.mixer.prefill(self.mixer_input(x_BTD, dtype), cache)
+        return self._add_mlp(x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype), dtype), carry, cache
 
     def prefill_next(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to T tokens after those that `cache` has seen."""
         del layer
-        y_BTD, cache = self.mixer.prefill_next(self.norm1(x_BTD).astype(dtype), cache)
-        return self._add_mlp(x_BTD + y_BTD.astype(x_BTD.dtype), dtype), carry, cache
+        y_BTD, cache = self.mixer.prefill_next(self.mixer_input(x_BTD, dtype), cache)
+        return self._add_mlp(x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype), dtype), carry, cache
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
         """Apply the layer to one token."""
         del layer
-        y_BD, cache = self.mixer.step(self.norm1(x_BD).astype(dtype), cache)
-        return self._add_mlp(x_BD + y_BD.astype(x_BD.dtype), dtype), carry, cache
+        y_BD, cache = self.mixer.step(self.mixer_input(x_BD, dtype), cache)
+        return self._add_mlp(x_BD + constrain_batch(y_BD).astype(x_BD.dtype), dtype), carry, cache
 
     def _add_mlp(self, x: Array, dtype: Any) -> Array:
         if self.norm2 is None or self.mlp is None:
             return x
         with jax.named_scope("mlp"):  # the name in profiles (benchmarks.profile_step)
-            return x + self.mlp(self.norm2(x).astype(dtype)).astype(x.dtype)
+            return x + constrain_batch(self.mlp(constrain_batch(self.norm2(x).astype(dtype)))).astype(x.dtype)
 
 
 def _make_mlp(config: ModelConfig, spec: LayerSpec, *, rngs: nnx.Rngs) -> Mlp:

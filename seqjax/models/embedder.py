@@ -11,7 +11,10 @@ from seqjax.config import ModelConfig
 from seqjax.mixers.base import make_norm
 from seqjax.nn.initializers import GPT_INIT, Init, uniform
 from seqjax.nn.params import param
+from seqjax.sharding import gather_fsdp
 from seqjax.types import Array
+
+EMBED_AXES = ("vocab", "embed")
 
 
 class Embedder(nnx.Module):
@@ -23,7 +26,7 @@ class Embedder(nnx.Module):
     def __init__(self, config: ModelConfig, *, max_len: int, rngs: nnx.Rngs):
         shape = (config.vocab_size, config.dim)
         embed, head = _initializers(config)
-        self.embed = param(rngs, embed, shape, ("vocab", "embed"))
+        self.embed = param(rngs, embed, shape, EMBED_AXES)
         self.embed_norm = make_norm(config, rngs=rngs) if config.embed_norm else None
         learned, table = config.learned_positions, (max_len, config.dim)
         self.positions = param(rngs, GPT_INIT, table, ("positions", "embed")) if learned else None
@@ -32,7 +35,7 @@ class Embedder(nnx.Module):
 
     def encode(self, tokens_BT: Array, start: Array | int = 0) -> Array:
         """Return the embeddings [B, T, D] of tokens from position `start` on."""
-        x_BTD = self.embed[...][tokens_BT]
+        x_BTD = gather_fsdp(self.embed[...], EMBED_AXES)[tokens_BT]
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
         if self.positions is not None:

@@ -215,4 +215,4 @@ class Model:
         return self.embedder.bind({name: x for name, x in params.items() if name != "blocks"})
 
     def _normalize(self, params: Params, x: Array) -> Array:
-        return self._embedder(params).norm(x).astype(self.dtype)
+        return constrain_batch(self._embedder(params).norm(x).astype(self.dtype))

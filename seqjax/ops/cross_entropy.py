@@ -86,7 +86,7 @@ def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, ch
         p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
         one_hot_BCO = y_BC[..., None] == jnp.arange(cast_w_DO.shape[1])
         g_BCO = ((p_BCO - one_hot_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
-        dw_DO = jnp.einsum("bcd,bco->do", h_BCD, g_BCO, preferred_element_type=jnp.float32)
+        dw_DO = _weight_gradient(h_BCD, g_BCO)
         return (carry[0] + loss, carry[1] + dw_DO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
 
     init = (jnp.zeros((), jnp.float32), jnp.zeros(w_DO.shape, jnp.float32))
@@ -94,6 +94,18 @@ def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, ch
     n_batch, seq_len, dim = h_BTD.shape
     dh_BTD = jnp.moveaxis(dh_cBCD, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
     return loss, (dh_BTD, dw_DO.astype(w_DO.dtype))
+
+
+def _weight_gradient(h_BCD: Array, g_BCO: Array) -> Array:
+    """Return the gradient of the weights in float32.
+
+    Where a table of embeddings is the head as well, this is transposed, and XLA's CPU backend then ends with
+    "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). With float32 operands the sums
+    are the same, since products of bfloat16 numbers are exact in float32.
+    """
+    if jax.default_backend() == "cpu":
+        h_BCD, g_BCO = h_BCD.astype(jnp.float32), g_BCO.astype(jnp.float32)
+    return jnp.einsum("bcd,bco->do", h_BCD, g_BCO, preferred_element_type=jnp.float32)
 
 
 def _backward(chunk: int, grads: tuple[Array, Array], cotangent: Array):

@@ -1,10 +1,11 @@
 """The picture of a study: per domain the loss over the loss in domain, and below it the gap to each reference.
 
 One column per domain, or one for their mean if they are many. A model is a colour, one of Okabe and Ito's, and a marker
-where these begin anew; its seeds and learning rates are line styles, the same for all models.
+where these begin anew; its seeds are line styles, the same for all models. Learning rates have a picture of their own
+(rates.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ from seqjax.training.report import COLORS
 
 # Marker and whether it is filled, one for each round of the colours.
 ROUNDS = (("o", True), ("^", False), ("s", True), ("D", False))
-# Line styles of the seeds in their order, and of learning rates below and above the common one.
+# Line styles of the seeds in their order.
 OF_SEEDS = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
-OF_RATES = ((0, (7, 1.5, 1.5, 1.5)), (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)))
 COLUMNS = 4  # of more domains only the mean is drawn
 # How many ranges above the lowest loss in domain of the worst model: higher losses are the first steps of training.
 SHOWN = 5 / 3
@@ -39,9 +39,9 @@ END_POINTS: dict[str, Any] = {
 
 
 def against_loss_in_domain(path: str | Path, records: Records) -> None:
-    """Draw the losses of every model, one line per seed and learning rate, and its gaps to each reference.
+    """Draw the losses of every model at the common learning rate, one line per seed, and its gaps to each reference.
 
-    Gaps are drawn at the common rate, as in the tables. Writes a PNG at `path`, and an SVG beside it.
+    Writes a PNG at `path`, and an SVG beside it.
     """
     names = comparison.models(records)
     runs = {name: comparison.common_runs(records, name) for name in names}
@@ -57,7 +57,7 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
     for column, (title, domains) in enumerate(columns.items()):
         top = axes[0][column]
         for name in names:
-            for run in comparison.full_runs(records, name):
+            for run in runs[name]:
                 x, y = run.losses_in_domain(records.against), run.losses(domains).mean(1)
                 top.plot(*_shown(x, y, limit), **styles[name] | line_style(run))
         for reference in references:
@@ -80,7 +80,7 @@ def against_loss_in_domain(path: str | Path, records: Records) -> None:
         panel.set_xlabel(_wrapped(comparison.x_label(records)))
     axes[0][0].set_xlim(limit, min(lowest) - 0.03)  # Inverted, so that training goes from left to right.
     handles = [axes[0][0].plot([], [], label=name, **styles[name])[0] for name in names if runs[name]]
-    handles += _run_handles(axes[0][0], records)
+    handles += _seed_handles(axes[0][0], [run for group in runs.values() for run in group])
     if any(run.schedule != 1 for run in records.runs):
         handles += axes[0][0].plot([], [], label=END_POINTS_LABEL, **END_POINTS)
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", handlelength=3.2)
@@ -106,23 +106,17 @@ def style(i: int) -> dict[str, Any]:
 
 
 def line_style(run: Record) -> dict[str, Any]:
-    """Return how the line of a run differs from that of its model's first seed at the common learning rate."""
-    if run.rate != 1:
-        return {"linestyle": OF_RATES[run.rate > 1], "marker": "", "linewidth": 0.9}
+    """Return how the line of a run differs from that of its model's first seed."""
     if run.seed == 0:
         return {"linestyle": OF_SEEDS[0]}
     return {"linestyle": OF_SEEDS[run.seed % len(OF_SEEDS)], "markersize": 3, "linewidth": 0.9}
 
 
-def _run_handles(panel: Axes, records: Records) -> list[Any]:
-    """Return an entry of the legend for each seed and learning rate that has a line style of its own."""
-    full = [run for run in records.runs if run.schedule == 1 and (run.seed or run.rate != 1)]
-    rates = sorted({run.rate for run in full})
-    labels = {}
-    for run in sorted(full, key=lambda run: (rates.index(run.rate) if run.rate != 1 else -1, run.seed)):
-        label = f"learning rate x{run.rate:g}" if run.rate != 1 else f"seed {run.seed}"
-        labels.setdefault(label, line_style(run) | {"marker": ""})
-    return [panel.plot([], [], label=label, color="0.3", **look)[0] for label, look in labels.items()]
+def _seed_handles(panel: Axes, runs: Iterable[Record]) -> list[Any]:
+    """Return an entry of the legend for each seed after the first."""
+    others = {run.seed: run for run in sorted(runs, key=lambda run: run.seed) if run.seed}
+    looks = {f"seed {seed}": line_style(run) | {"marker": ""} for seed, run in others.items()}
+    return [panel.plot([], [], label=label, color="0.3", **look)[0] for label, look in looks.items()]
 
 
 def _columns(domains: Sequence[str]) -> dict[str, list[str]]:

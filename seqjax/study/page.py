@@ -16,7 +16,7 @@ from seqjax.study.protocol import Point, Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
 
-# plotly's names of the looks in figures.ROUNDS, OF_SEEDS and OF_RATES
+# plotly's names of the looks in figures.ROUNDS and OF_SEEDS, and those of learning rates below and above the common one
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
 OF_SEEDS = ("solid", "dash", "dot")
 OF_RATES = ("dashdot", "longdashdot")

@@ -116,20 +116,30 @@ class WorkdirLock:
 def locked(workdir: str | Path) -> Iterator[WorkdirLock]:
     """A context in which this process alone writes to `workdir`, which is created if it does not exist.
 
+    A directory that was created here is removed again if a `UserError` leaves it empty.
+
     Raises `UserError` if another run holds it or it cannot be written.
     """
     workdir = Path(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file; give a directory.")
+    is_new = not workdir.exists()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = WorkdirLock(workdir / FILE, _acquire(workdir / FILE))
     except OSError as error:
         raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
+    refused = False
     try:
         yield lock
+    except UserError:
+        refused = True
+        raise
     finally:
         lock.release()
+        if is_new and refused:
+            with contextlib.suppress(OSError):  # There is something in it.
+                workdir.rmdir()
 
 
 def _acquire(path: Path) -> Holder:

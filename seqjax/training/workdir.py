@@ -50,11 +50,10 @@ def fresh(config: Config) -> Path:
     raise AssertionError("there is always another number")
 
 
-def save_config(workdir: str | Path, config: Config) -> None:
-    """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
+def check_config(workdir: str | Path, config: Config) -> None:
+    """Raise `UserError` if `workdir` holds a run with other settings, or of unknown ones. Nothing is written."""
     workdir = Path(workdir)
-    path = workdir / "config.json"
-    if path.exists():
+    if (workdir / "config.json").exists():
         # Whoever resumes the run has named the mixers of `config`, and no others.
         own = [mixer.name for mixer in config.model.mixers]
         old, new = to_dict(load_config(workdir, allow_code=own)), to_dict(config)
@@ -66,13 +65,19 @@ def save_config(workdir: str | Path, config: Config) -> None:
             )
     elif workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file; give a directory.")
-    elif workdir.exists() and (workdir / "checkpoints").exists():
+    elif any((workdir / "checkpoints").glob("*")):  # A run that ended before its first step leaves it empty.
         raise UserError(
             f"{workdir} has checkpoints but no config.json, so what made them is unknown. Give another one."
         )
+
+
+def save_config(workdir: str | Path, config: Config) -> None:
+    """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
+    check_config(workdir, config)
+    workdir = Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"version": VERSION, **to_dict(config)})
+        write_json(workdir / "config.json", {"version": VERSION, **to_dict(config)})
     except OSError as error:
         raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
 

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import profile_step, train_step
 from benchmarks.harness import report
+from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh
 from seqjax.training import optim
@@ -63,6 +64,33 @@ def test_a_tiny_run_is_written_plotted_and_compared(tmp_path, capsys) -> None:
     again = report.load(tmp_path / "again.json")["results"][name]["tokens_per_s"]
     line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("transformer_pp"))
     assert float(line.split()[-1]) == pytest.approx(1e3 * again / result["tokens_per_s"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_scaling_is_over_one_device_of_the_same_run(tmp_path, capsys) -> None:
+    name, path = "transformer_pp:model.n_layers=1", tmp_path / "x.json"
+    train_step.main(["--quick", "--devices=4", "--layouts=fsdp", f"--mixers={name}", f"--json={path}"])
+    results = report.load(path)["results"]
+    one, four = results[name], results[f"{name} fsdp=4"]
+    assert (one["devices"], four["devices"], "scaling" in one) == (1, 4, False)
+    assert four["scaling"] == four["tokens_per_s"] / (4 * one["tokens_per_s"])
+    assert four["compiled_bytes"] < one["compiled_bytes"], "the memory is a device's, and the parameters are split"
+    line = next(line for line in capsys.readouterr().out.splitlines() if "fsdp=4" in line)
+    assert float(line.split()[-2]) == pytest.approx(four["scaling"], abs=1e-3)
+
+
+def test_layouts_give_every_device_its_batch() -> None:
+    config = train_step.configured("mamba2:mesh.tensor=2", "debug", batch=3, seq_len=16)
+    found = train_step.layouts(config, 4, ["data", "fsdp"])
+    sizes = {name: (c.mesh.data, c.mesh.fsdp, c.mesh.tensor, c.train.batch_size) for name, c in found.items()}
+    assert sizes == {"": (1, 1, 1, 3), "data=4": (4, 1, 1, 12), "fsdp=4": (1, 4, 1, 12)}
+
+
+def test_more_devices_than_there_are_are_refused() -> None:
+    with pytest.raises(UserError, match=r"--devices=9: give 2 to 8"):
+        train_step.main(["--devices=9"])
+    with pytest.raises(UserError, match=r"--layouts=tensor"):
+        train_step.main(["--devices=2", "--layouts=tensor"])
 
 
 def test_over_budget_is_said(tmp_path, capsys) -> None:

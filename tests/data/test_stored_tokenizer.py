@@ -80,6 +80,8 @@ def test_what_cannot_do_without(mixtral_dir, blocks_dir, tmp_path, without_packa
         open_corpus(settings(mixtral_dir, corpus="stream"), seq_len=32, vocab_size=32_000)
     with pytest.raises(UserError, match=says):  # those blocks are bytes
         open_corpus(settings(blocks_dir), seq_len=32, vocab_size=32_000)
+    with pytest.raises(UserError, match=r"no directory .*nothing; make it with `seqjax prepare"):
+        open_corpus(settings(tmp_path / "nothing"), seq_len=32, vocab_size=32_000)
     (tmp_path / "other.model").write_bytes(b"another vocabulary")
     with pytest.raises(UserError, match=says):
         open_corpus(settings(mixtral_dir, tokenizer_path=str(tmp_path / "other.model")), seq_len=32, vocab_size=32_000)

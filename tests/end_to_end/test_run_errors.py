@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.train import train
 from seqjax.training import step as step_module
+from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import locked
 from seqjax.training.metrics import Metrics
@@ -97,6 +99,39 @@ def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
 def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
     with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*config\.train\.batch_size"):
         train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
+
+
+def test_a_refused_run_leaves_nothing_in_the_way(blocks_dir, tmp_path, monkeypatch):
+    """The workdir takes the command that each error advises; without --workdir not even a directory stays."""
+    workdir = tmp_path / "deep" / "run"
+    refused = {"model__mixer__heads": 1, "train__steps": 1}
+    with pytest.raises(UserError, match=r"config\.data\.path"):
+        train(settings(tmp_path / "nothing", **refused), workdir)
+    with pytest.raises(UserError, match=r"config\.train\.batch_size"):
+        train(settings(blocks_dir, train__accumulate=2, **refused), workdir)
+    assert not workdir.exists()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with pytest.raises(UserError, match=r"config\.data\.path"):
+        train(settings(tmp_path / "nothing"), kept)
+    assert list(kept.iterdir()) == []
+
+    def no_memory(*args, **options):
+        def step(state, tokens):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+        return step
+
+    with monkeypatch.context() as patch, pytest.raises(jax.errors.JaxRuntimeError):
+        patch.setattr(train_module, "jit_train_step", no_memory)
+        train(settings(blocks_dir, **refused), workdir)
+    assert not (workdir / "config.json").exists()
+    workdirs.check_config(workdir, settings(blocks_dir))
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"config\.train\.batch_size"):
+        main.main(["--config=transformer_pp:debug,train.batch_size=1"])
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_second_run_in_one_workdir_is_refused_and_readers_are_not(blocks_dir, workdir, capsys):

@@ -11,6 +11,7 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import BackendError, backend, selective_scan, state_passing, state_scan
 from kernels_pallas.selective_scan import reference as selective_reference
+from kernels_pallas.selective_scan import xla as selective_xla
 from kernels_pallas.state_scan import reference as state_reference
 from seqjax import ops
 from tests.kernels.common import assert_close, fast_jit
@@ -107,6 +108,26 @@ CASES = [((1, 1, 5, 4), 0.3), ((2, 5, 6, 3), 0.3), ((2, 21, 9, 4), 0.3), ((1, 37
 def test_scan_equals_the_recurrence(implementation, shape, dt) -> None:
     arrays = scan_arrays(*shape, dt=dt)
     run = partial(selective_scan, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dt"), [CASES[0], CASES[3], ((2, 21, 3, 4), 0.3), pytest.param(*CASES[4], marks=SLOW)], ids=str
+)
+def test_the_chunks_of_other_devices_equal_the_recurrence(monkeypatch, shape, dt) -> None:
+    """On a CPU xla goes token by token; here it does what it does elsewhere, over several groups of chunks."""
+    monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
+    monkeypatch.setattr(selective_xla, "GROUP", 2)
+    arrays = scan_arrays(*shape, dt=dt)
+    run = partial(selective_scan, chunk_size=4, implementation="xla")
+    assert selective_xla.load() is selective_xla
+    assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
+
+
+def test_chunk_size_does_not_change_the_scan() -> None:
+    """Chunks of a CPU, which do not divide the length."""
+    arrays = scan_arrays(2, 21, 5, 3)
+    run = partial(selective_scan, chunk_size=8, implementation="xla")
     assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
 
 

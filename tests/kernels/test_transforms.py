@@ -66,7 +66,6 @@ class Case(NamedTuple):
     specs: tuple[str, ...]
     out_specs: tuple[str, ...]
     has_grads: bool = True
-    has_rule: bool = True  # whether XLA can split it without shard_map
 
 
 def spec_of(dims: str) -> P:
@@ -106,7 +105,7 @@ def states(implementation: str) -> Case:
     decay, p, r, s = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     f = partial(state_scan, precision=jax.lax.Precision.HIGHEST, implementation=implementation)
     specs = ("c B H K", "c B H K K", "c B H K V", "B H K V")
-    return Case(f, (jax.nn.sigmoid(decay), p / 8, r, s), specs, specs[2:], has_rule=False)
+    return Case(f, (jax.nn.sigmoid(decay), p / 8, r, s), specs, specs[2:])
 
 
 def channels(implementation: str) -> Case:
@@ -115,7 +114,7 @@ def channels(implementation: str) -> Case:
     x, dt, a, b, c, d, h = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     f = partial(selective_scan, implementation=implementation)
     specs = ("B T H", "B T H", "H N", "B T N", "B T N", "H", "B H N")
-    return Case(f, (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h), specs, ("B T H", "B H N"), has_rule=False)
+    return Case(f, (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h), specs, ("B T H", "B H N"))
 
 
 def duality(implementation: str) -> Case:
@@ -125,7 +124,7 @@ def duality(implementation: str) -> Case:
     f = partial(ssd, chunk_size=16, implementation=implementation)
     specs = ("B T H V", "B T H", "B T N", "B T N", "B H N V", "B T H")
     arrays = (x / 4, -jax.nn.softplus(log_a), b / 4, c / 4, state, jax.nn.softplus(dt))
-    return Case(f, arrays, specs, ("B T H V", "B H N V"), has_rule=False)
+    return Case(f, arrays, specs, ("B T H V", "B H N V"))
 
 
 SHARDED = {
@@ -197,8 +196,8 @@ def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
         f = jax.shard_map(f, mesh=mesh, in_specs=tuple(specs), out_specs=results)
     with jax.set_mesh(mesh):
         got = with_case_grads(f, case)(*arrays)
-    # the interpreter runs on one device and is handed everything there; so is, on all, what has no rule
-    if how == "shard_map" or (case.has_rule and not (interpreter.is_chosen() and "triton" in name)):
+    # the interpreter runs on one device and is handed everything there
+    if how == "shard_map" or not (interpreter.is_chosen() and "triton" in name):
         out, wanted = (got[0][1], got[1]) if case.has_grads else (got, ()), (*out_specs, *specs)
         for x, spec in zip(jax.tree.leaves(out), wanted, strict=False):
             assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)

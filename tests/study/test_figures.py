@@ -152,7 +152,9 @@ def entry(root: Path, label: str, *, noise: int, offset: Mapping[str, float] | f
     return {label: {"workdir": str(run), **fields}}
 
 
-def test_seeds_and_rates_share_a_colour_and_pictures_are_the_same_bytes_each_time(tmp_path, drawn):
+def test_seeds_share_a_colour_rates_have_a_picture_of_their_own_and_pictures_are_the_same_bytes_each_time(
+    tmp_path, drawn
+):
     runs = entry(tmp_path, "slow", noise=0) | entry(tmp_path, "x", noise=1, offset=0.1)
     for i in (1, 2):
         runs |= entry(tmp_path, f"slow, seed {i}", noise=i + 3, model="slow", seed=i)
@@ -162,12 +164,14 @@ def test_seeds_and_rates_share_a_colour_and_pictures_are_the_same_bytes_each_tim
     )
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
     names = [text.get_text() for text in drawn["losses.png"].legends[0].get_texts()]
-    assert names == ["slow", "x", "seed 1", "seed 2", "learning rate x0.5", "learning rate x3"]
+    assert names == ["slow", "x", "seed 1", "seed 2"]
     of_x = [line for line in drawn["losses.png"].axes[0].lines if line.get_color() == figures.style(1)["color"]]
     looks = [(line.get_linestyle(), line._unscaled_dash_pattern) for line in of_x if len(line.get_xdata())]
-    assert len(looks) == len(set(map(str, looks))) == 5, "a style of its own for each of the five runs"
+    assert len(looks) == len(set(map(str, looks))) == 3, "a style of its own for each seed, at the common rate"
     gaps = [line for line in drawn["losses.png"].axes[2].lines if line.get_color() == figures.style(1)["color"]]
-    assert len(gaps) == 3, "one gap per seed, at the common rate"
+    assert len(gaps) == 3, "one gap per seed"
+    ends = [line for line in drawn["rates.png"].axes[0].lines if line.get_color() == figures.style(1)["color"]]
+    assert [len(line.get_xdata()) for line in ends] == [3, 1, 1, 1, 0], "a line, three rates and the legend's entry"
     # And the files are the same bytes when they are made again.
     names = sorted(path.name for path in (tmp_path / "out").glob("*.[ps][nv]g"))
     assert names == sorted(f"{name}.{kind}" for name in ("losses", "cost", "rates") for kind in ("png", "svg"))

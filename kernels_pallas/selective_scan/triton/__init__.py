@@ -9,7 +9,7 @@ MAX_STATES = 64  # of a channel: a tile of channels x states is one program's
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, the dtypes, or the states of a channel."""
-    reason = limits.machine(problem) or limits.unsharded(problem)
+    reason = limits.machine(problem)
     if reason is not None:
         return reason
     x, dt, a, b, c, *others = problem.operands

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.batching import varying_with
+from kernels_pallas.batching import loop_vmap
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.selective_scan.triton import bwd_kernels, fwd_kernels
-from kernels_pallas.state_scan.triton.scan import elementwise as state_passing
+from kernels_pallas.state_scan.triton.scan import elementwise_share as state_passing
 from kernels_pallas.triton import interpreter, runtime
 
 
@@ -48,13 +48,20 @@ def chunk_steps(seq_len: int) -> int:
     return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
 
 
+# Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
+# over the batch, those of B and C sums over the channels.
+_OPERANDS = "b t g, b t g, g n, b t n, b t n, g"
+
+
 def forward(
     x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN, *, chunk_size: int | None, keep: bool
 ) -> tuple[Array, Array, Array]:
     """Return (y [B, T, E], the last state, the states at the chunk starts [B, c, E, N], of use only if `keep`)."""
     del chunk_size  # the tiles fix the chunks
-    arrays = (x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, initial_BEN)
-    return varying_with(arrays, jax.custom_batching.sequential_vmap(partial(_forward, keep=keep))(*arrays))
+    rule = f"{_OPERANDS}, b g n -> b t g, b g n" + (", b c g n" if keep else "")
+    run = loop_vmap(partial(_forward, keep=keep), rule)
+    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, initial_BEN)
+    return y, last, kept[0] if keep else last
 
 
 def backward(
@@ -62,11 +69,12 @@ def backward(
 ) -> tuple[Array, ...]:
     """Return the gradients of x, dt, A, B, C, D and the initial state."""
     del chunk_size  # the tiles fix the chunks
-    arrays = (x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN)
-    return varying_with(arrays, jax.custom_batching.sequential_vmap(_backward)(*arrays))
+    run = loop_vmap(_backward, f"{_OPERANDS}, b c g n, b t g, b g n -> b t g, b t g, g n, b t n, b t n, g, b g n")
+    dx, ddt, dA, dB, dC, dD, d_initial = run(x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN)
+    return dx, ddt, dA, dB.astype(B_BTN.dtype), dC.astype(C_BTN.dtype), dD, d_initial
 
 
-def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, Array, Array]:
+def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
     block, steps = tile("scan"), chunk_steps(T)
     n_chunks = -(-T // steps)
@@ -74,14 +82,14 @@ def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, Array, A
     is_full = B * -(-E // block.e) * block.warps >= (2 if interpreter.is_chosen() else FULL)
     if is_full or n_chunks == 1:
         y, kept, last = scan(initial[:, None], segments=1, keep=keep)
-        return y, last[:, 0], kept
+        return (y, last[:, 0], kept) if keep else (y, last[:, 0])
     start = jnp.zeros((B, n_chunks, E, N), a.dtype)
     _, _, update = scan(start, segments=n_chunks, keep=False, with_y=False)
     # the decay of a whole chunk; past the end of time dt counts as zero, as in the kernel
     total_BcE = jnp.sum(split_chunks(dt, steps), axis=2)
     starts, last = state_passing(jnp.exp2(total_BcE[..., None] * a), update, initial, reverse=False)
     y, _, _ = scan(starts, segments=n_chunks, keep=False)
-    return y, last, starts
+    return (y, last, starts) if keep else (y, last)
 
 
 def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, with_y: bool = True) -> tuple:
@@ -181,8 +189,8 @@ def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
         dx,
         ddt,
         jnp.sum(da, axis=(0, 1)),
-        db.astype(b.dtype),
-        dc.astype(c.dtype),
+        db,  # in float32: other devices' channels may have to be added
+        dc,
         jnp.sum(dd, axis=(0, 1)),
         d_initial,
     )

@@ -9,7 +9,7 @@ LEAST_CHUNK = 16  # positions; below that (a decoding step has one) matrix units
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, the dtypes (B and C follow x), the state's two dims, or a small chunk."""
-    reason = limits.machine(problem) or limits.unsharded(problem)
+    reason = limits.machine(problem)
     if reason is not None:
         return reason
     x, log_a, b, _, *others = problem.operands

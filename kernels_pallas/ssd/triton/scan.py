@@ -74,6 +74,11 @@ def run(
     return out
 
 
+# Of a sharding rule (batching.py): x, g, dt, B and C, with `g` for the heads, over which the gradients of B and C are
+# sums.
+_OPERANDS = "b t g v, b c g q, b c g q, b t n, b t n"
+
+
 @jax.custom_vjp
 def _chunked(x, g_BcHQ, dt_BcHQ, b, c, initial) -> tuple[Array, Array]:
     return _forward(x, g_BcHQ, dt_BcHQ, b, c, initial)[0]
@@ -81,16 +86,18 @@ def _chunked(x, g_BcHQ, dt_BcHQ, b, c, initial) -> tuple[Array, Array]:
 
 def _forward(x, g, dt, b, c, initial):
     has_dt = dt is not None
-    y, last, states = fold_vmap(partial(_run_forward, has_dt=has_dt))(x, g, dt if has_dt else g, b, c, initial)
+    run = fold_vmap(partial(_run_forward, has_dt=has_dt), f"{_OPERANDS}, b g n v -> b t g v, b g n v, b c g n v")
+    y, last, states = run(x, g, dt if has_dt else g, b, c, initial)
     return (y, last), (x, g, dt, b, c, states)
 
 
 def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
     x, g, dt, b, c, states = saved
     has_dt = dt is not None
-    run = fold_vmap(partial(_run_backward, has_dt=has_dt))
-    dx, dg, ddt, db, dc, d_initial = run(x, g, dt if has_dt else g, b, c, states, *cotangents)
-    return dx, dg, ddt if has_dt else None, db, dc, d_initial
+    results = "b t g v, b c g q, b t n, b t n, b g n v" + (", b c g q" if has_dt else "")
+    run = fold_vmap(partial(_run_backward, has_dt=has_dt), f"{_OPERANDS}, b c g n v, b t g v, b g n v -> {results}")
+    dx, dg, db, dc, d_initial, *ddt = run(x, g, dt if has_dt else g, b, c, states, *cotangents)
+    return dx, dg, ddt[0] if has_dt else None, db.astype(b.dtype), dc.astype(c.dtype), d_initial
 
 
 _chunked.defvjp(_forward, _backward)
@@ -127,8 +134,8 @@ def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[
     product = partial(jnp.einsum, preferred_element_type=g.dtype, precision=jax.lax.Precision.HIGHEST)
     dc = jnp.sum(dc, axis=2) + product("bcji,bcjn->bcin", ds_BcQQ, split_chunks(b, Q))
     db = jnp.sum(db, axis=2) + product("bcji,bcin->bcjn", ds_BcQQ, split_chunks(c, Q))
-    db, dc = join_chunks(db, T).astype(b.dtype), join_chunks(dc, T).astype(c.dtype)
-    return dx, dg, ddt_intra + ddt_inter, db, dc, d_initial
+    db, dc = join_chunks(db, T), join_chunks(dc, T)  # in float32: other devices' heads may have to be added
+    return dx, dg, db, dc, d_initial, *([ddt_intra + ddt_inter] if has_dt else [])
 
 
 def _pass_states(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = False) -> tuple[Array, ...]:

@@ -7,7 +7,7 @@ from kernels_pallas.triton import limits
 
 def refusal(problem: Problem) -> str | None:
     """Say why it refuses: the machine, a dtype but float32, or a state whose rows do not fit a program's registers."""
-    reason = limits.machine(problem) or limits.unsharded(problem)
+    reason = limits.machine(problem)
     if reason is not None:
         return reason
     if (names := limits.dtype_names(*problem.operands)) != ["float32"]:

@@ -44,16 +44,22 @@ def products(
 ) -> tuple[Array, Array]:
     """Return (states [c, B, H, K, V], last [B, H, K, V]); `decay` has K entries per head, or one."""
     is_single = precision == jax.lax.Precision.DEFAULT
-    states, last = fold_vmap(partial(_products, is_single=is_single, reverse=reverse), axis=1)(
-        decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV[None]
-    )
+    decays = "k" if decay_cBHk.shape[-1] == s_BHKV.shape[-2] else "one"
+    rule = f"c b g {decays}, c b g k l, c b g k v, start b g k v -> c b g k v, start b g k v"
+    run = fold_vmap(partial(_products, is_single=is_single, reverse=reverse), rule, axis=1)
+    states, last = run(decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV[None])
     return states, last[0]
 
 
 def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse: bool) -> tuple[Array, Array]:
     """Return (states [B, c, ...], last [B, ...]); `decay` broadcasts against `update` but on the axis of chunks."""
     decay_Bc = jnp.broadcast_to(decay_Bc, (update_Bc.shape[0], *decay_Bc.shape[1:]))
-    return fold_vmap(partial(_elementwise, reverse=reverse))(decay_Bc, update_Bc, initial_B)
+    dims = [f"d{i}" for i in range(update_Bc.ndim - 2)]  # every one may be split
+    pairs = zip(dims, decay_Bc.shape[2:], update_Bc.shape[2:], strict=True)
+    decays, state = " ".join(d if have == want else f"one_{d}" for d, have, want in pairs), " ".join(dims)
+    rule = f"b c {decays}, b c {state}, b {state} -> b c {state}, b {state}"
+    run = fold_vmap(partial(elementwise_share, reverse=reverse), rule, split=("b", *dims))
+    return run(decay_Bc, update_Bc, initial_B)
 
 
 def _products(decay, p, r, s, *, is_single: bool, reverse: bool) -> tuple[Array, Array]:
@@ -90,7 +96,8 @@ def tile_of(key_dim: int, is_single: bool) -> Tile:
     return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[(64 if key_dim <= 64 else 128, is_single)]
 
 
-def _elementwise(decay, update, initial, *, reverse: bool) -> tuple[Array, Array]:
+def elementwise_share(decay: Array, update: Array, initial: Array, *, reverse: bool) -> tuple[Array, Array]:
+    """`elementwise` without its rules for vmap and sharding; `decay` has the batch of `update`."""
     B, n_chunks, *shape = update.shape
     runs = _runs(decay.shape[2:], shape)
     if runs is None:

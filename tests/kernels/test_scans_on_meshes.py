@@ -1,0 +1,250 @@
+"""The scans of the Triton backend under automatic sharding: each device runs its own batch entries and heads.
+
+On CPU devices array code (`plain_*`) takes the place of the Triton launches, in the same wrappers, so that what is
+tested is the sharding rules: results and gradients, the shares that the bodies see, and the compiled program's
+collectives. On GPUs the kernels themselves run.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels_pallas import selective_scan, ssd, state_scan
+from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.selective_scan import xla as selective_scan_xla
+from kernels_pallas.ssd import xla as ssd_xla
+from kernels_pallas.state_scan import xla as state_scan_xla
+from kernels_pallas.state_scan.api import state_passing
+from kernels_pallas.triton import interpreter, runtime
+from tests import support
+from tests.kernels.common import ON_GPU, assert_trees_close, fast_jit
+
+AXES = ("data", "fsdp", "tensor")
+B, T, H, E, K, V, N = 8, 72, 4, 8, 16, 8, 4  # T leaves a last chunk that is not full
+
+
+class Case(NamedTuple):
+    """`f(*arrays)`; dims of operands and results; operands whose gradients are sums over the batch, and over heads."""
+
+    f: Callable
+    arrays: tuple[jax.Array, ...]
+    specs: tuple[str, ...]
+    out_specs: tuple[str, ...]
+    over_batch: tuple[int, ...] = ()
+    over_heads: tuple[int, ...] = ()
+
+
+def arrays_of(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def states() -> Case:
+    decay, p, r, s = arrays_of((3, B, H, K), (3, B, H, K, K), (3, B, H, K, V), (B, H, K, V))
+    specs = ("c B H k", "c B H k l", "c B H k v", "B H k v")
+    f = partial(state_scan, precision=jax.lax.Precision.HIGHEST, implementation="triton")
+    return Case(f, (jax.nn.sigmoid(decay), p / 8, r, s), specs, specs[2:])
+
+
+def passing() -> Case:
+    decay, update, initial = arrays_of((B, 3, 1, H, 1), (B, 3, N, H, V), (B, N, H, V))
+    specs = ("B c one H one", "B c n H v", "B n H v")
+    return Case(partial(state_passing, implementation="triton"), (decay, update, initial), specs, specs[1:])
+
+
+def channels() -> Case:
+    x, dt, a, b, c, d, h = arrays_of((B, T, E), (B, T, E), (E, N), (B, T, N), (B, T, N), (E,), (B, E, N))
+    arrays = (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h)
+    specs = ("B T H", "B T H", "H n", "B T n", "B T n", "H", "B H n")
+    f = partial(selective_scan, implementation="triton")
+    return Case(f, arrays, specs, ("B T H", "B H n"), over_batch=(2, 5), over_heads=(3, 4))
+
+
+def duality(*, has_dt: bool) -> Case:
+    x, log_a, b, c, h, dt = arrays_of((B, T, H, V), (B, T, H), (B, T, N), (B, T, N), (B, H, N, V), (B, T, H))
+    arrays = (x / 4, -jax.nn.softplus(log_a), b / 4, c / 4, h, jax.nn.softplus(dt))
+    specs = ("B T H v", "B T H", "B T n", "B T n", "B H n v", "B T H")
+    f, n = partial(ssd, chunk_size=16, implementation="triton"), 6 if has_dt else 5
+    return Case(f, arrays[:n], specs[:n], ("B T H v", "B H n v"), over_heads=(2, 3))
+
+
+CASES = {
+    "state_scan": states,
+    "state_passing": passing,
+    "selective_scan": channels,
+    "ssd": partial(duality, has_dt=True),
+    "ssd_without_dt": partial(duality, has_dt=False),
+}
+
+
+# ------------------------------------------------------------------------- array code in the place of Triton's launches
+def plain_products(decay, p, r, s, *, is_single: bool, reverse: bool):
+    del is_single
+    precision = jax.lax.Precision.HIGHEST
+    states, last = state_scan_xla.products(decay, p, r, s[0], precision=precision, reverse=reverse)
+    return states, last[None]
+
+
+def plain_channels(x, dt, a, b, c, d, initial, *, keep: bool):
+    steps = 64
+    run = partial(selective_scan_xla.forward, chunk_size=8, keep=True)
+
+    def chunk(h, xs):
+        x, dt, b, c = xs
+        y, h_next, _ = run(x, dt, a / LOG2_E, b, c, d, h)
+        return h_next, (y, h)
+
+    xs = [jnp.moveaxis(split_chunks(t, steps), 1, 0) for t in (x, dt, b, c)]
+    last, (y, starts) = jax.lax.scan(chunk, initial, tuple(xs))
+    y, starts = join_chunks(jnp.moveaxis(y, 0, 1), x.shape[1]), jnp.moveaxis(starts, 0, 1)
+    return (y, last, starts) if keep else (y, last)
+
+
+def plain_channels_backward(x, dt, a, b, c, d, kept, dy, d_last):
+    f = partial(plain_channels, keep=False)
+    _, vjp = jax.vjp(f, x, dt, a, b, c, d, kept[:, 0])
+    dx, ddt, da, db, dc, dd, d_initial = vjp((dy, d_last))
+    return dx, ddt, da * LOG2_E, db, dc, dd, d_initial  # `a` is that of the caller times LOG2_E
+
+
+def plain_duality(x, g, dt, b, c, initial, *, has_dt: bool):
+    Q = g.shape[-1]
+
+    def chunk(state, xs):
+        x, g, dt, b, c = xs
+        log_a = jnp.moveaxis(jnp.diff(g, axis=-1, prepend=0), 1, 2)
+        y, last = ssd_xla.run(x, log_a, b, c, state, jnp.moveaxis(dt, 1, 2) if has_dt else None, chunk_size=Q)
+        return last, (y, state)
+
+    xs = (*(jnp.moveaxis(t, 1, 0) for t in (split_chunks(x, Q), g, dt)), *split_bc(b, c, Q))
+    last, (y, states) = jax.lax.scan(chunk, initial, xs)
+    return join_chunks(jnp.moveaxis(y, 0, 1), x.shape[1]), last, jnp.moveaxis(states, 0, 1)
+
+
+def split_bc(b, c, Q):
+    return tuple(jnp.moveaxis(split_chunks(t, Q), 1, 0) for t in (b, c))
+
+
+def plain_duality_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool):
+    _, vjp = jax.vjp(lambda *xs: plain_duality(*xs, has_dt=has_dt)[:2], x, g, dt, b, c, states[:, 0])
+    dx, dg, ddt, db, dc, d_initial = vjp((dy, d_last))
+    return dx, dg, db, dc, d_initial, *([ddt] if has_dt else [])
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
+    seen: list[tuple] = []
+    if ON_GPU:
+        return seen
+    from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
+    from kernels_pallas.ssd.triton import scan as ssd_triton
+    from kernels_pallas.state_scan.triton import scan as state_scan_triton
+
+    def watched(body):
+        def f(*arrays, **options):
+            seen.append(tuple(x.shape for x in arrays))
+            return body(*arrays, **options)
+
+        return f
+
+    for module, name, body in (
+        (state_scan_triton, "_products", plain_products),
+        (state_scan_triton, "elementwise_share", state_scan_xla.elementwise),
+        (selective_scan_triton, "_forward", plain_channels),
+        (selective_scan_triton, "_backward", plain_channels_backward),
+        (ssd_triton, "_run_forward", plain_duality),
+        (ssd_triton, "_run_backward", plain_duality_backward),
+    ):
+        monkeypatch.setattr(module, name, watched(body))
+    monkeypatch.setattr(interpreter, "is_chosen", lambda: False)
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    return seen
+
+
+# ------------------------------------------------------------------------------------------------------------ the tests
+def spec_of(dims: str) -> P:
+    return P(*({"B": ("data", "fsdp"), "H": "tensor"}.get(dim) for dim in dims.split()))
+
+
+def with_gradients(case: Case) -> tuple[Callable, tuple[jax.Array, ...]]:
+    """A function of the operands and of their results' gradients; what it is given."""
+    shapes = jax.tree.leaves(jax.eval_shape(case.f, *case.arrays))
+    cotangents = tuple(jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in shapes)
+    n = len(case.arrays)
+
+    def f(*arrays):
+        out, vjp = jax.vjp(case.f, *arrays[:n])
+        return out, vjp(arrays[n:])
+
+    return f, (*case.arrays, *cotangents)
+
+
+def mesh_of(sizes: tuple[int, int, int]) -> jax.sharding.Mesh:
+    n = math.prod(sizes)
+    if jax.device_count() < n:
+        pytest.skip(f"needs {n} devices, here are {jax.device_count()}")
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:n])
+
+
+MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
+GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
+# by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
+QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
+QUICK |= {("ssd", "2x2x2")}
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *support.slow_unless(lambda *case: case in QUICK, [(name, split) for name in CASES for split in MESHES]),
+        *(pytest.param(name, split, marks=pytest.mark.gpu) for name in CASES for split in GPU_MESHES),
+    ],
+)
+def test_every_device_works_on_its_share(name, split, shares) -> None:
+    """Values and gradients are one device's and stay split; the only collectives are sums of gradients."""
+    case, mesh = CASES[name](), mesh_of((MESHES | GPU_MESHES)[split])
+    f, arrays = with_gradients(case)
+    want = jax.tree.map(np.asarray, fast_jit(f)(*arrays))
+    specs = [spec_of(dims) for dims in (*case.specs, *case.out_specs)]
+    split_arrays = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    shares.clear()
+    with jax.set_mesh(mesh):
+        # under another name: a trace of `f` itself would be found again
+        compiled = fast_jit(lambda *xs: f(*xs)).lower(*split_arrays).compile()
+    got = compiled(*split_arrays)
+    for x, dims in zip(jax.tree.leaves(got), (*case.out_specs, *case.specs), strict=True):
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec_of(dims)), x.ndim), dims
+    assert_trees_close(got, want)
+
+    n_batch, n_heads = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"]
+    if shares:
+        whole = {x.shape for x in arrays}
+        local = {NamedSharding(mesh, spec).shard_shape(x.shape) for x, spec in zip(arrays, specs, strict=True)}
+        assert (local - whole) & set(shares[-1]), "no operand of the last body is a device's share"
+    summed = (case.over_batch if n_batch > 1 else ()) + (case.over_heads if n_heads > 1 else ())
+    shapes = [NamedSharding(mesh, specs[i]).shard_shape(arrays[i].shape) for i in summed]
+    found = collectives(str(compiled.as_text()))
+    assert set(found) == ({"all-reduce"} if summed else set()), found
+    if not ON_GPU:  # where XLA may join them
+        assert found.get("all-reduce", []) == sorted(shapes)
+
+
+def collectives(program: str) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes that every kind of collective operation of a compiled program makes."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+    for shapes, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", program):
+        sizes = [tuple(int(n) for n in dims.split(",") if n) for dims in re.findall(r"\w+\[([\d,]*)\]", shapes)]
+        found.setdefault(kind, []).extend(sizes)
+    return {kind: sorted(sizes) for kind, sizes in found.items()}

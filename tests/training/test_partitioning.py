@@ -1,0 +1,128 @@
+"""The steps of training and evaluation on a mesh of data x fsdp x tensor: what XLA's partitioner makes of them."""
+
+import dataclasses
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+
+from seqjax import mixers, testing
+from seqjax.errors import UserError
+from seqjax.mixers import _registry, base
+from seqjax.models import Model
+from seqjax.models.entropy import require_entropy
+from seqjax.nn import param
+from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
+from seqjax.training.optim import optimizer as make_optimizer
+from seqjax.training.optim import schedule
+from seqjax.training.step import init_state, make_entropy_step, make_eval_step, make_train_step, state_shardings
+from tests import support
+
+pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+
+# of an array that it can only gather whole on every device and cut again
+WARNING = "Involuntary full rematerialization"
+
+
+def compile_and_listen(f: Callable, arguments: Any, capfd: pytest.CaptureFixture, **options: Any) -> tuple[Any, str]:
+    """The compiled program, and what XLA wrote to file descriptor 2 meanwhile."""
+    f_named = lambda *args: f(*args)  # noqa: E731
+    f_named.__name__ = f"step_{uuid.uuid4().hex}"  # a program that the cache has is not compiled
+    capfd.readouterr()
+    compiled = jax.jit(f_named, **options).lower(*arguments).compile()
+    return compiled, capfd.readouterr().err
+
+
+def mesh_of_eight() -> jax.sharding.Mesh:
+    return make_mesh(data=2, fsdp=2, tensor=2)
+
+
+def test_the_warning_is_heard(capfd) -> None:
+    """Columns split over `fsdp` that are to become rows split over `data` and `fsdp`."""
+    mesh = mesh_of_eight()
+
+    def f(x):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(None, "fsdp")))
+        return jax.lax.with_sharding_constraint(2 * x, batch_sharding(mesh))
+
+    _, said = compile_and_listen(f, [jax.ShapeDtypeStruct((8, 16, 8), jnp.float32)], capfd)
+    assert WARNING in said
+
+
+@pytest.mark.parametrize(
+    ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer == "transformer_pp", support.FIRST)
+)
+def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
+    config = support.tiny(mixer, variant, train__batch_size=8)
+    model, mesh = Model(config.model, max_len=config.train.seq_len), mesh_of_eight()
+    optimizer = make_optimizer(config.optim, 10)
+    shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
+    state = state_shardings(mesh, model, optimizer, shapes)
+    tokens = jax.ShapeDtypeStruct((2, 4, config.train.seq_len + 1), jnp.int32)
+    with jax.set_mesh(mesh):
+        _, said = compile_and_listen(
+            make_train_step(model, optimizer, schedule(config.optim, 10)),
+            (shapes, tokens),
+            capfd,
+            in_shardings=(state, batch_sharding(mesh, leading=1)),
+            out_shardings=(state, replicated(mesh)),
+        )
+    assert WARNING not in said, said
+
+
+@pytest.mark.parametrize(
+    ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer == "top1_chunk", support.FIRST)
+)
+def test_evaluation_moves_no_whole_array(mixer, variant, capfd) -> None:
+    """Losses of sequences, and entropy where there are weights over the past."""
+    model, mesh = support.tiny_model(mixer, variant), mesh_of_eight()
+    params = shardings(mesh, model.shapes, model.axes)
+    tokens, weights = jax.ShapeDtypeStruct((8, 24), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.float32)
+    with jax.set_mesh(mesh):
+        options = {"in_shardings": (params, batch_sharding(mesh)), "out_shardings": replicated(mesh)}
+        _, said = compile_and_listen(make_eval_step(model), (model.shapes, tokens), capfd, **options)
+        assert WARNING not in said, said
+        if is_without_entropy(model):
+            return
+        options["in_shardings"] = (*options["in_shardings"], batch_sharding(mesh))
+        _, said = compile_and_listen(make_entropy_step(model), (model.shapes, tokens, weights), capfd, **options)
+    assert WARNING not in said, said
+
+
+def is_without_entropy(model: Model) -> bool:
+    try:
+        require_entropy(model)
+    except UserError:
+        return True
+    return False
+
+
+class OneMatrix(base.Mixer):
+    """y_t = x_t W, which leaves the heads' split on the width."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        name: str
+
+    def __init__(self, config, spec, *, rngs):
+        self.w = param(rngs, jax.nn.initializers.normal(0.02), (spec.dim, spec.dim), ("embed", "heads"))
+
+    def __call__(self, x_BTD):
+        return x_BTD @ self.w[...].astype(x_BTD.dtype)
+
+    def init_cache(self, batch, max_len, dtype):
+        return {}
+
+    def step(self, x_BD, cache):
+        return self(x_BD), cache
+
+
+def test_gradients_are_right_where_a_mixer_leaves_its_result_split(monkeypatch) -> None:
+    """XLA's partitioner multiplies wrong unless what goes between a block's parts is split by batch alone."""
+    monkeypatch.setattr(_registry, "_registered", {})
+    mixers.register("one_matrix")(OneMatrix)
+    assert testing.check_mixer(OneMatrix, skip=set(testing.CHECKS) - {"sharding"}) == ["sharding"]
