@@ -10,6 +10,7 @@ from typing import Any
 
 from seqjax.errors import UserError
 
+SEED = (0, 1 << 32)  # JAX uses so many bits of a seed
 # Setting -> (lower bound, inclusive; upper bound, exclusive). None is not checked, where a setting may be None.
 BOUNDS: dict[str, tuple[float, float]] = {
     "model.dim": (1, math.inf),
@@ -18,11 +19,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "model.loss_chunk": (1, math.inf),
     "model.mlp.dim": (1, math.inf),
     "model.norm_eps": (0, 1),
-    "data.workers": (0, math.inf),
+    "data.seed": SEED,
+    "data.workers": (0, 1025),
     "train.steps": (1, math.inf),
     "train.batch_size": (1, math.inf),
     "train.seq_len": (1, math.inf),
     "train.accumulate": (1, math.inf),
+    "train.seed": SEED,
     "optim.lr": (0, math.inf),
     "optim.b1": (0, 1),
     "optim.b2": (0, 1),
@@ -34,7 +37,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "eval.every": (0, math.inf),
     "eval.tokens": (1, math.inf),
     "eval.batch_size": (1, math.inf),
-    "eval.seed": (0, math.inf),
+    "eval.seed": SEED,
     "eval.entropy_tokens": (0, math.inf),
     "checkpoint.every": (0, math.inf),
     "checkpoint.keep": (1, math.inf),
@@ -60,7 +63,7 @@ def check(config: Any) -> None:
     for path, (low, high) in BOUNDS.items():
         value = operator.attrgetter(path)(config)
         if value is not None and not low <= value < high:
-            upper = f" and less than {high}" if high < math.inf else ""
+            upper = f" and less than {high}" if high < math.inf else "" if math.isfinite(value) else " and finite"
             none = f"; None is for {NONE[path]}" if path in NONE else ""
             raise UserError(f"config.{path} must be at least {low}{upper}, not {value}{none}.")
     if config.optim.clip_norm == 0:

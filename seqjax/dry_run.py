@@ -146,7 +146,7 @@ def recorded_speed(config: Config, *, n_params: int, per_token: float, device: s
     The same name, parameters and FLOPs per token at the same length are taken for the same model.
     """
     for path in sorted(RESULTS.glob("train_step*.json")):
-        report = json.loads(path.read_text())
+        report = json.loads(path.read_text(encoding="utf-8"))
         machine, settings = report["machine"], report["settings"]
         if device not in (None, machine["device"]) or settings["seq_len"] != config.train.seq_len:
             continue

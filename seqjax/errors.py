@@ -3,9 +3,11 @@
 import contextlib
 import difflib
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
 
 # The values of `OSError.errno` when a disk cannot be written any more.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
@@ -42,16 +44,33 @@ def reporting() -> Iterator[None]:
         sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        sys.stderr.write(f"error: {error}. Give another path, or change its permissions.\n")
-        sys.exit(2)
+        _cannot_use(error)
     except BrokenPipeError:  # of `seqjax ... | head`: nobody reads on, and Python's own flush at exit would say so
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
+        if error.errno == errno.EROFS:
+            _cannot_use(error)
         if error.errno not in DISK_FULL:
             raise
         sys.stderr.write(f"error: {error}. Free some disk space, then run the same command again.\n")
         sys.exit(2)
+
+
+def _cannot_use(error: OSError) -> NoReturn:
+    sys.stderr.write(f"error: {error}. Give another path, or change its permissions.\n")
+    sys.exit(2)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once.
+
+    The usual end of Python destroys XLA's client, and a thread that still compiles then crashes: an interrupt ends the
+    waiting for it, not the compilation.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
@@ -62,9 +81,14 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     from kernels_pallas import BackendError, cpu_compiler
 
     cpu_compiler.use_safe_fusions()  # before JAX starts
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
+        sys.stdout.reconfigure(errors="backslashreplace")
     with reporting():
         try:
             main(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            sys.stderr.write("\nInterrupted.\n")
+            leave(130)
         except BackendError as error:
             fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
             raise UserError(f"{str(error).rstrip('.')}. {fix}") from error

@@ -200,7 +200,11 @@ def main(argv: list[str]) -> None:
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
         sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
-    write_json(args.workdir / ("test_sets.json" if args.data else "evaluation.json"), result)
+    path = args.workdir / ("test_sets.json" if args.data else "evaluation.json")
+    try:
+        write_json(path, result)
+    except OSError as error:  # of a workdir that is only to be read
+        sys.stderr.write(f"{path} was not written ({error.strerror}).\n")
 
 
 if __name__ == "__main__":

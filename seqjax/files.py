@@ -1,13 +1,19 @@
-"""Atomic file writes: a file is written beside its destination, synced and renamed, so it is never left incomplete."""
+"""Atomic file writes: a file is written beside its destination, synced and renamed, so it is never left incomplete.
+
+`measure` tells later whether a file is still the one that was written.
+"""
 
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from seqjax.errors import UserError
+
+READ_BYTES = 1 << 22
 
 
 @contextlib.contextmanager
@@ -31,6 +37,16 @@ def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None
 def read_json(path: str | Path) -> dict[str, Any]:
     """Return what `write_json` wrote; raise `UserError` if the file is not JSON."""
     try:
-        return json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON ({error}); restore it, or make it again elsewhere.") from error
+
+
+def measure(path: str | Path) -> tuple[int, int]:
+    """Return the length in bytes and the CRC-32 of a file."""
+    size = crc = 0
+    with Path(path).open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return size, crc

@@ -141,6 +141,8 @@ def main(argv: list[str]) -> None:
         help=f"tokens of a prompt that are fed at a time; 0 = all ({PREFILL_CHUNK})",
     )
     args = parser.parse_args(argv)
+    if not 0 <= args.seed < 1 << 32:
+        raise UserError(f"seed must be at least 0 and less than {1 << 32}, not {args.seed}.")
     if args.prompts and args.prompt is not None:
         raise UserError("--prompt and --prompts: give one of them.")
     prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]

@@ -145,6 +145,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
             profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
             if not (evaluating or saving or profiled):
                 continue
+            if lock is not None:
+                lock.check(look=True)
             log_step(*pending, log, checkpoints)
             pending = None
             if profiled:
@@ -162,6 +164,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                     log.evaluation(step, row, losses)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
+                    log.sync()
                     with jax.transfer_guard("allow"):
                         checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
             if stopping and not last:

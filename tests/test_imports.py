@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
-    ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal"),
+    ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal", "seqjax.processes"),
     ("seqjax.files", "seqjax.arguments", "seqjax.config_fields"),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),

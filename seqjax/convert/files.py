@@ -59,7 +59,7 @@ class Weights:
 
     def _open_index(self, index: Path) -> None:
         try:
-            where = json.loads(index.read_text())["weight_map"]
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             shards = {shard: self._open(index.parent / Path(shard).name) for shard in sorted(set(where.values()))}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{index} is not the index of sharded weights ({error!r}).") from error

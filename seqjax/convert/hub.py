@@ -35,7 +35,9 @@ def fetched(weights: str | os.PathLike[str]) -> Path:
     small = _snapshot(huggingface_hub, text, name, revision or None, ["config.json", INDEX, *FILES])
     index = small / INDEX
     try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+        shards = (
+            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.is_file() else []
+        )
     except (ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{index} is not the index of sharded weights ({error!r}).") from error
     # The snapshot's folder is named after its commit, so that both steps are of the same one.

@@ -95,7 +95,7 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); fix it, or remove it to skip the check.") from error
     return found if isinstance(found, dict) and "model_type" in found else None

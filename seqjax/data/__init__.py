@@ -11,7 +11,7 @@ from typing import Any
 
 from seqjax.config import DataConfig
 from seqjax.data import document_index, slimpajama, stored_tokenizer
-from seqjax.data.blocks import allow_open_files, manifest_hash, read_manifest, record_blocks
+from seqjax.data.blocks import RecordBlocks, allow_open_files, manifest_hash, read_manifest
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
@@ -178,7 +178,17 @@ def _block_corpus(
     splits = manifest["splits"]
     used = {*train, *evaluate}
     sources = {
-        split: {d: record_blocks(config.path, entry) for d, entry in domains.items() if d in used and entry["files"]}
+        split: {
+            domain: RecordBlocks(
+                config.path,
+                entry,
+                block=seq_len + 1,
+                vocab_size=tokenizer.vocab_size,
+                dtype=id_dtype(tokenizer.vocab_size),
+            )
+            for domain, entry in domains.items()
+            if domain in used and entry["files"]
+        }
         for split, domains in splits.items()
     }
     allow_open_files(sum(len(entry["files"]) for domains in splits.values() for entry in domains.values()))

@@ -8,6 +8,7 @@ The built-in corpus is small and must serve any block length, so it keeps one fl
 the blocks when they are read.
 """
 
+import bisect
 import hashlib
 import json
 import os
@@ -56,6 +57,12 @@ class FlatBlocks:
 
     def __getitem__(self, index: int) -> bytes:
         if self._ids is None:
+            found, needed = Path(self._path).stat().st_size, self._len * self._block * self._dtype.itemsize
+            if found < needed:
+                raise UserError(
+                    f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent}, and it is "
+                    "built again."
+                )
             self._ids = np.memmap(self._path, self._dtype, mode="r")
         if not 0 <= index < self._len:
             raise IndexError(index)
@@ -68,10 +75,46 @@ class FlatBlocks:
         return f"FlatBlocks({self._path!r}, {self._len} blocks)"
 
 
-def record_blocks(directory: str | Path, entry: dict[str, Any]) -> BlockSource:
-    """Return the blocks of one manifest entry; the counts come from the manifest, and no file is opened here."""
-    paths = [f"{Path(directory) / file['path']}[0:{file['blocks']}]" for file in entry["files"]]
-    return cast(BlockSource, sources.ArrayRecordDataSource(paths))
+class RecordBlocks:
+    """The blocks of one manifest entry; a record that is not a block of ids is an error that names its file.
+
+    The counts come from the manifest, and no file is opened before a block is read.
+    """
+
+    def __init__(
+        self, directory: str | Path, entry: dict[str, Any], *, block: int, vocab_size: int, dtype: np.dtype = DTYPE
+    ):
+        """Read ids of `dtype` below `vocab_size`, `block` in a record."""
+        files = [(str(Path(directory) / file["path"]), file["blocks"]) for file in entry["files"]]
+        self._paths, self._ends = [path for path, _ in files], np.cumsum([count for _, count in files]).tolist()
+        self._records = sources.ArrayRecordDataSource([f"{path}[0:{count}]" for path, count in files])
+        self._bytes, self._dtype, self._vocab_size = block * dtype.itemsize, dtype, vocab_size
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> bytes:
+        try:
+            record = cast(bytes, self._records[index])
+        except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
+            raise self._damaged(index, (str(error).splitlines() or [type(error).__name__])[0]) from error
+        if len(record) != self._bytes:
+            raise self._damaged(index, f"{len(record)} bytes instead of {self._bytes}")
+        highest = int(np.frombuffer(record, self._dtype).max())
+        if highest >= self._vocab_size:
+            raise self._damaged(index, f"the id {highest} is not among the {self._vocab_size} of the tokenizer")
+        return record
+
+    def __repr__(self) -> str:
+        return f"RecordBlocks({self._paths[0]!r}, {len(self)} blocks)"
+
+    def _damaged(self, index: int, why: str) -> UserError:
+        file = bisect.bisect_right(self._ends, index)
+        first = self._ends[file - 1] if file else 0
+        return UserError(
+            f"{self._paths[file]} is damaged, block {index - first}: {why}. Put back a copy of the file, or prepare "
+            "the data again into another directory (`seqjax prepare`); a run goes on with it if it is the same data."
+        )
 
 
 def allow_open_files(count: int) -> None:
@@ -104,6 +147,8 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
                 writer.write(record)
     finally:
         writer.close()
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
     temporary.replace(path)
     return digest.hexdigest()
 
@@ -123,18 +168,34 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
         raise UserError(f"config.data.path: {directory} has {state}; {fix}.")
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["format"]
-    except (ValueError, TypeError, KeyError) as error:
+        if version != FORMAT:
+            raise UserError(f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory.")
+        files = [
+            file for domains in manifest["splits"].values() for entry in domains.values() for file in entry["files"]
+        ]
+        files = [(file["path"], int(file["blocks"]), file.get("bytes")) for file in files]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({error}); delete the directory and {fix}.") from None
-    if version != FORMAT:
-        raise UserError(f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory.")
-    for domains in manifest["splits"].values():
-        for entry in domains.values():
-            for file in entry["files"]:
-                if not (root / file["path"]).is_file():
-                    raise UserError(f"{root / file['path']} is missing; delete the directory and {fix}.")
+    for name, _, size in files:
+        _require_file(root, name, size, fix=fix)
     return manifest
+
+
+def _require_file(root: Path, name: str, written: int | None, *, fix: str) -> None:
+    """Raise `UserError` unless a file of the manifest is there, below `root`, and has the bytes that were written."""
+    path = root / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
+    if not path.is_file():
+        raise UserError(f"{path} is missing; delete the directory and {fix}.")
+    size = path.stat().st_size
+    if written not in (None, size):  # Older versions do not say.
+        raise UserError(
+            f"{path} is damaged: it has {size} bytes, {written} were written. Put back a copy of it, or delete "
+            f"{root} and {fix}."
+        )
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:

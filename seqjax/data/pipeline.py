@@ -12,6 +12,7 @@ processes and workers) and refuse to resume under other ones, which would silent
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -21,10 +22,12 @@ from absl import flags
 
 from seqjax.data import blocks
 from seqjax.errors import UserError
+from seqjax.processes import end_with_parent
 
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
 ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
+WIDEST = 10**9  # the largest weight over the smallest one; Grain counts in 64 bits
 SHARE_STEPS = 100  # Shares are integer multiples of 1/100 of the smallest one.
 
 
@@ -147,10 +150,19 @@ class _PartOfBatches(grain.MapDataset):
 
 
 def token_shares(weights: Sequence[float], domains: Sequence[str]) -> dict[str, float]:
-    """Return the normalised shares, exactly as the mix realises them; raise `UserError` unless all weights are > 0."""
+    """Return the normalised shares, exactly as the mix realises them.
+
+    Raises `UserError` unless all weights are above 0, finite, and within a factor of `WIDEST`.
+    """
     for domain, weight in zip(domains, weights, strict=True):
-        if not weight > 0:
-            raise UserError(f"config.data.weights: the weight of {domain!r} must be above 0, not {weight}.")
+        if not 0 < weight < math.inf:
+            raise UserError(f"config.data.weights: the weight of {domain!r} must be above 0 and finite, not {weight}.")
+    for domain, weight in zip(domains, weights, strict=True):
+        if weight > WIDEST * min(weights):
+            raise UserError(
+                f"config.data.weights: the weight of {domain!r}, {weight}, is more than {WIDEST:,} times the smallest, "
+                f"{min(weights)}; leave domains of so little weight out of config.data.train_domains."
+            )
     steps = proportions(weights)
     return {domain: step / sum(steps) for domain, step in zip(domains, steps, strict=True)}
 
@@ -178,7 +190,13 @@ def with_workers(dataset: grain.IterDataset, workers: int) -> grain.IterDataset:
     if not flags.FLAGS.is_parsed():
         # Grain passes the absl flags on to its workers, but a notebook or a test has not parsed any.
         flags.FLAGS.mark_as_parsed()
-    return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+    return dataset.mp_prefetch(options, worker_init_fn=_start_worker)
+
+
+def _start_worker(index: int, count: int) -> None:
+    del index, count
+    end_with_parent()
 
 
 def block_batches(

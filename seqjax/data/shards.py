@@ -8,15 +8,18 @@ anything that fsspec can open.
 """
 
 import dataclasses
+import glob
 import json
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import fsspec
 import zstandard
+from fsspec.implementations.local import LocalFileSystem
 
 from seqjax.data import parquet, slimpajama
 from seqjax.data.faults import BadLineError, TornShardError
@@ -59,11 +62,17 @@ def suffixes(layout: Layout) -> tuple[str, ...]:
 def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard]:
     """Return the shards below a directory, or those that a glob matches, ordered by split and name.
 
-    Raises `UserError` if `source` does not exist or holds no files of these `suffixes`.
+    Links to files and directories are followed. Raises `UserError` if `source` does not exist or holds no files of
+    these `suffixes`, or for a link to a file that does not exist.
     """
     fs, root = cast(tuple[Any, str], fsspec.core.url_to_fs(source))
+    local = isinstance(fs, LocalFileSystem)
     if any(mark in source for mark in "*?["):
-        found = fs.glob(root, detail=True)
+        if local:  # The glob of fsspec does not look into directories that are links.
+            paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
+            found = {path: {} if Path(path).is_symlink() else fs.info(path) for path in paths}
+        else:
+            found = fs.glob(root, detail=True)
         parts = root.split("/")
         fixed = next(i for i, part in enumerate(parts) if any(mark in part for mark in "*?["))
         base = "/".join(parts[: min(fixed, len(parts) - 1)])
@@ -74,9 +83,12 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
     else:
         raise UserError(f"There is no file or directory {source}; give where the shards are.")
     outer = base.rpartition("/")[2]  # --source=.../train names the split itself
+    found = _followed(fs, found) if local else found
     shards = []
     for path, info in found.items():
-        if path.endswith(suffixes) and info["type"] == "file":
+        if path.endswith(suffixes) and info["type"] != "directory":
+            if info["type"] != "file":
+                raise UserError(f"{path} is not a file that can be read; give the directory or glob of the shards.")
             name = path.removeprefix(base).lstrip("/")
             split = next((part for part in (*name.split("/")[:-1][::-1], outer) if part in SPLITS), "train")
             shards.append(Shard(fs.unstrip_protocol(path), name, split, info["size"]))
@@ -86,6 +98,27 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
             f"shards.{_others(list(found), suffixes)}"
         )
     return sorted(shards, key=lambda shard: (SPLITS.index(shard.split), shard.name))
+
+
+def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the files of a local directory with what links lead to in place of the links, which fsspec leaves out.
+
+    A link to a directory that it lies in adds nothing and is left out.
+    """
+    files = {}
+    for path, info in found.items():
+        if not Path(path).is_symlink():
+            files[path] = info
+            continue
+        try:
+            target = fs.info(path)
+        except OSError:
+            raise UserError(f"{path} is a link to what does not exist; mend or remove it.") from None
+        if target["type"] != "directory":
+            files[path] = target
+        elif not Path(path).parent.resolve().is_relative_to(Path(path).resolve()):
+            files |= _followed(fs, fs.find(path, detail=True))
+    return files
 
 
 def _others(paths: list[str], suffixes: tuple[str, ...]) -> str:
@@ -132,9 +165,11 @@ def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
     kind, damage = kinds[suffix]
     zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
     frame: Any = None
+    empty = True
     try:
         for chunk in chunks:
             data = chunk
+            empty = False
             while data:  # a file may hold several frames
                 frame = frame or (zstd.decompressobj() if kind == "zstd" else zlib.decompressobj(wbits=31))
                 yield frame.decompress(data)
@@ -143,6 +178,8 @@ def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
                     frame = None
     except damage as error:
         raise TornShardError(f"damaged {kind} data ({error})") from None
+    if empty:
+        raise TornShardError(f"{kind} data of 0 bytes")
     if frame is not None:
         raise TornShardError(f"{kind} data ends in the middle of a frame")
 

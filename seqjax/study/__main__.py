@@ -107,7 +107,7 @@ def analyse(directory: str | Path) -> None:
     directory = Path(directory)
     found = records.read(directory)
     report = tables.report(found)
-    (directory / "gaps.md").write_text(report)
+    (directory / "gaps.md").write_text(report, encoding="utf-8")
     has_reference = any(comparison.common_runs(found, name) for name in found.references)
     pictures = {"losses.png": figures.against_loss_in_domain}
     if cost.run_speeds(found) and has_reference:

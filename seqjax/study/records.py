@@ -181,7 +181,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
-    with (out / "points.csv").open("w", newline="") as file:
+    with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for run in runs:
@@ -246,7 +246,7 @@ def read(directory: str | Path) -> Records:
     about = read_json(directory / "runs.json")
     points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
     rows: dict[tuple[str, int], int] = {}
-    with (directory / "points.csv").open(newline="") as file:
+    with (directory / "points.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             step = int(row["step"])
             of_run = points[row["run"]]

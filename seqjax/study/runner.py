@@ -182,5 +182,5 @@ def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
 
 def _last_output(run: Run) -> str:
     path = run.workdir / LOG
-    lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
     return f"{path} ends: {lines[-1] if lines else 'nothing'}"

@@ -1,11 +1,13 @@
 """Checkpoints of parameters, optimiser, step, RNG, data iterator and metrics position, through Orbax.
 
 Saving is asynchronous and atomic (a directory is renamed into place when it is complete), so however a process dies,
-the newest complete checkpoint is intact, and a run that resumes from it neither repeats nor skips data.
+the newest complete checkpoint is intact, and a run that resumes from it neither repeats nor skips data. What happens to
+it later is noticed: items and checksums are compared before it is read (seqjax/training/integrity.py).
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
+from jax.experimental import multihost_utils
 
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import read_json
+from seqjax.training import integrity
 from seqjax.training.step import TrainState
 from seqjax.types import Params
+
+OPEN_TRIES = 20
 
 
 class Checkpoints:
@@ -28,15 +34,19 @@ class Checkpoints:
     def __init__(self, workdir: str | Path, *, keep: int = 2, keep_period: int | None = None, read_only: bool = False):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
         self.directory = Path(workdir).absolute() / "checkpoints"
-        options = ocp.CheckpointManagerOptions(
+        logging.get_absl_logger().addFilter(_is_news)  # once, however often it is added
+        self._options = options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
             enable_async_checkpointing=not read_only,
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
+            # Process 0 calls it when all items are written, before the directory is renamed.
+            async_options=None if read_only else ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._manager = _opened(self.directory, options)
+        self._saving: int | None = None  # the step of the newest save
 
     @property
     def latest(self) -> int | None:
@@ -51,50 +61,124 @@ class Checkpoints:
             data=grain.checkpoint.CheckpointSave(iterator),
             meta=ocp.args.JsonSave(meta),
         )
-        try:
-            self._manager.save(step, args=args, force=True)
-        except Exception as error:
-            raise self._failed(error) from error
+        self._save(step, args)
 
     def save_params(self, step: int, params: Params) -> None:
         """Save parameters alone, e.g. converted ones, from which a run can start but not resume."""
+        self._save(step, ocp.args.Composite(params=ocp.args.StandardSave(params)))
+
+    def _save(self, step: int, args: ocp.args.Composite) -> None:
         try:
-            self._manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)), force=True)
+            self._manager.wait_until_finished()  # as `save` does first, but `_saving` belongs to that one until then
+            self._saving = step
+            self._manager.save(step, args=args, custom_metadata=integrity.CUSTOM, force=True)
         except Exception as error:
             raise self._failed(error) from error
 
+    def _write_checksums(self) -> None:
+        for unfinished in self.directory.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
+            integrity.write(unfinished)
+
     @property
     def params_only(self) -> bool:
-        """Whether the newest checkpoint was written by `save_params`."""
-        return self.latest is not None and not (self.directory / str(self.latest) / "rest").exists()
+        """Whether the newest checkpoint was written by `save_params`; raise `UserError` if it does not say."""
+        step = self.latest
+        if step is None:
+            return False
+        try:
+            return integrity.items(self._path(step)) == integrity.PARAMS
+        except integrity.DamagedError as error:
+            raise self._damaged(step, str(error), integrity.STATE) from None
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
-        """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings."""
+        """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings.
+
+        Raises `UserError` if the checkpoint is damaged, or belongs to other data.
+        """
         args = ocp.args.Composite(
             params=ocp.args.StandardRestore(_abstract(state.params)),
             rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
             meta=ocp.args.JsonRestore(),
             **({} if iterator.is_global else {"data": grain.checkpoint.CheckpointRestore(iterator)}),
         )
-        restored = self._manager.restore(self.latest, args=args)
+        restored = self._restore(args, integrity.STATE)
         if iterator.is_global:
             iterator.set_state(self._position())
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
 
     def _position(self) -> dict[str, Any]:
         """Return the place in the data that process 0 saved, which is that of all however many there were."""
-        (path,) = (self.directory / str(self.latest) / "data").glob("process_0-of-*.json")
-        return read_json(path)
+        assert self.latest is not None
+        paths = list((self._path(self.latest) / "data").glob("process_0-of-*.json"))
+        if len(paths) != 1:
+            raise self._damaged(self.latest, "the item 'data' has no place in the data", integrity.STATE)
+        return read_json(paths[0])
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
-        """Return the parameters of the newest checkpoint and its step; raise `UserError` if there is none."""
-        if self.latest is None:
-            raise UserError(
-                f"{self.directory} holds no complete checkpoint. Train first, or let the run reach its first save "
-                "(config.checkpoint.every)."
-            )
+        """Return the parameters of the newest checkpoint and its step.
+
+        Raises `UserError` if there is none, or if it is damaged.
+        """
         args = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
-        return self._manager.restore(self.latest, args=args)["params"], self.latest
+        while self.latest is not None:
+            step = self.latest
+            try:
+                return self._restore(args, integrity.PARAMS)["params"], step
+            except UserError:
+                # A run that goes on beside this process removes old checkpoints, perhaps the one that is being read.
+                self._manager.close()
+                self._manager = _opened(self.directory, self._options)
+                if self.latest == step and self._path(step).is_dir():
+                    raise
+        raise UserError(
+            f"{self.directory} holds no complete checkpoint. Train first, or let the run reach its first save "
+            "(config.checkpoint.every)."
+        )
+
+    def _restore(self, args: ocp.args.Composite, names: Sequence[str]) -> Any:
+        """Return what `args` asks of the newest checkpoint, after the files of its items `names` were checked."""
+        step = self.latest
+        assert step is not None
+        fault = ""
+        try:
+            integrity.check(self._path(step), names, part=jax.process_index(), parts=jax.process_count())
+        except integrity.DamagedError as error:
+            fault = str(error)
+        if jax.process_count() > 1:  # All go on, or none does.
+            faults = multihost_utils.process_allgather(np.asarray(bool(fault)))
+            fault = fault or ("another process found damage" if faults.any() else "")
+        if fault:
+            raise self._damaged(step, fault, names)
+        try:
+            return self._manager.restore(step, args=args)
+        except (UserError, jax.errors.JaxRuntimeError):  # other data; no memory
+            raise
+        except Exception as error:
+            logging.error("checkpoint of step %d: %s", step, error)
+            raise self._damaged(step, f"it cannot be read ({_first_line(error)})", names) from error
+
+    def _damaged(self, step: int, fault: str, names: Sequence[str]) -> UserError:
+        """Return the error about a damaged checkpoint, which names the newest whole one before it and the way there."""
+        earlier = sorted((s for s in self._complete() if s < step), reverse=True)
+        good = next((s for s in earlier if integrity.is_whole(self._path(s), names)), None)
+        text = f"The checkpoint {self._path(step)} is damaged: {fault}."
+        if good is None:
+            return UserError(
+                f"{text} No whole one was made before it: put back a copy of the directory, or start again in another "
+                "--workdir."
+            )
+        delete = " and ".join(str(self._path(s)) for s in (step, *(s for s in earlier if s > good)))
+        return UserError(
+            f"{text} The one of step {good} before it is whole: delete {delete} and run the same command again, to go "
+            f"on from step {good}; or put back a copy of the directory."
+        )
+
+    def _path(self, step: int) -> Path:
+        return self.directory / str(step)
+
+    def _complete(self) -> list[int]:
+        # Orbax lists the checkpoints that are complete on disk, not those it started to write.
+        return sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.exists() else []
 
     def wait(self) -> None:
         """Wait until everything saved is on disk; raise `UserError` if it could not be written."""
@@ -132,18 +216,33 @@ class Checkpoints:
         self._manager.close()
 
     def _failed(self, error: Exception) -> UserError:
-        # Orbax lists the checkpoints that are complete on disk, not those it started to write.
-        complete = sorted(ocp.utils.checkpoint_steps(self.directory)) if self.directory.exists() else []
-        last = (
-            f"the last good checkpoint is {self.directory / str(complete[-1])}"
-            if complete
-            else "no checkpoint is complete"
-        )
+        complete = self._complete()
+        last = f"the last good checkpoint is {self._path(complete[-1])}" if complete else "no checkpoint is complete"
         logging.error("checkpoint: %s", error)
         return UserError(
             f"Writing to {self.directory.parent} failed; {last}. "
             f"Free some disk space or repair the directory, then run the same command again. Cause: {error}"
         )
+
+
+def _opened(directory: Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+    """Return Orbax's manager, which cannot be made in the moment in which a run beside it removes a checkpoint."""
+    for _ in range(OPEN_TRIES):
+        try:
+            return ocp.CheckpointManager(directory, options=options)
+        except FileNotFoundError:
+            if not options.read_only:
+                raise
+    return ocp.CheckpointManager(directory, options=options)
+
+
+def _is_news(record: LogRecord) -> bool:
+    """Whether a log record says what nobody else says: not the errors that Orbax's threads log and then raise."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _abstract(tree: Any) -> Any:

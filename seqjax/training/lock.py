@@ -69,13 +69,22 @@ class WorkdirLock:
 
     def __init__(self, path: Path, holder: Holder):
         self._path, self._holder = path, holder
+        self._directory = _identity(path.parent)
         self._lost_to: str | None = None
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
-        """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes."""
+    def check(self, *, look: bool = False) -> None:
+        """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes.
+
+        With `look` also if the workdir is no longer where it was: what is written there would be lost.
+        """
+        if look and _identity(self._path.parent) != self._directory:
+            raise UserError(
+                f"{self._path.parent} was moved or deleted while this run wrote to it. Nothing more is written; to go "
+                "on from the last checkpoint, run the same command again with --workdir=DIR, where it is now."
+            )
         if self._lost_to is not None:
             raise UserError(
                 f"{self._path.parent} was taken by {self._lost_to}: this run did not move for more than "
@@ -194,7 +203,7 @@ def _remove_dead(path: Path) -> None:
 def _read(path: Path) -> Holder | None:
     """Return who holds a lock, or None if there is none or its content is not (yet) complete."""
     try:
-        return Holder(**json.loads(path.read_text()))
+        return Holder(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -211,10 +220,19 @@ def _age(path: Path) -> float | None:
         probe.unlink(missing_ok=True)
 
 
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Return what tells a directory from another one of its name; None if there is none."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _pid_space() -> str:
     """Return what a pid is relative to, the boot and the pid namespace; empty where there is no /proc."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
@@ -223,7 +241,7 @@ def _pid_space() -> str:
 def _start_of(pid: int) -> str:
     """Return the start of a process in ticks since the boot; empty if it has ended, or where there is no /proc."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
         return ""
     state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses

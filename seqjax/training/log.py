@@ -55,6 +55,10 @@ class TrainLog:
             "seconds": self.clock.seconds,
         }
 
+    def sync(self) -> None:
+        """Wait until all rows are on the disk; a checkpoint with `state` counts on them."""
+        self._writer.sync()
+
     def say(self, text: str) -> None:
         """Print a line on the terminal."""
         self._progress.say(text)

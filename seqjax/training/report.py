@@ -84,7 +84,7 @@ def write(
         "```",
         "",
     ]
-    (workdir / "report.md").write_text("\n".join(markdown))
+    (workdir / "report.md").write_text("\n".join(markdown), encoding="utf-8")
 
     shown = ["", *summary, "", *lines]
     if sample is not None:

@@ -32,7 +32,7 @@ def write_gzip(path: Path, content: list[bytes]) -> Path:
 
 def documents(out: Path, manifest: dict[str, Any], split: str, domain: str) -> list[str]:
     """The texts that the blocks of bytes hold; the last one may be cut."""
-    source = blocks.record_blocks(out, manifest["splits"][split][domain])
+    source = blocks.RecordBlocks(out, manifest["splits"][split][domain], block=manifest["block"], vocab_size=258)
     tokens = np.frombuffer(b"".join(source[i] for i in range(len(source))), "<u2")
     whole = "".join("\0" if i == 256 else "" if i > 256 else chr(i) for i in tokens).encode("latin-1").decode("utf-8")
     return whole.split("\0")[1:]

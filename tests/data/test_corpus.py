@@ -210,8 +210,86 @@ def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
     (copy / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         open_blocks(copy)
+    (copy / "manifest.json").write_text(json.dumps({"format": 1, "splits": {"train": {"c4": {"files": [{}]}}}}))
+    with pytest.raises(UserError, match="damaged"):
+        open_blocks(copy)
     (copy / "manifest.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):
+        open_blocks(copy)
+
+
+def damaged(source: Path, to: Path, change) -> Path:
+    """A copy of prepared blocks with a file of c4 changed; as of an older version, whose manifest has no lengths."""
+    shutil.copytree(source, to)
+    file = to / "train" / "c4-00000.array_record"
+    file.write_bytes(change(file.read_bytes()))
+    content = json.loads((to / "manifest.json").read_text())
+    for file in content["splits"]["train"]["c4"]["files"]:
+        del file["bytes"]
+    (to / "manifest.json").write_text(json.dumps(content))
+    return to
+
+
+@pytest.mark.parametrize("kind", ["cut", "zeros", "a bit", "empty", "other blocks"])
+def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
+    """In a training batch, through Grain's threads, and in an evaluation."""
+    change = {
+        "cut": lambda was: was[: len(was) // 2],
+        "zeros": lambda was: was[:-70_000] + bytes(70_000) if len(was) > 140_000 else bytes(len(was)),
+        "a bit": lambda was: was[: len(was) // 2] + bytes([was[len(was) // 2] ^ 4]) + was[len(was) // 2 + 1 :],
+        "empty": lambda was: b"",
+        "other blocks": lambda was: was,
+    }[kind]
+    copy = damaged(blocks_dir, tmp_path / "copy", change)
+    if kind == "other blocks":
+        rows = np.full((50, T + 9), 65, np.uint16)
+        blocks.write_records(copy / "train" / "c4-00000.array_record", iter([rows]))
+    corpus = open_blocks(copy, train_domains=("commoncrawl", "c4"))
+    with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: .+Put back a copy"):
+        iterator = corpus.train_iterator(batch_size=8)
+        for _ in range(200):
+            next(iterator)
+    corpus = open_blocks(copy, train_domains=("commoncrawl",), eval_domains=("c4",))
+    with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: "):
+        corpus.eval_blocks("c4", count=10**6)
+
+
+def test_a_file_of_another_length_is_named_at_the_start(tmp_path: Path, blocks_dir: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(blocks_dir, copy)
+    file = copy / "train" / "c4-00000.array_record"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"c4-00000\.array_record is damaged: it has {size - 1} bytes, {size} were"):
+        open_blocks(copy)
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_dir: Path):
+    """They would give a loss of nan, which looks like a learning rate that is too high."""
+    copy = tmp_path / "copy"
+    shutil.copytree(blocks_dir, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (entry,) = manifest["splits"]["train"]["c4"]["files"]
+    rows = np.full((entry["blocks"], T + 1), 65, np.uint16)
+    rows[7, 5] = 300
+    blocks.write_records(copy / entry["path"], iter([rows]))
+    entry["bytes"] = (copy / entry["path"]).stat().st_size
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    iterator = open_blocks(copy).train_iterator(batch_size=8)
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 300 is not among the 258"):
+        for _ in range(200):
+            next(iterator)
+
+
+@pytest.mark.parametrize("path", ["../c4-00000.array_record", "/etc/passwd", "train/../../x/c4.array_record"])
+def test_a_manifest_names_files_of_its_own_directory(tmp_path: Path, blocks_dir: Path, path: str):
+    copy = tmp_path / "copy"
+    shutil.copytree(blocks_dir, copy)
+    (tmp_path / "c4-00000.array_record").touch()
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["splits"]["train"]["c4"]["files"][0]["path"] = path
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="which is not in its directory"):
         open_blocks(copy)
 
 

@@ -1,5 +1,6 @@
 """Blocks through Grain: order, shares, division over processes, and exact resuming."""
 
+import math
 import multiprocessing
 from collections import Counter
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_shares_are_exact(numbered, weights):
 def test_weights_must_be_positive():
     with pytest.raises(UserError, match="weight of 'b' must be above 0"):
         pipeline.token_shares((1.0, 0.0), ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ((1.0, math.nan), "weight of 'b' must be above 0 and finite, not nan"),
+        ((math.inf, 1.0), "weight of 'a' must be above 0 and finite, not inf"),
+        ((1.0, 1e-30), "weight of 'a', 1.0, is more than 1,000,000,000 times the smallest, 1e-30"),
+    ],
+)
+def test_weights_must_be_in_range(weights, says):
+    with pytest.raises(UserError, match=says):
+        pipeline.token_shares(weights, ["a", "b"])
 
 
 def test_processes_share_an_epoch(numbered):

@@ -26,7 +26,7 @@ BYTE = ByteTokenizer()
 
 def stream(out: Path, manifest: dict[str, Any], split: str, domain: str) -> np.ndarray:
     """All tokens of the blocks of a domain, in order."""
-    source = blocks.record_blocks(out, manifest["splits"][split][domain])
+    source = blocks.RecordBlocks(out, manifest["splits"][split][domain], block=manifest["block"], vocab_size=258)
     return np.frombuffer(b"".join(source[i] for i in range(len(source))), "<u2")
 
 
@@ -75,7 +75,7 @@ def test_cutting_loses_and_repeats_nothing(tmp_path_factory, lengths, block, rec
             pack.write_file(job)
             done = json.loads((root / "d.json").read_text())
             assert done["blocks"] <= records
-            source = blocks.record_blocks(root, {"files": [{"path": "f", **done}]})
+            source = blocks.RecordBlocks(root, {"files": [{"path": "f", **done}]}, block=block, vocab_size=1 << 16)
             got += [np.frombuffer(source[i], "<u2") for i in range(len(source))]
     assert all(len(b) == block for b in got)
     np.testing.assert_array_equal(np.concatenate(got) if got else [], np.arange(total))
@@ -144,6 +144,33 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
     assert contents(kept) == wanted
     assert contents(kept) == wanted
     prepared(corpus_dir, kept)  # nothing to do
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (".parts/000001.bin", lambda was: was[:-100]),
+        (".parts/000001.bin", lambda was: was[:50] + b"??" + was[52:]),
+        (".parts/000001.npz", lambda was: bytes(len(was))),
+        ("train/c4-00000.array_record", lambda was: was[:-100]),
+        ("train/c4-00000.array_record", lambda was: bytes(len(was))),
+    ],
+    ids=["a part is cut", "another byte in a part", "lengths are zeros", "blocks are cut", "blocks are zeros"],
+)
+def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, file: str, content, capsys):
+    """A power failure may cut or zero a file that was said to be finished."""
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *a, **k: None)
+        prepared(corpus_dir, out)
+    (out / "manifest.json").unlink()
+    wanted = {name: was for name, was in contents(out).items() if not name.startswith(".parts")}
+    (out / file).write_bytes(content((out / file).read_bytes()))
+    prepared(corpus_dir, out)
+    (out / "manifest.json").unlink()
+    assert contents(out) == wanted
+    said = "1 finished parts are not what was written and are made again: 000001" in capsys.readouterr().err
+    assert said == file.startswith(".parts")
 
 
 def test_a_directory_per_domain_gives_the_same(tmp_path: Path):

@@ -80,6 +80,57 @@ def fail_after(seconds: float) -> None:
     raise UserError(f"after {seconds} seconds")
 
 
+@pytest.mark.parametrize("name", ["workers", "min_tokens", "max_tokens"])
+def test_numbers_below_zero_are_refused(corpus_dir: Path, tmp_path: Path, name: str):
+    with pytest.raises(UserError, match=f"--{name} must be at least 0, not -5"):
+        prepared(corpus_dir, tmp_path / "out", **{name: -5})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_compressed_file_of_no_bytes_is_torn(tmp_path: Path):
+    """What a download that did not begin leaves; a file with no lines has a frame."""
+    write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "some text of this domain")])
+    write_shard(tmp_path / "source" / "b.jsonl.zst", [])
+    for name in ("c.jsonl.zst", "d.json.gz"):
+        (tmp_path / "source" / name).touch()
+    skipped = prepared(tmp_path / "source", tmp_path / "out")["skipped"]
+    assert [(line["file"], line["reason"]) for line in skipped["first"]] == [
+        ("c.jsonl.zst", "torn shard: zstd data of 0 bytes; the lines before it were kept"),
+        ("d.json.gz", "torn shard: gzip data of 0 bytes; the lines before it were kept"),
+    ]
+
+
+@pytest.mark.slow
+def test_every_bad_line_of_many_is_counted(tmp_path: Path):
+    """A hundred thousand lines of every kind of fault, between good ones."""
+    bad = {
+        "not JSON": [b"{not json\n", b"\n", b"[" * 2000 + b"\n"],
+        "not UTF-8": [b'{"text": "\xff"}\n', row("c4", "").replace(b'""', b'"\\ud800"')],
+        "not a JSON object": [b"3\n", b"[1]\n"],
+        "no text": [b'{"meta": {}}\n', row("c4", "").replace(b'""', b"3")],
+        "empty document": [row("c4", " \t"), row("arxiv", "")],
+        "unknown set name": [row("RedPajamaX", "x"), row("c4", "x").replace(b'"RedPajamaC4"', b"7")],
+        "no meta.redpajama_set_name": [b'{"text": "a", "meta": {}}\n', b'{"text": "a"}\n'],
+    }
+    kinds = [line for lines in bad.values() for line in lines]
+    good = row("c4", "some text of this domain")
+    counts = np.bincount(np.random.default_rng(0).integers(0, len(kinds), 100_000), minlength=len(kinds))
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(len(kinds)), counts))
+    for index, lines in enumerate(np.array_split(order, 3)):
+        content = [line for number, kind in enumerate(lines) for line in (kinds[kind], *([good] * (number % 10 == 0)))]
+        write_shard(tmp_path / "source" / f"{index}.jsonl.zst", content)
+    manifest = prepared(tmp_path / "source", tmp_path / "out")
+    wanted, first = {}, 0
+    for reason, lines in bad.items():
+        wanted[reason] = int(counts[first : first + len(lines)].sum())
+        first += len(lines)
+    assert manifest["skipped"]["by_reason"] == dict(sorted(wanted.items()))
+    assert manifest["skipped"]["count"] == 100_000
+    assert manifest["splits"]["train"]["c4"]["documents"] == sum(
+        -(-len(part) // 10) for part in np.array_split(order, 3)
+    )
+
+
 def test_of_two_errors_the_first_in_order_is_told():
     with pytest.raises(UserError, match=r"after 1\.0 seconds"):
         run._run(fail_after, [1.0, 0.0], workers=2, title="fail", total=2)

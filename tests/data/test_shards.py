@@ -132,3 +132,40 @@ def test_other_file_systems():
     assert shard.split == "train"
     assert [shards.parse(line) for line in shards.read_lines(shard)] == [("c4", "in memory")]
     assert shards.find_shards("memory://corpus/*/*.zst") == [shard]
+
+
+def names(source: Path | str) -> list[str]:
+    return [shard.name for shard in shards.find_shards(str(source))]
+
+
+def test_links_are_followed(tmp_path: Path):
+    """Caches of Hugging Face are links: of files, here to ones that are called by their hash, and of directories."""
+    blobs, source = tmp_path / "blobs", tmp_path / "source"
+    lines = [row("c4", "one"), row("c4", "two")]
+    write_shard(blobs / "e3b0c44298", lines)
+    write_shard(blobs / "more" / "b.jsonl.zst", lines)
+    write_shard(source / "train" / "a.jsonl.zst", lines)
+    (source / "train" / "linked.jsonl.zst").symlink_to(blobs / "e3b0c44298")
+    (source / "train" / "again.jsonl.zst").symlink_to("linked.jsonl.zst")
+    (source / "validation").symlink_to(blobs / "more")
+    (source / "train" / "round").symlink_to(source)
+    wanted = ["train/a.jsonl.zst", "train/again.jsonl.zst", "train/linked.jsonl.zst", "validation/b.jsonl.zst"]
+    assert names(source) == wanted
+    for shard in shards.find_shards(str(source)):
+        assert list(shards.read_lines(shard)) == [line.rstrip(b"\n") for line in lines]
+        assert shard.size == (source / shard.name).stat().st_size
+        assert shard.split == shard.name.split("/")[0]
+    (tmp_path / "all").symlink_to(source)
+    assert names(tmp_path / "all") == wanted
+    assert names(f"{source}/*/*.zst") == wanted
+    assert names(f"{source}/*/*ed.jsonl.zst") == ["train/linked.jsonl.zst"]
+    assert names(source / "train" / "again.jsonl.zst") == ["again.jsonl.zst"]
+
+
+def test_links_to_nothing_are_named(tmp_path: Path):
+    """Part of a cache that was cleared, which is not a smaller corpus."""
+    write_shard(tmp_path / "a.jsonl.zst", [row("c4", "one")])
+    (tmp_path / "b.jsonl.zst").symlink_to(tmp_path / "blob")
+    for source in (tmp_path, f"{tmp_path}/*.zst"):
+        with pytest.raises(UserError, match=r"b\.jsonl\.zst is a link to what does not exist"):
+            names(source)

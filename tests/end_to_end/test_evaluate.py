@@ -1,5 +1,6 @@
 """`python -m seqjax.evaluate` on a finished run: which blocks, which domain, which order, which number."""
 
+import errno
 import json
 import shutil
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from seqjax import evaluate
+from seqjax.errors import UserError
 from seqjax.models.entropy import mean_entropy
 from seqjax.training import metrics
 from tests import support
@@ -53,6 +55,22 @@ def blocks(run: Run) -> Blocks:
 @pytest.fixture(scope="module")
 def rough_blocks(rough: Run) -> Blocks:
     return Blocks(rough)
+
+
+def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeypatch):
+    def read_only(path, value):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(evaluate, "write_json", read_only)
+    evaluate.main([f"--workdir={run.workdir}", "--tokens=64"])
+    out, err = capsys.readouterr()
+    assert "in domain, domains count equally" in out
+    assert f"{run.workdir}/evaluation.json was not written (Read-only file system)." in err
+
+
+def test_fewer_tokens_than_none_are_refused(run: Run):
+    with pytest.raises(UserError, match="--tokens must be at least 0, not -5"):
+        evaluate.main([f"--workdir={run.workdir}", "--tokens=-5"])
 
 
 def command(run: Run, *options: str) -> dict:

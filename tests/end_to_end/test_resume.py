@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import pytest
 
-from seqjax.evaluate import restore
 from tests import support
+from tests.end_to_end.kills import assert_equal_runs, fingerprint
 
 
 class Stop(NamedTuple):
@@ -61,20 +60,6 @@ def histories(blocks_dir, tmp_path_factory):
             for name, stops in plans.items()
         }
     return {name: (root / name, *future.result()) for name, future in futures.items()}
-
-
-def fingerprint(workdir: Path) -> tuple[int, str]:
-    """Step and parameters of the newest checkpoint."""
-    _, _, weights, step, _ = restore(workdir)
-    return step, support.digest(jax.device_get(weights))
-
-
-def assert_equal_runs(workdir: Path, alone: Path):
-    got, want = support.rows(workdir), support.rows(alone)
-    for a, b in zip(got, want):
-        assert a == b, f"first difference at step {b['step']}"
-    assert len(got) == len(want)
-    assert fingerprint(workdir) == fingerprint(alone)
 
 
 def test_rows_say_what_was_done(histories):

@@ -17,9 +17,14 @@ from seqjax.errors import UserError
 from seqjax.train import train
 from seqjax.training import step as step_module
 from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import locked
+from seqjax.training.metrics import Metrics
 from seqjax.training.step import make_train_step
 from tests import support
+
+SYNCED = []  # bytes of `metrics.jsonl` that the run `midway` synced
+COUNTED_ON = []  # and those that it said in a checkpoint, with those synced by then
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,15 @@ def midway(blocks_dir, tmp_path_factory):
     """A run that stopped by itself at step 15 of 24, with checkpoints of steps 12 and 15; no signal, no process."""
     workdir = tmp_path_factory.mktemp("midway") / "run"
     config = settings(blocks_dir)
+    save = Checkpoints.save
+
+    def seen_save(self, step, state, iterator, meta):
+        COUNTED_ON.append((meta["metrics"], SYNCED[-1]))
+        save(self, step, state, iterator, meta)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Metrics, "sync", lambda self: SYNCED.append(self.position))
+        patch.setattr(Checkpoints, "save", seen_save)
         patch.setattr(train_module.StopRequest, "agreed", lambda self, check: support.n_rows(workdir) >= 14)
         assert train(config, workdir) is False
     assert support.checkpoint_steps(workdir) == [12, 15]
@@ -133,6 +146,32 @@ def test_a_second_run_in_one_workdir_is_refused_and_readers_are_not(blocks_dir, 
     assert not (workdir / "run.lock").exists()
 
 
+# ------------------------------------------------------------------------------------- what is no longer whole
+def test_a_checkpoint_that_lost_its_optimiser_is_not_trained_from(blocks_dir, workdir):
+    """It is not one of parameters alone, from which a run would start with a fresh optimiser."""
+    before = (workdir / "metrics.jsonl").read_bytes()
+    shutil.rmtree(workdir / "checkpoints" / "15" / "rest")
+    with pytest.raises(UserError, match=r"checkpoints/15 is damaged: the item 'rest' is missing.*go on from step 12"):
+        train(settings(blocks_dir), workdir)
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def test_rows_that_are_lost_stop_the_run(blocks_dir, workdir):
+    path = workdir / "metrics.jsonl"
+    torn = path.read_bytes()[:-100]
+    path.write_bytes(torn)
+    with pytest.raises(UserError, match=r"checkpoint of step 15 counts on.*delete \S+/checkpoints/15 to go on from"):
+        train(settings(blocks_dir), workdir)
+    assert path.read_bytes() == torn
+
+
+def test_rows_are_synced_before_a_checkpoint_counts_on_them(midway):
+    del midway
+    assert len(COUNTED_ON) == 4
+    for counted_on, synced in COUNTED_ON:
+        assert counted_on == synced > 0
+
+
 # ------------------------------------------------------------------------------------- not finite
 def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatch):
     """Poisoned at step 18, two steps after the checkpoint of step 16."""
@@ -210,6 +249,29 @@ def test_generate_refuses_what_makes_no_sense(workdir):
             generate.main([f"--workdir={workdir}", option])
 
 
+def test_generate_refuses_seeds_and_temperatures_that_are_none(workdir):
+    for option in ("--temperature=nan", "--seed=-1", "--seed=99999999999999999999999"):
+        with pytest.raises(UserError, match=r"^(temperature|seed) must be at least 0"):
+            generate.main([f"--workdir={workdir}", option])
+
+
+@pytest.mark.slow
+def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdir, monkeypatch):
+    elsewhere = workdir.with_name("elsewhere")
+
+    def moved(self, check):
+        if support.n_rows(workdir) == 17:
+            workdir.rename(elsewhere)
+        return False
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"was moved or deleted.*--workdir=DIR"):
+        patch.setattr(train_module.StopRequest, "agreed", moved)
+        train(settings(blocks_dir), workdir)
+    assert not workdir.exists()
+    assert train(settings(blocks_dir), elsewhere) is True
+    assert [r["step"] for r in support.rows(elsewhere) if "train/lr" in r] == list(range(1, 25))
+
+
 # ------------------------------------------------------------------------------------- the command line
 def test_overrides_are_told_from_flags():
     argv = ["--workdir=a", "--config.train.steps=3", "--config=b.py:debug", "--config.data.path", "c=d", "-v=1"]
@@ -268,6 +330,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
     last = full.stderr[full.stderr.rindex("error: ") :]
     assert f"the last good checkpoint is {workdir / 'checkpoints' / '15'}" in last
     assert "Free some disk space" in last
+    assert "Traceback" not in full.stderr, "those of Orbax's threads say nothing that the message does not"
     assert ("orbax-checkpoint-tmp" in last) == (who == "checkpoint"), "the other one failed first"
     assert support.checkpoint_steps(workdir) == [12, 15]
 

@@ -159,3 +159,19 @@ def test_a_workdir_that_cannot_be_written(tmp_path):
         locked(tmp_path / "file").__enter__()
     with pytest.raises(UserError, match=r"Cannot write to .*; give another --workdir"):
         locked(tmp_path / "file" / "below").__enter__()
+
+
+def test_a_workdir_that_is_moved_away_is_noticed(tmp_path):
+    """What is written to the old place, where a save would make a new directory, would be lost."""
+    workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with locked(workdir) as held:
+        held.check(look=True)
+        workdir.rename(elsewhere)
+        for again in (False, True):
+            if again:
+                workdir.mkdir()
+            with pytest.raises(UserError, match=rf"{workdir} was moved or deleted while.*--workdir=DIR"):
+                held.check(look=True)
+        held.check()
+    assert list(workdir.iterdir()) == []
+    (elsewhere / lock.FILE).unlink()

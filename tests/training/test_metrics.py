@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 
 import jax
 import pytest
 
+from seqjax.errors import UserError
 from seqjax.terminal import duration
 from seqjax.training.metrics import Metrics, Progress, read, run_facts
 
@@ -37,6 +39,36 @@ def test_a_torn_line_is_cut_off(tmp_path):
 def test_a_lost_file_is_not_filled_with_zeros(tmp_path):
     write(tmp_path, [1], position=5000)
     assert (tmp_path / "metrics.jsonl").read_bytes().startswith(b'{"step": 1')
+
+
+def test_rows_that_a_checkpoint_counts_on_and_that_are_lost_are_an_error(tmp_path):
+    """Shortened, or overwritten by what a crash leaves. The rows that are there stay, and the message has a way out."""
+    path = tmp_path / "metrics.jsonl"
+    before = write(tmp_path, [1, 2])
+    position = write(tmp_path, [3, 4], position=before)
+    whole = path.read_bytes()
+    for content in (whole[:-30], whole[:before], b"", whole[:before] + bytes(len(whole) - before)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf"had {position} bytes of whole rows then, and has (no|\d)") as caught:
+            write(tmp_path, [5], position=position, step=4)
+        assert path.read_bytes() == content
+        for way in ("Put back a copy", f"delete {tmp_path}/checkpoints/4", "move the file away"):
+            assert way in str(caught.value)
+    path.write_bytes(whole[:-30])
+    write(tmp_path, [3], position=before, step=2)  # the second way
+    assert [row["step"] for row in read(tmp_path)] == [1, 2, 3]
+    path.rename(tmp_path / "elsewhere")
+    write(tmp_path, [5], position=position, step=4)  # and the third
+    assert [row["step"] for row in read(tmp_path)] == [5]
+
+
+def test_rows_are_synced_when_a_checkpoint_is_to_count_on_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    with Metrics(tmp_path, tensorboard=False) as writer:
+        writer.write(1, {"train/loss": 2.0})
+        writer.sync()
+        assert synced == [writer.position]
 
 
 def test_rows_are_on_disk_at_once(tmp_path):

@@ -4,9 +4,11 @@ import concurrent.futures
 import errno
 import json
 import re
+import sys
 
 import pytest
 
+from seqjax import errors
 from seqjax.config import from_config_dict, to_dict
 from seqjax.errors import UserError, nearest, run_command
 from seqjax.training import workdir as workdirs
@@ -111,7 +113,9 @@ def test_a_full_disk_is_no_bug_of_ours(capsys):
     assert "a/b" in capsys.readouterr().err
 
 
-def test_an_interrupt_has_the_status_of_the_shell(capsys):
+def test_an_interrupt_has_the_status_of_the_shell(capsys, monkeypatch):
+    """The process ends at once, which is not for the tests."""
+    monkeypatch.setattr(errors, "leave", sys.exit)
     with pytest.raises(SystemExit) as caught:
         run_command(command_that_raises(KeyboardInterrupt()), [])
     assert caught.value.code == 130
@@ -121,6 +125,13 @@ def test_an_interrupt_has_the_status_of_the_shell(capsys):
 def test_a_path_that_may_not_be_written_is_named(capsys):
     with pytest.raises(SystemExit) as caught:
         run_command(command_that_raises(PermissionError(errno.EACCES, "Permission denied", "a/b")), [])
+    assert caught.value.code == 2
+    assert "'a/b'. Give another path" in capsys.readouterr().err
+
+
+def test_a_file_system_that_is_read_only_is_not_full(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command(command_that_raises(OSError(errno.EROFS, "Read-only file system", "a/b")), [])
     assert caught.value.code == 2
     assert "'a/b'. Give another path" in capsys.readouterr().err
 

@@ -54,7 +54,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
     )
     dtype = id_dtype(tokenizer.vocab_size)
     directory = build(tokenizer, cache_dir=config.cache_dir)
-    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     sources = {
         split: {
             domain: blocks.FlatBlocks(

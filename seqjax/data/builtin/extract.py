@@ -129,7 +129,7 @@ def _files(dists: dict[str, metadata.Distribution]) -> Iterator[tuple[str, str, 
 
 def _documents(path: Path, name: str, *, want_source: bool) -> Iterator[tuple[str, str]]:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return
     text = text.replace("\r\n", "\n")

@@ -12,9 +12,10 @@ import numpy as np
 
 from seqjax.data import blocks
 from seqjax.data.prepare.progress import count
-from seqjax.data.prepare.reports import cannot_write
+from seqjax.data.prepare.reports import cannot_write, is_same, read_report
 from seqjax.data.prepare.split import Portion, Segment
-from seqjax.files import write_json
+from seqjax.errors import UserError
+from seqjax.files import measure, write_json
 
 READ_TOKENS = 1 << 22
 
@@ -72,11 +73,18 @@ def write_file(job: FileJob) -> None:
     try:
         digest = blocks.write_records(job.path, _rows(job))
         records = sum(tokens for _, _, tokens in job.segments) // job.block
+        size, crc = measure(job.path)
         job.done.parent.mkdir(parents=True, exist_ok=True)
-        write_json(job.done, {"sha256": digest, "blocks": records})
+        write_json(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc})
     except OSError as error:
         raise cannot_write(job.path, error) from error
     count(source=sum(tokens for _, _, tokens in job.segments))
+
+
+def is_written(job: FileJob) -> bool:
+    """Return whether the file of a job is there and still the one that was written."""
+    report = read_report(job.done)
+    return report is not None and is_same(job.path, report.get("bytes"), report.get("crc32"))
 
 
 def _rows(job: FileJob) -> Iterator[np.ndarray]:
@@ -85,6 +93,8 @@ def _rows(job: FileJob) -> Iterator[np.ndarray]:
         for start in range(first, first + tokens, READ_TOKENS):
             size = min(READ_TOKENS, first + tokens - start)
             ids = np.fromfile(path, job.dtype, size, offset=start * job.dtype.itemsize)
+            if len(ids) != size:
+                raise UserError(f"{path} was cut while it was read; run the same command again, and it is made again.")
             buffer = np.concatenate([buffer, ids])
             n_whole = len(buffer) // job.block * job.block
             yield buffer[:n_whole].reshape(-1, job.block)

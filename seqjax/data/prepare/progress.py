@@ -4,12 +4,11 @@ The line is redrawn in place on a terminal and printed at intervals in a log.
 """
 
 import multiprocessing
-import multiprocessing.connection
-import os
 import threading
 import time
 from types import TracebackType
 
+from seqjax.processes import end_with_parent
 from seqjax.terminal import LOG_SECONDS, StatusLine, duration
 
 REDRAW_SECONDS = 0.5
@@ -36,14 +35,7 @@ _progress: Progress | None = None
 def start_worker(progress: Progress) -> None:
     """Initialise a worker process: share the counters, and exit when the parent ends, even if it was killed."""
     use_progress(progress)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def watch() -> None:
-            multiprocessing.connection.wait([parent.sentinel])
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
+    end_with_parent()
 
 
 def use_progress(progress: Progress) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from seqjax.data.layout import Layout
 from seqjax.errors import UserError, nearest
+from seqjax.files import measure
 
 SHOWN = 6  # things of a kind in a message
 
@@ -16,9 +17,17 @@ SHOWN = 6  # things of a kind in a message
 def read_report(path: Path) -> dict[str, Any] | None:
     """Return the report of a finished job, or None if it has not finished."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
+
+
+def is_same(path: Path, size: int | None, crc: int | None) -> bool:
+    """Return whether a file has the length and the CRC-32 that a report says it was written with."""
+    try:
+        return path.stat().st_size == size and measure(path) == (size, crc)
+    except FileNotFoundError:
+        return False
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

@@ -25,19 +25,22 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from seqjax.data import blocks, document_index, parquet, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout, clean
 from seqjax.data.prepare import progress
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
-from seqjax.data.prepare.pack import plan_files, write_file
+from seqjax.data.prepare.pack import is_written, plan_files, write_file
 from seqjax.data.prepare.reports import read_report, require_documents
 from seqjax.data.prepare.split import portions
 from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import id_dtype, load_tokenizer
 from seqjax.errors import UserError, nearest
 from seqjax.files import write_json
+from seqjax.terminal import StatusLine
+
+Job = TypeVar("Job")
 
 VALIDATION = 0.01  # of the documents, where no folder holds any, unless the layout is SlimPajama's
 # Settings that a manifest has only if they are not the defaults.
@@ -136,8 +139,11 @@ def prepare(
         )
         for index, shard in enumerate(found)
     ]
-    pending = [job for job in jobs if not is_done(job)]
     workers = workers or os.cpu_count() or 1
+    pending = _without(jobs, is_done, workers=workers)
+    damaged = [job.part.name for job in pending if job.part.with_suffix(".json").is_file()]
+    if damaged:
+        StatusLine().say(f"{len(damaged)} finished parts are not what was written and are made again: {damaged[0]} ...")
     size = sum(job.shard.size for job in pending)
     _run(tokenize_shard, pending, workers=workers, title="tokenise", total=size)
 
@@ -157,7 +163,7 @@ def prepare(
     held = portions(jobs, reports, validation=validation, block=seq_len + 1)
     plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
     files = [job for _, _, job in plan]
-    todo = [job for job in files if read_report(job.done) is None or not job.path.is_file()]
+    todo = _without(files, is_written, workers=workers)
     n_tokens = sum(tokens for job in todo for _, _, tokens in job.segments)
     _require_space(out, dtype.itemsize * n_tokens)
     _run(write_file, todo, workers=workers, title="write", total=n_tokens)
@@ -169,6 +175,12 @@ def prepare(
     write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)
     return manifest
+
+
+def _without(jobs: Sequence[Job], is_done: Callable[[Job], bool], *, workers: int) -> list[Job]:
+    """Return the jobs that are not done, which takes reading what those before left."""
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return [job for job, done in zip(jobs, pool.map(is_done, jobs), strict=True) if not done]
 
 
 def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Converts shards to parts, the tokens of every document of one shard, in worker processes.
 
 A *part* holds one shard: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
-lengths of their documents (and, where some will be held out, their hashes and bytes), and `NAME.json`, their counts,
-written last, which marks the shard as done.
+lengths of their documents (and, where some will be held out, their hashes and bytes), and `NAME.json`, their counts and
+the checksums of the other two, written last, which marks the shard as done.
 """
 
 import dataclasses
@@ -16,14 +16,15 @@ import numpy as np
 from seqjax.data import document_index, shards
 from seqjax.data.layout import Layout, ordered
 from seqjax.data.prepare.progress import count
-from seqjax.data.prepare.reports import cannot_write, read_report
+from seqjax.data.prepare.reports import cannot_write, is_same, read_report
 from seqjax.data.tokenizer import MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError
-from seqjax.files import write_json
+from seqjax.files import measure, write_json
 
 BATCH_CHARS = 1 << 19  # characters of text passed to the tokenizer at a time
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000
+PART = (".bin", ".npz")  # files of a part, beside its report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,7 @@ def tokenize_shard(job: ShardJob) -> None:
             arrays |= {f"{name}/bytes": np.array(tokens.sizes) for name, tokens in used.items()}
             arrays |= {f"{name}/hash": np.array(tokens.hashes) for name, tokens in used.items()}
         document_index.write(job.part.with_suffix(".npz"), arrays)
+        report["files"] = {suffix: measure(job.part.with_suffix(suffix)) for suffix in PART}
         write_json(job.part.with_suffix(".json"), report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
@@ -160,5 +162,8 @@ def require_few(domains: Collection[str]) -> None:
 
 
 def is_done(job: ShardJob) -> bool:
-    """Return whether a shard's part is complete; a part of an older version lacks the lengths of its documents."""
-    return read_report(job.part.with_suffix(".json")) is not None and job.part.with_suffix(".npz").is_file()
+    """Return whether a shard's part is complete and still what was written; those of older versions do not say."""
+    files = (read_report(job.part.with_suffix(".json")) or {}).get("files", {})
+    return files.keys() == set(PART) and all(
+        is_same(job.part.with_suffix(suffix), *written) for suffix, written in files.items()
+    )
