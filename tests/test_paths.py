@@ -46,7 +46,10 @@ def test_configs_and_studies(kind):
     path = support.ROOT / "configs" / "transformer_pp.py"
     assert presets.find(kind(path)) == path
     assert presets.load_file(kind(path)).get_config("debug").name == "transformer_pp"
-    assert load_study(kind(support.ROOT / "configs" / "studies" / "window.py")).references == ("full",)
+    assert load_study(kind(support.ROOT / "configs" / "studies" / "first_110m.py")).references == (
+        "Transformer++",
+        "Transformer++, QK norm",
+    )
 
 
 @pytest.mark.parametrize("kind", [str, Path])

@@ -7,7 +7,6 @@ it later is noticed: items and checksums are compared before it is read (seqjax/
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from jax.experimental import multihost_utils
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import read_json
-from seqjax.training import integrity
+from seqjax.training import integrity, orbax_noise
 from seqjax.training.step import TrainState
 from seqjax.types import Params
 
@@ -34,7 +33,7 @@ class Checkpoints:
     def __init__(self, workdir: str | Path, *, keep: int = 2, keep_period: int | None = None, read_only: bool = False):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
         self.directory = Path(workdir).absolute() / "checkpoints"
-        logging.get_absl_logger().addFilter(_is_news)  # once, however often it is added
+        orbax_noise.hide()
         self._options = options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
@@ -234,11 +233,6 @@ def _opened(directory: Path, options: ocp.CheckpointManagerOptions) -> ocp.Check
             if not options.read_only:
                 raise
     return ocp.CheckpointManager(directory, options=options)
-
-
-def _is_news(record: LogRecord) -> bool:
-    """Whether a log record says what nobody else says: not the errors that Orbax's threads log and then raise."""
-    return not (record.exc_info and "orbax" in record.pathname)
 
 
 def _first_line(error: Exception) -> str:

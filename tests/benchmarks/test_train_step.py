@@ -15,6 +15,7 @@ from seqjax.training.step import init_state, make_train_step
 SMALL = ":model.n_layers=1,model.vocab_size=64"
 
 
+@pytest.mark.slow  # compiles both steps on eight devices
 def test_its_step_is_sharded_and_computes_as_the_trainers() -> None:
     """On a mesh of data 2, fsdp 2, tensor 2 as given by the config; against a plain jit on one device."""
     settings = f"{SMALL},mesh.data=2,mesh.fsdp=2,mesh.tensor=2"

@@ -192,6 +192,7 @@ def test_import_evaluate_generate_export(imported, tmp_path):
     assert "export into a directory of its own" in result.stderr
 
 
+@pytest.mark.slow  # a whole run
 def test_training_starts_from_imported_weights(imported):
     """With a fresh optimiser; afterwards the workdir is like any other."""
     workdir, args = imported

@@ -85,6 +85,7 @@ def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(run):
     assert (run / "report.md").is_file()
 
 
+@pytest.mark.slow  # another process; the modules are tried above
 def test_the_installed_command_finds_the_mixer_where_it_is_given(place):
     """A console script, like `python -P`, does not put the current directory on the path."""
     small = [f"--config.{key}={value}" for key, value in SMALL.items()]
