@@ -70,6 +70,7 @@ class WorkdirLock:
     def __init__(self, path: Path, holder: Holder):
         self._path, self._holder = path, holder
         self._directory = _identity(path.parent)
+        self._opened = os.open(path.parent, os.O_RDONLY)  # still the workdir when it is moved
         self._lost_to: str | None = None
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
@@ -93,12 +94,21 @@ class WorkdirLock:
             )
 
     def release(self) -> None:
-        """Remove the file, unless it is another run's by now."""
+        """Remove the file, unless it is another run's by now, also from a workdir that was moved."""
         self._released.set()
         self._thread.join()
-        found = _read(self._path)
-        if found is not None and found.token == self._holder.token:
-            self._path.unlink(missing_ok=True)
+        try:
+            with open(self._path.name, encoding="utf-8", opener=self._open_there) as file:
+                token = json.load(file).get("token")
+            if token == self._holder.token:
+                os.unlink(self._path.name, dir_fd=self._opened)
+        except (FileNotFoundError, ValueError, AttributeError):
+            pass  # It is gone, or another run is writing its own.
+        finally:
+            os.close(self._opened)
+
+    def _open_there(self, name: str, flags: int) -> int:
+        return os.open(name, flags, dir_fd=self._opened)
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
