@@ -16,7 +16,20 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import comparison, cost, estimate, figures, forest, page, protocol, rates, records, runner, sweep, tables
+from seqjax.study import (
+    comparison,
+    cost,
+    estimate,
+    figures,
+    forest,
+    page,
+    protocol,
+    rates,
+    records,
+    runner,
+    sweep,
+    tables,
+)
 from seqjax.study.studies import Study, load_study
 
 

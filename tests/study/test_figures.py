@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seqjax import presets
@@ -191,9 +192,9 @@ def test_gaps_at_one_look(tmp_path, drawn):
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
     (panel,) = drawn["gaps.png"].axes
     assert [text.get_text() for text in panel.get_yticklabels()] == ["y", "slow", "x"]
-    found = {(*line.get_xdata(), *line.get_ydata()): line.get_marker() for line in panel.lines[1:] if len(line.get_xdata())}
-    rounded = {tuple(round(float(number), 4) for number in point): marker for point, marker in found.items()}
-    assert rounded == {(-0.2, 0): "o", (0.1, 2): "o", (0.0, 2 + forest.OFFSETS["learning rate"]): "D"}
+    lines = [line for line in panel.lines[1:] if len(line.get_xdata())]  # without the legend's
+    found = {tuple(np.round([*line.get_xdata(), *line.get_ydata()], 4)): line.get_marker() for line in lines}
+    assert found == {(-0.2, 0): "o", (0.1, 2): "o", (0.0, 2 + forest.OFFSETS["learning rate"]): "D"}
 
 
 def test_seventeen_models_look_different():
