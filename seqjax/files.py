@@ -6,6 +6,7 @@
 import contextlib
 import json
 import os
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,16 @@ from seqjax.errors import UserError
 READ_BYTES = 1 << 22
 
 
+def temporary_beside(path: Path) -> Path:
+    """Return the name of a new temporary file beside `path`, which no other process, on any machine, takes as well."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A context that opens a new binary file, which replaces `path` if the context ends without an error."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     with temporary.open("wb") as file:
         yield file
         file.flush()

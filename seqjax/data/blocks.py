@@ -21,6 +21,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from grain import sources
 
 from seqjax.errors import UserError
+from seqjax.files import temporary_beside
 
 try:
     import resource
@@ -136,7 +137,7 @@ def allow_open_files(count: int) -> None:
 def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
     """Write arrays of ids [n, T+1] as the records of one file, atomically, and return the sha256 of the records."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     digest = hashlib.sha256()
     writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
     try:

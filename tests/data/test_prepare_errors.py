@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqjax.data.prepare import executors, run
 from seqjax.data.prepare import manifest as manifests
-from seqjax.data.prepare import run
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 
@@ -133,7 +133,7 @@ def test_every_bad_line_of_many_is_counted(tmp_path: Path):
 
 def test_of_two_errors_the_first_in_order_is_told():
     with pytest.raises(UserError, match=r"after 1\.0 seconds"):
-        run._run(fail_after, [1.0, 0.0], workers=2, title="fail", total=2)
+        run._run(executors.LocalProcesses(2), fail_after, [1.0, 0.0], title="fail", total=2)
 
 
 def test_strict_after_a_run_that_skipped(bad_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ import sys
 from seqjax.arguments import Parser, command_parser, words
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
+from seqjax.data.prepare.executors import LOCAL
 from seqjax.data.prepare.manifest import summary
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.errors import UserError, run_command
@@ -39,6 +40,12 @@ def parser() -> Parser:
     )
     out.add_argument("--seq_len", default=2048, type=int, help="T: blocks hold T + 1 tokens (2048)")
     out.add_argument("--workers", default=0, type=int, help="processes; 0 = one per core (0)")
+    out.add_argument(
+        "--executor",
+        default=LOCAL,
+        help="local, processes of this machine; or dask:ADDRESS, the workers of a running Dask cluster, "
+        "dask:10.0.0.1:8786 for example (local)",
+    )
     known = ",".join(slimpajama.NAMES)
     out.add_argument("--text_field", default="text", help="field of the text; a.b is field b within a (text)")
     out.add_argument("--domain_field", default="", help="field of the domain")
@@ -80,6 +87,7 @@ def main(argv: list[str]) -> None:
             tokenizer_path=tokenizer_path,
             seq_len=given.seq_len,
             workers=given.workers,
+            executor=given.executor,
             domains=given.domains,
             layout=layout,
             validation=given.validation,

@@ -33,6 +33,11 @@ class FileJob:
     block: int
     dtype: np.dtype = blocks.DTYPE
 
+    @property
+    def name(self) -> str:
+        """The path of the file."""
+        return str(self.path)
+
 
 Planned = tuple[str, str, FileJob]  # split, domain, job
 
@@ -74,7 +79,6 @@ def write_file(job: FileJob) -> None:
         digest = blocks.write_records(job.path, _rows(job))
         records = sum(tokens for _, _, tokens in job.segments) // job.block
         size, crc = measure(job.path)
-        job.done.parent.mkdir(parents=True, exist_ok=True)
         write_json(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc})
     except OSError as error:
         raise cannot_write(job.path, error) from error

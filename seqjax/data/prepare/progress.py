@@ -1,11 +1,15 @@
-"""The progress of `seqjax.data.prepare`: counters shared by its processes, and the line that shows them.
+"""The progress of `seqjax.data.prepare`: counters of its jobs, shared by the processes of a machine, and their line.
 
 The line is redrawn in place on a terminal and printed at intervals in a log.
 """
 
+import contextlib
+import dataclasses
 import multiprocessing
 import threading
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from types import TracebackType
 
 from seqjax.processes import end_with_parent
@@ -29,7 +33,23 @@ class Progress:
                     counter.value += value
 
 
-_progress: Progress | None = None
+@dataclasses.dataclass
+class Counts:
+    """The same counters for one job, which another machine sends back when the job is done."""
+
+    tokens: int = 0
+    text: int = 0
+    source: int = 0
+
+    def add(self, *, tokens: int = 0, text: int = 0, source: int = 0) -> None:
+        """Add to the counters."""
+        self.tokens += tokens
+        self.text += text
+        self.source += source
+
+
+# Threads of one process may each run a job, so each has counters of its own.
+_progress: ContextVar[Progress | Counts | None] = ContextVar("progress", default=None)
 
 
 def start_worker(progress: Progress) -> None:
@@ -39,22 +59,33 @@ def start_worker(progress: Progress) -> None:
 
 
 def use_progress(progress: Progress) -> None:
-    """Count the work of this process in `progress`."""
-    global _progress
-    _progress = progress
+    """Count the work of this thread in `progress`."""
+    _progress.set(progress)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counts]:
+    """A context that counts the work of this thread by itself."""
+    counts = Counts()
+    before = _progress.set(counts)
+    try:
+        yield counts
+    finally:
+        _progress.reset(before)
 
 
 def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-    """Add to the counters of this process, if it has any."""
-    if _progress is not None:
-        _progress.add(tokens=tokens, text=text, source=source)
+    """Add to the counters of this thread, if it has any."""
+    counters = _progress.get()
+    if counters is not None:
+        counters.add(tokens=tokens, text=text, source=source)
 
 
 class Display:
-    """A context that shows the counters from a thread of its own; `finished` is the number of finished jobs."""
+    """A context that shows `counters` from a thread of its own; `finished` is the number of finished jobs."""
 
     def __init__(self, counters: Progress, *, title: str, total: int, jobs: int):
-        self._counters, self._title, self._total, self._jobs = counters, title, total, jobs
+        self.counters, self._title, self._total, self._jobs = counters, title, total, jobs
         self._line = StatusLine()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -72,16 +103,20 @@ class Display:
         self._thread.join()
         self._line.say(self.line())
 
+    def say(self, text: str) -> None:
+        """Print a line above the one that is shown."""
+        self._line.say(text)
+
     def line(self) -> str:
         """Return the text that is shown now."""
         seconds = max(1e-3, time.monotonic() - self._start)
-        done = self._counters.source.value
+        done = self.counters.source.value
         share = min(1.0, done / max(1, self._total))
         text = f"{self._title} {self.finished}/{self._jobs} {100 * share:3.0f}%"
-        tokens = self._counters.tokens.value
+        tokens = self.counters.tokens.value
         if tokens:
             text += f" | {tokens / 1e6:,.1f}M tokens, {tokens / seconds / 1e6:.2f}M tokens/s"
-            text += f", {self._counters.text.value / seconds / 1e6:.1f} MB/s"
+            text += f", {self.counters.text.value / seconds / 1e6:.1f} MB/s"
         if 0 < share < 1:
             text += f" | ETA {duration(seconds * (1 - share) / share)}"
         return text

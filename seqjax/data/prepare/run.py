@@ -19,22 +19,21 @@ skipped, counted and listed in the manifest; `--strict` stops at the first one.
 import concurrent.futures
 import contextlib
 import dataclasses
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
 from seqjax.data import blocks, document_index, parquet, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout, clean
-from seqjax.data.prepare import progress
+from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
-from seqjax.data.prepare.pack import is_written, plan_files, write_file
+from seqjax.data.prepare.pack import FileJob, is_written, plan_files, write_file
 from seqjax.data.prepare.reports import read_report, require_documents
 from seqjax.data.prepare.split import portions
 from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
+from seqjax.data.prepare.worker import Needs
 from seqjax.data.tokenizer import id_dtype, load_tokenizer
 from seqjax.errors import UserError, nearest
 from seqjax.files import write_json
@@ -55,6 +54,7 @@ def prepare(
     tokenizer_path: str | Path = "",
     seq_len: int = 2048,
     workers: int = 0,
+    executor: str = executors.LOCAL,
     domains: Sequence[str] = (),
     layout: Layout = shards.SLIMPAJAMA,
     validation: float | None = None,
@@ -71,6 +71,8 @@ def prepare(
         tokenizer_path: A sentencepiece file instead of the one that mistral-common ships.
         seq_len: T; blocks hold T + 1 tokens.
         workers: Number of processes; 0 = one per core, 1 = this process alone.
+        executor: What runs the jobs: local, the processes of this machine, or dask:ADDRESS, the workers of a running
+            Dask cluster, which must share the storage of `source` and `out` (the extra `dask`).
         domains: Domains to keep; empty = all.
         layout: Where the text of a document and its domain are found; by default SlimPajama's.
         validation: Share of the documents to hold out by a hash of their text, which needs a source without a folder
@@ -81,13 +83,14 @@ def prepare(
 
     Raises:
         UserError: An argument is invalid, nothing was read, a domain that is asked for is not there, `out` holds
-            something else, a line is bad (if strict) or the disk is full.
+            something else, a line is bad (if strict), the disk is full, or the cluster cannot do it.
     """
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
         if value < 0:
             raise UserError(f"--{name} must be at least 0, not {value}.")
+    executors.require(executor, workers=workers)
     kept = _kept(domains, layout)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
@@ -95,7 +98,8 @@ def prepare(
     if any(shard.name.endswith(shards.PARQUET) for shard in found):
         parquet.require()
     validation = _validation(validation, layout, found)
-    out, tokenizer_path = Path(out), str(tokenizer_path)
+    # Workers elsewhere have other current directories.
+    out, tokenizer_path = Path(out).absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
     settings = {
         "block": seq_len + 1,
         "domains": list(kept),
@@ -116,8 +120,9 @@ def prepare(
         settings["validation"] = validation
     if dtype != blocks.DTYPE:
         settings["dtype"] = dtype.name
+    workers = workers or os.cpu_count() or 1
     parts = out / ".parts"
-    _begin(out, parts, settings)
+    is_new = _begin(out, parts, settings)
     if (out / "manifest.json").is_file():
         if not (out / stored_tokenizer.FILE).is_file():  # An older version prepared the blocks.
             stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
@@ -139,42 +144,70 @@ def prepare(
         )
         for index, shard in enumerate(found)
     ]
-    workers = workers or os.cpu_count() or 1
-    pending = _without(jobs, is_done, workers=workers)
-    damaged = [job.part.name for job in pending if job.part.with_suffix(".json").is_file()]
-    if damaged:
-        StatusLine().say(f"{len(damaged)} finished parts are not what was written and are made again: {damaged[0]} ...")
-    size = sum(job.shard.size for job in pending)
-    _run(tokenize_shard, pending, workers=workers, title="tokenise", total=size)
-
-    reports = [read_report(job.part.with_suffix(".json")) or {} for job in jobs]
-    if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
-        first = bad[0]  # from a shard that was finished without --strict
-        where = f"{first['file']}:{first['line']}"
-        raise UserError(f"{where}: {first['reason']}. Fix the file and give another --out.")
-    try:
-        require_few({domain for report in reports for domain in report["domains"]})
-        require_documents(
-            reports, source=str(source), layout=layout, domains=domains, min_tokens=min_tokens, block=seq_len + 1
-        )
-    except UserError:
-        _abandon(out, parts)  # so that the command can be given again with other settings
-        raise
-    held = portions(jobs, reports, validation=validation, block=seq_len + 1)
-    plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
-    files = [job for _, _, job in plan]
-    todo = _without(files, is_written, workers=workers)
-    n_tokens = sum(tokens for job in todo for _, _, tokens in job.segments)
-    _require_space(out, dtype.itemsize * n_tokens)
-    _run(write_file, todo, workers=workers, title="write", total=n_tokens)
+    needs = Needs(
+        parts=parts, shards=found, tokenizer=tokenizer, tokenizer_path=tokenizer_path, tokenizer_sha256=vocabulary.hash
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            pool = stack.enter_context(executors.opened(executor, workers=workers, needs=needs))
+        except UserError:
+            if is_new:
+                _abandon(out, parts)
+            raise
+        reports = _tokenise(pool, jobs, workers=workers)
+        if strict and (bad := [line for report in reports for line in report["skipped"]["first"]]):
+            first = bad[0]  # from a shard that was finished without --strict
+            where = f"{first['file']}:{first['line']}"
+            raise UserError(f"{where}: {first['reason']}. Fix the file and give another --out.")
+        try:
+            require_few({domain for report in reports for domain in report["domains"]})
+            require_documents(
+                reports, source=str(source), layout=layout, domains=domains, min_tokens=min_tokens, block=seq_len + 1
+            )
+        except UserError:
+            _abandon(out, parts)  # so that the command can be given again with other settings
+            raise
+        held = portions(jobs, reports, validation=validation, block=seq_len + 1)
+        plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
+        _write(pool, [job for _, _, job in plan], out=out, workers=workers)
     manifest = make_manifest(settings, reports, held, plan, out)
     for leftover in out.rglob(".*.tmp"):  # left by a process that was killed
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
     document_index.write(out / document_index.FILE, document_lengths(held))
     stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     write_json(out / "manifest.json", manifest, sort_keys=True)
     shutil.rmtree(parts)
     return manifest
+
+
+def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], *, workers: int) -> list[dict[str, Any]]:
+    """Make the parts that are not there yet, and return the reports of all."""
+    pending = _without(jobs, is_done, workers=workers)
+    damaged = [job.part.name for job in pending if job.done.is_file()]
+    if damaged:
+        StatusLine().say(f"{len(damaged)} finished parts are not what was written and are made again: {damaged[0]} ...")
+    size = sum(job.shard.size for job in pending)
+    _run(pool, tokenize_shard, pending, title="tokenise", total=size)
+    return [read_report(job.done) or {} for job in jobs]
+
+
+def _write(pool: executors.Executor, files: Sequence[FileJob], *, out: Path, workers: int) -> None:
+    """Write the files of blocks that are not there yet."""
+    pending = _without(files, is_written, workers=workers)
+    n_tokens = sum(tokens for job in pending for _, _, tokens in job.segments)
+    if pending:
+        _require_space(out, pending[0].dtype.itemsize * n_tokens)
+    _run(pool, write_file, pending, title="write", total=n_tokens)
+
+
+def _run(
+    pool: executors.Executor, function: Callable[[Any], None], jobs: Sequence[Any], *, title: str, total: int
+) -> None:
+    """Run all jobs and show the progress."""
+    if jobs:
+        counters = progress.Progress()
+        with progress.Display(counters, title=title, total=total, jobs=len(jobs)) as display:
+            pool.run(function, jobs, display)
 
 
 def _without(jobs: Sequence[Job], is_done: Callable[[Job], bool], *, workers: int) -> list[Job]:
@@ -214,8 +247,11 @@ def _abandon(out: Path, parts: Path) -> None:
         out.rmdir()
 
 
-def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
-    """Start in an empty directory, or resume in one that was started with the same settings."""
+def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
+    """Start in an empty directory, or resume in one that was started with the same settings.
+
+    Returns whether it is new.
+    """
     before = read_report(parts / "settings.json")
     manifest = read_report(out / "manifest.json")
     if before is None and manifest is not None:
@@ -228,7 +264,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
             write_json(parts / "settings.json", settings)
         except OSError as error:
             raise UserError(f"Cannot write to {out}: {error.strerror}; give another --out.") from error
-        return
+        return True
     keys = [*settings, *(key for key in OPTIONAL if key in before and key not in settings)]
     changed = [
         _difference(key, before.get(key), settings.get(key)) for key in keys if before.get(key) != settings.get(key)
@@ -238,6 +274,7 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> None:
             f"{out} was begun with other settings: {'; '.join(changed)}. Give them again, or another --out, "
             "or delete the directory."
         )
+    return False
 
 
 def _difference(key: str, old: Any, new: Any) -> str:
@@ -249,41 +286,6 @@ def _difference(key: str, old: Any, new: Any) -> str:
     if key == "tokenizer" and isinstance(old, dict):
         return f"tokenizer {old['name']} ({old['sha256'][:12]}) -> {new['name']} ({new['sha256'][:12]})"
     return f"{key} {old!r} -> {new!r}"
-
-
-def _run(function: Callable[[Any], None], jobs: Sequence[Any], *, workers: int, title: str, total: int) -> None:
-    """Run all jobs, in this process or in `workers` spawned ones, and show the progress."""
-    if not jobs:
-        return
-    counters = progress.Progress()
-    with progress.Display(counters, title=title, total=total, jobs=len(jobs)) as display:
-        if workers == 1:
-            progress.use_progress(counters)
-            for job in jobs:
-                function(job)
-                display.finished += 1
-            return
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(jobs)), context, progress.start_worker, (counters,)
-        )
-        try:
-            futures = [pool.submit(function, job) for job in jobs]
-            for future in concurrent.futures.as_completed(futures):
-                if future.exception() is not None:
-                    break
-                display.finished += 1
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        try:
-            for future in futures:  # Of several errors, raise the first in the order of the jobs.
-                if not future.cancelled():
-                    future.result()
-        except BrokenProcessPool:
-            raise UserError(
-                "A worker process was killed, perhaps for want of memory; run the same command again with "
-                "fewer --workers: finished shards are kept."
-            ) from None
 
 
 def _require_space(out: Path, needed: int) -> None:

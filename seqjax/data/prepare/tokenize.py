@@ -1,4 +1,4 @@
-"""Converts shards to parts, the tokens of every document of one shard, in worker processes.
+"""Converts shards to parts, the tokens of every document of one shard.
 
 A *part* holds one shard: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
 lengths of their documents (and, where some will be held out, their hashes and bytes), and `NAME.json`, their counts and
@@ -7,7 +7,6 @@ the checksums of the other two, written last, which marks the shard as done.
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report
 from seqjax.data.tokenizer import MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError
-from seqjax.files import measure, write_json
+from seqjax.files import measure, replacing, write_json
 
 BATCH_CHARS = 1 << 19  # characters of text passed to the tokenizer at a time
 HISTOGRAM = 24  # bins: documents by log2 of their token count
@@ -44,6 +43,16 @@ class ShardJob:
     min_tokens: int = 0
     max_tokens: int = 0
     strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the shard."""
+        return self.shard.name
+
+    @property
+    def done(self) -> Path:
+        """The report that says that the part is complete."""
+        return self.part.with_suffix(".json")
 
 
 class _DomainTokens:
@@ -126,23 +135,17 @@ def tokenize_shard(job: ShardJob) -> None:
     if unproven:
         report["token_bytes"] = {"text": read, "by_tokens": by_tokens}
     try:
-        job.part.parent.mkdir(parents=True, exist_ok=True)
-        binary = job.part.with_suffix(".bin")
-        temporary = job.part.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
+        with replacing(job.part.with_suffix(".bin")) as file:
             for tokens in used.values():
                 for array in tokens.arrays:
                     file.write(array.astype(dtype, copy=False).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(binary)
         arrays = {name: np.array(tokens.lengths) for name, tokens in used.items()}
         if job.hold_out:
             arrays |= {f"{name}/bytes": np.array(tokens.sizes) for name, tokens in used.items()}
             arrays |= {f"{name}/hash": np.array(tokens.hashes) for name, tokens in used.items()}
         document_index.write(job.part.with_suffix(".npz"), arrays)
         report["files"] = {suffix: measure(job.part.with_suffix(suffix)) for suffix in PART}
-        write_json(job.part.with_suffix(".json"), report)
+        write_json(job.done, report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
 
@@ -163,7 +166,7 @@ def require_few(domains: Collection[str]) -> None:
 
 def is_done(job: ShardJob) -> bool:
     """Return whether a shard's part is complete and still what was written; those of older versions do not say."""
-    files = (read_report(job.part.with_suffix(".json")) or {}).get("files", {})
+    files = (read_report(job.done) or {}).get("files", {})
     return files.keys() == set(PART) and all(
         is_same(job.part.with_suffix(suffix), *written) for suffix, written in files.items()
     )

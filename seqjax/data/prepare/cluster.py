@@ -1,0 +1,210 @@
+"""Runs the jobs of a preparation on the workers of a running Dask cluster (https://distributed.dask.org).
+
+The sources and the output are on storage that this machine and all workers share; through the cluster itself go only
+the descriptions of the jobs and their counts. A job whose worker died is given to another one by the scheduler, which
+gives up after four (`distributed.scheduler.allowed-failures`). worker.py is the other side.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import queue
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import seqjax
+from seqjax.data.prepare import progress
+from seqjax.data.prepare.worker import Needs, installed, run_job, worker_fault, write_marker
+from seqjax.errors import MissingPackageError, UserError
+from seqjax.terminal import StatusLine
+
+CONNECT_SECONDS = 20.0
+START_SECONDS = 60.0  # to wait for the first worker
+CHECK_SECONDS = 10.0  # without a finished job, before asking whether there are workers
+LOST_SECONDS = 300.0  # without any worker, before giving up
+VISIBLE_SECONDS = 90.0  # until a file of another machine is seen; NFS remembers for a minute that there was none
+
+
+def require() -> None:
+    """Raise `UserError` if Dask is not installed."""
+    try:
+        import distributed  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingPackageError(
+            "--executor=dask needs dask and distributed: install them with `pip install 'seqjax[dask]'`."
+        ) from None
+
+
+@contextlib.contextmanager
+def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
+    """A context with the cluster whose scheduler is at `address`, whose workers have what is needed.
+
+    Raises `UserError` if there is no scheduler or no worker, or a worker lacks something.
+    """
+    from distributed import Client  # pyright: ignore[reportMissingImports]
+    from distributed.versions import VersionMismatchWarning  # pyright: ignore[reportMissingImports]
+
+    _require_scheduler(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VersionMismatchWarning)  # those that matter are errors below
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="seqjax-prepare")
+    marker = needs.parts / f"cluster-{uuid.uuid4().hex}.json"
+    try:
+        write_marker(marker, needs)
+        _require_workers(client, marker, address)
+        yield DaskCluster(client, marker, address)
+    finally:
+        marker.unlink(missing_ok=True)
+        client.close()
+
+
+class DaskCluster:
+    """Runs jobs on the workers of a cluster."""
+
+    def __init__(self, client: Any, marker: Path, address: str):
+        self._client, self._marker, self._address = client, marker, address
+
+    def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
+        """Call `function` with each of the jobs; cancel the others when one fails or the user interrupts."""
+        futures = self._client.map(run_job, jobs, function=function, marker=str(self._marker), pure=False)
+        pending = {future.key: (future, job) for future, job in zip(futures, jobs, strict=True)}
+        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for future in futures:
+            future.add_done_callback(ended.put)
+        deserted = None  # since when there has been no worker
+        try:
+            while pending:
+                try:
+                    future = ended.get(timeout=CHECK_SECONDS)
+                except queue.Empty:
+                    deserted = self._deserted(deserted, display)
+                    continue
+                counts = self._counts(*pending[future.key])
+                if counts is None:
+                    ended.put(future)
+                    deserted = self._deserted(deserted, display)
+                    continue
+                deserted = None
+                del pending[future.key]
+                future.release()  # What nobody refers to is not computed again if its worker dies.
+                display.counters.add(tokens=counts.tokens, text=counts.text, source=counts.source)
+                display.finished += 1
+        finally:
+            if pending:
+                with contextlib.suppress(OSError):  # The scheduler may be what failed.
+                    self._client.cancel([future for future, _ in pending.values()])
+        _wait_for([job.done for job in jobs])
+
+    def _counts(self, future: Any, job: Any) -> progress.Counts | None:
+        """Return the counts of a job that ended, or None if they were lost with its worker; raise its error."""
+        from distributed import KilledWorker  # pyright: ignore[reportMissingImports]
+
+        try:
+            return future.result(timeout=CHECK_SECONDS)
+        except KilledWorker as error:
+            raise UserError(
+                f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps for want of "
+                "memory. Give the workers more, then run the same command again: finished shards are kept."
+            ) from None
+        except concurrent.futures.CancelledError:
+            raise self._lost("The connection to the scheduler was lost") from None
+        except TimeoutError:
+            if future.status == "error":  # of the job itself
+                raise
+            return None
+
+    def _deserted(self, since: float | None, display: progress.Display) -> float | None:
+        """Return since when there has been no worker; raise `UserError` if that is too long ago."""
+        try:
+            n_workers = len(self._client.nthreads())
+        except OSError:
+            raise self._lost("The connection to the scheduler was lost") from None
+        now = time.monotonic()
+        if n_workers:
+            return None
+        if since is None:
+            display.say(f"The cluster at {self._address} has no workers left; waiting for new ones.")
+            return now
+        if now - since > LOST_SECONDS:
+            raise self._lost(f"There was no worker for {LOST_SECONDS:.0f} seconds")
+        return since
+
+    def _lost(self, what: str) -> UserError:
+        return UserError(
+            f"{what} ({self._address}). Start the cluster again and run the same command: finished shards are kept."
+        )
+
+
+def _require_scheduler(address: str) -> None:
+    """Raise `UserError` if no scheduler answers at `address`; a client would wait for anything that listens there."""
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:  # A notebook has a running loop in this one.
+            found: Any = thread.submit(asyncio.run, _identity(address)).result()
+    except ValueError as error:
+        raise UserError(f"--executor=dask:{address}: {error}; give dask:HOST:PORT or dask:tls://HOST:PORT.") from None
+    except OSError as error:
+        raise UserError(
+            f"--executor=dask:{address}: no Dask scheduler answers ({error.__cause__ or error}). Start one with `dask "
+            "scheduler` and give the address that it prints, not that of its dashboard."
+        ) from None
+    if found["type"] != "Scheduler":
+        raise UserError(f"--executor=dask:{address} is a {found['type'].lower()}; give the scheduler's address.")
+
+
+async def _identity(address: str) -> Any:
+    """Return what the Dask server at `address` says of itself."""
+    from distributed.core import rpc  # pyright: ignore[reportMissingImports]
+
+    async with asyncio.timeout(CONNECT_SECONDS + 1), rpc(address, timeout=CONNECT_SECONDS) as remote:
+        return await remote.identity()
+
+
+def _require_workers(client: Any, marker: Path, address: str) -> None:
+    """Raise `UserError` if the scheduler has another version, or there is no worker, or one that lacks something."""
+    scheduler = client.get_versions()["scheduler"]["packages"]
+    for package in ("dask", "distributed"):
+        if scheduler[package] != (here := installed(package)):
+            raise UserError(
+                f"The scheduler at {address} has {package} {scheduler[package]}, here is {here}: install the same "
+                "version."
+            )
+    try:
+        client.wait_for_workers(1, timeout=START_SECONDS)
+    except TimeoutError:
+        raise UserError(
+            f"The cluster at {address} has no workers: start some with `dask worker {address} --nthreads=1`. One that "
+            "scales by itself needs a minimum of 1."
+        ) from None
+    answers = client.run(worker_fault, str(marker), on_error="return")
+    faults = [
+        # The function could not even be loaded there.
+        f"The worker {worker} cannot run seqjax ({answer}): install seqjax {seqjax.__version__} and its dependencies."
+        if isinstance(answer, Exception)
+        else answer
+        for worker, answer in answers.items()
+        if answer
+    ]
+    if faults:
+        raise UserError(f"{len(faults)} of {len(answers)} workers cannot do the work. {faults[0]}")
+    threads = max(client.nthreads().values(), default=1)
+    if threads > 1:
+        StatusLine().say(
+            f"Workers have up to {threads} threads, which take turns in one Python process: one-threaded workers, one "
+            "per core (`dask worker --nthreads=1 --nworkers=N`), are faster."
+        )
+
+
+def _wait_for(paths: Iterable[Path]) -> None:
+    """Wait until this machine sees files that others have written."""
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    for path in paths:
+        while not path.is_file():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{path} was written by a worker, but is not there: do all workers and this machine share --out?"
+                )
+            time.sleep(0.5)

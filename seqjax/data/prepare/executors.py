@@ -1,0 +1,93 @@
+"""Runs the jobs of a preparation: in this process, in processes of this machine, or on a Dask cluster (cluster.py).
+
+A job is a call of a plain function with a description of what to make. It leaves files that are renamed when they are
+complete, and last its report `done`, so it may be interrupted, or run twice.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from seqjax.data.prepare import cluster, progress
+from seqjax.data.prepare.worker import Needs
+from seqjax.errors import UserError
+
+LOCAL = "local"
+DASK = "dask:"  # and the address of the scheduler
+
+
+class Executor(Protocol):
+    """What runs jobs."""
+
+    def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
+        """Call `function` with each of the jobs, in any order, and count what is done in `display`.
+
+        Raises the error of a job that failed, after which no further job begins.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalProcesses:
+    """Runs jobs in this process, or in `workers` spawned ones."""
+
+    workers: int
+
+    def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
+        """Call `function` with each of the jobs; of several errors, raise the first in the order of the jobs."""
+        if self.workers == 1:
+            progress.use_progress(display.counters)
+            for job in jobs:
+                function(job)
+                display.finished += 1
+            return
+        context = multiprocessing.get_context("spawn")
+        pool = concurrent.futures.ProcessPoolExecutor(
+            min(self.workers, len(jobs)), context, progress.start_worker, (display.counters,)
+        )
+        try:
+            futures = [pool.submit(function, job) for job in jobs]
+            for future in concurrent.futures.as_completed(futures):
+                if future.exception() is not None:
+                    break
+                display.finished += 1
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            for future in futures:
+                if not future.cancelled():
+                    future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                "A worker process was killed, perhaps for want of memory; run the same command again with "
+                "fewer --workers: finished shards are kept."
+            ) from None
+
+
+def require(name: str, *, workers: int) -> None:
+    """Raise `UserError` unless `name` is local or dask:ADDRESS, its package is installed and `workers` may be given."""
+    if name == LOCAL:
+        return
+    if not name.startswith(DASK) or name == DASK:
+        raise UserError(
+            f"--executor={name} is not known: give {LOCAL}, or {DASK}ADDRESS with the address of the scheduler, "
+            f"{DASK}10.0.0.1:8786 for example."
+        )
+    if workers:
+        raise UserError("--workers is for this machine, and the cluster has workers of its own; leave it out.")
+    cluster.require()
+
+
+def opened(name: str, *, workers: int, needs: Needs) -> AbstractContextManager[Executor]:
+    """Return a context with the executor called `name`, with `workers` processes if it is local.
+
+    A cluster is asked first whether its workers have what the jobs need; `UserError` says what they lack.
+    """
+    if name == LOCAL:
+        return contextlib.nullcontext(LocalProcesses(workers))
+    return cluster.connected(name.removeprefix(DASK), needs)

@@ -1,0 +1,254 @@
+"""Preparing blocks on a Dask cluster: the same bytes, and what is wrong with the cluster is said."""
+
+import concurrent.futures
+import dataclasses
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seqjax
+from seqjax.data import shards
+from seqjax.data.prepare import cluster, progress, worker
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
+from seqjax.files import read_json, write_json
+
+from .conftest import contents, prepared, row, write_corpus, write_shard
+
+distributed = pytest.importorskip("distributed")
+
+LOOPBACK: dict[str, Any] = {
+    "host": "127.0.0.1",
+    "protocol": "tcp://",
+    "dashboard_address": "127.0.0.1:0",
+    "threads_per_worker": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[Any]:
+    """A scheduler and a worker of one thread in this process, which talk over loopback."""
+    with distributed.LocalCluster(n_workers=1, processes=False, **LOOPBACK) as found:
+        yield found
+
+
+@pytest.fixture
+def executor(in_process: Any) -> str:
+    """The option that names them."""
+    return f"dask:{in_process.scheduler_address}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Touch:
+    """A job that makes an empty file; all but the first wait for `RELEASED`."""
+
+    done: Path
+    first: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.done.name
+
+
+RELEASED = threading.Event()
+
+
+def touch(job: Touch) -> None:
+    assert job.first or RELEASED.wait(30)
+    job.done.touch()
+    progress.count(source=3)
+
+
+def die(job: Touch) -> None:
+    os._exit(1)
+
+
+def needs(tmp_path: Path, source: Path | None = None) -> worker.Needs:
+    """What jobs need that read `source`."""
+    found = shards.find_shards(str(source)) if source else []
+    return worker.Needs(tmp_path, found, tokenizer="byte", tokenizer_path="", tokenizer_sha256=ByteTokenizer.hash)
+
+
+def test_the_same_bytes_as_here(tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    source = write_corpus(tmp_path / "source", documents=20, shards=2)
+    write_shard(source / "train" / "bad.jsonl.zst", [row("c4", "good"), b"{not json\n"])
+    here = prepared(source, tmp_path / "here")
+    monkeypatch.chdir(tmp_path)  # A relative path means the same to workers, which have another current directory.
+    capsys.readouterr()
+    assert prepared(source, Path("there"), executor=executor, workers=0) == here
+    assert here["skipped"]["count"] == 1
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    said = capsys.readouterr().err
+    assert "tokenise 4/4 100%" in said
+    assert "M tokens/s" in said
+    assert "write 14/14 100%" in said
+
+
+def test_a_cluster_goes_on_with_what_this_machine_began_and_the_reverse(tmp_path: Path, executor: str):
+    source = write_corpus(tmp_path / "source", documents=5, shards=2)
+    write_shard(source / "train" / "z_last.jsonl.zst", [b"{not json\n"])
+    for name, first, second in (("there", executor, "local"), ("here", "local", executor)):
+        out = tmp_path / name
+        with pytest.raises(UserError, match=r"z_last\.jsonl\.zst:1: not JSON"):
+            prepared(source, out, strict=True, executor=first, workers=int(first == "local"))
+        assert sorted(path.name for path in (out / ".parts").glob("*.json"))[0] == "000000.json"  # and no marker
+        finished = (out / ".parts" / "000000.json").stat().st_mtime_ns
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("shutil.rmtree", lambda *a, **k: None)
+            prepared(source, out, executor=second, workers=int(second == "local"))
+        assert (out / ".parts" / "000000.json").stat().st_mtime_ns == finished
+    for name in ("train/c4-00000.array_record", "documents.npz", "manifest.json"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
+def test_an_interrupt_cancels_what_has_not_begun(tmp_path: Path, in_process: Any):
+    class Interrupted(progress.Display):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "finished" and value == 1:
+                raise KeyboardInterrupt
+            super().__setattr__(name, value)
+
+    RELEASED.clear()
+    jobs = [Touch(tmp_path / str(index), first=index == 0) for index in range(9)]
+    with cluster.connected(in_process.scheduler_address, needs(tmp_path)) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(touch, jobs, Interrupted(progress.Progress(), title="", total=0, jobs=9))
+        deadline = time.monotonic() + 10
+        while in_process.scheduler.tasks or len(in_process.workers[0].state.tasks) > 1:
+            assert time.monotonic() < deadline, "the jobs were not cancelled"
+            time.sleep(0.01)
+        RELEASED.set()
+        # The worker has one thread: what was not cancelled would come before this.
+        display = progress.Display(progress.Progress(), title="", total=0, jobs=1)
+        pool.run(touch, [Touch(tmp_path / "last")], display)
+        assert display.finished == 1
+        assert display.counters.source.value == 3
+    assert {path.name for path in tmp_path.iterdir()} - {"1"} == {"0", "last"}  # job 1 may have begun
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "says"),
+    [
+        ("spark:10.0.0.1", 0, "--executor=spark:10.0.0.1 is not known: give local, or dask:ADDRESS"),
+        ("dask:", 0, "--executor=dask: is not known"),
+        ("dask:10.0.0.1:8786", 2, "--workers is for this machine"),
+        ("dask:localhost", 0, "missing port number in address 'localhost'; give dask:HOST:PORT"),
+        ("dask:127.0.0.1:1", 0, "no Dask scheduler answers"),
+        ("dask:WORKER", 0, "is a worker; give the scheduler's address"),
+    ],
+)
+def test_a_wrong_address_is_refused(
+    corpus_dir: Path,
+    tmp_path: Path,
+    in_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    workers: int,
+    says: str,
+):
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.2)
+    name = name.replace("WORKER", next(iter(in_process.scheduler_info["workers"])))
+    with pytest.raises(UserError, match=says):
+        prepared(corpus_dir, tmp_path / "out", executor=name, workers=workers)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, **LOOPBACK) as empty,
+        pytest.raises(UserError, match=r"has no workers: start some with `dask worker tcp://.* --nthreads=1`"),
+        cluster.connected(empty.scheduler_address, needs(tmp_path)),
+    ):
+        pass
+
+
+def test_when_all_workers_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    for name in ("CHECK_SECONDS", "LOST_SECONDS"):
+        monkeypatch.setattr(cluster, name, 0.2)
+    display = progress.Display(progress.Progress(), title="", total=0, jobs=1)
+    with (
+        distributed.LocalCluster(n_workers=1, processes=False, **LOOPBACK) as leaving,
+        cluster.connected(leaving.scheduler_address, needs(tmp_path)) as pool,
+    ):
+        leaving.scale(0)
+        with pytest.raises(UserError, match=r"There was no worker for .*finished shards are kept"):
+            pool.run(touch, [Touch(tmp_path / "never")], display)
+    assert "has no workers left; waiting for new ones" in capsys.readouterr().err
+
+
+def test_dask_is_not_installed(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UserError, match=r"pip install 'seqjax\[dask\]'"):
+        prepared(corpus_dir, tmp_path / "out", executor="dask:127.0.0.1:8786", workers=0)
+
+
+def test_dask_is_imported_only_for_a_cluster():
+    """No module of seqjax imports it before a function asks for it."""
+    importing = r"^(import|from) (dask|distributed)\b"
+    files = sorted(Path(seqjax.__file__).parent.rglob("*.py"))
+    assert [file.name for file in files if re.search(importing, file.read_text(), re.MULTILINE)] == []
+    assert any(re.search(importing[1:], file.read_text()) for file in files)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"versions": {"python": "2.7", "seqjax": "x"}},
+            r"has python \d.* \(here 2.7\), seqjax .* \(here x\): install",
+        ),
+        ({"versions": {"nosuchpackage": "1.0"}}, r"has nosuchpackage not installed \(here 1.0\)"),
+        ({"sources": [["file:///nowhere/a.jsonl", 5]]}, r"cannot read file:///nowhere/a.jsonl \(FileNotFoundError"),
+        ({"sources": [["s5://bucket/a.jsonl", 5]]}, r"cannot read s5://bucket/a.jsonl \(ValueError"),
+        ({"sources": [[f"file://{__file__}", 5]]}, r"sees \d+ bytes in .*, where this machine sees 5: give a --source"),
+        ({"tokenizer_sha256": "f" * 64}, r"has another tokenizer of this name \(.*, here ffffffffffff\)"),
+        ({"tokenizer": "huggingface", "tokenizer_path": "/nowhere"}, "cannot load the tokenizer: .*/nowhere"),
+    ],
+)
+def test_a_worker_that_lacks_something_says_so(tmp_path: Path, corpus_dir: Path, change: dict[str, Any], says: str):
+    marker = tmp_path / "cluster.json"
+    worker.write_marker(marker, needs(tmp_path, corpus_dir))
+    written = read_json(marker)
+    assert len(written["sources"]) == 4
+    assert {"python", "seqjax", "dask", "distributed", "array_record"} == written["versions"].keys()
+    write_json(marker, written | change)
+    with pytest.raises(UserError, match=f"The worker process {os.getpid()} on .* {says}"):
+        worker.run_job(Touch(tmp_path / "done"), function=touch, marker=str(marker))
+    assert not (tmp_path / "done").exists()
+    write_json(marker, written)
+    assert worker.worker_fault(str(marker)) == ""
+
+
+def test_workers_that_do_not_share_the_storage(tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch):
+    """The marker is written elsewhere, as if --out were another directory for the workers."""
+    write = worker.write_marker
+    monkeypatch.setattr(cluster, "write_marker", lambda path, needs: write(tmp_path / "elsewhere", needs))
+    with (
+        pytest.raises(
+            UserError, match=r"1 of 1 workers cannot do the work\. The worker process .* does not see .* --out"
+        ),
+        cluster.connected(in_process.scheduler_address, needs(tmp_path / "out" / ".parts")),
+    ):
+        pass
+
+
+class Ended(concurrent.futures.Future):
+    """A future of Dask that ended."""
+
+    status = "error"
+
+
+def test_a_job_that_kills_its_workers_is_named(tmp_path: Path):
+    future = Ended()
+    future.set_exception(distributed.KilledWorker("run_job-1", None, 3))
+    pool = cluster.DaskCluster(None, tmp_path, "127.0.0.1:1")
+    with pytest.raises(UserError, match=r"shard: 4 workers died at it .* finished shards are kept"):
+        pool._counts(future, Touch(tmp_path / "shard"))
