@@ -22,6 +22,7 @@ from seqjax.files import read_json, write_json
 
 from .conftest import contents, prepared, row, write_corpus, write_shard
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 LOOPBACK: dict[str, Any] = {
@@ -67,7 +68,7 @@ def touch(job: Touch) -> None:
 
 
 def die(job: Touch) -> None:
-    os._exit(1)
+    os._exit(len(job.name))
 
 
 def needs(tmp_path: Path, source: Path | None = None) -> worker.Needs:
@@ -252,3 +253,16 @@ def test_a_job_that_kills_its_workers_is_named(tmp_path: Path):
     pool = cluster.DaskCluster(None, tmp_path, "127.0.0.1:1")
     with pytest.raises(UserError, match=r"shard: 4 workers died at it .* finished shards are kept"):
         pool._counts(future, Touch(tmp_path / "shard"))
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_its_workers_ends_the_command(tmp_path: Path):
+    """Workers that are started anew; the cluster gives a job up after two of them."""
+    display = progress.Display(progress.Progress(), title="", total=0, jobs=1)
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(n_workers=1, processes=True, **LOOPBACK) as fragile,
+        cluster.connected(fragile.scheduler_address, needs(tmp_path)) as pool,
+        pytest.raises(UserError, match="shard: 2 workers died at it one after the other"),
+    ):
+        pool.run(die, [Touch(tmp_path / "shard")], display)

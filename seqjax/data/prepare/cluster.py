@@ -8,6 +8,7 @@ gives up after four (`distributed.scheduler.allowed-failures`). worker.py is the
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import queue
 import time
 import uuid
@@ -53,6 +54,10 @@ def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
         warnings.simplefilter("ignore", VersionMismatchWarning)  # those that matter are errors below
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="seqjax-prepare")
     marker = needs.parts / f"cluster-{uuid.uuid4().hex}.json"
+    # A lost connection is an error of ours; the attempts to connect again would log their tracebacks.
+    log = logging.getLogger("distributed.client")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         write_marker(marker, needs)
         _require_workers(client, marker, address)
@@ -60,6 +65,7 @@ def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
     finally:
         marker.unlink(missing_ok=True)
         client.close()
+        log.setLevel(level)
 
 
 class DaskCluster:
