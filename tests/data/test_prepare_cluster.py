@@ -57,6 +57,9 @@ class Touch:
     def name(self) -> str:
         return self.done.name
 
+    def counts(self) -> dict[str, int]:
+        return {"source": 3}
+
 
 RELEASED = threading.Event()
 
@@ -64,7 +67,6 @@ RELEASED = threading.Event()
 def touch(job: Touch) -> None:
     assert job.first or RELEASED.wait(30)
     job.done.touch()
-    progress.count(source=3)
 
 
 def die(job: Touch) -> None:
@@ -252,7 +254,7 @@ def test_a_job_that_kills_its_workers_is_named(tmp_path: Path):
     future.set_exception(distributed.KilledWorker("run_job-1", None, 3))
     pool = cluster.DaskCluster(None, tmp_path, "127.0.0.1:1")
     with pytest.raises(UserError, match=r"shard: 4 workers died at it .* finished shards are kept"):
-        pool._counts(future, Touch(tmp_path / "shard"))
+        pool._raise(future, Touch(tmp_path / "shard"))
 
 
 @pytest.mark.slow

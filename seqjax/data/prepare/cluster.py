@@ -1,7 +1,7 @@
 """Runs the jobs of a preparation on the workers of a running Dask cluster (https://distributed.dask.org).
 
 The sources and the output are on storage that this machine and all workers share; through the cluster itself go only
-the descriptions of the jobs and their counts. A job whose worker died is given to another one by the scheduler, which
+the descriptions of the jobs. A job whose worker died is given to another one by the scheduler, which
 gives up after four (`distributed.scheduler.allowed-failures`). worker.py is the other side.
 """
 
@@ -15,7 +15,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import seqjax
 from seqjax.data.prepare import progress
@@ -89,15 +89,14 @@ class DaskCluster:
                 except queue.Empty:
                     deserted = self._deserted(deserted, display)
                     continue
-                counts = self._counts(*pending[future.key])
-                if counts is None:
-                    ended.put(future)
-                    deserted = self._deserted(deserted, display)
-                    continue
                 deserted = None
-                del pending[future.key]
-                future.release()  # What nobody refers to is not computed again if its worker dies.
-                display.counters.add(tokens=counts.tokens, text=counts.text, source=counts.source)
+                _, job = pending.pop(future.key)
+                if future.status in ("error", "cancelled"):
+                    self._raise(future, job)
+                # The report says all about a job, so its result is not fetched, and released: what nobody refers to is
+                # not computed again when its worker dies.
+                future.release()
+                display.counters.add(**job.counts())
                 display.finished += 1
         finally:
             if pending:
@@ -105,23 +104,20 @@ class DaskCluster:
                     self._client.cancel([future for future, _ in pending.values()])
         _wait_for([job.done for job in jobs])
 
-    def _counts(self, future: Any, job: Any) -> progress.Counts | None:
-        """Return the counts of a job that ended, or None if they were lost with its worker; raise its error."""
+    def _raise(self, future: Any, job: Any) -> NoReturn:
+        """Raise the error of a job that ended with one."""
         from distributed import KilledWorker  # pyright: ignore[reportMissingImports]
 
         try:
-            return future.result(timeout=CHECK_SECONDS)
+            future.result()
         except KilledWorker as error:
             raise UserError(
                 f"{job.name}: {error.allowed_failures + 1} workers died at it one after the other, perhaps for want of "
                 "memory. Give the workers more, then run the same command again: finished shards are kept."
             ) from None
         except concurrent.futures.CancelledError:
-            raise self._lost("The connection to the scheduler was lost") from None
-        except TimeoutError:
-            if future.status == "error":  # of the job itself
-                raise
-            return None
+            pass
+        raise self._lost("The connection to the scheduler was lost") from None
 
     def _deserted(self, since: float | None, display: progress.Display) -> float | None:
         """Return since when there has been no worker; raise `UserError` if that is too long ago."""

@@ -38,6 +38,10 @@ class FileJob:
         """The path of the file."""
         return str(self.path)
 
+    def counts(self) -> dict[str, int]:
+        """Return the work of the job when it is done, in the units of `progress.count`."""
+        return {"source": sum(tokens for _, _, tokens in self.segments)}
+
 
 Planned = tuple[str, str, FileJob]  # split, domain, job
 
@@ -82,7 +86,7 @@ def write_file(job: FileJob) -> None:
         write_json(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc})
     except OSError as error:
         raise cannot_write(job.path, error) from error
-    count(source=sum(tokens for _, _, tokens in job.segments))
+    count(**job.counts())
 
 
 def is_written(job: FileJob) -> bool:

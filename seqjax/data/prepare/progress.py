@@ -1,15 +1,11 @@
-"""The progress of `seqjax.data.prepare`: counters of its jobs, shared by the processes of a machine, and their line.
+"""The progress of `seqjax.data.prepare`: counters shared by its processes, and the line that shows them.
 
 The line is redrawn in place on a terminal and printed at intervals in a log.
 """
 
-import contextlib
-import dataclasses
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator
-from contextvars import ContextVar
 from types import TracebackType
 
 from seqjax.processes import end_with_parent
@@ -33,23 +29,7 @@ class Progress:
                     counter.value += value
 
 
-@dataclasses.dataclass
-class Counts:
-    """The same counters for one job, which another machine sends back when the job is done."""
-
-    tokens: int = 0
-    text: int = 0
-    source: int = 0
-
-    def add(self, *, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-        """Add to the counters."""
-        self.tokens += tokens
-        self.text += text
-        self.source += source
-
-
-# Threads of one process may each run a job, so each has counters of its own.
-_progress: ContextVar[Progress | Counts | None] = ContextVar("progress", default=None)
+_progress: Progress | None = None
 
 
 def start_worker(progress: Progress) -> None:
@@ -59,26 +39,15 @@ def start_worker(progress: Progress) -> None:
 
 
 def use_progress(progress: Progress) -> None:
-    """Count the work of this thread in `progress`."""
-    _progress.set(progress)
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[Counts]:
-    """A context that counts the work of this thread by itself."""
-    counts = Counts()
-    before = _progress.set(counts)
-    try:
-        yield counts
-    finally:
-        _progress.reset(before)
+    """Count the work of this process in `progress`."""
+    global _progress
+    _progress = progress
 
 
 def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
-    """Add to the counters of this thread, if it has any."""
-    counters = _progress.get()
-    if counters is not None:
-        counters.add(tokens=tokens, text=text, source=source)
+    """Add to the counters of this process, if it has any."""
+    if _progress is not None:
+        _progress.add(tokens=tokens, text=text, source=source)
 
 
 class Display:

@@ -54,6 +54,12 @@ class ShardJob:
         """The report that says that the part is complete."""
         return self.part.with_suffix(".json")
 
+    def counts(self) -> dict[str, int]:
+        """Return the work of the job when it is done, in the units of `progress.count`."""
+        domains = (read_report(self.done) or {}).get("domains", {}).values()
+        tokens, text = (sum(counts[key] for counts in domains) for key in ("tokens", "bytes"))
+        return {"tokens": tokens, "text": text, "source": self.shard.size}
+
 
 class _DomainTokens:
     """The documents of one domain in one shard, as tokens."""

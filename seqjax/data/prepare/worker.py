@@ -17,7 +17,6 @@ import fsspec
 
 import seqjax
 from seqjax.data import shards
-from seqjax.data.prepare import progress
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
@@ -39,13 +38,11 @@ class Needs(NamedTuple):
     tokenizer_sha256: str
 
 
-def run_job(job: Any, *, function: Callable[[Any], None], marker: str) -> progress.Counts:
-    """Run a job in a worker and return what it counted; raise `UserError` if this process lacks what jobs need."""
+def run_job(job: Any, *, function: Callable[[Any], None], marker: str) -> None:
+    """Run a job in a worker; raise `UserError` if this process lacks what jobs need."""
     if fault := worker_fault(marker):
         raise UserError(fault)
-    with progress.counted() as counts:
-        function(job)
-    return counts
+    function(job)
 
 
 _checked: set[str] = set()  # markers of the preparations that this process can work for
