@@ -60,11 +60,15 @@ def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
     log.setLevel(logging.CRITICAL)
     try:
         write_marker(marker, needs)
-        _require_workers(client, marker, address)
+        try:
+            _require_workers(client, marker, address)
+        except OSError as error:
+            raise UserError(f"--executor=dask:{address}: the cluster does not answer any more ({error}).") from None
         yield DaskCluster(client, marker, address)
     finally:
         marker.unlink(missing_ok=True)
-        client.close()
+        with contextlib.suppress(OSError):
+            client.close()
         log.setLevel(level)
 
 
