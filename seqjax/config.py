@@ -131,6 +131,7 @@ class MeshConfig:
 
     data: int = -1  # -1 = all remaining devices
     fsdp: int = 1
+    seq: int = 1  # devices that share every sequence, for long ones; it must divide train.seq_len and heads
     tensor: int = 1
 
 

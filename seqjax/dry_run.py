@@ -18,7 +18,7 @@ from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
-from seqjax.sharding import batch_sharding, make_mesh, require_divisible
+from seqjax.sharding import batch_sharding, make_mesh, require_divisible, require_equal_pieces
 from seqjax.terminal import duration
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
@@ -35,8 +35,11 @@ GIB = 2**30
 def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
     """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained."""
     train, device = config.train, jax.devices()[0]
-    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    mesh = make_mesh(
+        data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor
+    )
     require_divisible(train.batch_size // train.accumulate, mesh)
+    require_equal_pieces(train.seq_len, mesh)
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
     yield f"workdir      {_workdir(workdir)}"

@@ -1,21 +1,27 @@
 """The device mesh and the rules from logical axes to mesh axes.
 
-The mesh has three axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer) and `tensor`
-(heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 and every rule is a no-op. XLA inserts the collectives
-("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
+The mesh has four axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer), `seq` (long
+sequences split) and `tensor` (heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 x 1 and every rule is a
+no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
+
+With `seq`, a device has a piece of the time of every array [B, T, D] between a mixer's core and the next one's. The
+core itself, attention or a recurrence, needs all of the past, but its heads are independent: there `seq` splits heads,
+and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). So every kernel sees
+whole sequences, no device waits for the one before it, and the causal half is shared equally.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from seqjax.errors import UserError
 from seqjax.types import Array, Params
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "seq", "tensor")
 # Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole.
 RULES: dict[str | None, str | None] = {
     "embed": "fsdp",
@@ -47,13 +53,15 @@ def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
     RULES[logical_axis] = mesh_axis
 
 
-def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
+def make_mesh(
+    *, data: int = -1, fsdp: int = 1, seq: int = 1, tensor: int = 1, devices: list[Any] | None = None
+) -> Mesh:
     """Return a mesh over all devices; one size may be -1, which stands for all remaining devices.
 
     Raises `UserError` if the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    shape = [data, fsdp, tensor]
+    shape = [data, fsdp, seq, tensor]
     known = int(np.prod([s for s in shape if s != -1]))
     if shape.count(-1) > 1 or any(s < 1 and s != -1 for s in shape):
         raise UserError(f"config.mesh {dict(zip(AXES, shape))}: sizes are positive, and at most one is -1.")
@@ -64,7 +72,7 @@ def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[A
             f"config.mesh {dict(zip(AXES, shape))} does not fit {len(devices)} device(s); "
             "set one size to -1, or sizes whose product is the number of devices."
         )
-    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def require_divisible(micro_batch: int, mesh: Mesh) -> None:
@@ -73,6 +81,22 @@ def require_divisible(micro_batch: int, mesh: Mesh) -> None:
         raise UserError(
             f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "
             f"fsdp={mesh.shape['fsdp']} devices; change config.train.batch_size, .accumulate or config.mesh."
+        )
+
+
+def require_equal_pieces(seq_len: int, mesh: Mesh) -> None:
+    """Raise `UserError` if sequences of that many tokens cannot be split over the mesh's `seq`."""
+    n_pieces = mesh.shape["seq"]
+    if seq_len % n_pieces:
+        raise UserError(
+            f"config.mesh.seq={n_pieces} does not divide config.train.seq_len={seq_len}; change one of them."
+        )
+    # Every process reads sequences of its own, so the devices that share sequences must be of one process.
+    shares = mesh.devices.reshape(-1, n_pieces * mesh.shape["tensor"])
+    if n_pieces > 1 and any(len({device.process_index for device in share}) > 1 for share in shares):
+        raise UserError(
+            f"config.mesh.seq={n_pieces} would split sequences between processes; config.mesh.seq times "
+            "config.mesh.tensor must divide the number of devices of one process."
         )
 
 
@@ -118,9 +142,10 @@ def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
 
 
 def constrain_batch(x: Array) -> Array:
-    """Constrain axis 0 of `x` to be split over the mesh's data axes, and nothing else; a no-op outside a mesh.
+    """Constrain [B, T, D] or [B, D] to be split along B over the mesh's data axes, along T over `seq`, and no further.
 
-    An axis that the devices do not divide is not split. The gradient of `x` is constrained alike.
+    It is a no-op outside a mesh. An axis that the devices do not divide is not split. The gradient of `x` is
+    constrained alike.
 
     What goes between a block's parts is constrained so, for speed and because XLA's partitioner computes wrong values
     otherwise: of a product over a dimension split over `tensor`, y [B, H] times the transpose of w [D, H], whose result
@@ -129,20 +154,102 @@ def constrain_batch(x: Array) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
         return x
-    divides = x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
-    return jax.lax.with_sharding_constraint(x, BATCH if divides else PartitionSpec())
+    if x.ndim > 2 and _splits_time(mesh, x.shape[1]):
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(_batch_axes(mesh, x.shape[0]), "seq"))
+    return jax.lax.with_sharding_constraint(x, BATCH if _batch_axes(mesh, x.shape[0]) else PartitionSpec())
 
 
 def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
-    """Return how [B, T, H, K] is split over the mesh; None without a mesh of several devices.
+    """Return how [B, T, H, K] is split over the mesh in a mixer's core; None without a mesh of several devices.
 
     A dimension that its mesh axes do not divide stays whole.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or not set(AXES) <= set(mesh.shape):
         return None
-    batch = BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
-    return PartitionSpec(batch, None, "tensor" if n_heads % mesh.shape["tensor"] == 0 else None)
+    return PartitionSpec(_batch_axes(mesh, n_batch), None, _head_axes(mesh, n_heads))
+
+
+# ------------------------------------------------------------------------------------------- sequences over devices
+def time_to_heads(x: Array) -> Array:
+    """Exchange a piece of the time of all heads of [B, T, H, ...] for all of the time of a share of the heads.
+
+    The operands of a mixer's core go through this where they have heads (or channels), and its result through
+    `heads_to_time`. Both are no-ops unless the mesh's `seq` splits T. Raises `UserError` if `seq` does not divide H.
+    """
+    return _exchange(x, to_heads=True)
+
+
+def heads_to_time(x: Array) -> Array:
+    """Exchange all of the time of a share of the heads of [B, T, H, ...] for a piece of the time of all heads."""
+    return _exchange(x, to_heads=False)
+
+
+def gather_time(x: Array) -> Array:
+    """Gather the time of [B, T, ...], which the heads of a mixer's core share, on every device of `seq`."""
+    if not _is_split(x):
+        return x
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.lax.with_sharding_constraint(constrain_batch(x), PartitionSpec(_batch_axes(mesh, x.shape[0])))
+
+
+def time_to_rows(x: Array) -> Array:
+    """Return the pieces of [B, T, ...] over `seq` as rows of their own, [S * B, T / S, ...], for work on single tokens.
+
+    Without `seq`, S is 1. Rows are ordered by piece, then by sequence.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _is_split(x):
+        return x
+    n_batch, seq_len, *rest = x.shape
+    n_pieces = mesh.shape["seq"]
+    x = jax.lax.with_sharding_constraint(x, PartitionSpec(_batch_axes(mesh, n_batch), "seq"))
+    x = jnp.swapaxes(x.reshape(n_batch, n_pieces, seq_len // n_pieces, *rest), 0, 1)
+    x = x.reshape(n_pieces * n_batch, seq_len // n_pieces, *rest)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(("seq", *(_batch_axes(mesh, n_batch) or ()))))
+
+
+def _exchange(x: Array, *, to_heads: bool) -> Array:
+    # Both sides are constrained, or XLA would gather inputs whole and multiply them by a share of the projections.
+    if not _is_split(x):
+        return x
+    mesh = jax.sharding.get_abstract_mesh()
+    n_batch, _, n_heads = x.shape[:3]
+    if n_heads % mesh.shape["seq"]:
+        raise UserError(
+            f"config.mesh.seq={mesh.shape['seq']} does not divide the {n_heads} heads (or channels) of a mixer, which "
+            "its devices share; choose a number of devices that does, for all of config.model.mixer."
+        )
+    batch, tensor = _batch_axes(mesh, n_batch), "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
+    by_time = PartitionSpec(batch, "seq", tensor)
+    by_heads = PartitionSpec(batch, None, _head_axes(mesh, n_heads))
+    for spec in (by_time, by_heads) if to_heads else (by_heads, by_time):
+        x = jax.lax.with_sharding_constraint(x, spec)
+    return x
+
+
+def _is_split(x: Array) -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and _splits_time(mesh, x.shape[1])
+
+
+def _splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
+    """Return whether `seq` splits that many tokens; a prompt, or one token, that it does not divide stays whole."""
+    n_pieces = mesh.shape.get("seq", 1)
+    return n_pieces > 1 and seq_len % n_pieces == 0
+
+
+def _batch_axes(mesh: AbstractMesh, n_batch: int) -> tuple[str, ...] | None:
+    return BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
+
+
+def _head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
+    """Return the mesh axes over which a mixer's core splits heads: `tensor` and `seq`, or those of them that divide."""
+    if mesh.shape["seq"] == 1:
+        return "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
+    if n_heads % (mesh.shape["tensor"] * mesh.shape["seq"]) == 0:
+        return ("tensor", "seq")
+    return "seq" if n_heads % mesh.shape["seq"] == 0 else None
 
 
 def replicate(tree: Any) -> Any:

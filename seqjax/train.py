@@ -20,7 +20,7 @@ from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
-from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, to_devices
+from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, require_equal_pieces, to_devices
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
@@ -55,8 +55,11 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
         workdirs.check_config(workdir, config)
-    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    mesh = make_mesh(
+        data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor
+    )
     require_divisible(config.train.batch_size // config.train.accumulate, mesh)
+    require_equal_pieces(seq_len, mesh)
 
     # ------------------------------------------------------------------------------------------------------ data
     corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size, test_sets=config.eval.path)

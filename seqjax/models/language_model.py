@@ -22,7 +22,7 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
-from seqjax.sharding import constrain_batch
+from seqjax.sharding import constrain_batch, time_to_rows
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
@@ -97,9 +97,13 @@ class Model:
 
     def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
+        n_batch = tokens_BT1.shape[0]
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
-            return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
+            h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
+            losses_B = sequence_losses(h_BTD, head_DO, targets_BT, self.config.loss_chunk)
+            # With time split over devices, the rows are pieces of the sequences.
+            return losses_B if len(losses_B) == n_batch else losses_B.reshape(-1, n_batch).sum(0)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
         """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.
@@ -111,6 +115,7 @@ class Model:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
         h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding
         with jax.named_scope("loss"):
+            h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
             total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)
         return total, jnp.sum(weights_BT)
 

@@ -82,9 +82,9 @@ def test_scaling_is_over_one_device_of_the_same_run(tmp_path, capsys) -> None:
 
 def test_layouts_give_every_device_its_batch() -> None:
     config = train_step.configured("mamba2:mesh.tensor=2", "debug", batch=3, seq_len=16)
-    found = train_step.layouts(config, 4, ["data", "fsdp"])
-    sizes = {name: (c.mesh.data, c.mesh.fsdp, c.mesh.tensor, c.train.batch_size) for name, c in found.items()}
-    assert sizes == {"": (1, 1, 1, 3), "data=4": (4, 1, 1, 12), "fsdp=4": (1, 4, 1, 12)}
+    found = train_step.layouts(config, 4, ["data", "fsdp", "seq"])
+    sizes = {name: (*dataclasses.astuple(c.mesh), c.train.batch_size) for name, c in found.items()}
+    assert sizes == {"": (1, 1, 1, 1, 3), "data=4": (4, 1, 1, 1, 12), "fsdp=4": (1, 4, 1, 1, 12), "seq=4": (1, 1, 4, 1, 3)}
 
 
 def test_more_devices_than_there_are_are_refused() -> None:
