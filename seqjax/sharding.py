@@ -193,20 +193,40 @@ def gather_time(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(constrain_batch(x), PartitionSpec(_batch_axes(mesh, x.shape[0])))
 
 
-def time_to_rows(x: Array) -> Array:
-    """Return the pieces of [B, T, ...] over `seq` as rows of their own, [S * B, T / S, ...], for work on single tokens.
-
-    Without `seq`, S is 1. Rows are ordered by piece, then by sequence.
-    """
+def time_pieces(x: Array) -> int:
+    """Return the number of pieces into which the mesh's `seq` splits the time of [B, T, ...]; 1 without it."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not _is_split(x):
-        return x
+    return mesh.shape["seq"] if _is_split(x) else 1
+
+
+def time_to_rows(x: Array, before: Array | None = None) -> Array:
+    """Return the pieces of time of [B, T, ...] as rows of their own, [S * B, T / S, ...], where one token is like another.
+
+    Rows are ordered by piece, then by sequence. With `before`, the W tokens [B, W, ...] before the first, W <= T / S,
+    every row begins with the W tokens before it: [S * B, W + T / S, ...].
+    """
+    n_pieces = time_pieces(x)
     n_batch, seq_len, *rest = x.shape
-    n_pieces = mesh.shape["seq"]
-    x = jax.lax.with_sharding_constraint(x, PartitionSpec(_batch_axes(mesh, n_batch), "seq"))
-    x = jnp.swapaxes(x.reshape(n_batch, n_pieces, seq_len // n_pieces, *rest), 0, 1)
-    x = x.reshape(n_pieces * n_batch, seq_len // n_pieces, *rest)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(("seq", *(_batch_axes(mesh, n_batch) or ()))))
+    if n_pieces > 1:
+        mesh = jax.sharding.get_abstract_mesh()
+        batch = _batch_axes(mesh, n_batch)
+        by_piece, by_row = PartitionSpec("seq", batch), PartitionSpec(("seq", *(batch or ())))
+        x = jax.lax.with_sharding_constraint(x, PartitionSpec(batch, "seq"))
+        x = jnp.swapaxes(x.reshape(n_batch, n_pieces, seq_len // n_pieces, *rest), 0, 1)
+        if before is not None:
+            last = jax.lax.with_sharding_constraint(x[:, :, x.shape[2] - before.shape[1] :], by_piece)
+            is_first = jnp.arange(n_pieces).reshape(-1, *[1] * before.ndim) == 0
+            x = jnp.concatenate([jnp.where(is_first, before, jnp.roll(last, 1, axis=0)), x], axis=2)
+        return jax.lax.with_sharding_constraint(x.reshape(n_pieces * n_batch, -1, *rest), by_row)
+    return x if before is None else jnp.concatenate([before, x], axis=1)
+
+
+def rows_to_time(x: Array, n_batch: int) -> Array:
+    """Return the rows of `time_to_rows` as sequences again: [S * B, T / S, ...] to [B, T, ...]."""
+    n_rows, piece, *rest = x.shape
+    if n_rows == n_batch:
+        return x
+    return constrain_batch(jnp.swapaxes(x.reshape(-1, n_batch, piece, *rest), 0, 1).reshape(n_batch, -1, *rest))
 
 
 def _exchange(x: Array, *, to_heads: bool) -> Array:

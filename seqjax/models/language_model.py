@@ -22,7 +22,7 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
-from seqjax.sharding import constrain_batch, time_to_rows
+from seqjax.sharding import constrain_batch, time_pieces, time_to_rows
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
@@ -97,13 +97,12 @@ class Model:
 
     def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
-        n_batch = tokens_BT1.shape[0]
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
+            n_batch, n_pieces = h_BTD.shape[0], time_pieces(h_BTD)
             h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
             losses_B = sequence_losses(h_BTD, head_DO, targets_BT, self.config.loss_chunk)
-            # With time split over devices, the rows are pieces of the sequences.
-            return losses_B if len(losses_B) == n_batch else losses_B.reshape(-1, n_batch).sum(0)
+            return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
         """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.

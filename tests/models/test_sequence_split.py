@@ -19,8 +19,7 @@ from tests.kernels.test_scans_on_meshes import collectives
 pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
 
 B, T = 2, 24
-# Tokens per sequence and sizes of the mesh. On the last, every axis splits something.
-MESHES = {"2": {"data": 1, "seq": 2}, "4": {"data": 1, "seq": 4}, "2x2x2": {"data": 2, "seq": 2, "tensor": 2}}
+MESHES = {"2": {"data": 1, "seq": 2}, "4": {"data": 1, "seq": 4}, "2x2x2": {"data": 1, "fsdp": 2, "seq": 2, "tensor": 2}}
 # One head has nothing to share; its state could be split along values, which its kernel's rule does not do.
 REFUSED = {("mamba1", "one"), ("mamba1", "one_dt"), ("mamba1", "bare"), ("top1_chunk", "approx_gqa")}
 KV_HEADS = 2  # of the variants called gqa, which four devices cannot share
@@ -40,10 +39,8 @@ def reference(mixer: str, variant: str):
 
 def is_quick(mixer: str, variant: str, split: str) -> bool:
     return (mixer, variant, split) in {
-        ("top1_chunk", "exact", "4"),
         ("transformer_pp", "window", "2"),
         ("mamba2", "full", "4"),
-        ("rwkv7", "default", "2x2x2"),
     }
 
 
