@@ -31,7 +31,7 @@ FLAGS.add_argument("--batch", type=int, default=16, help="sequences per step (16
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
 FLAGS.add_argument("--devices", type=int, default=0, help="on one device and on so many; without it on all, once")
-FLAGS.add_argument("--layouts", type=options.words, default=["data", "fsdp"], help="with --devices: data, fsdp, seq (data,fsdp)")
+FLAGS.add_argument("--layouts", type=options.words, default=["data", "fsdp"], help="with --devices (data,fsdp)")
 FLAGS.add_argument("--repeats", type=int, default=5, help="timed runs, whose median counts (5)")
 FLAGS.add_argument("--steps", type=int, default=4, help="steps per timed run (4)")
 FLAGS.add_argument("--seconds", type=float, default=480, help="begin no further architecture after so many (480)")

@@ -35,9 +35,7 @@ GIB = 2**30
 def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
     """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained."""
     train, device = config.train, jax.devices()[0]
-    mesh = make_mesh(
-        data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor
-    )
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
     require_divisible(train.batch_size // train.accumulate, mesh)
     require_equal_pieces(train.seq_len, mesh)
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"

@@ -91,13 +91,18 @@ def require_equal_pieces(seq_len: int, mesh: Mesh) -> None:
         raise UserError(
             f"config.mesh.seq={n_pieces} does not divide config.train.seq_len={seq_len}; change one of them."
         )
-    # Every process reads sequences of its own, so the devices that share sequences must be of one process.
-    shares = mesh.devices.reshape(-1, n_pieces * mesh.shape["tensor"])
-    if n_pieces > 1 and any(len({device.process_index for device in share}) > 1 for share in shares):
+    process_of = np.array([device.process_index for device in mesh.devices.flat])
+    if n_pieces > 1 and not _within_processes(process_of, n_pieces * mesh.shape["tensor"]):
         raise UserError(
-            f"config.mesh.seq={n_pieces} would split sequences between processes; config.mesh.seq times "
-            "config.mesh.tensor must divide the number of devices of one process."
+            f"config.mesh.seq={n_pieces} would split sequences between processes, each of which reads its own; "
+            "config.mesh.seq times config.mesh.tensor must divide the number of devices of one process."
         )
+
+
+def _within_processes(process_of: np.ndarray, n_sharing: int) -> bool:
+    """Return whether every `n_sharing` devices in a row are of one process, given each device's."""
+    shares = process_of.reshape(-1, n_sharing)
+    return bool((shares == shares[:, :1]).all())
 
 
 def is_axes(leaf: Any) -> bool:
@@ -200,7 +205,7 @@ def time_pieces(x: Array) -> int:
 
 
 def time_to_rows(x: Array, before: Array | None = None) -> Array:
-    """Return the pieces of time of [B, T, ...] as rows of their own, [S * B, T / S, ...], where one token is like another.
+    """Return the pieces of time of [B, T, ...] as rows, [S * B, T / S, ...], for what does not reach across tokens.
 
     Rows are ordered by piece, then by sequence. With `before`, the W tokens [B, W, ...] before the first, W <= T / S,
     every row begins with the W tokens before it: [S * B, W + T / S, ...].

@@ -55,9 +55,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
         workdirs.check_config(workdir, config)
-    mesh = make_mesh(
-        data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor
-    )
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
     require_divisible(config.train.batch_size // config.train.accumulate, mesh)
     require_equal_pieces(seq_len, mesh)
 

@@ -1,5 +1,7 @@
 """The benchmark of the training step: its step is the trainer's, and what it writes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -84,7 +86,12 @@ def test_layouts_give_every_device_its_batch() -> None:
     config = train_step.configured("mamba2:mesh.tensor=2", "debug", batch=3, seq_len=16)
     found = train_step.layouts(config, 4, ["data", "fsdp", "seq"])
     sizes = {name: (*dataclasses.astuple(c.mesh), c.train.batch_size) for name, c in found.items()}
-    assert sizes == {"": (1, 1, 1, 1, 3), "data=4": (4, 1, 1, 1, 12), "fsdp=4": (1, 4, 1, 1, 12), "seq=4": (1, 1, 4, 1, 3)}
+    assert sizes == {
+        "": (1, 1, 1, 1, 3),
+        "data=4": (4, 1, 1, 1, 12),
+        "fsdp=4": (1, 4, 1, 1, 12),
+        "seq=4": (1, 1, 4, 1, 3),
+    }
 
 
 def test_more_devices_than_there_are_are_refused() -> None:
