@@ -10,12 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kernels_pallas import batching
 from seqjax import sharding
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
-from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces, rows_to_time, shardings, time_to_rows
+from seqjax.sharding import (
+    batch_sharding,
+    heads_to_time,
+    make_mesh,
+    require_equal_pieces,
+    rows_to_time,
+    shardings,
+    time_to_heads,
+    time_to_rows,
+)
 from seqjax.testing import loss_and_grads
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
@@ -128,6 +138,28 @@ def test_a_training_step_moves_no_whole_array(mixer, variant, capfd):
         step = make_train_step(model, optimizer, schedule(config.optim, 10))
         _, said = compile_and_listen(step, (shapes, tokens), capfd, in_shardings=in_shardings)
     assert WARNING not in said, said
+
+
+def test_a_kernel_gets_all_of_the_time_of_its_heads():
+    """One with a rule for automatic sharding, in whose place is array code: `tensor` and `seq` split its heads."""
+    seen = []
+
+    def kernel(q_BTHK, k_BTGK):
+        seen.append((q_BTHK.shape, k_BTGK.shape))
+        return q_BTHK * jnp.repeat(jnp.cumsum(k_BTGK, axis=1), 2, axis=2)
+
+    q, k = jnp.ones((2, 12, 8, 3)), jnp.arange(2 * 12 * 4 * 3.0).reshape(2, 12, 4, 3)
+    rule = "b t (g r) k, b t g k -> b t (g r) k"
+    split = batching.partitioned(kernel, rule, **batching.heads(q, k))
+    by_time = jax.P("fsdp", "seq")
+    with jax.set_mesh(mesh_of("2x2x2")):
+        program = jax.jit(
+            lambda q, k: heads_to_time(split(time_to_heads(q), time_to_heads(k))), in_shardings=(by_time, by_time)
+        )
+        compiled = program.lower(q, k).compile()
+        assert seen[-1] == ((1, 12, 2, 3), (1, 12, 1, 3))
+        np.testing.assert_array_equal(compiled(*(jax.device_put(x, by_time) for x in (q, k))), kernel(q, k))
+    assert "all-to-all" in collectives(compiled.as_text())
 
 
 def test_pieces_of_time_are_rows_and_follow_what_is_before_them():
