@@ -54,7 +54,8 @@ from benchmarks.harness.timing import seconds_per_call
 from seqjax.config import Config
 from seqjax.errors import UserError, run_command
 from seqjax.models import Model, flops
-from seqjax.sharding import batch_sharding, make_mesh, require_divisible, require_equal_pieces, to_devices
+from seqjax.sequence_sharding import require_equal_pieces
+from seqjax.sharding import batch_sharding, make_mesh, require_divisible, to_devices
 from seqjax.training import metrics, optim
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 

@@ -18,7 +18,8 @@ from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
-from seqjax.sharding import batch_sharding, make_mesh, require_divisible, require_equal_pieces
+from seqjax.sequence_sharding import require_equal_pieces
+from seqjax.sharding import batch_sharding, make_mesh, require_divisible
 from seqjax.terminal import duration
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule

@@ -1,20 +1,15 @@
 """The device mesh and the rules from logical axes to mesh axes.
 
 The mesh has four axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer), `seq` (long
-sequences split) and `tensor` (heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 x 1 and every rule is a
-no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
-
-With `seq`, a device has a piece of the time of every array [B, T, D] between a mixer's core and the next one's. The
-core itself, attention or a recurrence, needs all of the past, but its heads are independent: there `seq` splits heads,
-and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). So every kernel sees
-whole sequences, no device waits for the one before it, and the causal half is shared equally.
+sequences split, seqjax/sequence_sharding.py) and `tensor` (heads, MLP and vocabulary split). On a laptop it is
+1 x 1 x 1 x 1 and every rule is a no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types
+are Auto on purpose.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -84,27 +79,6 @@ def require_divisible(micro_batch: int, mesh: Mesh) -> None:
         )
 
 
-def require_equal_pieces(seq_len: int, mesh: Mesh) -> None:
-    """Raise `UserError` if sequences of that many tokens cannot be split over the mesh's `seq`."""
-    n_pieces = mesh.shape["seq"]
-    if seq_len % n_pieces:
-        raise UserError(
-            f"config.mesh.seq={n_pieces} does not divide config.train.seq_len={seq_len}; change one of them."
-        )
-    process_of = np.array([device.process_index for device in mesh.devices.flat])
-    if n_pieces > 1 and not _within_processes(process_of, n_pieces * mesh.shape["tensor"]):
-        raise UserError(
-            f"config.mesh.seq={n_pieces} would split sequences between processes, each of which reads its own; "
-            "config.mesh.seq times config.mesh.tensor must divide the number of devices of one process."
-        )
-
-
-def _within_processes(process_of: np.ndarray, n_sharing: int) -> bool:
-    """Return whether every `n_sharing` devices in a row are of one process, given each device's."""
-    shares = process_of.reshape(-1, n_sharing)
-    return bool((shares == shares[:, :1]).all())
-
-
 def is_axes(leaf: Any) -> bool:
     """Return whether `leaf` is a tuple of logical axis names, which is a leaf of a tree of axes."""
     return isinstance(leaf, tuple)
@@ -159,9 +133,9 @@ def constrain_batch(x: Array) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
         return x
-    if x.ndim > 2 and _splits_time(mesh, x.shape[1]):
-        return jax.lax.with_sharding_constraint(x, PartitionSpec(_batch_axes(mesh, x.shape[0]), "seq"))
-    return jax.lax.with_sharding_constraint(x, BATCH if _batch_axes(mesh, x.shape[0]) else PartitionSpec())
+    if x.ndim > 2 and splits_time(mesh, x.shape[1]):
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(batch_axes(mesh, x.shape[0]), "seq"))
+    return jax.lax.with_sharding_constraint(x, BATCH if batch_axes(mesh, x.shape[0]) else PartitionSpec())
 
 
 def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
@@ -172,103 +146,21 @@ def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or not set(AXES) <= set(mesh.shape):
         return None
-    return PartitionSpec(_batch_axes(mesh, n_batch), None, _head_axes(mesh, n_heads))
+    return PartitionSpec(batch_axes(mesh, n_batch), None, head_axes(mesh, n_heads))
 
 
-# ------------------------------------------------------------------------------------------- sequences over devices
-def time_to_heads(x: Array) -> Array:
-    """Exchange a piece of the time of all heads of [B, T, H, ...] for all of the time of a share of the heads.
-
-    The operands of a mixer's core go through this where they have heads (or channels), and its result through
-    `heads_to_time`. Both are no-ops unless the mesh's `seq` splits T. Raises `UserError` if `seq` does not divide H.
-    """
-    return _exchange(x, to_heads=True)
-
-
-def heads_to_time(x: Array) -> Array:
-    """Exchange all of the time of a share of the heads of [B, T, H, ...] for a piece of the time of all heads."""
-    return _exchange(x, to_heads=False)
-
-
-def gather_time(x: Array) -> Array:
-    """Gather the time of [B, T, ...], which the heads of a mixer's core share, on every device of `seq`."""
-    if not _is_split(x):
-        return x
-    mesh = jax.sharding.get_abstract_mesh()
-    return jax.lax.with_sharding_constraint(constrain_batch(x), PartitionSpec(_batch_axes(mesh, x.shape[0])))
-
-
-def time_pieces(x: Array) -> int:
-    """Return the number of pieces into which the mesh's `seq` splits the time of [B, T, ...]; 1 without it."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return mesh.shape["seq"] if _is_split(x) else 1
-
-
-def time_to_rows(x: Array, before: Array | None = None) -> Array:
-    """Return the pieces of time of [B, T, ...] as rows, [S * B, T / S, ...], for what does not reach across tokens.
-
-    Rows are ordered by piece, then by sequence. With `before`, the W tokens [B, W, ...] before the first, W <= T / S,
-    every row begins with the W tokens before it: [S * B, W + T / S, ...].
-    """
-    n_pieces = time_pieces(x)
-    n_batch, seq_len, *rest = x.shape
-    if n_pieces > 1:
-        mesh = jax.sharding.get_abstract_mesh()
-        batch = _batch_axes(mesh, n_batch)
-        by_piece, by_row = PartitionSpec("seq", batch), PartitionSpec(("seq", *(batch or ())))
-        x = jax.lax.with_sharding_constraint(x, PartitionSpec(batch, "seq"))
-        x = jnp.swapaxes(x.reshape(n_batch, n_pieces, seq_len // n_pieces, *rest), 0, 1)
-        if before is not None:
-            last = jax.lax.with_sharding_constraint(x[:, :, x.shape[2] - before.shape[1] :], by_piece)
-            is_first = jnp.arange(n_pieces).reshape(-1, *[1] * before.ndim) == 0
-            x = jnp.concatenate([jnp.where(is_first, before, jnp.roll(last, 1, axis=0)), x], axis=2)
-        return jax.lax.with_sharding_constraint(x.reshape(n_pieces * n_batch, -1, *rest), by_row)
-    return x if before is None else jnp.concatenate([before, x], axis=1)
-
-
-def rows_to_time(x: Array, n_batch: int) -> Array:
-    """Return the rows of `time_to_rows` as sequences again: [S * B, T / S, ...] to [B, T, ...]."""
-    n_rows, piece, *rest = x.shape
-    if n_rows == n_batch:
-        return x
-    return constrain_batch(jnp.swapaxes(x.reshape(-1, n_batch, piece, *rest), 0, 1).reshape(n_batch, -1, *rest))
-
-
-def _exchange(x: Array, *, to_heads: bool) -> Array:
-    # Both sides are constrained, or XLA would gather inputs whole and multiply them by a share of the projections.
-    if not _is_split(x):
-        return x
-    mesh = jax.sharding.get_abstract_mesh()
-    n_batch, _, n_heads = x.shape[:3]
-    if n_heads % mesh.shape["seq"]:
-        raise UserError(
-            f"config.mesh.seq={mesh.shape['seq']} does not divide the {n_heads} heads (or channels) of a mixer, which "
-            "its devices share; choose a number of devices that does, for all of config.model.mixer."
-        )
-    batch, tensor = _batch_axes(mesh, n_batch), "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
-    by_time = PartitionSpec(batch, "seq", tensor)
-    by_heads = PartitionSpec(batch, None, _head_axes(mesh, n_heads))
-    for spec in (by_time, by_heads) if to_heads else (by_heads, by_time):
-        x = jax.lax.with_sharding_constraint(x, spec)
-    return x
-
-
-def _is_split(x: Array) -> bool:
-    mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and _splits_time(mesh, x.shape[1])
-
-
-def _splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
+def splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
     """Return whether `seq` splits that many tokens; a prompt, or one token, that it does not divide stays whole."""
     n_pieces = mesh.shape.get("seq", 1)
     return n_pieces > 1 and seq_len % n_pieces == 0
 
 
-def _batch_axes(mesh: AbstractMesh, n_batch: int) -> tuple[str, ...] | None:
+def batch_axes(mesh: AbstractMesh, n_batch: int) -> tuple[str, ...] | None:
+    """Return the mesh axes over which a batch is split; None for one that they do not divide."""
     return BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
 
 
-def _head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
+def head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
     """Return the mesh axes over which a mixer's core splits heads: `tensor` and `seq`, or those of them that divide."""
     if mesh.shape["seq"] == 1:
         return "tensor" if n_heads % mesh.shape["tensor"] == 0 else None

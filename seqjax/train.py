@@ -20,7 +20,8 @@ from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
-from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, require_equal_pieces, to_devices
+from seqjax.sequence_sharding import require_equal_pieces
+from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, to_devices
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints

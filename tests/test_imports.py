@@ -15,6 +15,7 @@ LAYERS = (
     ("seqjax.files", "seqjax.arguments", "seqjax.config_fields"),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),
+    ("seqjax.sequence_sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
     ("seqjax.config_checks", "seqjax.config_parse"),

@@ -18,7 +18,7 @@ from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
-from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, LayerSpec
 
 

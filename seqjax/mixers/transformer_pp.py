@@ -23,7 +23,7 @@ from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
-from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, LayerSpec
 
 

@@ -22,7 +22,8 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
-from seqjax.sharding import constrain_batch, time_pieces, time_to_rows
+from seqjax.sequence_sharding import time_pieces, time_to_rows
+from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
