@@ -98,7 +98,9 @@ class TrainConfig:
     steps: int
     batch_size: int  # sequences per optimiser step, over all devices
     seq_len: int  # T: tokens per sequence that are predicted; a block holds T + 1
-    accumulate: int = 1  # micro-batches per step
+    # at most so many sequences on a device at a time, so as many micro-batches per step as that takes; None = no limit
+    per_device_batch_size: int | None = None
+    accumulate: int | None = None  # exactly so many micro-batches per step; None = what per_device_batch_size makes it
     seed: int = 0  # of the initial parameters and of the sample at the end
 
 
@@ -108,7 +110,7 @@ class EvalConfig:
 
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
     tokens: int = 262_144  # at most this many per domain, the same ones at every evaluation
-    batch_size: int | None = None  # sequences; None = the training micro-batch
+    batch_size: int | None = None  # sequences; None = as many as a training micro-batch
     seed: int = 0  # of the choice of blocks, if a domain has more than `tokens`
     path: tuple[
         str, ...
