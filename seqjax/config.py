@@ -98,9 +98,8 @@ class TrainConfig:
     steps: int
     batch_size: int  # sequences per optimiser step, over all devices
     seq_len: int  # T: tokens per sequence that are predicted; a block holds T + 1
-    # at most so many sequences on a device at a time, so as many micro-batches per step as that takes; None = no limit
-    per_device_batch_size: int | None = None
-    accumulate: int | None = None  # exactly so many micro-batches per step; None = what per_device_batch_size makes it
+    per_device_batch_size: int | None = None  # sequences on a device at a time, at most; None = no limit
+    accumulate: int | None = None  # micro-batches per step; None = as few as per_device_batch_size allows
     seed: int = 0  # of the initial parameters and of the sample at the end
 
 

@@ -53,7 +53,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 NONE = {
     "model.mlp.dim": "the usual multiple of config.model.dim",
     "train.per_device_batch_size": "no limit",
-    "train.accumulate": "as many as config.train.per_device_batch_size makes it",
+    "train.accumulate": "as few as config.train.per_device_batch_size allows",
     "eval.batch_size": "as many as a training micro-batch",
     "checkpoint.keep_period": "only the newest",
     "log.profile_start": "no profile",

@@ -101,7 +101,7 @@ def test_overrides(text, path, value):
         ("optim.clip_norm=much", ["config.optim.clip_norm must be float or None", "'much'"]),
         ("eval.batch_size=0", ["config.eval.batch_size", "None is for as many as a training micro-batch"]),
         ("log.profile_start=0", ["config.log.profile_start", "None is for no profile"]),
-        ("train.accumulate=0", ["config.train.accumulate", "None is for as many as", "per_device_batch_size"]),
+        ("train.accumulate=0", ["config.train.accumulate", "None is for as few as config.train.per_device_batch_size"]),
         ("train.per_device_batch_size=0", ["config.train.per_device_batch_size", "None is for no limit"]),
         ("train.per_device_batch=4", ["no setting 'per_device_batch'", "Did you mean 'per_device_batch_size'"]),
         ("train.accumulate=3", ["config.train.batch_size=4", "config.train.accumulate=3"]),

@@ -62,7 +62,10 @@ def exact(out) -> tuple[int, int]:
     return int(state.replace(",", "")), int(batch.replace(",", ""))
 
 
-@pytest.mark.parametrize("mesh", [{"data": 1}, {"data": 2}, {"fsdp": 4}, {"data": 1, "fsdp": 2, "tensor": 2}], ids=str)
+MESHES = [{"data": 1}, {"data": 2}, {"fsdp": 4}, {"tensor": 2, "data": 2}, {"data": 1, "fsdp": 2, "tensor": 2}]
+
+
+@pytest.mark.parametrize("mesh", support.slow_unless(lambda mesh: len(mesh) == 3, MESHES), ids=str)
 def test_described_devices(mesh, report, monkeypatch):
     """Bytes are those that so many devices hold, of which XLA's analysis knows as well; what it compiled is said."""
     count, seen = math.prod(mesh.values()), []
@@ -82,7 +85,7 @@ def test_devices_that_cannot_be_described(report):
         report("--devices=0")
     with pytest.raises(UserError, match="JAX has started with 8 CPU"):
         report("--devices=9")
-    with pytest.raises(UserError, match="batch_size=8 .*data=3.*The nearest that fit are 6 and 9"):
+    with pytest.raises(UserError, match=r"batch_size=8 .*data=3.*The nearest that fit are 6 and 9"):
         report("--devices=3")
     with pytest.raises(UserError, match="Training takes every device"):
         main.main(["--config=top1_chunk:debug", "--devices=4"])
@@ -93,7 +96,6 @@ def test_more_devices_than_this_machine_has(tmp_path):
     flags = support.environment("--xla_force_host_platform_device_count=2")
     command = [sys.executable, "-m", "seqjax", "train", "--dry_run", "--devices=16", "--config.mesh.fsdp=4"]
     done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=8", f"--workdir={tmp_path}"], env=flags)
-    assert "mesh         data=4 x fsdp=4 x tensor=1" not in done.stdout
     assert "batch_size=8 sequences cannot be split evenly over data=4 x fsdp=4 devices" in done.stderr
     done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=32", f"--workdir={tmp_path}"], env=flags)
     assert done.returncode == 0, done.stderr
