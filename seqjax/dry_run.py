@@ -24,7 +24,7 @@ from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh
 from seqjax.terminal import duration, size
-from seqjax.training.batches import batch_shards, micro_batches
+from seqjax.training.batches import division, micro_batches
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.placement import bytes_per_device, parameter_table
@@ -38,7 +38,7 @@ CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
 FORCE = "--xla_force_host_platform_device_count"
 
 
-def describe(config: Config, workdir: str | Path | None, devices: Sequence[jax.Device] | None = None) -> Iterator[str]:
+def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] | None = None) -> Iterator[str]:
     """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained.
 
     `devices` are those of `described_devices`, in place of the ones that this machine has.
@@ -62,8 +62,7 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[jax.D
     tokens, per_token = train.steps * tokens_per_step, flops.flops_per_token(model, train.seq_len)
     yield f"parameters   {total:,}, of which {active:,} multiply every token (tables are looked up)"
     yield f"steps        {train.steps:,} of {train.batch_size:,} x {train.seq_len:,} = {tokens_per_step:,} tokens"
-    micro = train.batch_size // n_micro
-    yield f"batches      {n_micro:,} per step of {micro:,} sequences, {micro // batch_shards(mesh):,} on each device"
+    yield f"each step    {division(train, mesh)}"
     yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
     yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"
 
@@ -71,7 +70,7 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[jax.D
     init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
     state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
-    batch = jax.ShapeDtypeStruct((n_micro, micro, train.seq_len + 1), np.int32)
+    batch = jax.ShapeDtypeStruct((n_micro, train.batch_size // n_micro, train.seq_len + 1), np.int32)
     params_bytes = bytes_per_device(shapes.params, state_sharding.params)
     state_bytes, batch_bytes = bytes_per_device(shapes, state_sharding), bytes_per_device(batch, tokens_sharding)
     yield ""
@@ -116,7 +115,7 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[jax.D
         yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
 
 
-def described_devices(count: int) -> list[jax.Device]:
+def described_devices(count: int) -> list[Any]:
     """Return so many CPU devices, which stand for those of another machine: programs are compiled for them, not run.
 
     JAX makes them when it starts, so call this before. Raises `UserError` if it has started with fewer.

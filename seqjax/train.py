@@ -23,7 +23,7 @@ from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
-from seqjax.training.batches import micro_batches
+from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.log import TrainLog
@@ -103,6 +103,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
         if checkpoints.params_only:  # a workdir that seqjax.convert wrote
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
         log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
+    if n_micro > 1:
+        log.say(f"Each step: {division(config.train, mesh)}")
     if mesh.size > 1:
         log.say("\n".join(parameter_table(model, state_sharding.params)))
 

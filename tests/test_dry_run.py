@@ -43,7 +43,7 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert "data         builtin" in out
     assert f"devices      {jax.device_count()} x cpu" in out
     assert "mesh         data=8 x fsdp=1 x tensor=1" in out
-    assert "batches      1 per step of 8 sequences, 1 on each device" in out
+    assert "each step    1 micro-batch of 8 sequences, 1 on each device" in out
     assert "time         unknown" in out
     # Parameters, Adam's two moments and two counts, step and key, on every device of the data axis; and the batch.
     state, batch = exact(out)
@@ -100,7 +100,7 @@ def test_more_devices_than_this_machine_has(tmp_path):
     done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=32", f"--workdir={tmp_path}"], env=flags)
     assert done.returncode == 0, done.stderr
     assert "devices      16 x described" in done.stdout
-    assert "batches      1 per step of 32 sequences, 2 on each device" in done.stdout
+    assert "each step    1 micro-batch of 32 sequences, 2 on each device" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

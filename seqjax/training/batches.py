@@ -47,6 +47,13 @@ def _nearest(batch_size: int, unit: int) -> str:
     return f"The nearest that fit are {below} and {below + unit}." if below else f"The nearest that fits is {unit}."
 
 
+def division(train: TrainConfig, mesh: Mesh) -> str:
+    """Return how a step is divided in words: '2 micro-batches of 64 sequences, 8 on each device'."""
+    n_micro = micro_batches(train, mesh)
+    sequences, parts = train.batch_size // n_micro, "micro-batches" if n_micro > 1 else "micro-batch"
+    return f"{n_micro:,} {parts} of {sequences:,} sequences, {sequences // batch_shards(mesh):,} on each device"
+
+
 def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
     """Return the sequences of an evaluation batch: those `given`, or those of a training micro-batch at most.
 

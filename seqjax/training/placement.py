@@ -42,16 +42,16 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
     places: dict[tuple[str, Kind], list[str]] = collections.defaultdict(list)
     n_bytes: dict[tuple[str, str], int] = {}
     for whole_path, sharding in names(by_param):
-        stacked = whole_path.startswith("blocks.")  # along the first dimension, the layers of a place
+        x, logical, split = shapes[whole_path], axes[whole_path], _split(sharding, len(axes[whole_path]))
+        stacked = int(whole_path.startswith("blocks."))  # along the first dimension, the layers of a place
         place, path = whole_path.split(".", 2)[1:] if stacked else ("", whole_path)
-        parts = shapes[whole_path].shape, axes[whole_path], _split(sharding, len(axes[whole_path]))
-        places[path, Kind(*(part[int(stacked) :] for part in parts))].append(place)
-        n_bytes[place, path] = bytes_per_device(shapes[whole_path], sharding)
+        places[path, Kind(x.shape[stacked:], logical[stacked:], split[stacked:])].append(place)
+        n_bytes[place, path] = bytes_per_device(x, sharding)
 
     rows: dict[tuple[tuple[str, ...], Kind], list[str]] = collections.defaultdict(list)
     for (path, kind), where in places.items():
         rows[tuple(where), kind].append(path)
-    cells = [TITLES]
+    cells: list[tuple[str, ...]] = [TITLES]
     for (where, kind), paths in rows.items():
         label = _joined(paths)
         if where != ("",):

@@ -52,7 +52,7 @@ def alone(blocks_dir, tmp_path_factory):
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         assert run_on(patch, 1, blocks_dir, workdir) == {(4, 2, support.SEQ_LEN + 1)}
-    assert "Training transformer_pp" in said.getvalue()
+    assert "Each step: 4 micro-batches of 2 sequences, 2 on each device" in said.getvalue()
     assert "mixer.{k,q,v}" not in said.getvalue()
     return workdir
 
