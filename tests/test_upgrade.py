@@ -10,6 +10,7 @@ import pytest
 from seqjax import presets, upgrade
 from seqjax.config import from_config_dict, to_dict
 from seqjax.errors import UserError
+from seqjax.study.studies import load_study
 from seqjax.training import workdir as workdirs
 from tests import support
 
@@ -81,6 +82,17 @@ def test_micro_batches_stay_where_there_were_several(version):
     assert of(values).train.accumulate is None
     values["train"]["accumulate"] = 2
     assert (of(values).train.accumulate, of(values).train.per_device_batch_size) == (2, None)
+
+
+def test_the_runs_of_a_study_go_on_in_the_workdirs_that_they_left(tmp_path):
+    """What was recorded of them, by earlier versions, against what the study asks for today."""
+    recorded = json.loads((support.ROOT / "docs/results/limited_110m/runs.json").read_text())["runs"]
+    asked = {run.label: run.config for run in load_study("limited_110m").runs}
+    assert len(recorded.keys() & asked.keys()) > 40
+    for label in recorded.keys() & asked.keys():
+        (tmp_path / "config.json").write_text(json.dumps(recorded[label]["config"]))
+        workdirs.check_config(tmp_path, asked[label])
+        assert workdirs.load_config(tmp_path).train.batch_size == asked[label].train.batch_size == 32
 
 
 def as_version_2():

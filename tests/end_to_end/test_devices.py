@@ -7,11 +7,13 @@ import contextlib
 import functools
 import io
 import itertools
+import re
 import shutil
 
 import jax
 import pytest
 
+from seqjax import dry_run
 from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.sharding import make_mesh
@@ -23,7 +25,10 @@ NOISE = 1e-5
 
 
 def run_on(monkeypatch, n_devices, blocks_dir, workdir, **overrides) -> set[tuple[int, ...]]:
-    """Start or resume the run on so many devices; the shapes of its steps' tokens."""
+    """Start or resume the run on so many devices; the shapes of its steps' tokens.
+
+    What each device holds of the state and of a batch is what `--dry_run` says that it would.
+    """
     config = support.run_config(
         blocks_dir,
         "transformer_pp",
@@ -36,12 +41,32 @@ def run_on(monkeypatch, n_devices, blocks_dir, workdir, **overrides) -> set[tupl
         }
         | overrides,
     )
-    shapes = set()
-    place = train_module.to_devices
+    shapes, held = set(), {}
+    place, save = train_module.to_devices, train_module.Checkpoints.save
+
+    def seen_place(batch, sharding):
+        placed = place(batch, sharding)
+        shapes.add(placed.shape)
+        held["batch"] = support.bytes_held(placed)
+        return placed
+
+    def seen_save(self, step, state, *rest):
+        held["state"] = support.bytes_held(state)
+        save(self, step, state, *rest)
+
+    devices = jax.devices()[:n_devices]
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:n_devices]))
-        patch.setattr(train_module, "to_devices", lambda x, sharding: shapes.add(x.shape) or place(x, sharding))
+        patch.setattr(train_module, "make_mesh", functools.partial(make_mesh, devices=devices))
+        patch.setattr(train_module, "to_devices", seen_place)
+        patch.setattr(train_module.Checkpoints, "save", seen_save)
         assert train(config, workdir) is True
+    said = {}
+    for line in dry_run.describe(config, None, devices):
+        if found := re.match(r"(state|batch) +([\d,]+) bytes on each device", line):
+            said[found[1]] = {int(found[2].replace(",", ""))}
+        if said.keys() == held.keys():  # what follows is compiled
+            break
+    assert held == said
     return shapes
 
 

@@ -31,15 +31,6 @@ def mesh_of(**sizes: int):
     return make_mesh(**sizes, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
-def held(tree) -> set[int]:
-    """The bytes that each device really holds of the arrays of a tree."""
-    on: dict[int, int] = {}
-    for x in jax.tree.leaves(tree):
-        for shard in x.addressable_shards:
-            on[shard.device.id] = on.get(shard.device.id, 0) + shard.data.nbytes
-    return set(on.values())
-
-
 @pytest.mark.parametrize("sizes", MESHES, ids=lambda sizes: "-".join(f"{k}{n}" for k, n in sizes.items()))
 def test_bytes_are_those_that_devices_hold(sizes):
     mesh = mesh_of(**sizes)
@@ -49,10 +40,10 @@ def test_bytes_are_those_that_devices_hold(sizes):
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
     by_leaf = state_shardings(mesh, model, optimizer, shapes)
     state = jax.tree.map(lambda x, s: jax.device_put(np.zeros(x.shape, x.dtype), s), shapes, by_leaf)
-    assert held(state) == {bytes_per_device(shapes, by_leaf)}
+    assert support.bytes_held(state) == {bytes_per_device(shapes, by_leaf)}
     tokens = np.zeros((3, 8, 24), np.int32)
     sharding = batch_sharding(mesh, leading=1)
-    assert held(jax.device_put(tokens, sharding)) == {bytes_per_device(tokens, sharding)}
+    assert support.bytes_held(jax.device_put(tokens, sharding)) == {bytes_per_device(tokens, sharding)}
 
 
 def table_of(mixer, variant="", *, mesh, **overrides):
