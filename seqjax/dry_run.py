@@ -95,7 +95,10 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
         limit = _limit(device)
         fits = limit is None or needed <= limit
         if limit is not None and not fits:
-            yield f"             MORE than the {size(limit)} of a device: lower config.train.per_device_batch_size,"
+            change = "lower config.train.per_device_batch_size"
+            if train.accumulate is not None:
+                change = "raise config.train.accumulate"
+            yield f"             MORE than the {size(limit)} of a device: {change},"
             yield "             raise config.mesh.fsdp, or set config.model.remat"
         speed, source = None, ""
         found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)

@@ -103,7 +103,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
         if checkpoints.params_only:  # a workdir that seqjax.convert wrote
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
         log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
-    if n_micro > 1:
+    if n_micro > 1 or config.train.accumulate is not None:
         log.say(f"Each step: {division(config.train, mesh)}")
     if mesh.size > 1:
         log.say("\n".join(parameter_table(model, state_sharding.params)))

@@ -42,7 +42,7 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert "workdir      runs/x, which holds no run yet" in out
     assert "data         builtin" in out
     assert f"devices      {jax.device_count()} x cpu" in out
-    assert "mesh         data=8 x fsdp=1 x tensor=1" in out
+    assert "mesh         data=8 x fsdp=1 x" in out
     assert "each step    1 micro-batch of 8 sequences, 1 on each device" in out
     assert "time         unknown" in out
     # Parameters, Adam's two moments and two counts, step and key, on every device of the data axis; and the batch.
@@ -141,6 +141,7 @@ def test_a_run_that_does_not_fit(report, monkeypatch):
     out = report()
     assert "MORE than the 1000 B of a device: lower config.train.per_device_batch_size" in out
     assert "time         unknown" in out, "it is not tried"
+    assert "raise config.train.accumulate," in report("--config.train.accumulate=1")
 
 
 def test_a_backend_without_an_analysis():

@@ -28,7 +28,7 @@ def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
     if left:
         raise UserError(
             f"config.train.batch_size={train.batch_size} sequences cannot be split evenly over {devices}. {nearest} "
-            "Or change config.mesh: devices along tensor share sequences."
+            "Or change config.mesh: only data and fsdp divide a batch."
         )
     if train.accumulate is None:
         limit = train.per_device_batch_size or of_device
@@ -51,7 +51,11 @@ def division(train: TrainConfig, mesh: Mesh) -> str:
     """Return how a step is divided in words: '2 micro-batches of 64 sequences, 8 on each device'."""
     n_micro = micro_batches(train, mesh)
     sequences, parts = train.batch_size // n_micro, "micro-batches" if n_micro > 1 else "micro-batch"
-    return f"{n_micro:,} {parts} of {sequences:,} sequences, {sequences // batch_shards(mesh):,} on each device"
+    of_device, limit = sequences // batch_shards(mesh), train.per_device_batch_size
+    more = ""
+    if limit is not None and of_device > limit:
+        more = f": config.train.accumulate={train.accumulate} takes precedence over .per_device_batch_size={limit}"
+    return f"{n_micro:,} {parts} of {sequences:,} sequences, {of_device:,} on each device{more}"
 
 
 def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ from seqjax import presets
 from seqjax.config import TrainConfig, from_config_dict
 from seqjax.errors import UserError
 from seqjax.sharding import AXES
-from seqjax.training.batches import batch_shards, eval_batch_size, micro_batches
+from seqjax.training.batches import batch_shards, division, eval_batch_size, micro_batches
 
 
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
@@ -84,6 +84,17 @@ def test_what_devices_cannot_share_names_the_nearest_that_fit(train, devices, sa
     assert sizes
     for size in sizes:
         micro_batches(dataclasses.replace(train, batch_size=size), mesh_of(**devices))
+
+
+def test_what_is_set_by_hand_says_that_it_passes_the_limit():
+    by_hand, mesh = settings(32, accumulate=1, per_device_batch_size=4), mesh_of(data=4)
+    assert division(by_hand, mesh) == (
+        "1 micro-batch of 32 sequences, 8 on each device: "
+        "config.train.accumulate=1 takes precedence over .per_device_batch_size=4"
+    )
+    assert division(dataclasses.replace(by_hand, accumulate=2), mesh) == (
+        "2 micro-batches of 16 sequences, 4 on each device"
+    )
 
 
 @pytest.mark.parametrize(
