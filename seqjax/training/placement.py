@@ -62,6 +62,7 @@ def parameter_table(model: Model, by_param: Params) -> list[str]:
         cells.append(
             (label, " x ".join(map(str, kind.shape)), ", ".join(name or "-" for name in kind.axes), over, size(total))
         )
+    cells.append(("all", "", "", "", size(sum(n_bytes.values()))))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join([*(text.ljust(width) for text, width in zip(row, widths[:-1])), row[-1].rjust(widths[-1])])
