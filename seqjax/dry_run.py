@@ -35,7 +35,7 @@ RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).parent / "recorded" 
 TIMED_STEPS = 3
 # Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
 CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
-FORCE = "--xla_force_host_platform_device_count"
+FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the number of CPU devices
 
 
 def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] | None = None) -> Iterator[str]:
@@ -126,8 +126,9 @@ def described_devices(count: int) -> list[Any]:
     if count < 1:
         raise UserError(f"--devices={count}: give the number of devices to describe, 1 or more.")
     if not cpu_compiler.has_started():
-        others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(FORCE)]
-        os.environ["XLA_FLAGS"] = " ".join([*others, f"{FORCE}={count}"])
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(FORCE))
+        jax.config.update("jax_num_cpu_devices", count)
         jax.config.update("jax_platforms", "cpu")
     found = jax.devices("cpu")
     if len(found) < count:
