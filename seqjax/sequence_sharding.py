@@ -104,7 +104,7 @@ def _exchange(x: Array, *, to_heads: bool) -> Array:
     if n_heads % mesh.shape["seq"]:
         raise UserError(
             f"config.mesh.seq={mesh.shape['seq']} does not divide the {n_heads} heads (or channels) of a mixer, which "
-            "its devices share; choose a number of devices that does, for all of config.model.mixer."
+            "its devices share; choose a divisor of the heads of every mixer (those of keys and values, if fewer)."
         )
     batch, tensor = batch_axes(mesh, n_batch), "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
     by_time = PartitionSpec(batch, "seq", tensor)
