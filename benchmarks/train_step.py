@@ -2,6 +2,7 @@
 
     python -m benchmarks.train_step [--mixers=a,b] [--quick] [--against=benchmarks/results/train_step.json]
     python -m benchmarks.train_step --devices=4 [--layouts=data,fsdp] [--size=1b3 --batch=4]
+    python -m benchmarks.train_step --devices=4 --layouts=seq --batch=1 --seq_len=102400
 
 The step of `seqjax.train`, compiled and sharded as there (`seqjax.training.step.jit_train_step`) over the mesh of
 the config, which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
@@ -11,8 +12,9 @@ repeats of some steps. On a CPU, or with --quick, the debug size. Compare number
 those of a recorded one: another run has another clock, and perhaps another XLA.
 
 With --devices=N every architecture is measured on one device and then on N, data parallel (mesh.data=N) and fully
-sharded (mesh.fsdp=N), with --batch sequences (the debug size: those of its config) on each device. "scaling" is the
-tokens per second on N devices over N times those on one, in the same run.
+sharded (mesh.fsdp=N), with --batch sequences (the debug size: those of its config) on each device. The layout seq
+splits --batch sequences over the N devices instead (mesh.seq=N). "scaling" is the tokens per second on N devices over N
+times those on one, in the same run.
 
 Memory is per device: what XLA reserves for the compiled step (arguments and temporaries; outputs take the arguments'
 place) and, where the device counts it, its peak, if this architecture raised that. Writes
@@ -52,8 +54,10 @@ from benchmarks.harness.timing import seconds_per_call
 from seqjax.config import Config
 from seqjax.errors import UserError, run_command
 from seqjax.models import Model, flops
-from seqjax.sharding import batch_sharding, make_mesh, require_divisible, to_devices
+from seqjax.sequence_sharding import require_equal_pieces
+from seqjax.sharding import batch_sharding, make_mesh, to_devices
 from seqjax.training import metrics, optim
+from seqjax.training.batches import micro_batches
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 
 TABLE = report.Table(
@@ -76,8 +80,9 @@ class Stepper:
 
     def __init__(self, config: Config, devices: list[Any] | None = None):
         train = config.train
-        mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor, devices=devices)
-        require_divisible(train.batch_size // train.accumulate, mesh)
+        mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
+        require_equal_pieces(train.seq_len, mesh)
+        n_micro = micro_batches(train, mesh)
         self.model = Model(config.model, max_len=train.seq_len)
         optimizer = optim.optimizer(config.optim, train.steps)
         init_fn = lambda: init_state(self.model, optimizer, jax.random.key(train.seed))  # noqa: E731
@@ -87,7 +92,7 @@ class Stepper:
             self.model, optimizer, optim.schedule(config.optim, train.steps), state=by_leaf, tokens=batch
         )
         rng = np.random.default_rng(0)
-        shape = (train.accumulate, train.batch_size // train.accumulate, train.seq_len + 1)
+        shape = (n_micro, train.batch_size // n_micro, train.seq_len + 1)
         with jax.set_mesh(mesh):
             self.tokens = to_devices(rng.integers(0, config.model.vocab_size, shape, np.int32), batch)
             self.state = jax.jit(init_fn, out_shardings=by_leaf)()
@@ -128,11 +133,12 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
 
 
 def layouts(config: Config, n_devices: int, axes: list[str]) -> dict[str, Config]:
-    """The config for one device, as "", and for `n_devices` by the mesh axis that splits the batch, as "data=4"."""
+    """The config for one device, as "", and for `n_devices` by the mesh axis that splits the tokens, as "data=4"."""
 
     def on(n: int, axis: str) -> Config:
-        train = dataclasses.replace(config.train, batch_size=config.train.batch_size * n)
-        mesh = dataclasses.replace(config.mesh, **({"data": 1, "fsdp": 1, "tensor": 1} | {axis: n}))
+        n_batches = 1 if axis == "seq" else n  # it splits the sequences that one device has
+        train = dataclasses.replace(config.train, batch_size=config.train.batch_size * n_batches)
+        mesh = dataclasses.replace(config.mesh, **({"data": 1, "fsdp": 1, "seq": 1, "tensor": 1} | {axis: n}))
         return dataclasses.replace(config, train=train, mesh=mesh)
 
     return {"": on(1, "data")} | {f"{axis}={n_devices}": on(n_devices, axis) for axis in axes}
@@ -165,8 +171,8 @@ def title_of(name: str, layout: str = "") -> str:
 
 
 def check_devices(n_devices: int, axes: list[str]) -> None:
-    """Raise `UserError` for more devices than there are, or a layout that does not split the batch."""
-    options.check_known("layouts", axes, ["data", "fsdp"])
+    """Raise `UserError` for more devices than there are, or a layout that does not split the tokens."""
+    options.check_known("layouts", axes, ["data", "fsdp", "seq"])
     if n_devices and not 2 <= n_devices <= jax.device_count():
         raise UserError(f"--devices={n_devices}: give 2 to {jax.device_count()}, the number of devices here.")
 

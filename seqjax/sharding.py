@@ -1,8 +1,9 @@
 """The device mesh and the rules from logical axes to mesh axes.
 
-The mesh has three axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer) and `tensor`
-(heads, MLP and vocabulary split). On a laptop it is 1 x 1 x 1 and every rule is a no-op. XLA inserts the collectives
-("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
+The mesh has four axes: `data` (copies of the model), `fsdp` (parameters split, gathered layer by layer), `seq` (long
+sequences split, seqjax/sequence_sharding.py) and `tensor` (heads, MLP and vocabulary split). On a laptop it is
+1 x 1 x 1 x 1 and every rule is a no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types
+are Auto on purpose.
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from seqjax.errors import UserError
 from seqjax.types import Array, Params
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "seq", "tensor")
 # Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole.
 RULES: dict[str | None, str | None] = {
     "embed": "fsdp",
@@ -47,13 +48,15 @@ def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
     RULES[logical_axis] = mesh_axis
 
 
-def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[Any] | None = None) -> Mesh:
+def make_mesh(
+    *, data: int = -1, fsdp: int = 1, seq: int = 1, tensor: int = 1, devices: list[Any] | None = None
+) -> Mesh:
     """Return a mesh over all devices; one size may be -1, which stands for all remaining devices.
 
     Raises `UserError` if the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    shape = [data, fsdp, tensor]
+    shape = [data, fsdp, seq, tensor]
     known = int(np.prod([s for s in shape if s != -1]))
     if shape.count(-1) > 1 or any(s < 1 and s != -1 for s in shape):
         raise UserError(f"config.mesh {dict(zip(AXES, shape))}: sizes are positive, and at most one is -1.")
@@ -64,16 +67,7 @@ def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[A
             f"config.mesh {dict(zip(AXES, shape))} does not fit {len(devices)} device(s); "
             "set one size to -1, or sizes whose product is the number of devices."
         )
-    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
-
-
-def require_divisible(micro_batch: int, mesh: Mesh) -> None:
-    """Raise `UserError` if a micro-batch of that many sequences cannot be split over the mesh."""
-    if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
-        raise UserError(
-            f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "
-            f"fsdp={mesh.shape['fsdp']} devices; change config.train.batch_size, .accumulate or config.mesh."
-        )
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def is_axes(leaf: Any) -> bool:
@@ -118,9 +112,10 @@ def gather_fsdp(x: Array, names: tuple[str | None, ...]) -> Array:
 
 
 def constrain_batch(x: Array) -> Array:
-    """Constrain axis 0 of `x` to be split over the mesh's data axes, and nothing else; a no-op outside a mesh.
+    """Constrain [B, T, D] or [B, D] to be split along B over the mesh's data axes, along T over `seq`, and no further.
 
-    An axis that the devices do not divide is not split. The gradient of `x` is constrained alike.
+    It is a no-op outside a mesh. An axis that the devices do not divide is not split. The gradient of `x` is
+    constrained alike.
 
     What goes between a block's parts is constrained so, for speed and because XLA's partitioner computes wrong values
     otherwise: of a product over a dimension split over `tensor`, y [B, H] times the transpose of w [D, H], whose result
@@ -129,20 +124,40 @@ def constrain_batch(x: Array) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
         return x
-    divides = x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
-    return jax.lax.with_sharding_constraint(x, BATCH if divides else PartitionSpec())
+    if x.ndim > 2 and splits_time(mesh, x.shape[1]):
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(batch_axes(mesh, x.shape[0]), "seq"))
+    return jax.lax.with_sharding_constraint(x, BATCH if batch_axes(mesh, x.shape[0]) else PartitionSpec())
 
 
 def heads_split(n_batch: int, n_heads: int) -> PartitionSpec | None:
-    """Return how [B, T, H, K] is split over the mesh; None without a mesh of several devices.
+    """Return how [B, T, H, K] is split over the mesh in a mixer's core; None without a mesh of several devices.
 
     A dimension that its mesh axes do not divide stays whole.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or not set(AXES) <= set(mesh.shape):
         return None
-    batch = BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
-    return PartitionSpec(batch, None, "tensor" if n_heads % mesh.shape["tensor"] == 0 else None)
+    return PartitionSpec(batch_axes(mesh, n_batch), None, head_axes(mesh, n_heads))
+
+
+def splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
+    """Return whether `seq` splits that many tokens; a prompt, or one token, that it does not divide stays whole."""
+    n_pieces = mesh.shape.get("seq", 1)
+    return n_pieces > 1 and seq_len % n_pieces == 0
+
+
+def batch_axes(mesh: AbstractMesh, n_batch: int) -> tuple[str, ...] | None:
+    """Return the mesh axes over which a batch is split; None for one that they do not divide."""
+    return BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
+
+
+def head_axes(mesh: AbstractMesh, n_heads: int) -> tuple[str, ...] | str | None:
+    """Return the mesh axes over which a mixer's core splits heads: `tensor` and `seq`, or those of them that divide."""
+    if mesh.shape["seq"] == 1:
+        return "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
+    if n_heads % (mesh.shape["tensor"] * mesh.shape["seq"]) == 0:
+        return ("tensor", "seq")
+    return "seq" if n_heads % mesh.shape["seq"] == 0 else None
 
 
 def replicate(tree: Any) -> Any:

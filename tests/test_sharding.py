@@ -16,7 +16,12 @@ pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices w
 
 @pytest.mark.parametrize(
     ("sizes", "shape"),
-    [({}, (8, 1, 1)), ({"fsdp": 4}, (2, 4, 1)), ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 2))],
+    [
+        ({}, (8, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
+        ({"seq": 4}, (2, 1, 4, 1)),
+    ],
 )
 def test_meshes(sizes, shape):
     mesh = make_mesh(**sizes)

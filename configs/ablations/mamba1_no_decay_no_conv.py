@@ -1,6 +1,6 @@
 """Mamba-1 without decay and without convolution (its SiLU stays).
 
-seqjax train --config=ablations/mamba1_no_decay_no_conv two CPU cores, busy, 10 minutes: prose 2.64, doctest 2.56 nats
+seqjax train --config=ablations/mamba1_no_decay_no_conv   two CPU cores, busy, 10 minutes: prose 2.64, doctest 2.56 nats
 seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
 
 At 110m and larger: not run.

@@ -18,6 +18,7 @@ from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, LayerSpec
 
 
@@ -167,7 +168,8 @@ class AttentionMixer(base.Mixer):
         """Attend over a whole sequence of projections; return [B, T, H, K] and the filled cache (or None)."""
         seq_len = q_BTE.shape[1]
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, jnp.arange(seq_len), seq_len)
-        o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK)
+        q_BTHK, k_BTGK, v_BTGK = (time_to_heads(x) for x in (q_BTHK, k_BTGK, v_BTGK))
+        o_BTHK = heads_to_time(self.attend(q_BTHK, k_BTGK, v_BTGK))
         return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK)
 
     def attend_next(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:

@@ -23,6 +23,7 @@ from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, LayerSpec
 
 
@@ -96,7 +97,9 @@ class Mixer(AttentionMixer):
 
     def weights_entropy(self, q_BTHK: Array, k_BTGK: Array) -> Array:
         """Return the entropy of the weights in nats, float32 [B, T, H], of queries and keys after rotation."""
-        return attention_entropy(q_BTHK, k_BTGK, window=self.window, scale=self.scale, slopes=self.slopes)
+        q_BTHK, k_BTGK = time_to_heads(q_BTHK), time_to_heads(k_BTGK)
+        options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
+        return heads_to_time(attention_entropy(q_BTHK, k_BTGK, **options))
 
     @property
     def window(self) -> int:

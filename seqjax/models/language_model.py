@@ -22,6 +22,7 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
+from seqjax.sequence_sharding import time_pieces, time_to_rows
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -99,7 +100,10 @@ class Model:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
-            return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
+            n_batch, n_pieces = h_BTD.shape[0], time_pieces(h_BTD)
+            h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
+            losses_B = sequence_losses(h_BTD, head_DO, targets_BT, self.config.loss_chunk)
+            return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
         """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.
@@ -111,6 +115,7 @@ class Model:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
         h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding
         with jax.named_scope("loss"):
+            h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
             total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)
         return total, jnp.sum(weights_BT)
 

@@ -12,6 +12,7 @@ from flax import nnx
 
 from seqjax.nn.initializers import Init, uniform
 from seqjax.nn.params import param
+from seqjax.sequence_sharding import rows_to_time, time_pieces, time_to_rows
 from seqjax.types import Array
 
 
@@ -41,12 +42,17 @@ class ShortConv(nnx.Module):
     def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
         """Map [B, T, E] to [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
         n_past = self.w.shape[1] - 1
-        if last_BWE is None:
+        bias = None if self.b is None else self.b[...]
+        n_batch, seq_len, _ = x_BTE.shape
+        n_pieces = time_pieces(x_BTE)
+        if n_pieces > 1 and n_past <= seq_len // n_pieces:
+            last_BWE = self.init_cache(n_batch, x_BTE.dtype) if last_BWE is None else last_BWE
+            x_BSE = time_to_rows(x_BTE, last_BWE.astype(x_BTE.dtype))
+        elif last_BWE is None:
             x_BSE = jnp.pad(x_BTE, ((0, 0), (n_past, 0), (0, 0)))
         else:
             x_BSE = jnp.concatenate([last_BWE.astype(x_BTE.dtype), x_BTE], axis=1)
-        bias = None if self.b is None else self.b[...]
-        return _conv_act(x_BSE, self.w[...], bias, self.silu)
+        return rows_to_time(_conv_act(x_BSE, self.w[...], bias, self.silu), n_batch)
 
     def init_cache(self, batch: int, dtype: Any) -> Array:
         """Return zeros [B, W - 1, E] in place of earlier inputs."""

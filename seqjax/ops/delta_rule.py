@@ -19,6 +19,7 @@ from jaxtyping import Float
 from kernels_pallas import accumulation_dtype, state_scan
 from seqjax.ops.chunked import carry_precision, from_chunks, product, rematerialized, to_chunks
 from seqjax.ops.triangular import unit_lower_inverse
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64
@@ -46,7 +47,10 @@ def gated_delta_rule(
     shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
     s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
     chunk = min(chunk_size or CHUNK, seq_len)
+    q_BTHK, k_BTHK, v_BTHV, beta_BTH = (time_to_heads(x) for x in (q_BTHK, k_BTHK, v_BTHV, beta_BTH))
+    log_g_BTH = None if log_g_BTH is None else time_to_heads(log_g_BTH)
     o_BTHV, s_BHKV = _chunked(chunk, q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_g_BTH, s_BHKV)
+    o_BTHV = heads_to_time(o_BTHV)
     return (o_BTHV, s_BHKV) if return_state else o_BTHV
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from kernels_pallas import accumulation_dtype, join_chunks, split_chunks, state_passing
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64
@@ -50,9 +51,11 @@ def wkv6(
     acc = accumulation_dtype(v_BTHV, log_w_BTHK)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, n_key, v_BTHV.shape[-1]), acc)
+    r_BTHK, k_BTHK, v_BTHV, log_w_BTHK = (time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK))
     log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
     chunk = min(chunk_size or CHUNK, seq_len)
     y_BTHV, state_BHKV = _chunked(r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, u_HK, initial_state.astype(acc), chunk)
+    y_BTHV = heads_to_time(y_BTHV)
     return (y_BTHV, state_BHKV) if return_state else y_BTHV
 
 

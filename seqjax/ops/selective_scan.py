@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 import kernels_pallas
 from kernels_pallas import accumulation_dtype
+from seqjax.sequence_sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 
@@ -38,7 +39,9 @@ def selective_scan(
     if initial_state is None:
         initial_state = jnp.zeros((x_BTE.shape[0], *A_EN.shape), acc)
     dt_BTE, A_EN, D_E, initial_state = (t.astype(acc) for t in (dt_BTE, A_EN, D_E, initial_state))
+    x_BTE, dt_BTE, B_BTN, C_BTN = time_to_heads(x_BTE), time_to_heads(dt_BTE), gather_time(B_BTN), gather_time(C_BTN)
     y_BTE, state_BEN = kernels_pallas.selective_scan(
         x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_state, chunk_size=chunk_size
     )
+    y_BTE = heads_to_time(y_BTE)
     return (y_BTE, state_BEN) if return_state else y_BTE

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 import kernels_pallas
 from kernels_pallas import accumulation_dtype
+from seqjax.sequence_sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 128
@@ -42,13 +43,14 @@ def ssd(
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, b_BTN.shape[-1], n_value), acc)
     y_BTHV, state_BHNV = kernels_pallas.ssd(
-        x_BTHV,
-        jnp.maximum(log_a_BTH.astype(acc), FLOOR),
-        b_BTN,
-        c_BTN,
+        time_to_heads(x_BTHV),
+        jnp.maximum(time_to_heads(log_a_BTH).astype(acc), FLOOR),
+        gather_time(b_BTN),
+        gather_time(c_BTN),
         initial_state.astype(acc),
-        None if dt_BTH is None else dt_BTH.astype(acc),
+        None if dt_BTH is None else time_to_heads(dt_BTH).astype(acc),
         chunk_size=min(chunk_size or CHUNK, seq_len),
         implementation=implementation,
     )
+    y_BTHV = heads_to_time(y_BTHV)
     return (y_BTHV, state_BHNV) if return_state else y_BTHV

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from kernels_pallas import accumulation_dtype, join_chunks, split_chunks, state_passing
+from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 128
@@ -48,8 +49,10 @@ def taylor_linear_attention(
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, taylor_features(q_BTHK.shape[-1]), n_value + 1), acc)
     chunk = min(chunk_size or CHUNK, seq_len)
+    q_BTHK, k_BTHK, v_BTHV = (time_to_heads(x) for x in (q_BTHK, k_BTHK, v_BTHV))
     out: Any = _chunked(q_BTHK, k_BTHK, v_BTHV, initial_state.astype(acc), chunk)
-    return out if return_state else out[0]
+    y_BTHV, state_BHFV = heads_to_time(out[0]), out[1]
+    return (y_BTHV, state_BHFV) if return_state else y_BTHV
 
 
 def _features(x: Array) -> Array:

@@ -1,5 +1,7 @@
 """The benchmark of the training step: its step is the trainer's, and what it writes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -50,7 +52,7 @@ def test_a_tiny_run_is_written_plotted_and_compared(tmp_path, capsys) -> None:
     train_step.main(["--quick", f"--mixers=transformer_pp:train.batch_size=7,{name}", f"--json={path}"])
     written = report.load(path)
     assert written["settings"]["size"] == "debug"
-    assert "micro-batch of 7" in written["results"]["transformer_pp:train.batch_size=7"]["error"]
+    assert "batch_size=7 sequences cannot" in written["results"]["transformer_pp:train.batch_size=7"]["error"]
     result = written["results"][name]
     assert result["tokens_per_s"] == np.median(result["runs"])
     assert np.isfinite(result["loss"])
@@ -82,9 +84,14 @@ def test_scaling_is_over_one_device_of_the_same_run(tmp_path, capsys) -> None:
 
 def test_layouts_give_every_device_its_batch() -> None:
     config = train_step.configured("mamba2:mesh.tensor=2", "debug", batch=3, seq_len=16)
-    found = train_step.layouts(config, 4, ["data", "fsdp"])
-    sizes = {name: (c.mesh.data, c.mesh.fsdp, c.mesh.tensor, c.train.batch_size) for name, c in found.items()}
-    assert sizes == {"": (1, 1, 1, 3), "data=4": (4, 1, 1, 12), "fsdp=4": (1, 4, 1, 12)}
+    found = train_step.layouts(config, 4, ["data", "fsdp", "seq"])
+    sizes = {name: (*dataclasses.astuple(c.mesh), c.train.batch_size) for name, c in found.items()}
+    assert sizes == {
+        "": (1, 1, 1, 1, 3),
+        "data=4": (4, 1, 1, 1, 12),
+        "fsdp=4": (1, 4, 1, 1, 12),
+        "seq=4": (1, 1, 4, 1, 3),
+    }
 
 
 def test_more_devices_than_there_are_are_refused() -> None:

@@ -79,7 +79,7 @@ def test_parameters_and_moments_lie_as_the_mesh_says(run: Run):
     params = {path.partition("]")[2]: x for path, x in run.saved.items() if path.startswith("['params']")}
     assert {axis for x in params.values() for axis in jax.tree.leaves(tuple(x.sharding.spec))} == {"fsdp", "tensor"}
     assert {tuple(x.sharding.mesh.shape.items()) for x in params.values()} == {
-        (("data", 2), ("fsdp", 2), ("tensor", 2)),
+        (("data", 2), ("fsdp", 2), ("seq", 1), ("tensor", 2)),
     }
     for moment in ("mu", "nu"):
         found = {path.partition(f".{moment}")[2]: x for path, x in run.saved.items() if f".{moment}[" in path}

@@ -1,0 +1,206 @@
+"""Sequences split over devices (`mesh.seq`): one device's numbers, the collectives that it takes, what is refused."""
+
+import functools
+import importlib
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import batching
+from seqjax import sequence_sharding
+from seqjax.config import from_config_dict
+from seqjax.errors import UserError
+from seqjax.models import Model
+from seqjax.nn import params as params_lib
+from seqjax.sequence_sharding import heads_to_time, require_equal_pieces, rows_to_time, time_to_heads, time_to_rows
+from seqjax.sharding import batch_sharding, make_mesh, shardings
+from seqjax.testing import loss_and_grads
+from seqjax.training.optim import optimizer as make_optimizer
+from seqjax.training.optim import schedule
+from seqjax.training.step import init_state, make_entropy_step, make_train_step, state_shardings
+from tests import support
+from tests.kernels.test_scans_on_meshes import collectives
+from tests.models.test_model import ZERO
+from tests.training.test_partitioning import WARNING, compile_and_listen
+
+pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+
+B, T = 2, 24
+MESHES = {"2": {"seq": 2}, "4": {"seq": 4}, "2x2x2": {"fsdp": 2, "seq": 2, "tensor": 2}}
+# Their scans have one head, and this attention one for keys and values.
+REFUSED = {("mamba1", "one"), ("mamba1", "one_dt"), ("mamba1", "bare"), ("top1_chunk", "approx_gqa")}
+
+
+def mesh_of(name: str) -> jax.sharding.Mesh:
+    n_devices = math.prod(MESHES[name].values())
+    return make_mesh(**MESHES[name], devices=jax.devices()[:n_devices])
+
+
+@functools.cache
+def reference(mixer: str, variant: str):
+    """On one device; all cases of a mixer follow each other."""
+    model = support.tiny_model(mixer, variant, train__seq_len=T)
+    weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
+    return model, weights, tokens, *loss_and_grads(model, weights, tokens)
+
+
+def is_quick(mixer: str, variant: str, split: str) -> bool:
+    return (mixer, variant, split) in {
+        ("transformer_pp", "window", "2"),
+        ("mamba2", "full", "4"),
+    }
+
+
+CASES = [
+    (mixer, variant, split)
+    for mixer, variant in support.CASES
+    if (mixer, variant) not in REFUSED
+    for split in MESHES
+    if split != "4" or "gqa" not in variant  # two heads of keys and values
+]
+
+
+@pytest.mark.parametrize(("mixer", "variant", "split"), support.slow_unless(is_quick, CASES))
+def test_losses_and_gradients_are_those_of_one_device(mixer, variant, split):
+    model, weights, tokens, loss, grads = reference(mixer, variant)
+    assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh_of(split))
+
+
+def assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh):
+    placed = jax.device_put(weights, shardings(mesh, model.shapes, model.axes))
+    with jax.set_mesh(mesh):
+        got_loss, got_grads = loss_and_grads(model, placed, jax.device_put(tokens, batch_sharding(mesh)))
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-6)
+    for (name, a), (_, b) in zip(params_lib.names(got_grads), params_lib.names(grads), strict=True):
+        if name in ZERO and float(np.abs(b).max()) < 1e-5:
+            continue
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-9, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["full", "attention"])
+def test_layers_of_several_mixers(remat):
+    """Based's window attention, Taylor attention and convolutions, rematerialised."""
+    config = importlib.import_module("configs.based").get_config("debug")
+    settings = {"model.n_layers": len(config.model.mixer), "model.vocab_size": 48, "model.remat": remat}
+    config.update_from_flattened_dict(settings)
+    model = Model(from_config_dict(config).model, max_len=T)
+    weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
+    want = loss_and_grads(model, weights, tokens)
+    assert_one_device_is_equalled(model, weights, tokens, *want, mesh_of("2"))
+
+
+@pytest.mark.slow
+def test_losses_of_sequences_and_entropy_are_those_of_one_device():
+    model, weights, tokens, *_ = reference("transformer_pp", "alibi_window_gqa")
+    steps = (model.sequence_losses, lambda p, t: make_entropy_step(model)(p, t, jnp.ones(B)))
+    want = [jax.jit(step)(weights, tokens) for step in steps]
+    with jax.set_mesh(mesh_of("2")):
+        got = [jax.jit(lambda p, t, step=step: step(p, t))(weights, tokens) for step in steps]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+
+
+def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads():
+    """Of attention: no array has all of the time and all of the width, and nothing is gathered."""
+    n_tokens, dim, heads = 96, 32, 4
+    model = support.tiny_model("transformer_pp", train__seq_len=n_tokens, model__loss_chunk=n_tokens)
+    tokens, mesh = jax.ShapeDtypeStruct((1, n_tokens + 1), jnp.int32), mesh_of("4")
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(jax.grad(lambda p, t: model.loss(p, t)[0])).lower(model.shapes, tokens).compile()
+    program = str(compiled.as_text())
+    shapes = {tuple(int(n) for n in dims.split(",")) for dims in re.findall(r"f32\[([\d,]+)\]", program)}
+    whole = [shape for shape in shapes if n_tokens in shape and math.prod(shape) % (n_tokens * dim) == 0]
+    assert [shape for shape in whole if shape.count(n_tokens) == 1] == [], "scores have the time twice"
+    assert (1, n_tokens // 4, dim) in shapes
+    found = collectives(program)
+    assert set(found) <= {"all-to-all", "all-reduce", "collective-permute"}, found
+    assert set(found["all-to-all"]) == {(1, 1, n_tokens // 4, 1, dim // heads), (1, n_tokens // 4, 1, 1, dim // heads)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mixer", "variant"), support.FIRST)
+def test_a_training_step_moves_no_whole_array(mixer, variant, capfd):
+    config = support.tiny(mixer, variant, train__seq_len=T)
+    model, mesh = Model(config.model, max_len=T), mesh_of("2x2x2")
+    optimizer = make_optimizer(config.optim, 10)
+    shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((1, B, T + 1), jnp.int32)
+    in_shardings = (state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1))
+    with jax.set_mesh(mesh):
+        step = make_train_step(model, optimizer, schedule(config.optim, 10))
+        _, said = compile_and_listen(step, (shapes, tokens), capfd, in_shardings=in_shardings)
+    assert WARNING not in said, said
+
+
+def test_a_kernel_gets_all_of_the_time_of_its_heads():
+    """One with a rule for automatic sharding, in whose place is array code: `tensor` and `seq` split its heads."""
+    seen = []
+
+    def kernel(q_BTHK, k_BTGK):
+        seen.append((q_BTHK.shape, k_BTGK.shape))
+        return q_BTHK * jnp.repeat(jnp.cumsum(k_BTGK, axis=1), 2, axis=2)
+
+    q, k = jnp.ones((2, 12, 8, 3)), jnp.arange(2 * 12 * 4 * 3.0).reshape(2, 12, 4, 3)
+    rule = "b t (g r) k, b t g k -> b t (g r) k"
+    split = batching.partitioned(kernel, rule, **batching.heads(q, k))
+    by_time = jax.P("fsdp", "seq")
+    with jax.set_mesh(mesh_of("2x2x2")):
+        program = jax.jit(
+            lambda q, k: heads_to_time(split(time_to_heads(q), time_to_heads(k))), in_shardings=(by_time, by_time)
+        )
+        compiled = program.lower(q, k).compile()
+        assert seen[-1] == ((1, 12, 2, 3), (1, 12, 1, 3))
+        np.testing.assert_array_equal(compiled(*(jax.device_put(x, by_time) for x in (q, k))), kernel(q, k))
+    assert "all-to-all" in collectives(str(compiled.as_text()))
+
+
+def test_pieces_of_time_are_rows_and_follow_what_is_before_them():
+    x, before = jnp.arange(2 * 12 * 3.0).reshape(2, 12, 3), -jnp.ones((2, 2, 3))
+    padded = np.concatenate([before, x], axis=1)
+    want = np.stack([padded[b, 3 * s : 3 * s + 5] for s in range(4) for b in range(2)])
+
+    @jax.jit
+    def f(x, before):
+        rows = time_to_rows(x)
+        return rows, time_to_rows(x, before), rows_to_time(rows, 2)
+
+    with jax.set_mesh(mesh_of("4")):
+        rows, with_past, back = f(x, before)
+    assert {shard.data.shape for shard in rows.addressable_shards} == {(2, 3, 3)}
+    np.testing.assert_array_equal(with_past, want)
+    np.testing.assert_array_equal(rows, want[:, 2:])
+    np.testing.assert_array_equal(back, x)
+
+
+def test_what_the_devices_cannot_share_is_refused():
+    mesh = mesh_of("4")
+    with pytest.raises(UserError, match=r"config\.mesh\.seq=4 does not divide config\.train\.seq_len=30"):
+        require_equal_pieces(30, mesh)
+    require_equal_pieces(32, mesh)
+    tokens = jax.ShapeDtypeStruct((B, T + 1), jnp.int32)
+    for mixer, variant, heads in (("transformer_pp", "gqa", 2), ("mamba1", "one", 1)):
+        model = support.tiny_model(mixer, variant, train__seq_len=T)
+        with jax.set_mesh(mesh), pytest.raises(UserError, match=rf"seq=4 does not divide the {heads} heads"):
+            jax.eval_shape(model.sequence_losses, model.shapes, tokens)
+
+
+def test_the_devices_of_a_sequence_are_of_one_process():
+    for n_sharing, fits in ((2, True), (4, False)):
+        assert sequence_sharding._within_processes(np.array([0, 0, 1, 1]), n_sharing) == fits
+    assert not sequence_sharding._within_processes(np.array([0, 1, 0, 1]), 2)
+
+
+def test_a_prompt_that_the_devices_do_not_divide_stays_whole():
+    """With a convolution, whose past is longer than a piece of the shorter prompt."""
+    model = support.tiny_model("mamba2", "full", train__seq_len=T)
+    weights, logits = support.random_params(model), jax.jit(model.prefill)
+    for n_tokens in (4, 7):
+        tokens, cache = support.random_tokens((1, n_tokens)), model.init_cache(1, T)
+        want, _ = logits(weights, tokens, cache)
+        with jax.set_mesh(mesh_of("2")):
+            got, _ = jax.jit(lambda p, t, c: model.prefill(p, t, c))(weights, tokens, cache)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
