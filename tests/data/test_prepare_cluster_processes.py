@@ -91,8 +91,9 @@ def test_interrupts_and_deaths_do_not_change_the_bytes(tmp_path: Path):
     source = write_corpus(tmp_path / "source", documents=300, shards=39)
     prepared(source, tmp_path / "here")
     out = tmp_path / "there"
+    relative = Path(os.path.relpath(out))  # to this directory, which is not that of the workers
     with running(tmp_path / "first") as cluster:
-        arguments = command(source, out, f"--executor=dask:{cluster.address}")
+        arguments = command(source, relative, f"--executor=dask:{cluster.address}")
         status, errors = stopped_midway(arguments, out, parts=4, signalled=None, number=signal.SIGINT)
         assert status == 130, errors
         assert "Finished shards are kept" in errors
@@ -103,7 +104,7 @@ def test_interrupts_and_deaths_do_not_change_the_bytes(tmp_path: Path):
         assert "The connection to the scheduler was lost" in errors
         assert "Traceback" not in errors
     with running(tmp_path / "second") as cluster:
-        arguments = command(source, out, f"--executor=dask:{cluster.address}")
+        arguments = command(source, relative, f"--executor=dask:{cluster.address}")
         pid = cluster.workers[0].pid
         status, errors = stopped_midway(arguments, out, parts=22, signalled=pid, number=signal.SIGKILL)
         assert status == 0, errors
