@@ -23,6 +23,7 @@ from seqjax.terminal import duration
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.step import init_state, jit_train_step, state_shardings
+from seqjax.training.workdir import check_config
 
 CHECKOUT = Path(__file__).parent.parent / "benchmarks" / "results"
 RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).parent / "recorded"  # the same files, installed by a wheel
@@ -39,7 +40,7 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
     require_divisible(train.batch_size // train.accumulate, mesh)
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
-    yield f"workdir      {_workdir(workdir)}"
+    yield f"workdir      {_workdir(workdir, config)}"
     yield f"device       {jax.device_count()} x {device.device_kind} ({device.platform})"
     yield f"data         {_data(config)}"
 
@@ -87,9 +88,13 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
         yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
 
 
-def _workdir(workdir: str | Path | None) -> str:
+def _workdir(workdir: str | Path | None, config: Config) -> str:
     if workdir is None:
         return "a new one under runs/"
+    try:
+        check_config(workdir, config)
+    except UserError as error:
+        return f"NOT READY: {error}"
     exists = (Path(workdir) / "config.json").is_file()
     return f"{workdir}, " + ("which holds a run: it would be resumed" if exists else "which holds no run yet")
 
