@@ -52,8 +52,9 @@ from benchmarks.harness.timing import seconds_per_call
 from seqjax.config import Config
 from seqjax.errors import UserError, run_command
 from seqjax.models import Model, flops
-from seqjax.sharding import batch_sharding, make_mesh, require_divisible, to_devices
+from seqjax.sharding import batch_sharding, make_mesh, to_devices
 from seqjax.training import metrics, optim
+from seqjax.training.batches import micro_batches
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 
 TABLE = report.Table(
@@ -77,7 +78,7 @@ class Stepper:
     def __init__(self, config: Config, devices: list[Any] | None = None):
         train = config.train
         mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor, devices=devices)
-        require_divisible(train.batch_size // train.accumulate, mesh)
+        n_micro = micro_batches(train, mesh)
         self.model = Model(config.model, max_len=train.seq_len)
         optimizer = optim.optimizer(config.optim, train.steps)
         init_fn = lambda: init_state(self.model, optimizer, jax.random.key(train.seed))  # noqa: E731
@@ -87,7 +88,7 @@ class Stepper:
             self.model, optimizer, optim.schedule(config.optim, train.steps), state=by_leaf, tokens=batch
         )
         rng = np.random.default_rng(0)
-        shape = (train.accumulate, train.batch_size // train.accumulate, train.seq_len + 1)
+        shape = (n_micro, train.batch_size // n_micro, train.seq_len + 1)
         with jax.set_mesh(mesh):
             self.tokens = to_devices(rng.integers(0, config.model.vocab_size, shape, np.int32), batch)
             self.state = jax.jit(init_fn, out_shardings=by_leaf)()

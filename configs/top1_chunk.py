@@ -1,6 +1,6 @@
 """Top-1 Chunk, exact selection (arXiv 2505.18522, section 5). Approx: `:demo,model.mixer.selection=approx`.
 
-seqjax train --config=top1_chunk             two CPU cores, 3 minutes: prose 1.81, doctest 1.79 nats
+seqjax train --config=top1_chunk             two CPU cores, busy, 8 minutes: prose 1.83, doctest 1.64 nats
 seqjax train --config=top1_chunk:110m
 
 On one H200 110m trains at 499k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run with the

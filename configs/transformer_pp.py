@@ -1,6 +1,6 @@
 """Transformer++: full causal attention, the paper's reference. Sliding window: `:110m,model.mixer.window=256`.
 
-seqjax train --config=transformer_pp         two CPU cores beside other work, 7 minutes: prose 1.92, doctest 1.78 nats
+seqjax train --config=transformer_pp         two CPU cores, busy, 7 minutes: prose 1.92, doctest 1.74 nats
 seqjax train --config=transformer_pp:110m
 
 On one H200 110m trains at 514k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run of 1,580

@@ -40,7 +40,7 @@ def use_safe_fusions() -> None:
         return
     if not AFFECTED[0] <= jax.__version_info__ < AFFECTED[1]:
         return
-    if not _has_started():
+    if not has_started():
         os.environ["XLA_FLAGS"] = f"{given} {SAFE}".strip()
     elif jax.default_backend() == "cpu":
         warnings.warn(
@@ -51,7 +51,7 @@ def use_safe_fusions() -> None:
         )
 
 
-def _has_started() -> bool:
+def has_started() -> bool:
     """Return whether JAX has started its backends; no public function tells without starting them."""
     bridge = importlib.import_module("jax._src.xla_bridge")
     return getattr(bridge, "backends_are_initialized", lambda: False)()

@@ -98,7 +98,8 @@ class TrainConfig:
     steps: int
     batch_size: int  # sequences per optimiser step, over all devices
     seq_len: int  # T: tokens per sequence that are predicted; a block holds T + 1
-    accumulate: int = 1  # micro-batches per step
+    per_device_batch_size: int | None = None  # sequences on a device at a time, at most; None = no limit
+    accumulate: int | None = None  # micro-batches per step; None = as few as per_device_batch_size allows
     seed: int = 0  # of the initial parameters and of the sample at the end
 
 
@@ -108,7 +109,7 @@ class EvalConfig:
 
     every: int  # training tokens between evaluations of every domain; 0 = only at the end
     tokens: int = 262_144  # at most this many per domain, the same ones at every evaluation
-    batch_size: int | None = None  # sequences; None = the training micro-batch
+    batch_size: int | None = None  # sequences; None = as many as a training micro-batch
     seed: int = 0  # of the choice of blocks, if a domain has more than `tokens`
     path: tuple[
         str, ...

@@ -24,6 +24,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.steps": (1, math.inf),
     "train.batch_size": (1, math.inf),
     "train.seq_len": (1, math.inf),
+    "train.per_device_batch_size": (1, math.inf),
     "train.accumulate": (1, math.inf),
     "train.seed": SEED,
     "optim.lr": (0, math.inf),
@@ -51,7 +52,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
 # The meaning of None for those of the settings above that may be None, for the message.
 NONE = {
     "model.mlp.dim": "the usual multiple of config.model.dim",
-    "eval.batch_size": "the training micro-batch",
+    "train.per_device_batch_size": "no limit",
+    "train.accumulate": "as few as config.train.per_device_batch_size allows",
+    "eval.batch_size": "as many as a training micro-batch",
     "checkpoint.keep_period": "only the newest",
     "log.profile_start": "no profile",
 }
@@ -74,7 +77,7 @@ def check(config: Any) -> None:
             f"config.checkpoint.keep_period={period} keeps what is saved, so it must be a multiple of "
             f"config.checkpoint.every={every}."
         )
-    if train.batch_size % train.accumulate:
+    if train.accumulate is not None and train.batch_size % train.accumulate:
         raise UserError(
             f"config.train.batch_size={train.batch_size} must be a multiple of "
             f"config.train.accumulate={train.accumulate}."

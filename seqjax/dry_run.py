@@ -1,27 +1,33 @@
 """What a run would do, without doing it: `seqjax train --dry_run`. Nothing is written, and no data is prepared.
 
-Memory is XLA's analysis of the compiled training step, for the devices of this machine. Time is the speed of the same
-model on the same kind of device in `benchmarks/results`, or that of a few steps on random tokens.
+The bytes of state and batch on each device are exact. Those of gradients and activations are XLA's analysis of the
+compiled training step, for the devices of this machine; with `--devices=N`, for N of its CPU's that stand for those of
+another machine. Time is the speed of the same model on the same kind of device in `benchmarks/results`, or that of a
+few steps on random tokens.
 """
 
 import json
 import math
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from kernels_pallas import cpu_compiler
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
-from seqjax.sharding import batch_sharding, make_mesh, require_divisible
-from seqjax.terminal import duration
+from seqjax.sharding import batch_sharding, make_mesh
+from seqjax.terminal import duration, size
+from seqjax.training.batches import division, micro_batches
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
+from seqjax.training.placement import bytes_per_device, parameter_table
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 from seqjax.training.workdir import check_config
 
@@ -30,18 +36,25 @@ RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).parent / "recorded" 
 TIMED_STEPS = 3
 # Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
 CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
-GIB = 2**30
+FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the number of CPU devices
 
 
-def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
-    """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained."""
-    train, device = config.train, jax.devices()[0]
-    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
-    require_divisible(train.batch_size // train.accumulate, mesh)
+def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] | None = None) -> Iterator[str]:
+    """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained.
+
+    `devices` are those of `described_devices`, in place of the ones that this machine has.
+    """
+    train, described = config.train, devices is not None
+    devices = list(devices) if devices is not None else jax.devices()
+    device = devices[0]
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor, devices=devices)
+    n_micro = micro_batches(train, mesh)
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
     yield f"workdir      {_workdir(workdir, config)}"
-    yield f"device       {jax.device_count()} x {device.device_kind} ({device.platform})"
+    kind = "described, not those of this machine" if described else f"{device.device_kind} ({device.platform})"
+    yield f"devices      {len(devices)} x {kind}"
+    yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
     yield f"data         {_data(config)}"
 
     model = Model(config.model, max_len=train.seq_len)
@@ -50,6 +63,7 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
     tokens, per_token = train.steps * tokens_per_step, flops.flops_per_token(model, train.seq_len)
     yield f"parameters   {total:,}, of which {active:,} multiply every token (tables are looked up)"
     yield f"steps        {train.steps:,} of {train.batch_size:,} x {train.seq_len:,} = {tokens_per_step:,} tokens"
+    yield f"each step    {division(train, mesh)}"
     yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
     yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"
 
@@ -57,19 +71,36 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
     init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
     state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
+    batch = jax.ShapeDtypeStruct((n_micro, train.batch_size // n_micro, train.seq_len + 1), np.int32)
+    params_bytes = bytes_per_device(shapes.params, state_sharding.params)
+    state_bytes, batch_bytes = bytes_per_device(shapes, state_sharding), bytes_per_device(batch, tokens_sharding)
+    yield ""
+    yield from parameter_table(model, state_sharding.params)
+    yield ""
+    yield (
+        f"state        {state_bytes:,} bytes on each device: parameters {size(params_bytes)}, the optimiser's "
+        f"{size(state_bytes - params_bytes)}"
+    )
+    yield f"batch        {batch_bytes:,} bytes on each device"
     step = jit_train_step(
         model, optimizer, schedule(config.optim, train.steps), state=state_sharding, tokens=tokens_sharding
     )
-    shape = (train.accumulate, train.batch_size // train.accumulate, train.seq_len + 1)
     with jax.set_mesh(mesh):
-        compiled = step.lower(shapes, jax.ShapeDtypeStruct(shape, np.int32)).compile()
-        needed, text = _memory(compiled, state_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)))
+        compiled = step.lower(shapes, batch).compile()
+        program = "the CPU's program; that of other devices differs" if described else "the compiled step"
+        needed, text = _memory(compiled, kept=state_bytes + batch_bytes, program=program)
         yield f"memory       {text}"
+        if described:
+            yield "time         unknown: the devices are described"
+            return
         limit = _limit(device)
         fits = limit is None or needed <= limit
         if limit is not None and not fits:
-            yield f"             MORE than the {_size(limit)} of a device: raise config.train.accumulate or"
-            yield "             config.mesh.fsdp, or set config.model.remat"
+            change = "lower config.train.per_device_batch_size"
+            if train.accumulate is not None:
+                change = "raise config.train.accumulate"
+            yield f"             MORE than the {size(limit)} of a device: {change},"
+            yield "             raise config.mesh.fsdp, or set config.model.remat"
         speed, source = None, ""
         found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
         if found is not None:
@@ -79,13 +110,31 @@ def describe(config: Config, workdir: str | Path | None) -> Iterator[str]:
         budget = CPU_FLOPS if device.platform == "cpu" else ACCELERATOR_FLOPS * jax.device_count()
         if speed is None and fits and tokens_per_step * per_token <= budget:
             state = jax.jit(init_fn, out_shardings=state_sharding)()
-            ids = np.random.default_rng(0).integers(0, config.model.vocab_size, shape, np.int32)
+            ids = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape, np.int32)
             seconds = _time_steps(compiled, state, jax.device_put(ids, tokens_sharding))
             speed, source = tokens_per_step / seconds, f"{TIMED_STEPS} steps timed here"
     if speed is None:
         yield "time         unknown: no recorded speed of this model on this device, and its steps are too long to try"
     else:
         yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
+
+
+def described_devices(count: int) -> list[Any]:
+    """Return so many CPU devices, which stand for those of another machine: programs are compiled for them, not run.
+
+    JAX makes them when it starts, so call this before. Raises `UserError` if it has started with fewer.
+    """
+    if count < 1:
+        raise UserError(f"--devices={count}: give the number of devices to describe, 1 or more.")
+    if not cpu_compiler.has_started():
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(FORCE))
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_platforms", "cpu")
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise UserError(f"JAX has started with {len(found)} CPU device(s), so {count} cannot be described any more.")
+    return found[:count]
 
 
 def _workdir(workdir: str | Path | None, config: Config) -> str:
@@ -119,21 +168,16 @@ def _limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / GIB:.2f} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.2f} MiB"
-
-
-def _memory(compiled: Any, *, state_bytes: int) -> tuple[int, str]:
-    """Return the bytes that a device needs and what they consist of; `state_bytes` are those of the whole state."""
+def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
+    """Return the bytes that a device needs and what they consist of; `kept` are those of its state and batch."""
     analysis = compiled.memory_analysis()
     if analysis is None:
-        text = "at least, for parameters and optimiser; this backend gives no analysis of the rest"
-        return state_bytes, f"{_size(state_bytes)} {text}"
-    kept = analysis.argument_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        text = "at least, for parameters, optimiser and batch; this backend gives no analysis of the rest"
+        return kept, f"{size(kept)} {text}"
     needed = kept + analysis.temp_size_in_bytes
     return needed, (
-        f"{_size(needed)} per device: {_size(kept)} parameters, optimiser and batch, "
-        f"{_size(analysis.temp_size_in_bytes)} gradients and activations (XLA's analysis of the compiled step)"
+        f"{size(needed)} per device: {size(kept)} parameters, optimiser and batch, "
+        f"{size(analysis.temp_size_in_bytes)} gradients and activations (XLA's analysis of {program})"
     )
 
 

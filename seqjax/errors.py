@@ -97,6 +97,7 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
                 raise
             raise UserError(
                 f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
-                "larger config.train.accumulate or config.mesh.fsdp, or with config.model.remat=full; "
+                "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
+                "larger config.mesh.fsdp, or config.model.remat=full; "
                 "`seqjax train --dry_run` with the same settings says how much."
             ) from error

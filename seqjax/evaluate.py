@@ -25,6 +25,7 @@ from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.training import workdir as workdirs
+from seqjax.training.batches import eval_batch_size
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
@@ -45,10 +46,7 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
 
     `tokens` is the largest number of tokens per domain; 0 means `config.eval.tokens`.
     """
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    micro_batch = config.train.batch_size // config.train.accumulate
-    # A batch is split over the devices, so it must be a multiple of them.
-    batch_size = -(-(config.eval.batch_size or micro_batch) // shards) * shards
+    batch_size = eval_batch_size(config.eval.batch_size, config.train, mesh)
     domains = {}
     for name in corpus.eval_domains:
         count = max(1, (tokens or config.eval.tokens) // corpus.seq_len)

@@ -38,6 +38,9 @@ def parser() -> Parser:
     out.add_argument(
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
     )
+    out.add_argument(
+        "--devices", type=int, help="with --dry_run: describe the run on so many devices, which need not be here"
+    )
     return out
 
 
@@ -56,6 +59,11 @@ def main(argv: list[str]) -> None:
     if not given.config:
         raise UserError(f"Say what to train: --config=top1_chunk. Shipped: {', '.join(presets.names())}.")
     logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
+    if given.devices is not None and (given.distributed or not given.dry_run):
+        raise UserError(
+            "--devices describes those of a --dry_run, in one process. Training takes every device that JAX sees; "
+            "CUDA_VISIBLE_DEVICES hides some."
+        )
     if given.distributed:
         join_processes()
         if not given.workdir:
@@ -65,9 +73,10 @@ def main(argv: list[str]) -> None:
     config = from_config_dict(presets.read_config(given.config, overrides))
     # Imported here so that --help and a typo are answered at once.
     if given.dry_run:
-        from seqjax.dry_run import describe
+        from seqjax.dry_run import describe, described_devices
 
-        for line in describe(config, given.workdir):
+        devices = None if given.devices is None else described_devices(given.devices)
+        for line in describe(config, given.workdir, devices):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
         return

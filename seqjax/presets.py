@@ -57,7 +57,7 @@ class Size:
     scan_layers: bool = True
     seq_len: int
     batch_size: int
-    accumulate: int = 1
+    per_device_batch_size: int | None = None
     steps: int
     lr: float
     warmup_steps: int
@@ -79,16 +79,16 @@ SIZES = {
     ),
     "110m": Size(
         dim=768, n_layers=12, heads=12, mlp_dim=2048, seq_len=2048, batch_size=256, lr=2e-4, warmup_steps=2500,
-        steps=PAPER_TOKENS // (256 * 2048), accumulate=16, scan_layers=False,
+        steps=PAPER_TOKENS // (256 * 2048), per_device_batch_size=16, scan_layers=False,
     ),
     "1b3": Size(
         dim=2048, n_layers=24, heads=16, mlp_dim=5504, seq_len=2048, batch_size=128, lr=5e-5, warmup_steps=5000,
-        steps=PAPER_TOKENS // (128 * 2048), accumulate=16, remat="attention",
+        steps=PAPER_TOKENS // (128 * 2048), per_device_batch_size=8, remat="attention",
     ),
     "135m_100k": Size(
         dim=768, n_layers=12, heads=12, mlp_dim=2048, seq_len=102_400, batch_size=8, lr=2e-4, warmup_steps=2500,
-        steps=PAPER_TOKENS // (8 * 102_400), accumulate=8, remat="attention", rope_base=1e6, tie_embeddings=False,
-        scan_layers=False,
+        steps=PAPER_TOKENS // (8 * 102_400), per_device_batch_size=1, remat="attention", rope_base=1e6,
+        tie_embeddings=False, scan_layers=False,
     ),
 }  # fmt: skip
 
@@ -167,7 +167,8 @@ def _values(size: Size) -> dict[str, Any]:
         },
         "data": {"corpus": "builtin", "tokenizer": "byte"} if size.builtin else data,
         "train": {
-            "steps": size.steps, "batch_size": size.batch_size, "seq_len": size.seq_len, "accumulate": size.accumulate,
+            "steps": size.steps, "batch_size": size.batch_size, "seq_len": size.seq_len,
+            "per_device_batch_size": size.per_device_batch_size,
         },
         "optim": {"lr": size.lr, "warmup_steps": size.warmup_steps},
         "eval": {"every": size.eval_every, "tokens": size.eval_tokens},

@@ -67,15 +67,6 @@ def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list[A
     return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def require_divisible(micro_batch: int, mesh: Mesh) -> None:
-    """Raise `UserError` if a micro-batch of that many sequences cannot be split over the mesh."""
-    if micro_batch % (mesh.shape["data"] * mesh.shape["fsdp"]):
-        raise UserError(
-            f"A micro-batch of {micro_batch} sequences cannot be split over data={mesh.shape['data']} x "
-            f"fsdp={mesh.shape['fsdp']} devices; change config.train.batch_size, .accumulate or config.mesh."
-        )
-
-
 def is_axes(leaf: Any) -> bool:
     """Return whether `leaf` is a tuple of logical axis names, which is a leaf of a tree of axes."""
     return isinstance(leaf, tuple)

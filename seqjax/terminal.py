@@ -5,6 +5,7 @@ import sys
 import time
 
 LOG_SECONDS = 30.0
+UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
 class StatusLine:
@@ -46,3 +47,9 @@ def duration(seconds: float) -> str:
     minutes, s = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"
+
+
+def size(n_bytes: int) -> str:
+    """Format a number of bytes: 1536 -> '1.50 KiB'."""
+    unit, name = next(((1 << bits, name) for bits, name in UNITS if n_bytes >= 1 << bits), (1, "B"))
+    return f"{n_bytes / unit:.2f} {name}" if unit > 1 else f"{n_bytes} B"

@@ -20,14 +20,16 @@ from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
-from seqjax.sharding import batch_sharding, make_mesh, replicated, require_divisible, to_devices
+from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
+from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.log import TrainLog
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
+from seqjax.training.placement import parameter_table
 from seqjax.training.signals import StopRequest
 from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
 
@@ -56,7 +58,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     if lead:
         workdirs.check_config(workdir, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
-    require_divisible(config.train.batch_size // config.train.accumulate, mesh)
+    n_micro = micro_batches(config.train, mesh)
 
     # ------------------------------------------------------------------------------------------------------ data
     corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size, test_sets=config.eval.path)
@@ -101,6 +103,10 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
         if checkpoints.params_only:  # a workdir that seqjax.convert wrote
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
         log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
+    if n_micro > 1 or config.train.accumulate is not None:
+        log.say(f"Each step: {division(config.train, mesh)}")
+    if mesh.size > 1:
+        log.say("\n".join(parameter_table(model, state_sharding.params)))
 
     # ------------------------------------------------------------------------------------------------------ loop
     stop = StopRequest()
@@ -113,7 +119,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                 jax.profiler.start_trace(str(workdir / "profile"))
                 profiling = True
             batch = next(iterator)["tokens"]
-            tokens = to_devices(batch.reshape(config.train.accumulate, -1, seq_len + 1), tokens_sharding)
+            tokens = to_devices(batch.reshape(n_micro, -1, seq_len + 1), tokens_sharding)
             state, device_metrics = train_step(state, tokens)
             if pending is not None:  # of the previous step, while the device computes this one
                 log_step(*pending, log, checkpoints)

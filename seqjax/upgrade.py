@@ -5,7 +5,9 @@ of version 1. Later versions changed:
 
     2   None means "not set", where 0 did; `model.mixer` is one group or a list of them, where there was `model.pattern`
         beside it; `position` none alone means no rotation, where `rope_base` 0 did too; the parts of RWKV-7's shell and
-        the size of the chunk that its Top-1 selects have new names.
+        the size of the chunk that its Top-1 selects have new names
+    3   `train.accumulate` is None where the number of micro-batches follows from `train.per_device_batch_size` and the
+        devices; it was 1 by default, and nothing limited the sequences per device
 """
 
 import copy
@@ -13,7 +15,7 @@ from typing import Any
 
 from seqjax.errors import UserError
 
-VERSION = 2
+VERSION = 3
 
 # Keys of earlier versions and their current names, for messages about an unknown key.
 RENAMED = {
@@ -54,8 +56,11 @@ def upgrade_config(values: dict[str, Any], *, where: str) -> dict[str, Any]:
     `where` names the file in the `UserError` for a version that is newer than this seqjax.
     """
     values = copy.deepcopy(values)
-    if version_of(values, where=where) < 2:
+    version = version_of(values, where=where)
+    if version < 2:
         _to_2(values)
+    if version < 3:
+        _to_3(values)
     values.pop("version", None)
     return values
 
@@ -89,6 +94,12 @@ def _to_2(values: dict[str, Any]) -> None:
     for group in mixer if isinstance(mixer, list) else [mixer]:
         if isinstance(group, dict):
             _mixer_to_2(group)
+
+
+def _to_3(values: dict[str, Any]) -> None:
+    train = values.get("train")
+    if isinstance(train, dict) and train.get("accumulate") == 1:
+        train["accumulate"] = None
 
 
 def _mixer_to_2(mixer: dict[str, Any]) -> None:

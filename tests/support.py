@@ -1,5 +1,6 @@
 """Helpers of the tests: tiny configs of every mixer, tiny blocks on disk, runs in a process of their own."""
 
+import collections
 import dataclasses
 import hashlib
 import importlib
@@ -258,6 +259,15 @@ def n_rows(workdir: Path) -> int:
 def checkpoint_steps(workdir: Path) -> list[int]:
     """Steps of the complete checkpoints."""
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def bytes_held(tree: Any) -> set[int]:
+    """How many bytes of a tree of arrays the devices hold, each of them; one number if all hold the same."""
+    of_device: dict[int, int] = collections.Counter()
+    for x in jax.tree.leaves(tree):
+        for shard in x.addressable_shards:
+            of_device[shard.device.id] += shard.data.nbytes
+    return set(of_device.values())
 
 
 def digest(tree: Any) -> str:

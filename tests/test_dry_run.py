@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import re
+import sys
 
 import jax
 import pytest
@@ -45,14 +47,67 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert f"FLOPs        {flops.flops_per_token(model, 128):,.0f} per token" in out
     assert "workdir      runs/x, which holds no run yet" in out
     assert "data         builtin" in out
-    assert f"device       {jax.device_count()} x cpu" in out
+    assert f"devices      {jax.device_count()} x cpu" in out
+    assert "mesh         data=8 x fsdp=1 x" in out
+    assert "each step    1 micro-batch of 8 sequences, 1 on each device" in out
     assert "time         unknown" in out
-    # Parameters and Adam's two moments, on every device of the data axis, and the batch.
+    # Parameters, Adam's two moments and two counts, step and key, on every device of the data axis; and the batch.
+    state, batch = exact(out)
+    assert (state, batch) == (3 * 4 * flops.n_params(model) + 2 * 4 + 4 + 8, 4 * 129)
     kept = float(re.search(r"per device: ([\d.]+) MiB parameters, optimiser and batch", out)[1])
-    assert kept == pytest.approx(3 * 4 * flops.n_params(model) / 2**20, rel=0.05)
+    assert kept == pytest.approx((state + batch) / 2**20, abs=0.01)
+    assert "blocks.*.mixer.{k,q,v}.w x2 " in out
     whole, temporary = (float(re.search(rf"([\d.]+) MiB {what}", out)[1]) for what in ("per device", "gradients"))
     assert whole == pytest.approx(kept + temporary, abs=0.02)
     assert temporary > 0
+
+
+def exact(out) -> tuple[int, int]:
+    """The bytes of state and batch on each device."""
+    state, batch = (re.search(rf"{what} +([\d,]+) bytes on each device", out)[1] for what in ("state", "batch"))
+    return int(state.replace(",", "")), int(batch.replace(",", ""))
+
+
+MESHES = [{"data": 1}, {"data": 2}, {"fsdp": 4}, {"tensor": 2, "data": 2}, {"data": 1, "fsdp": 2, "tensor": 2}]
+
+
+@pytest.mark.parametrize("mesh", support.slow_unless(lambda mesh: len(mesh) == 3, MESHES), ids=str)
+def test_described_devices(mesh, report, monkeypatch):
+    """Bytes are those that so many devices hold, of which XLA's analysis knows as well; what it compiled is said."""
+    count, seen = math.prod(mesh.values()), []
+    memory = dry_run._memory
+    monkeypatch.setattr(dry_run, "_memory", lambda step, **given: seen.append(step) or memory(step, **given))
+    sizes = [f"--config.mesh.{axis}={n}" for axis, n in mesh.items()]
+    out = report(f"--devices={count}", *sizes)
+    assert f"devices      {count} x described, not those of this machine" in out
+    assert "(XLA's analysis of the CPU's program; that of other devices differs)" in out
+    assert "time         unknown: the devices are described" in out
+    arguments = seen[0].memory_analysis().argument_size_in_bytes
+    assert sum(exact(out)) == arguments
+
+
+def test_devices_that_cannot_be_described(report):
+    with pytest.raises(UserError, match="--devices=0: give the number"):
+        report("--devices=0")
+    with pytest.raises(UserError, match="JAX has started with 8 CPU"):
+        report("--devices=9")
+    with pytest.raises(UserError, match=r"batch_size=8 .*data=3.*The nearest that fit are 6 and 9"):
+        report("--devices=3")
+    with pytest.raises(UserError, match="Training takes every device"):
+        main.main(["--config=top1_chunk:debug", "--devices=4"])
+
+
+@pytest.mark.slow  # a process of its own, in which JAX has not started
+def test_more_devices_than_this_machine_has(tmp_path):
+    flags = support.environment("--xla_force_host_platform_device_count=2")
+    command = [sys.executable, "-m", "seqjax", "train", "--dry_run", "--devices=16", "--config.mesh.fsdp=4"]
+    done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=8", f"--workdir={tmp_path}"], env=flags)
+    assert "batch_size=8 sequences cannot be split evenly over data=4 x fsdp=4 devices" in done.stderr
+    done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=32", f"--workdir={tmp_path}"], env=flags)
+    assert done.returncode == 0, done.stderr
+    assert "devices      16 x described" in done.stdout
+    assert "each step    1 micro-batch of 32 sequences, 2 on each device" in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_time_of_a_few_steps(report):
@@ -90,8 +145,9 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
 def test_a_run_that_does_not_fit(report, monkeypatch):
     monkeypatch.setattr(dry_run, "_limit", lambda device: 1000)
     out = report()
-    assert "MORE than the 0.00 MiB of a device: raise config.train.accumulate" in out
+    assert "MORE than the 1000 B of a device: lower config.train.per_device_batch_size" in out
     assert "time         unknown" in out, "it is not tried"
+    assert "raise config.train.accumulate," in report("--config.train.accumulate=1")
 
 
 def test_a_backend_without_an_analysis():
@@ -99,9 +155,9 @@ def test_a_backend_without_an_analysis():
         def memory_analysis(self):
             return None
 
-    assert dry_run._memory(Compiled(), state_bytes=2**30) == (
+    assert dry_run._memory(Compiled(), kept=2**30, program="the compiled step") == (
         2**30,
-        "1.00 GiB at least, for parameters and optimiser; this backend gives no analysis of the rest",
+        "1.00 GiB at least, for parameters, optimiser and batch; this backend gives no analysis of the rest",
     )
 
 
@@ -116,5 +172,5 @@ def test_prepared_blocks_are_looked_at(blocks_dir, report, monkeypatch):
 
 
 def test_what_cannot_be_trained_is_refused(report):
-    with pytest.raises(UserError, match="cannot be split over data=8"):
+    with pytest.raises(UserError, match="cannot be split evenly over data=8"):
         report(config="top1_chunk:debug")

@@ -70,5 +70,5 @@ def test_weights(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_finished_study(kind, tmp_path):
-    shutil.copytree(support.ROOT / "docs" / "results" / "limited_110m", tmp_path / "study")
+    shutil.copytree(support.ROOT / "docs" / "results" / "figure4", tmp_path / "study")
     analyse(kind(tmp_path / "study"))

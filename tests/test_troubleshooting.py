@@ -61,4 +61,4 @@ def test_no_memory_is_an_error_for_users(capsys):
     assert ended.value.code == 2
     message = capsys.readouterr().err
     assert message.startswith("error: The memory of the device is not enough: RESOURCE_EXHAUSTED: Out of memory")
-    assert "config.train.accumulate" in message
+    assert "config.train.per_device_batch_size" in message

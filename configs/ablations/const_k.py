@@ -1,9 +1,9 @@
 """Transformer++ whose keys are a trained table over positions, not computed from the input.
 
-seqjax train --config=ablations/const_k      demo: not run
+seqjax train --config=ablations/const_k      two CPU cores, busy, 7 minutes: prose 2.64, doctest 2.56 nats
 seqjax train --config=ablations/const_k:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

@@ -1,9 +1,9 @@
 """Transformer++ whose queries and keys are trained tables over positions (a factorised Synthesizer).
 
-seqjax train --config=ablations/const_qk     demo: not run
+seqjax train --config=ablations/const_qk     two CPU cores, busy, 5 minutes: prose 2.64, doctest 2.57 nats
 seqjax train --config=ablations/const_qk:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

@@ -1,9 +1,9 @@
 """Mamba-1 without decay and without convolution (its SiLU stays).
 
-seqjax train --config=ablations/mamba1_no_decay_no_conv   demo: not run
+seqjax train --config=ablations/mamba1_no_decay_no_conv   two CPU cores, busy, 10 minutes: prose 2.64, doctest 2.56 nats
 seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

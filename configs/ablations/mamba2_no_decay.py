@@ -3,7 +3,7 @@
 seqjax train --config=ablations/mamba2_no_decay   demo: not run
 seqjax train --config=ablations/mamba2_no_decay:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

@@ -3,7 +3,7 @@
 seqjax train --config=ablations/mamba2_no_decay_no_conv   demo: not run
 seqjax train --config=ablations/mamba2_no_decay_no_conv:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

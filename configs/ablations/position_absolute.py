@@ -1,9 +1,9 @@
 """Transformer++ with learned absolute positions, a table added to the embeddings, in place of RoPE.
 
-seqjax train --config=ablations/position_absolute   demo: not run
+seqjax train --config=ablations/position_absolute   two CPU cores, busy, 7 minutes: prose 2.64, doctest 2.56 nats
 seqjax train --config=ablations/position_absolute:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

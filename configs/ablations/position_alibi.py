@@ -1,9 +1,9 @@
 """Transformer++ with ALiBi in place of RoPE.
 
-seqjax train --config=ablations/position_alibi   demo: not run
+seqjax train --config=ablations/position_alibi   two CPU cores, busy, 7 minutes: prose 2.02, doctest 1.82 nats
 seqjax train --config=ablations/position_alibi:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

@@ -1,9 +1,9 @@
 """Transformer++ without position encoding; only the causal mask carries position information.
 
-seqjax train --config=ablations/position_none   demo: not run
+seqjax train --config=ablations/position_none   two CPU cores, busy, 7 minutes: prose 2.63, doctest 2.54 nats
 seqjax train --config=ablations/position_none:110m
 
-Not run.
+At 110m and larger: not run.
 """
 
 from seqjax import presets

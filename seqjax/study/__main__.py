@@ -16,7 +16,20 @@ from pathlib import Path
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.study import comparison, cost, estimate, figures, page, protocol, rates, records, runner, sweep, tables
+from seqjax.study import (
+    comparison,
+    cost,
+    estimate,
+    figures,
+    forest,
+    page,
+    protocol,
+    rates,
+    records,
+    runner,
+    sweep,
+    tables,
+)
 from seqjax.study.studies import Study, load_study
 
 
@@ -110,6 +123,8 @@ def analyse(directory: str | Path) -> None:
     (directory / "gaps.md").write_text(report, encoding="utf-8")
     has_reference = any(comparison.common_runs(found, name) for name in found.references)
     pictures = {"losses.png": figures.against_loss_in_domain}
+    if any(row.lowest for name in found.references for row in comparison.compare(found, name)):
+        pictures = {"gaps.png": forest.gaps} | pictures
     if cost.run_speeds(found) and has_reference:
         pictures["cost.png"] = cost.gap_over_speed
     if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):

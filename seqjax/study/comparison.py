@@ -6,6 +6,7 @@ the same loss has not) and the learning rate.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -73,11 +74,12 @@ def quantities(records: Records) -> dict[str, np.ndarray]:
     return found
 
 
-def compare(records: Records, reference: str) -> list[Row]:
+@functools.lru_cache(maxsize=4)  # the tables and every picture ask for the same
+def compare(records: Records, reference: str) -> tuple[Row, ...]:
     """Return a row for every other model, sorted by the gap of the mean at the lowest common loss."""
     rows = [_row(records, model, reference) for model in models(records) if model != reference]
     main = main_quantity(records)
-    return sorted(rows, key=lambda row: row.lowest.estimates[main].gap if row.lowest else np.inf)
+    return tuple(sorted(rows, key=lambda row: row.lowest.estimates[main].gap if row.lowest else np.inf))
 
 
 def x_label(records: Records) -> str:

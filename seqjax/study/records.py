@@ -45,7 +45,7 @@ class Blocks:
     rows: dict[tuple[str, int], int]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # so that comparisons of them can be remembered
 class Records:
     """All that a comparison needs.
 

@@ -154,7 +154,7 @@ def _plot(
     axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
-    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="upper right")
+    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="best")
     figure.savefig(path, dpi=130)
 
 

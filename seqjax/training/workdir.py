@@ -14,11 +14,13 @@ from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
 from seqjax.upgrade import VERSION, upgrade_config
 
-# Settings that do not change what a run computes; a resumed run may change them.
+# Settings that do not change what a run computes, but for the order of sums; a resumed run may change them.
 MAY_CHANGE = (
     "log.",
     "checkpoint.",
     "mesh.",
+    "train.per_device_batch_size",
+    "train.accumulate",
     "data.path",
     "data.cache_dir",
     "data.tokenizer_path",

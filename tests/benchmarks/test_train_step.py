@@ -50,7 +50,7 @@ def test_a_tiny_run_is_written_plotted_and_compared(tmp_path, capsys) -> None:
     train_step.main(["--quick", f"--mixers=transformer_pp:train.batch_size=7,{name}", f"--json={path}"])
     written = report.load(path)
     assert written["settings"]["size"] == "debug"
-    assert "micro-batch of 7" in written["results"]["transformer_pp:train.batch_size=7"]["error"]
+    assert "batch_size=7 sequences cannot" in written["results"]["transformer_pp:train.batch_size=7"]["error"]
     result = written["results"][name]
     assert result["tokens_per_s"] == np.median(result["runs"])
     assert np.isfinite(result["loss"])

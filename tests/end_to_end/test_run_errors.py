@@ -97,8 +97,10 @@ def test_no_data_is_an_error_before_anything_else(blocks_dir, tmp_path):
 
 
 def test_a_batch_that_devices_cannot_split(blocks_dir, tmp_path):
-    with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*config\.train\.batch_size"):
+    with pytest.raises(UserError, match=r"micro-batch of 4 sequences.*data=8.*Give None.*config\.train\.batch_size"):
         train(settings(blocks_dir, train__accumulate=2), tmp_path / "run")
+    with pytest.raises(UserError, match=r"config\.train\.batch_size=12 .*data=8.*The nearest that fit are 8 and 16"):
+        train(settings(blocks_dir, train__batch_size=12), tmp_path / "run")
 
 
 def test_a_refused_run_leaves_nothing_in_the_way(blocks_dir, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_sums_of_squares_of_small_products() -> None:
 @pytest.mark.parametrize("tpu", [None, "libtpu is installed"])
 def test_a_flag_that_was_given_stays(monkeypatch, given, version, tpu) -> None:
     monkeypatch.setenv("XLA_FLAGS", given)
-    monkeypatch.setattr(cpu_compiler, "_has_started", lambda: False)
+    monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.jax, "__version_info__", version)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: tpu)
     for _ in range(2):
@@ -54,7 +54,7 @@ def test_a_flag_that_was_given_stays(monkeypatch, given, version, tpu) -> None:
 
 def test_a_call_that_comes_too_late_warns(monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(cpu_compiler, "_has_started", lambda: True)
+    monkeypatch.setattr(cpu_compiler, "has_started", lambda: True)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
     if jax.default_backend() != "cpu":
         cpu_compiler.use_safe_fusions()
@@ -67,7 +67,7 @@ def test_a_call_that_comes_too_late_warns(monkeypatch) -> None:
 def test_commands_set_the_flag(monkeypatch) -> None:
     """Each command runs through `run_command`, before it starts JAX."""
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(cpu_compiler, "_has_started", lambda: False)
+    monkeypatch.setattr(cpu_compiler, "has_started", lambda: False)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
     seen = []
     run_command(lambda argv: seen.append(os.environ["XLA_FLAGS"]), [])
@@ -78,7 +78,7 @@ def test_commands_set_the_flag(monkeypatch) -> None:
 def test_train_from_python_sets_the_flag_or_warns(monkeypatch, tmp_path, has_started) -> None:
     """Like `seqjax.load` and `check_mixer`: a notebook trains without the commands."""
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(cpu_compiler, "_has_started", lambda: has_started)
+    monkeypatch.setattr(cpu_compiler, "has_started", lambda: has_started)
     monkeypatch.setattr(cpu_compiler.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     config = presets.read_config("transformer_pp:debug", [("data.corpus", "blocks"), ("data.path", "nowhere")])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from seqjax.study import cost, figures, rates, sweep
+from seqjax.study import cost, figures, forest, rates, sweep
 
-MODULES = (figures, cost, rates, sweep)
+MODULES = (figures, forest, cost, rates, sweep)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seqjax import presets
@@ -19,7 +20,7 @@ from seqjax.data.builtin import corpus as builtin
 from seqjax.data.prepare import __main__ as prepare
 from seqjax.errors import UserError
 from seqjax.study import __main__ as study
-from seqjax.study import comparison, figures, records, sweep
+from seqjax.study import comparison, figures, forest, records, sweep
 from seqjax.study.studies import Study, load_study
 from tests import support
 from tests.study.synthetic import write_run, write_study
@@ -174,13 +175,26 @@ def test_seeds_share_a_colour_rates_have_a_picture_of_their_own_and_pictures_are
     assert [len(line.get_xdata()) for line in ends] == [3, 1, 1, 1, 0], "a line, three rates and the legend's entry"
     # And the files are the same bytes when they are made again.
     names = sorted(path.name for path in (tmp_path / "out").glob("*.[ps][nv]g"))
-    assert names == sorted(f"{name}.{kind}" for name in ("losses", "cost", "rates") for kind in ("png", "svg"))
+    assert names == sorted(f"{name}.{kind}" for name in ("gaps", "losses", "cost", "rates") for kind in ("png", "svg"))
     made = {name: (tmp_path / "out" / name).read_bytes() for name in names}
     study.main([f"--analyse={tmp_path / 'out'}"])
     assert {name: (tmp_path / "out" / name).read_bytes() for name in names} == made
-    for name in ("losses.svg", "cost.svg", "rates.svg"):
+    for name in ("gaps.svg", "losses.svg", "cost.svg", "rates.svg"):
         assert made[name].count(b"<svg ") == 1
         assert b"dc:date" not in made[name]
+
+
+def test_gaps_at_one_look(tmp_path, drawn):
+    """A line per model, best first; the gap at each one's best rate beside it; a reference stands at zero."""
+    runs = entry(tmp_path, "slow", noise=0) | entry(tmp_path, "x", noise=1, offset=0.1)
+    runs |= {"x, 3": {"workdir": str(write_run(tmp_path / "x, 3", [4.0, 3.0, 1.9], noise=1)), "model": "x", "rate": 3}}
+    runs |= entry(tmp_path, "y", noise=2, offset=-0.2)
+    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
+    (panel,) = drawn["gaps.png"].axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["y", "slow", "x"]
+    lines = [line for line in panel.lines[1:] if len(line.get_xdata())]  # without the legend's
+    found = {tuple(np.round([*line.get_xdata(), *line.get_ydata()], 4)): line.get_marker() for line in lines}
+    assert found == {(-0.2, 0): "o", (0.1, 2): "o", (0.0, 2 + forest.OFFSETS["learning rate"]): "D"}
 
 
 def test_seventeen_models_look_different():
@@ -237,7 +251,7 @@ def test_a_figure_from_nothing_to_its_pictures(tmp_path):
     assert run("--list").count(" complete ") == 3
     run("--partial", f"--out={tmp_path / 'out'}")
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    pictures = {f"{name}.{kind}" for name in ("losses", "cost", "sweep") for kind in ("png", "svg")}
+    pictures = {f"{name}.{kind}" for name in ("gaps", "losses", "cost", "sweep") for kind in ("png", "svg")}
     assert files == {"gaps.md", "points.csv", "blocks.npz", "runs.json", *pictures}
     found = records.read(tmp_path / "out")
     entropy = {model: sweep.entropy_of(comparison.common_runs(found, model)) for model in sweep.values_of(found)}

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
+from pathlib import Path
 
 import pytest
 
@@ -99,14 +101,51 @@ def test_a_missing_package_and_a_wrong_use_are_named(finished, monkeypatch, tmp_
         study.main(["--study=figure3d", "--page", f"--out={tmp_path}"])
 
 
+def opened(page: Path) -> str:
+    """The page as a browser leaves it once its scripts have run."""
+    flags = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=8000"]
+    command = [str(BROWSER), *flags, "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
 def test_a_browser_draws_it(finished, tmp_path):
     """Without network; the pictures are drawn by scripts, so the page that is left holds them as SVG."""
     out = shutil.copytree(finished, tmp_path / "out")
     study.main([f"--analyse={out}", "--page"])
-    flags = ["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000"]
-    command = [str(BROWSER), *flags, "--dump-dom", (out / "report.html").as_uri()]
-    drawn = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    drawn = opened(out / "report.html")
     assert drawn.count('class="scatterlayer') == 3
     assert drawn.count('class="legendtext"') == 3 + 3 + 2
+
+
+CLICKS = """<script>
+window.addEventListener('load', () => setTimeout(() => {
+  const div = document.getElementById('picture0'), seen = {};
+  const event = kind => new MouseEvent(kind, {bubbles: true});
+  const send = (element, ...kinds) => kinds.forEach(kind => element.dispatchEvent(event(kind)));
+  const look = when => { seen[when] = [div.data[0].y, div.data[1].visible] };
+  look('before');
+  send(div.querySelector('.updatemenu-header'), 'click');
+  const buttons = [...div.querySelectorAll('.updatemenu-dropdown-button')];
+  send(buttons.find(button => button.textContent == 'github'), 'click');
+  send(div.querySelectorAll('.legendtoggle')[1], 'mousedown', 'mouseup');
+  // the legend waits for a second click
+  setTimeout(() => { look('after'); document.body.setAttribute('data-seen', JSON.stringify(seen)) }, 1500);
+}, 500));
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium to open the page in")
+def test_domains_and_runs_are_switched_by_clicks(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    study.main([f"--analyse={out}", "--page"])
+    page = tmp_path / "clicks.html"
+    page.write_text((out / "report.html").read_text(encoding="utf-8").replace("</body>", CLICKS), encoding="utf-8")
+    seen = json.loads(unescape(re.findall('data-seen="([^"]*)"', opened(page))[0]))
+    (run,) = (run for run in records.read(out).runs if run.label == "slow")
+    of_domain = {domain: [point.domains[domain] for point in run.points] for domain in ("arxiv", "github")}
+    mean = [sum(both) / 2 for both in zip(*of_domain.values(), strict=True)]
+    assert seen["before"] == [pytest.approx(mean), True]
+    assert seen["after"] == [pytest.approx(of_domain["github"]), "legendonly"]
