@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU VM: creates it, installs a wheel of seqjax on every worker, starts the run on all of them.
 #
-#   launch/tpu_vm.sh --name=NAME --zone=ZONE --type=v5litepod-8 --version=v2-alpha-tpuv5-lite --wheel=dist/seqjax-*.whl \
+#   launch/tpu_vm.sh --name=NAME --zone=ZONE --type=v5litepod-8 --version=v2-alpha-tpuv5-lite --wheel=dist/seqjax-0.1.0-py3-none-any.whl \
 #     [--dry_run] -- --config=NAME_OR_FILE[:SIZE] --workdir=DIR [--config.KEY=VALUE ...]
 #
 # --name, --zone, --type, --version   as in `gcloud compute tpus tpu-vm create`
-# --wheel    made by `python -m build --wheel`
+# --wheel    made by `python -m pip wheel . --no-deps --wheel-dir=dist`
 # --dry_run  print the commands and start nothing
 #
 # On several workers (a pod slice) DIR must be on a disk that all of them mount, e.g. Filestore. The machine is not

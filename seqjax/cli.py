@@ -6,6 +6,7 @@ A command's module is imported when it runs, so that `seqjax --help` answers at 
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import seqjax
 from seqjax.errors import UserError, nearest, reporting, run_command
@@ -53,7 +54,21 @@ def run(argv: list[str] | None = None) -> None:
             raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
     # A mixer of one's own is found in the directory of the command, as with `python -m`; what is installed comes first.
     sys.path.append(str(Path.cwd()))
-    run_command(lambda arguments: importlib.import_module(COMMANDS[name][0]).main(arguments), rest)
+    run_command(lambda arguments: _module(name).main(arguments), rest)
+
+
+def _module(name: str) -> Any:
+    """Return the module of a command; raise `UserError` if a package is missing, as after `pip install --no-deps`."""
+    try:
+        return importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "seqjax", "kernels_pallas"):
+            raise
+        raise UserError(
+            f"The package {package} is not installed. The commands need all dependencies of seqjax: install it without "
+            "--no-deps. (kernels_pallas alone needs jax and jaxtyping.)"
+        ) from error
 
 
 if __name__ == "__main__":

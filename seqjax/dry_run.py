@@ -31,6 +31,7 @@ from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.placement import bytes_per_device, parameter_table
 from seqjax.training.step import init_state, jit_train_step, state_shardings
+from seqjax.training.workdir import check_config
 
 CHECKOUT = Path(__file__).parent.parent / "benchmarks" / "results"
 RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).parent / "recorded"  # the same files, installed by a wheel
@@ -53,7 +54,7 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
     n_micro = micro_batches(train, mesh)
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
-    yield f"workdir      {_workdir(workdir)}"
+    yield f"workdir      {_workdir(workdir, config)}"
     kind = "described, not those of this machine" if described else f"{device.device_kind} ({device.platform})"
     yield f"devices      {len(devices)} x {kind}"
     yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
@@ -139,9 +140,13 @@ def described_devices(count: int) -> list[Any]:
     return found[:count]
 
 
-def _workdir(workdir: str | Path | None) -> str:
+def _workdir(workdir: str | Path | None, config: Config) -> str:
     if workdir is None:
         return "a new one under runs/"
+    try:
+        check_config(workdir, config)
+    except UserError as error:
+        return f"NOT READY: {error}"
     exists = (Path(workdir) / "config.json").is_file()
     return f"{workdir}, " + ("which holds a run: it would be resumed" if exists else "which holds no run yet")
 

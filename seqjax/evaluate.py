@@ -171,6 +171,9 @@ def main(argv: list[str]) -> None:
     config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
     sizes = {"seq_len": config.train.seq_len, "vocab_size": config.model.vocab_size}
     if args.data:
+        for directory in args.data:
+            if not Path(directory).is_dir():
+                raise UserError(f"--data: there is no directory {directory}; give one of prepared blocks.")
         corpus = open_test_sets(config.data, args.data, **sizes)
     else:
         corpus = open_corpus(config.data, test_sets=config.eval.path, **sizes)

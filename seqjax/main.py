@@ -6,9 +6,9 @@ resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.mo
 `--config.model.mixer[1].heads=4` of several mixers.
 """
 
-import contextlib
 import dataclasses
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,10 +91,9 @@ def main(argv: list[str]) -> None:
     workdir = given.workdir or workdirs.fresh(config)
     try:
         train(config, workdir)
-    except UserError:
-        if given.workdir is None:
-            with contextlib.suppress(OSError):  # A run that was refused leaves it empty.
-                workdir.rmdir()
+    except Exception:
+        if given.workdir is None and not (workdir / "config.json").exists():  # ended before its first step
+            shutil.rmtree(workdir, ignore_errors=True)
         raise
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import seqjax
+from kernels_pallas import BackendError
 from seqjax import cli, main, settings_help
 from seqjax.config import Config
 from seqjax.config_fields import hints_of
@@ -186,3 +187,48 @@ def test_a_study_by_name(capsys):
         module_of("study").main(["--study=figur3d", "--list"])
     with pytest.raises(UserError, match=r"transformer\.py has no get_study"):
         module_of("study").main(["--study=transformer", "--list"])
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "says"),
+    [
+        (
+            "prepare",
+            ["--source=a", "--out=b", "--tokenizer=bite"],
+            r"^--tokenizer=bite is not known\. Did you mean 'byte'",
+        ),
+        ("convert", [], "required: import|export"),
+    ],
+)
+def test_an_option_is_named_as_it_is_written(command, argv, says):
+    with pytest.raises(UserError, match=says):
+        module_of(command).main(argv)
+
+
+def test_a_run_that_is_refused_leaves_no_directory(tmp_path, monkeypatch):
+    """Without --workdir, whatever it wrote before its first step; a run that has begun stays."""
+    monkeypatch.chdir(tmp_path)
+    begun = ["metrics.jsonl"]
+
+    def refuse(config, workdir):
+        for name in begun:
+            (workdir / name).touch()
+        raise BackendError("no kernel can run")
+
+    monkeypatch.setattr("seqjax.train.train", refuse)
+    for left in (0, 1):
+        with pytest.raises(BackendError):
+            main.main(["--config=top1_chunk:debug"])
+        assert len([*(tmp_path / "runs").iterdir()]) == left
+        begun.append("config.json")
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'absl.logging'", name="absl.logging")
+
+    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["train", "--config=top1_chunk"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: The package absl is not installed.")

@@ -1,5 +1,6 @@
 """`--dry_run`: the numbers are those of the run, their source is said, and nothing is written."""
 
+import dataclasses
 import json
 import math
 import re
@@ -11,6 +12,7 @@ import pytest
 from seqjax import dry_run, main
 from seqjax.errors import UserError
 from seqjax.models import Model, flops
+from seqjax.training import workdir as workdirs
 from tests import support
 
 ARGUMENT = "debug,train.batch_size=8"
@@ -34,6 +36,10 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)  # no step is timed
     out = report("--workdir=runs/x")
     config = main.from_config_dict(main.presets.read_config(f"top1_chunk:{ARGUMENT}"))
+    workdirs.save_config(tmp_path / "runs" / "y", config)
+    assert dry_run._workdir("runs/y", config) == "runs/y, which holds a run: it would be resumed"
+    other = dataclasses.replace(config, size="other")
+    assert dry_run._workdir("runs/y", other).startswith("NOT READY: runs/y holds a run with another config: size")
     model = Model(config.model, max_len=128)
     assert f"parameters   {flops.n_params(model):,}, of which {flops.matmul_params(model):,} multiply" in out
     assert "steps        20 of 8 x 128 = 1,024 tokens" in out

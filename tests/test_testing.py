@@ -10,7 +10,7 @@ import pytest
 
 from seqjax import mixers, testing
 from seqjax.errors import UserError
-from seqjax.mixers import _registry, base
+from seqjax.mixers import _registry, base, mamba1
 from seqjax.nn import Linear, constant, param
 
 
@@ -157,6 +157,15 @@ def test_wrong_arguments_are_named():
         testing.check_mixer(Sound, settings={"window": 3})
     with pytest.raises(UserError, match=re.escape("put @seqjax.mixers.register('a_name') above the class")):
         testing.check_mixer(Forgetful)
+
+
+def test_the_flops_of_a_variant_of_mamba1():
+    """With many states, where the count of the scan is a third of all."""
+
+    class Mine(mamba1.Mixer):
+        Config = mamba1.Config
+
+    assert check(Mine, "flops", settings={"state": 64}) == ["flops"]
 
 
 def test_a_shipped_mixer_is_checked_by_its_class():

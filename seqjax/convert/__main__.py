@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     """Run `import` or `export`."""
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     parser = command_parser("convert", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="import|export")
     import_parser = commands.add_parser("import", help="public model -> workdir")
     import_parser.add_argument(
         "--weights", required=True, help="a directory, hf://OWNER/NAME[@REVISION], .safetensors or its index"

@@ -79,7 +79,8 @@ def _rwkv7_label(config: Config) -> tuple[str, str]:
     if not math.isclose(config.model.norm_eps, eps):
         raise UserError(
             f"fla's RWKV-7 ties the eps of its norms: with heads of {_head_dim(config)} it is {eps:.3g}, not "
-            f"config.model.norm_eps={config.model.norm_eps}."
+            f"config.model.norm_eps={config.model.norm_eps}. Train with --config.model.norm_eps={eps:.3g} to export "
+            "the run."
         )
     return "rwkv7", "RWKV7ForCausalLM"
 

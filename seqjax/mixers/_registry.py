@@ -88,7 +88,10 @@ def load(name: str) -> Definition:
         module = importlib.import_module(name if "." in name else f"{PACKAGE}.{name}")
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
-            raise UserError(f"{where}: no module {error.name!r} to import.") from error
+            raise UserError(
+                f"{where}: no module {error.name!r} to import. It must be installed, or lie in the directory in which "
+                "the command runs."
+            ) from error
         raise
     for member in ("Config", "Mixer"):
         if not hasattr(module, member):

@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from seqjax import mixers
 from seqjax.config import Config
 from seqjax.data import Corpus
 from seqjax.errors import UserError
@@ -56,7 +57,7 @@ def write(
     ]
     summary += [corpus.note] if corpus.note else []
     following = [
-        f'seqjax generate --workdir={workdir} --prompt="def "',
+        _generate(workdir, sorted({mixer.name for mixer in config.model.mixers})),
         f"seqjax train --config=transformer_pp:{config.size},{config.data.regime}",
     ]
     if config.name == "transformer_pp":
@@ -91,6 +92,14 @@ def write(
         shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
     shown += ["", f"Report: {workdir / 'report.md'}", "Try next:", *("  " + line for line in following)]
     return "\n".join(shown)
+
+
+def _generate(workdir: Path, used: Sequence[str]) -> str:
+    """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
+    if any("." not in name and name not in mixers.names() for name in used):  # registered, in this process alone
+        return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"
+    allowed = "".join(f" --allow-code={name}" for name in used if mixers.is_foreign(name))
+    return f'seqjax generate --workdir={workdir} --prompt="def "{allowed}'
 
 
 def _row(name: str, loss: float, note: str, entropy: Sequence[str] = ()) -> tuple[str, ...]:
@@ -145,7 +154,7 @@ def _plot(
     axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
-    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="upper right")
+    axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="best")
     figure.savefig(path, dpi=130)
 
 

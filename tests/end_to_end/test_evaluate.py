@@ -126,6 +126,8 @@ def test_test_sets_in_place_of_the_runs_own_data(run: Run, blocks: Blocks, tmp_p
     )
     assert not written["mean"]
     assert "again.arxiv" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^--data: there is no directory nowhere; give one of prepared blocks"):
+        evaluate.main([f"--workdir={run.workdir}", "--data=nowhere"])
 
 
 def test_the_entropy_of_a_run_is_of_as_many_tokens_as_its_config_says(run: Run, blocks: Blocks):

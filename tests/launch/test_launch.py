@@ -1,6 +1,7 @@
 """The launchers: what they would start, what they refuse, and that a SLURM job saves and queues again at its limit."""
 
 import os
+import re
 import shlex
 import signal
 import stat
@@ -132,7 +133,9 @@ def test_a_slurm_job_saves_and_queues_again_at_its_limit(tmp_path, at_the_limit)
 
 def test_the_image_holds_what_is_installed():
     text = (LAUNCH / "Dockerfile").read_text()
-    for package in ("seqjax", "kernels_pallas", "configs"):
+    packages = re.findall(r'": "([\w/]+)"', (support.ROOT / "setup.py").read_text())  # package_dir
+    assert "configs" in packages
+    for package in ("seqjax", "kernels_pallas", *packages):
         assert f"COPY {package} ./{package}" in text
         assert (support.ROOT / package).is_dir()
     for name in ("constraints/py3.12.txt", "pyproject.toml", "README.md", "LICENSE"):

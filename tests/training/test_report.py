@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,15 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
 def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):
     rows(tmp_path, losses=(3e4, 2e4))
     assert "Report:" in report.write(tmp_path, support.run_config(blocks_dir), corpus, facts=FACTS)
+
+
+@pytest.mark.parametrize(
+    ("names", "following"),
+    [
+        (["mamba2", "seqjax.mixers.transformer"], 'seqjax generate --workdir=runs/x --prompt="def "'),
+        (["my.ema", "mamba2"], 'seqjax generate --workdir=runs/x --prompt="def " --allow-code=my.ema'),
+        (["in_a_cell"], "seqjax.load('runs/x').generate('def ')    # in Python, with the mixer registered"),
+    ],
+)
+def test_the_next_command_can_open_the_run(names, following):
+    assert report._generate(Path("runs/x"), names) == following

@@ -20,7 +20,8 @@ from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
 from seqjax.data.prepare.manifest import summary
 from seqjax.data.prepare.run import VALIDATION, prepare
-from seqjax.errors import UserError, run_command
+from seqjax.data.tokenizer import NAMES
+from seqjax.errors import UserError, nearest, run_command
 
 
 def parser() -> Parser:
@@ -46,7 +47,7 @@ def parser() -> Parser:
         help="local, processes of this machine; or dask:ADDRESS, the workers of a running Dask cluster, "
         "dask:10.0.0.1:8786 for example (local)",
     )
-    known = ",".join(slimpajama.NAMES)
+    known = ", ".join(slimpajama.NAMES)
     out.add_argument("--text_field", default="text", help="field of the text; a.b is field b within a (text)")
     out.add_argument("--domain_field", default="", help="field of the domain")
     out.add_argument("--domain_from", default="", choices=("", "folder"), help="folder: folders are domains")
@@ -71,6 +72,8 @@ def tokenizer_file(tokenizer: str, path: str) -> tuple[str, str]:
             if path:
                 raise UserError(f"--tokenizer={tokenizer} is a file already; leave out --tokenizer_path.")
             return name, tokenizer
+    if tokenizer not in NAMES:
+        raise UserError(f"--tokenizer={tokenizer} is not known.{nearest(tokenizer, NAMES)} Or give its file.")
     return tokenizer, path
 
 
