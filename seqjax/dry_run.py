@@ -204,6 +204,7 @@ def recorded_speed(config: Config, *, n_params: int, per_token: float, device: s
             continue
         for name, result in report["results"].items():
             same = name.partition(":")[0] == config.name and result.get("params") == n_params
+            same &= result.get("devices", 1) == 1
             if same and "tokens_per_s" in result and math.isclose(result.get("flops_per_token", 0), per_token):
                 source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
                 return RecordedSpeed(result["tokens_per_s"], machine["device"], source)

@@ -131,7 +131,13 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
     other = same | {"flops_per_token": 1.0, "tokens_per_s": 1e9}
     settings = {"seq_len": 128, "batch": 16, "remat": "none"}
     for name, machine, length in (("a", "NVIDIA H200", 128), ("b", "cpu", 2048), ("c", "cpu", 128)):
-        found = {"top1_chunk:a.b=other": other, "top1_chunk:a.b=same": same} if name == "c" else {"top1_chunk": other}
+        found = {"top1_chunk": other}
+        if name == "c":
+            found = {
+                "top1_chunk:a.b=other": other,
+                "top1_chunk:a.b=same data=2": same | {"devices": 2, "tokens_per_s": 9},
+            }
+            found |= {"top1_chunk:a.b=same": same}
         values = {"machine": {"device": machine}, "settings": settings | {"seq_len": length}, "results": found}
         (results / f"train_step_{name}.json").write_text(json.dumps(values))
     out = report()
