@@ -71,7 +71,7 @@ class Size:
 SIZES = {
     "demo": Size(
         dim=128, n_layers=4, heads=4, seq_len=512, batch_size=8, lr=2e-3, warmup_steps=30, steps=300, chunk_size=64,
-        eval_every=250_000, eval_tokens=32_768, entropy_tokens=32_768, checkpoint_every=100, builtin=True,
+        eval_every=410_000, eval_tokens=32_768, entropy_tokens=32_768, checkpoint_every=100, builtin=True,
     ),
     "debug": Size(
         dim=64, n_layers=2, heads=2, seq_len=128, batch_size=4, lr=2e-3, warmup_steps=5, steps=20, chunk_size=16,
