@@ -145,7 +145,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
 
             every = config.eval.every
             last = step == n_steps
-            stopping = stop.agreed(check=step % config.log.every == 0)
+            stopping = stop.agreed(step)
             if lock is not None:
                 lock.check()
             evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)

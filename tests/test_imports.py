@@ -28,7 +28,7 @@ LAYERS = (
     ("seqjax.generate",),
     ("seqjax.convert",),
     ("seqjax.pretrained",),
-    ("seqjax.train", "seqjax.dry_run"),
+    ("seqjax.train", "seqjax.dry_run", "seqjax.distributed"),
     ("seqjax.main",),
     # leaves: nothing else imports them
     ("seqjax.study", "seqjax.testing"),
@@ -43,6 +43,7 @@ SIBLINGS = {
     "seqjax.mixers",
     "seqjax.models",
     "seqjax.data",
+    "seqjax.distributed",
     "seqjax.training",
     "seqjax.decoding",
     "seqjax.study",

@@ -12,10 +12,9 @@ from seqjax.training.signals import StopRequest
 def test_the_first_signal_is_noted(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert not stop.agreed(check=True)
+        assert not stop.agreed(1)
         os.kill(os.getpid(), number)
-        assert stop.agreed(check=True)
-        assert stop.agreed(check=False)
+        assert stop.agreed(2)
         assert stop.name == number.name
     assert signal.getsignal(number) is before
 
