@@ -38,7 +38,7 @@ def parser() -> Parser:
     out.add_argument(
         "--distributed",
         action="store_true",
-        help="one process of several: SLURM, TPU pods, or where the next three options are given, or JAX's variables set",
+        help="one process of several: SLURM, TPU pods, or with the next three options (or JAX's variables)",
     )
     out.add_argument("--coordinator_address", metavar="HOST:PORT", help="where the processes meet, on process 0's host")
     out.add_argument("--num_processes", type=int, help="how many processes there are")

@@ -1,13 +1,13 @@
 """The process that the members of a run meet at: `python -m seqjax.distributed.hub`, which process 0 starts.
 
 It does three things. A roll call: members connect and say who they are, and all are let go on when the last one has
-come; whoever is missing is named. JAX's coordination service, which would otherwise live in process 0 and take all
-others down with it, by an abort, before any could say why. And a watch: a member whose connection ends, or who is silent
-for `SILENT_SECONDS`, is named to the others, which then end (seqjax/distributed/membership.py).
+come; whoever is missing is named. JAX's coordination service: in process 0, where `jax.distributed.initialize` puts it,
+the end of that process aborts all others before any can say why. And a watch: a member whose connection ends, or who is
+silent for `SILENT_SECONDS`, is named to the others, which then end (seqjax/distributed/membership.py).
 
 Messages are lines of JSON. A member sends {"hello": ...}, then {"beat": true} every `BEAT_SECONDS`, and at its end
-{"done": true} or {"failed": text, "status": n}. The hub answers {"go": {"jax": address, "hosts": [...]}}, beats as well,
-and ends with {"all_done": true} or {"end": text, "status": n}.
+{"done": true} or {"failed": text, "status": n}. The hub answers {"go": {"port": n, "hosts": [...]}}, beats as well, and
+ends with {"all_done": true} or {"end": text, "status": n}.
 
 The hub lives until process 0, whose pipe is its standard input, and all members are gone. Signals are for the members:
 what SLURM or a terminal sends to all of them does not end it.
@@ -54,9 +54,10 @@ class Hub:
         here = ", ".join(f"{i} on {hello['host']}" for i, hello in sorted(self._hellos.items()))
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("TPU_WORKER_HOSTNAMES")
         self._end(
-            f"{len(self._hellos)} of {self._count} processes have come, and no other one in {self._start_seconds:.0f} s. "
-            f"Missing: process {_listed(missing)}. Here: {here}.{f' The hosts are {nodes}.' if nodes else ''} Look at the "
-            "output of the missing ones; --start_timeout=SECONDS waits longer."
+            f"{len(self._hellos)} of {self._count} processes have come, and no other one in "
+            f"{self._start_seconds:.0f} s. Missing: process {_listed(missing)}. Here: {here}."
+            f"{f' The hosts are {nodes}.' if nodes else ''} Look at the output of the missing ones; "
+            "--start_timeout=SECONDS waits longer."
         )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,7 +68,7 @@ class Hub:
         except (ValueError, KeyError, TypeError, OSError, TimeoutError):  # not one of ours
             writer.close()
             return
-        if self._reason is not None or self._refused(index, hello, writer):
+        if self._reason is not None or self._refused(index, hello):
             if self._reason is not None:
                 _send(writer, self._reason)
             writer.close()
@@ -83,13 +84,11 @@ class Hub:
         del self._writers[index]
         writer.close()
 
-    def _refused(self, index: int, hello: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+    def _refused(self, index: int, hello: dict[str, Any]) -> bool:
         """Return whether the member does not belong to this run, which ends all."""
         fault = ""
         if hello["processes"] != self._count:
-            fault = (
-                f"Process {index} on {hello['host']} expects {hello['processes']} processes, process 0 {self._count}."
-            )
+            fault = f"Process {index} on {hello['host']} expects {hello['processes']} processes, not {self._count}."
         elif index in self._hellos:
             other = self._hellos[index]
             fault = (

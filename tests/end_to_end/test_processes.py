@@ -1,12 +1,10 @@
 """Two real processes that share a run over the loopback interface: who reads which data, who writes, how they stop."""
 
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -196,21 +194,3 @@ def test_a_signal_to_one_stops_both_at_one_step(stopped):
     saved = [p.name for p in (workdir / "checkpoints" / str(step)).rglob("*") if "process" in p.name]
     assert any("process_0-of-2" in name for name in saved)
     assert any("process_1-of-2" in name for name in saved)
-
-
-@pytest.mark.parametrize(
-    ("index", "says"),
-    [(None, "JAX_COORDINATOR_ADDRESS=HOST:PORT"), (0, "--distributed needs --workdir")],
-    ids=["nobody to meet", "no shared directory"],
-)
-def test_what_distributed_needs_is_said(blocks_dir, tmp_path, index, says):
-    args = [a for a in support.command(blocks_dir, tmp_path / "run") if index is None or "--workdir" not in a]
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "JAX_COORD", "JAX_NUM", "JAX_PROC"))}
-    env |= {"JAX_PLATFORMS": "cpu"}
-    if index is not None:
-        env |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}
-    result = support.run([*args, "--distributed"], env=env, timeout=PATIENCE)
-    assert result.returncode == 2, result.stderr
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-    assert sys.executable in args
