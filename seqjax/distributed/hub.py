@@ -112,7 +112,8 @@ class Hub:
 
     def _start_service(self) -> int:
         """Start JAX's coordination service and return its port."""
-        from jax._src.lib import _jax  # here, because the import takes longer than most roll calls
+        # Here, because the import takes longer than most roll calls.
+        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
         with socket.create_server(("", 0)) as probe:
             port = probe.getsockname()[1]

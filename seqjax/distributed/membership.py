@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import jax
 from jax._src import distributed as jax_distributed
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 import seqjax
 from seqjax.distributed import hub
@@ -201,8 +201,9 @@ def _initialize_jax(place: Place, *, port: int) -> None:
     host = f"[{place.host}]" if ":" in place.host else place.host
     state.coordinator_address = f"{host}:{port}"
     state.process_id, state.num_processes = place.index, place.count
-    state.client = _jax.get_distributed_runtime_client(
+    client = _jax.get_distributed_runtime_client(
         state.coordinator_address, place.index, init_timeout=300, use_compression=True
     )
-    state.client.connect()
+    state.client = client
+    client.connect()
     state.initialize_preemption_sync_manager()

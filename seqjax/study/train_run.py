@@ -1,7 +1,7 @@
 """`python -m seqjax.study.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
 
 `seqjax.study.runner` starts these processes and chooses the GPU that each sees. With `--distributed` the run has
-several processes, which launch/slurm_study.sbatch starts; if they were stopped and have saved, they end with status 130.
+several processes, which launch/slurm_study.sbatch starts; stopped before the end, they save and end with status 130.
 """
 
 import os

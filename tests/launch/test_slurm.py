@@ -22,8 +22,8 @@ def program(directory: Path, name: str, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-# A stand-in for srun. It makes a checkpoint if it is told to, and at SIGTERM another one; a complete run has a report. Of
-# a preempted job SLURM signals the tasks alone: the stand-in sends that to itself.
+# A stand-in for srun. It makes a checkpoint if it is told to, and at SIGTERM another one; a complete run has a report.
+# Of a preempted job SLURM signals the tasks alone: the stand-in sends that to itself.
 SRUN = """
 save() { mkdir -p "$WORKDIR/checkpoints/$1"; }
 trap 'echo saved; save 10; exit ${STATUS-0}' TERM
@@ -109,38 +109,43 @@ sys.exit(max(process.wait() for process in started))
 
 
 @pytest.mark.slow
-def test_a_slurm_job_of_two_processes_goes_on_after_its_limit(tmp_path, blocks_dir):
+@pytest.mark.parametrize(("script", "status"), [("slurm.sbatch", 0), ("slurm_study.sbatch", 130)])
+def test_a_job_of_two_processes_goes_on_after_its_limit(tmp_path, blocks_dir, script, status):
     """With a real run: signalled near its time limit it saves and queues again; the next start completes it."""
     (tmp_path / "srun.py").write_text(SRUN_OF_TWO)
     program(tmp_path, "srun", f'exec "{sys.executable}" "{tmp_path / "srun.py"}" "$@"')
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
-    settings = support.run_settings(blocks_dir, train__steps=100_000, checkpoint__every=0, eval__every=0)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = support.environment() | {"PATH": path, "SLURM_JOB_ID": "42", "PYTHONPATH": str(support.ROOT)}
+    settings = support.run_settings(blocks_dir, train__steps=400, checkpoint__every=0, eval__every=0)
+    argument = ",".join(f"{key}={value}" for key, value in settings.items())
+    config = f"{support.ROOT}/configs/transformer_pp.py:debug,{argument}"
     workdir = tmp_path / "runs" / "slurm-42"
+    run = {"workdir": str(workdir), "config": config}
+    values = {"title": "t", "references": ("a",), "domains": ("arxiv",), "runs": {"a": run}}
+    (tmp_path / "study.py").write_text(f"def get_study():\n    return {values!r}\n")
+    what = f"--config={config}" if script == "slurm.sbatch" else f"--study={tmp_path / 'study.py'}"
+    slurm = {"SLURM_JOB_ID": "42", "SLURM_NTASKS": "2", "SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "0"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = support.environment() | slurm | {"PATH": path, "PYTHONPATH": str(support.ROOT)}
 
-    def job(steps, **environment):
+    def job(**environment):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        argument = ",".join(f"{key}={value}" for key, value in (settings | {"train.steps": steps}).items())
-        config = f"{support.ROOT}/configs/transformer_pp.py:debug,{argument}"
-        command = ["bash", str(LAUNCH / "slurm.sbatch"), f"--config={config}"]
-        return subprocess.Popen(
-            command, env=env | {"PORT": port} | environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
-        )
+        environment |= env | {"PORT": port}
+        command = ["bash", str(LAUNCH / script), what]
+        return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
 
-    with job(400) as first:
+    with job() as first:
         deadline = time.monotonic() + 150
         while support.n_rows(workdir) < 3 and first.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         first.send_signal(signal.SIGUSR1)
         out, _ = first.communicate(timeout=150)
-    assert first.returncode == 0
-    assert out.endswith(AGAIN.format(0))
+    assert first.returncode == status
+    assert out.endswith(AGAIN.format(0) if script == "slurm.sbatch" else "scontrol requeue 42_0\n")
     (step,) = support.checkpoint_steps(workdir)
     assert 0 < step < 400
-    with job(400, SLURM_RESTART_COUNT="1") as second:
+    with job(SLURM_RESTART_COUNT="1") as second:
         out, _ = second.communicate(timeout=150)
     assert second.returncode == 0
     assert "requeue" not in out
