@@ -60,6 +60,7 @@ class Processes:
     def __exit__(self, *exc):
         for process in self.started.values():
             process.kill()
+            process.wait()
 
     def wait_for_rows(self, rows):
         deadline = time.monotonic() + PATIENCE

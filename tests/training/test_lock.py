@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 
+from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.training import lock
 from seqjax.training.lock import locked
@@ -116,6 +118,24 @@ def test_a_job_that_starts_again_waits_for_its_first_start(tmp_path, monkeypatch
             assert json.loads(path.read_text())["pid"] == os.getpid()
     seconds = "1|0" if ends == "dead" else "90|89"
     assert re.search(rf"left in use by process 7 on elsewhere; waiting up to ({seconds}) s", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("restarts", "processes"), [(None, 1), ("1", 1), (None, 2)])
+def test_training_waits_if_a_scheduler_may_have_started_it_again(blocks_dir, monkeypatch, restarts, processes):
+    asked = []
+
+    def refuse(workdir, *, wait):
+        asked.append(wait)
+        raise UserError("in use")
+
+    monkeypatch.setattr(train_module, "locked", refuse)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    with pytest.raises(UserError, match="in use"):
+        train_module.train(support.run_config(blocks_dir), "anywhere")
+    assert asked == [restarts is not None or processes > 1]
 
 
 def test_a_lock_that_is_being_written_holds(tmp_path):
