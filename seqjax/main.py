@@ -117,7 +117,8 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], member: Mem
         jax.config.update("jax_compilation_cache_dir", cache)
     if member is not None and lead:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
-        sys.stderr.write(banner(member, mesh) + "\n")
+        text = banner(member.hosts, member.place, devices=mesh.devices.flat, axes=mesh.shape)
+        sys.stderr.write(text + "\n")
     workdir = given.workdir or workdirs.fresh(config)
     try:
         train(config, workdir)

@@ -166,6 +166,7 @@ def _start_hub(place: Place, start_seconds: float) -> subprocess.Popen[str]:
     assert process.stdout is not None
     said = process.stdout.readline().strip()
     if said != "listening":
+        process.communicate()  # It has ended.
         raise UserError(
             f"Process 0 cannot listen on port {place.port}, where all processes meet: {said or 'it ended'}. Give all "
             "of them another port in --coordinator_address (JAX_COORDINATOR_ADDRESS), or set JAX_COORDINATOR_PORT."

@@ -1,25 +1,30 @@
 """What a run of several processes consists of, as text."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-import jax
-
-from seqjax.distributed.membership import Membership
+from seqjax.distributed.place import Place
 
 
-def banner(member: Membership, mesh: jax.sharding.Mesh) -> str:
-    """Return a line on all processes, whose devices are those of the mesh, and one per host."""
-    hosts, place = member.hosts, member.place
-    devices = sorted(mesh.devices.flat, key=lambda device: device.id)
+def banner(hosts: Sequence[str], place: Place, *, devices: Iterable[Any], axes: Mapping[str, int]) -> str:
+    """Return a line on all processes and one per host.
+
+    Args:
+        hosts: The host of every process.
+        place: Where they met.
+        devices: The devices of all of them.
+        axes: Number of devices per mesh axis.
+    """
+    devices = sorted(devices, key=lambda device: device.id)
     of_process = {i: [d.id for d in devices if d.process_index == i] for i in range(len(hosts))}
     counts = sorted({len(ids) for ids in of_process.values()})
     each = " or ".join(map(str, counts))
-    axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
+    mesh = " x ".join(f"{axis}={n}" for axis, n in axes.items())
     out = [
         f"{_some(len(hosts), 'process', 'processes')} on {_some(len(set(hosts)), 'host', 'hosts')}, {each} "
         f"device{'' if counts == [1] else 's'} in each: {len(devices)} x {devices[0].device_kind} "
-        f"({devices[0].platform}), mesh {axes}"
+        f"({devices[0].platform}), mesh {mesh}"
     ]
     for host in dict.fromkeys(hosts):
         here = [i for i, other in enumerate(hosts) if other == host]

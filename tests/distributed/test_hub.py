@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import threading
 
@@ -254,3 +255,27 @@ def test_an_error_that_follows_from_a_loss_is_not_taken_for_the_cause(member, ca
         raise RuntimeError("Connection closed by peer")
     assert statuses[0] == LOST
     assert capsys.readouterr().err.startswith("error: Process 0 is gone. ")
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"cannot listen on port {port}.*in use.*another port") as caught:
+            membership._start_hub(Place("h0", port, 2, 0), 1.0)
+    assert "--coordinator_address" in str(caught.value)
+
+
+def test_a_coordinator_that_does_not_answer_is_named(monkeypatch, capsys):
+    def leave(status):
+        raise LeftError(status)
+
+    monkeypatch.setattr(membership, "leave", leave)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(LeftError) as caught:
+        membership._connected(Place("127.0.0.1", port, 2, 1), 0.1)
+    assert caught.value.args == (LOST,)
+    says = (
+        rf"error: Process 0, the coordinator at 127.0.0.1:{port}, has not answered process 1 on .* for 0 s \(Connection"
+    )
+    assert re.match(says, capsys.readouterr().err)
