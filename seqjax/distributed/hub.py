@@ -192,7 +192,7 @@ async def run(given: argparse.Namespace) -> None:
         beat_seconds=given.beat_seconds,
     )
     try:
-        server = await asyncio.start_server(hub.serve, given.host or None, given.port)
+        server = await asyncio.start_server(hub.serve, given.host or None, given.port, backlog=1024)
     except OSError as error:
         sys.stdout.write(f"{error.strerror or error}\n")
         return

@@ -89,8 +89,14 @@ class Membership:
         self._all_done.wait()  # or the thread ends this process
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """End this process after an error of its own, or for the reason of that error: another process is lost."""
-        if not isinstance(error, (UserError, KeyboardInterrupt, SystemExit)) and self._told.wait(GRACE_SECONDS):
+        """End this process after an error of its own, or for the reason of that error: another process is lost.
+
+        A collective or a save fails at once when the other end closes; the hub says why a moment later.
+        """
+        ours = isinstance(error, (KeyboardInterrupt, SystemExit)) or (
+            isinstance(error, UserError) and error.__cause__ is None
+        )
+        if not ours and self._told.wait(GRACE_SECONDS):
             self._end()
         with self._ending:
             text, status = (str(error) or type(error).__name__).splitlines()[0], 1

@@ -247,12 +247,19 @@ def test_a_members_own_error_is_told_to_the_others(member, error, status, says, 
     assert json.loads(hub.recv(1000)) == {"failed": text, "status": status}
 
 
-def test_an_error_that_follows_from_a_loss_is_not_taken_for_the_cause(member, capsys):
-    """A collective fails at once when the other end closes; the hub says why a moment later."""
+def failing_save() -> UserError:
+    """As Checkpoints makes it of whatever Orbax raises."""
+    error = UserError("Writing to the workdir failed.")
+    error.__cause__ = RuntimeError("Connection closed by peer")
+    return error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Connection closed by peer"), failing_save()], ids=["sum", "save"])
+def test_an_error_that_follows_from_a_loss_is_not_taken_for_the_cause(member, capsys, error):
     here, hub, statuses = member
     threading.Timer(0.05, hub.sendall, (b'{"end": "Process 0 is gone.", "status": 75}\n',)).start()
     with pytest.raises(LeftError), here:
-        raise RuntimeError("Connection closed by peer")
+        raise error
     assert statuses[0] == LOST
     assert capsys.readouterr().err.startswith("error: Process 0 is gone. ")
 
