@@ -34,6 +34,13 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     temporary.replace(path)
 
 
+def cache_directory(given: str = "") -> Path:
+    """Return the directory for what can be made again: the `given` one, or seqjax's own below the user's."""
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
+
+
 def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:
     """Write `value` as indented JSON, atomically."""
     with replacing(path) as file:
