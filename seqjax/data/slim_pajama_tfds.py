@@ -52,9 +52,7 @@ class SlimPajama(tfds.core.GeneratorBasedBuilder):
         # A split without an example would end the building.
         splits = {split: of for split, of in splits.items() if next(self._generate_examples(of), None) is not None}
         if not splits:
-            raise UserError(
-                f"No shard in {source} has a document of {domain!r}: give shards that do, or other domains."
-            )
+            raise UserError(f"No shard in {source} has a document of {domain}; give shards that do, or other domains.")
         return {split: self._generate_examples(members) for split, members in splits.items()}
 
     def _generate_examples(self, members: list[shards.Shard]) -> Iterator[tuple[str, dict[str, str]]]:

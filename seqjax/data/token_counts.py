@@ -148,7 +148,7 @@ def _batches(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
 
 def _read(path: Path, n_documents: int) -> Counts | None:
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:
             found = Counts(arrays["lengths"], arrays["hashes"], str(arrays["digest"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
