@@ -17,6 +17,11 @@ from seqjax.errors import UserError
 READ_BYTES = 1 << 22
 
 
+def cache_directory() -> Path:
+    """Return where seqjax keeps what it can make or fetch again: `~/.cache/seqjax`, or in XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
+
+
 def temporary_beside(path: Path) -> Path:
     """Return the name of a new temporary file beside `path`, which no other process, on any machine, takes as well."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -32,13 +37,6 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def cache_directory(given: str = "") -> Path:
-    """Return the directory for what can be made again: the `given` one, or seqjax's own below the user's."""
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
 
 
 def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:

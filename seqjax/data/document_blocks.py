@@ -43,8 +43,8 @@ class DocumentBlocks:
 
     Args:
         documents: The texts.
-        index: Which of them are used, int [n].
-        lengths: The tokens of each of those, BOS and EOS included, int [n].
+        index: Which of them are used, uint32 [n].
+        lengths: The tokens of each of those, BOS and EOS included, uint32 [n].
         tokenizer: What turns a text into that many tokens.
         block: T + 1.
         counts: The file with the lengths, for messages.

@@ -62,7 +62,8 @@ class _Opener:
         content = [VERSION, self._tokenizer.hash, documents.feature, documents.files]
         name = documents.name.translate(str.maketrans("/ ", "--", "[]:%+"))
         file = f"{name}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.npz"
-        path = cache_directory(self._config.cache_dir) / "tfds" / file
+        given = self._config.cache_dir
+        path = (Path(given).expanduser() if given else cache_directory()) / "tfds" / file
         counts = counted(path, documents, self._tokenizer, workers=self._config.workers)
         self.digests[key] = counts.digest
         self.unused += int((counts.lengths == 0).sum())
@@ -73,7 +74,7 @@ class _Opener:
     ) -> DocumentBlocks:
         return DocumentBlocks(
             documents,
-            index=np.flatnonzero(chosen),
+            index=np.flatnonzero(chosen).astype(np.uint32),
             lengths=counts.lengths[chosen],
             tokenizer=self._tokenizer,
             block=self._block,

@@ -35,7 +35,7 @@ def blocks_of(documents: Texts, *, block: int = BLOCK) -> DocumentBlocks:
     used = lengths > 0
     return DocumentBlocks(
         documents,
-        index=np.flatnonzero(used),
+        index=np.flatnonzero(used).astype(np.uint32),
         lengths=lengths[used],
         tokenizer=TOKENIZER,
         block=block,

@@ -81,7 +81,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     """Return the directory of the corpus under this tokenizer; build it first if it does not exist."""
-    root = cache_directory(cache_dir)
+    root = Path(cache_dir).expanduser() if cache_dir else cache_directory()
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
     if (directory / document_index.FILE).is_file():  # a corpus of an older version lacks it
