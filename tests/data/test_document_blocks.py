@@ -117,6 +117,7 @@ def test_a_block_does_not_depend_on_what_was_read_before(monkeypatch: pytest.Mon
     wanted = [shuffled[row] for row in rows]
     again = pickle.loads(pickle.dumps(shuffled))
     assert [again[row] for row in reversed(rows)] == wanted[::-1]
+    assert len(shuffled._epochs) <= 2
     monkeypatch.setattr(document_blocks, "CACHE_BYTES", 64)
     forgetful = ShuffledBlocks(blocks_of(texts(40)), seed=0)
     assert [forgetful[row] for row in rows] == wanted

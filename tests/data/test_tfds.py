@@ -234,6 +234,21 @@ def test_the_hash_is_of_the_content(datasets: Path, cache: str, shards_dir: Path
     assert len({first, *others}) == 4
 
 
+def test_a_dataset_that_is_built_again_is_counted_again(tmp_path: Path, cache: str):
+    """As many documents of as many bytes as before, under the same name."""
+
+    def built(letters: str) -> Corpus:
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        for split in ("train", "validation"):
+            write_shard(tmp_path / "in" / split / "a.jsonl.zst", [row("c4", 20 * letter) for letter in letters])
+        build_slim_pajama.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", "--domains=c4"])
+        return open_tfds(tmp_path / "out", cache, "slim_pajama/c4")
+
+    first, second = built("abc"), built("xyz")
+    assert first.manifest_hash != second.manifest_hash
+    assert set("xyz") >= set(TOKENIZER.decode(second.train_sample("c4", count=9).ravel()))
+
+
 # ------------------------------------------------------------------------------------- datasets of other shapes
 def news(datasets: Path, cache: str, name: str = "news_items", **settings) -> Corpus:
     return open_tfds(datasets, cache, name, **{"tfds_feature": "body.en", "seq_len": 16} | settings)
