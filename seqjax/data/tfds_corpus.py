@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import hold_out, slimpajama, tfds_datasets
+from seqjax.data import hold_out, slimpajama, tfds_datasets, tfds_documents
+from seqjax.data.blocks import allow_open_files
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.document_blocks import DocumentBlocks
 from seqjax.data.token_counts import Counts, counted
@@ -34,11 +35,12 @@ class _Opener:
         self._config, self._tokenizer, self._block = config, tokenizer, block
         self.digests: dict[str, str] = {}  # of "SPLIT/DOMAIN"
         self.unused = 0  # documents without text
+        self._n_files = 0
 
     def splits(self, domain: str, directory: Path) -> dict[str, DocumentBlocks]:
         """Return the blocks of a domain by what they are to a run, train or validation."""
         config = self._config
-        dataset = tfds_datasets.Dataset(directory, feature=config.tfds_feature)
+        dataset = tfds_documents.Dataset(directory, feature=config.tfds_feature)
         train = dataset.documents(config.tfds_train_split, key="tfds_train_split")
         held_out = config.tfds_validation_split or next((s for s in VALIDATION if s in dataset.splits), "")
         counts, path = self._count(f"train/{domain}", train)
@@ -58,7 +60,9 @@ class _Opener:
             "validation": self._blocks(validation, of_validation.lengths > 0, of_validation, its_path),
         }
 
-    def _count(self, key: str, documents: tfds_datasets.SplitDocuments) -> tuple[Counts, Path]:
+    def _count(self, key: str, documents: tfds_documents.SplitDocuments) -> tuple[Counts, Path]:
+        self._n_files += len(documents.files)
+        allow_open_files(self._n_files)  # A reader keeps those open that it has read from.
         content = [VERSION, self._tokenizer.hash, documents.feature, documents.files]
         name = documents.name.translate(str.maketrans("/ ", "--", "[]:%+"))
         file = f"{name}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.npz"
@@ -70,7 +74,7 @@ class _Opener:
         return counts, path
 
     def _blocks(
-        self, documents: tfds_datasets.SplitDocuments, chosen: np.ndarray, counts: Counts, path: Path
+        self, documents: tfds_documents.SplitDocuments, chosen: np.ndarray, counts: Counts, path: Path
     ) -> DocumentBlocks:
         return DocumentBlocks(
             documents,

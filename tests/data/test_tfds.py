@@ -314,7 +314,7 @@ def test_datasets_are_mixed(datasets: Path, cache: str):
         (("slim_pajama/c4",), {"tfds_train_split": "train[:0]"}, "has no document there"),
         (("news_old",), {}, "is in the file format tfrecord.*build it as array_record.*download_and_prepare"),
         (("slim_pajama/c4",), {"seq_len": 10**6}, "fewer than 1000001 training tokens"),
-        (("slim_pajama/c4",), {"path": "gs://bucket/data"}, "local directories; copy"),
+        (("slim_pajama/c4",), {"path": "gs://bucket/data"}, "read from a local directory; copy"),
         (("slim_pajama/c4",), {"path": "/nowhere"}, "no directory /nowhere"),
     ],
 )
