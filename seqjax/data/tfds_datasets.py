@@ -37,8 +37,8 @@ def data_directory(path: str) -> Path:
     """
     if "://" in path:
         raise UserError(
-            f"config.data.path={path!r}: datasets are read from a local directory; copy NAME/CONFIG/VERSION of those that "
-            "are needed into one first."
+            f"config.data.path={path!r}: datasets are read from a local directory; copy NAME/CONFIG/VERSION of those "
+            "that are needed into one first."
         )
     root = Path(path or require().core.constants.DATA_DIR).expanduser()
     if not root.is_dir():
