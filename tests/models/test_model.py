@@ -202,7 +202,7 @@ def test_the_residual_stream_may_stay_float32():
 
 def test_a_decoding_step_does_not_copy_its_cache():
     # Approx selection reads little of the cache, so what XLA reserves beside it must be a small part of it.
-    model = support.tiny_model("top1_chunk", {"selection": "approx"})
+    model = support.tiny_model("top1_chunk", "approx")
     cache = jax.eval_shape(lambda: model.init_cache(4, 8192))
     token, position = jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
     step = jax.jit(lambda *args: model.step(*args), donate_argnums=3)
