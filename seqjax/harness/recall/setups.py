@@ -2,8 +2,7 @@
 
 `demo` runs on two CPU cores, `small` on a GPU. MQAR at `small` has the published settings of zoology (and of "Based",
 arXiv 2402.18668): 8,192 ids, trained on 4 to 64 pairs in up to 256 tokens, tested on up to 256 pairs in 1,024, the best
-of several learning rates. There 180,000 sequences are drawn once and passed 32 times, here all 2.6 million are new; with
-256,000, in 4,000 steps of 64, attention with QK norm had learned it and attention without, windows and Top-1 had not.
+of several learning rates. There 180,000 sequences are drawn once and passed 32 times, here all 2.6 million are new.
 """
 
 import dataclasses
