@@ -21,6 +21,7 @@ import fsspec
 import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
+from seqjax import store
 from seqjax.data import parquet, slimpajama
 from seqjax.data.faults import BadLineError, TornShardError
 from seqjax.data.layout import SET_NAME_FIELD, SPLITS, Layout
@@ -65,7 +66,12 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
     Links to files and directories are followed. Raises `UserError` if `source` does not exist or holds no files of
     these `suffixes`, or for a link to a file that does not exist.
     """
-    fs, root = cast(tuple[Any, str], fsspec.core.url_to_fs(source))
+    fs, root = store.filesystem(source)
+    with store.reaching(source):
+        return _found(fs, root, source, suffixes)
+
+
+def _found(fs: Any, root: str, source: str, suffixes: tuple[str, ...]) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
     if any(mark in source for mark in "*?["):
         if local:  # The glob of fsspec does not look into directories that are links.

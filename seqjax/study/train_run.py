@@ -3,8 +3,6 @@
 `seqjax.study.runner` starts these processes and chooses the GPU that each sees.
 """
 
-from pathlib import Path
-
 from absl import logging
 
 from seqjax.arguments import command_parser
@@ -22,8 +20,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     run = load_study(args.study).runs[args.run]
     assert run.config is not None, "the runner starts only what can be trained"
-    run.workdir.mkdir(parents=True, exist_ok=True)
-    train(run.config, Path(run.workdir))
+    train(run.config, run.workdir)
 
 
 if __name__ == "__main__":
