@@ -47,6 +47,11 @@ def url_of(path: str | os.PathLike[str]) -> str:
     return f"{found[1]}://{found[2].rstrip('/')}"
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a URL, and not one of a file of this machine."""
+    return scheme(url_of(path)) not in ("", "file", "local")
+
+
 def location(text: str) -> str | Path:
     """Return what an option that takes a path or a URL was given: the URL as text, or the path."""
     return url_of(text) or Path(text)
@@ -168,6 +173,34 @@ def read(url: str) -> bytes | None:
             return None
 
     return _tried(url, content)
+
+
+@contextlib.contextmanager
+def reading(url: str) -> Iterator[Any]:
+    """A context that opens a file or object to read bytes; a store that fails is a `StoreError`, not a damaged file."""
+    if not is_remote(url):
+        with cast(Any, fsspec.open(url, "rb")) as file:
+            yield file
+        return
+    fs, path = filesystem(url)
+    with reaching(url):
+        opened = fs.open(path, "rb")
+    with opened:
+        yield _Reader(opened, url)
+
+
+class _Reader:
+    """A file whose errors are named."""
+
+    def __init__(self, file: Any, url: str):
+        self._file, self._url = file, url
+
+    def read(self, *args: Any) -> bytes:
+        with reaching(self._url):
+            return self._file.read(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def write(url: str, content: bytes) -> None:

@@ -24,6 +24,7 @@ from seqjax.convert.weights import family_of
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.nn.params import count
+from seqjax.terminal import StatusLine
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.spool import Spool
@@ -40,7 +41,7 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     used = store.sizes(spool.url) if spool.url else (here / "config.json").exists() or (here / "checkpoints").exists()
     if used:
         raise UserError(f"{spool} holds a run; import into a --workdir of its own.")
-    spool.pull(sys.stderr.write)  # what this machine may have of a run that was deleted there goes aside
+    spool.pull(StatusLine().say)  # what this machine may have of a run that was deleted there goes aside
     files = fetched(weights)
     source = directory.holding(files)
     argument = "" if config else directory.argument_of(source)

@@ -7,6 +7,7 @@ directory in the path called train, validation or test; without one, a shard bel
 anything that fsspec can open.
 """
 
+import contextlib
 import dataclasses
 import glob
 import json
@@ -15,9 +16,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import fsspec
 import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
@@ -67,7 +67,7 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
     these `suffixes`, or for a link to a file that does not exist.
     """
     fs, root = store.filesystem(source)
-    with store.reaching(source):
+    with store.reaching(source) if store.is_remote(source) else contextlib.nullcontext():
         return _found(fs, root, source, suffixes)
 
 
@@ -141,25 +141,25 @@ def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) ->
     `on_read` is called with the number of bytes read from the file, before decompression.
     """
     pending: list[bytes] = []
-    with cast(Any, fsspec.open(shard.url, "rb")) as file:
-        pieces = _chunks(file, on_read)
-        for piece in _decompressed(pieces, suffix=shard.url.rpartition(".")[2]):
-            head, *tail = piece.split(b"\n")
-            pending.append(head)
-            if tail:
-                yield b"".join(pending)
-                yield from tail[:-1]
-                pending = [tail[-1]]
+    for piece in _decompressed(_chunks(shard.url, on_read), suffix=shard.url.rpartition(".")[2]):
+        head, *tail = piece.split(b"\n")
+        pending.append(head)
+        if tail:
+            yield b"".join(pending)
+            yield from tail[:-1]
+            pending = [tail[-1]]
     last = b"".join(pending)
     if last:
         yield last
 
 
-def _chunks(file, on_read: Callable[[int], None] | None) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        if on_read is not None:
-            on_read(len(chunk))
-        yield chunk
+def _chunks(url: str, on_read: Callable[[int], None] | None) -> Iterator[bytes]:
+    """Yield the bytes of a file; raise `UserError` if the store that it is in fails."""
+    with store.reading(url) as file:
+        while chunk := file.read(CHUNK):
+            if on_read is not None:
+                on_read(len(chunk))
+            yield chunk
 
 
 def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
@@ -290,8 +290,7 @@ def _items(shard: Shard, layout: Layout, on_read: Callable[[int], None]) -> Iter
         fields = [layout.text_field, "" if layout.reads_whole_files else layout.domain_field or SET_NAME_FIELD]
         yield from parquet.rows(shard.url, [field for field in fields if field], size=shard.size, on_read=on_read)
     elif shard.url.endswith(TEXT):
-        with cast(Any, fsspec.open(shard.url, "rb")) as file:
-            content = b"".join(_chunks(file, on_read))
+        content = b"".join(_chunks(shard.url, on_read))
         # Bytes that are not UTF-8 become what `Layout.document` refuses as such.
         text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
         yield {layout.text_field: text}

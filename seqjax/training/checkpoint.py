@@ -4,8 +4,8 @@ Saving is asynchronous and atomic (a directory is renamed into place when it is 
 the newest complete checkpoint is intact, and a run that resumes from it neither repeats nor skips data. What happens to
 it later is noticed: items and checksums are compared before it is read (seqjax/training/integrity.py).
 
-In a workdir on gs:// Orbax writes to the store, whose objects have checksums of their own. For other stores it writes to
-the spool, from which a thread copies every checkpoint that is complete (seqjax/training/stored_checkpoints.py).
+In a workdir on gs:// Orbax writes to the store, whose objects have checksums of their own. For other stores it writes
+to the spool, from which a thread copies every checkpoint that is complete (seqjax/training/stored_checkpoints.py).
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class Checkpoints:
 
     def _write_checksums(self) -> None:
         for unfinished in self.directory.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
-            integrity.write(unfinished)
+            integrity.write(Path(unfinished))
 
     @property
     def params_only(self) -> bool:

@@ -29,7 +29,9 @@ def write(
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
-    `facts` are those of `metrics.run_facts`; `called` is the URL of a workdir in a store, in place of its spool. Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
+    `facts` are those of `metrics.run_facts`; `called` is the URL of a workdir in a store, in place of its spool.
+
+    Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
     workdir, called = Path(workdir), called or str(workdir)
     rows = metrics.read(workdir)

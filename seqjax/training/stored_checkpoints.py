@@ -89,9 +89,10 @@ def fetch_newest(url: str, workdir: Path, *, items: Collection[str]) -> None:
         steps = complete(f"{DIRECTORY}/{name}" for name in store.sizes(f"{url}/{DIRECTORY}"))
         _keep_newest(workdir, steps)
         if not steps:
-            return None
+            return
         try:
-            return fetch(url, steps[-1], workdir, items=items)
+            fetch(url, steps[-1], workdir, items=items)
+            return
         except store.StoreError:
             if last or f"{steps[-1]}/{MARKER}" in store.sizes(f"{url}/{DIRECTORY}"):
                 raise
