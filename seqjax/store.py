@@ -79,8 +79,14 @@ def require_workdir(url: str) -> None:
 
 def filesystem(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it; raise `UserError` if its package is missing."""
+    key = (os.getpid(), *url_of(url).split("/")[:3:2])
     try:
+        # fsspec has one for every thread, and each of them connects anew.
+        if "::" not in url and (known := _systems.get(key)) is not None:
+            return known, cast(str, known._strip_protocol(url))
         fs, path = fsspec.core.url_to_fs(url)
+        if "::" not in url:
+            fs = _systems.setdefault(key, fs)
     except ImportError as error:
         extra = EXTRAS.get(scheme(url))
         how = f"pip install 'seqjax[{extra}]'" if extra else str(error).rstrip(".")
@@ -90,6 +96,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     except Exception as error:  # Some connect here, or look for credentials.
         raise _named(url, error) from error
     return fs, cast(str, path)
+
+
+_systems: dict[tuple[Any, ...], Any] = {}  # by process, scheme and bucket
 
 
 @contextlib.contextmanager

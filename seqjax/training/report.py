@@ -102,10 +102,10 @@ def write(
     return "\n".join(shown)
 
 
-def _generate(workdir: str, used: Sequence[str]) -> str:
+def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
     if any("." not in name and name not in mixers.names() for name in used):  # registered, in this process alone
-        return f"seqjax.load({workdir!r}).generate('def ')    # in Python, with the mixer registered"
+        return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"
     allowed = "".join(f" --allow-code={name}" for name in used if mixers.is_foreign(name))
     return f'seqjax generate --workdir={workdir} --prompt="def "{allowed}'
 

@@ -96,7 +96,7 @@ def prepare(
     kept = _kept(domains, layout)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(str(source), suffixes=shards.suffixes(layout))
+    found = shards.find_shards(store.url_of(source) or str(source), suffixes=shards.suffixes(layout))
     if any(shard.name.endswith(shards.PARQUET) for shard in found):
         parquet.require()
     validation = _validation(validation, layout, found)
