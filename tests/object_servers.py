@@ -34,7 +34,8 @@ def s3() -> Iterator[Server]:
     """Skips the test where moto's server or s3fs is not installed."""
     _require("s3fs", "moto", "flask")
     port = free_port()
-    with _running(["moto_server", "-H", "127.0.0.1", "-p", str(port)], f"http://127.0.0.1:{port}/moto-api/data.json"):
+    command = [str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    with _running(command, f"http://127.0.0.1:{port}/moto-api/data.json"):
         server = Server(f"s3://{BUCKET}", port, environment_of_s3(port))
         request = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
         urllib.request.urlopen(request, timeout=PATIENCE).close()
@@ -61,7 +62,7 @@ def gcs() -> Iterator[Server]:
     port = free_port()
     arguments = ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory", f"--default-bucket={BUCKET}"]
     url = f"http://127.0.0.1:{port}"
-    with _running(["gcp-storage-emulator", *arguments], f"{url}/storage/v1/b"):
+    with _running([sys.executable, "-m", "tests.gcs_emulator", *arguments], f"{url}/storage/v1/b"):
         environment = {
             "STORAGE_EMULATOR_HOST": url,
             "TENSORSTORE_GCS_HTTP_URL": url,
@@ -81,8 +82,8 @@ def _require(*packages: str) -> None:
 
 @contextlib.contextmanager
 def _running(command: list[str], answers: str) -> Iterator[None]:
-    command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    root = Path(__file__).parent.parent
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE
         while True:

@@ -29,13 +29,14 @@ import os, sys, time
 from pathlib import Path
 mark = Path(sys.argv.pop(1))
 def hang():
+    time.sleep(1)  # for the other threads
     mark.touch()
     time.sleep(600)
 from seqjax import store
 from seqjax.training import stored_checkpoints
 upload = store.upload
 def hang_in_the_second(path, url):
-    if "checkpoints/10/rest" in url:
+    if url.endswith("checkpoints/10/rest/_METADATA"):
         hang()
     upload(path, url)
 store.upload = hang_in_the_second
