@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import fsspec
+from etils import epath
 
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import temporary_beside
@@ -98,6 +99,16 @@ def filesystem(url: str) -> tuple[Any, str]:
     return fs, cast(str, path)
 
 
+def orbax_path(url: str) -> epath.Path:
+    """Return the path by which Orbax reads and writes a URL.
+
+    From now on gcsfs remembers no listings in this process, which would hide what other processes write and remove.
+    """
+    for name in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
+    return epath.Path(url)
+
+
 _systems: dict[tuple[Any, ...], Any] = {}  # by process, scheme and bucket
 
 
@@ -167,7 +178,11 @@ def sizes(url: str) -> dict[str, int]:
     return {
         path.removeprefix(base): int(info["size"])
         for path, info in found.items()
-        if path.startswith(base) and info["type"] == "file" and not path.endswith("/")
+        if path.startswith(base)
+        and info["type"] == "file"
+        and not path.endswith("/")
+        # What is copied by its name stays below the directory that it is copied to.
+        and not {"", ".", ".."} & {*path.removeprefix(base).split("/")}
     }
 
 

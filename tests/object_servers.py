@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import fsspec
 import pytest
+from etils.epath import backend
 
 from seqjax import store
 
@@ -120,6 +121,7 @@ def used(server: Server) -> Iterator[Server]:
 def clear() -> None:
     """Forget the clients, which keep the server that they were made for."""
     store._systems.clear()
+    backend.fsspec_backend._get_filesystem.cache_clear()
     for scheme in ("s3", "gs"):
         with contextlib.suppress(ImportError):
             fsspec.get_filesystem_class(scheme).clear_instance_cache()

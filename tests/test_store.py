@@ -111,6 +111,13 @@ def test_objects_of_a_server(server, tmp_path):
         store.sizes(server.url.replace(object_servers.BUCKET, "another-bucket"))
 
 
+def test_names_do_not_lead_out_of_a_directory(memory, monkeypatch):
+    fs, path = store.filesystem(memory)
+    names = ["a/b", "../c", "a/../../d", "a//e", "./f", ".g"]
+    monkeypatch.setattr(fs, "find", lambda *a, **k: {f"{path}/{n}": {"type": "file", "size": 1} for n in names})
+    assert store.sizes(memory).keys() == {"a/b", ".g"}
+
+
 def test_a_store_that_fails_is_tried_again_and_then_named(memory, monkeypatch):
     fs, _ = store.filesystem(f"{memory}/x")
     calls = []

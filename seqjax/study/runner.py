@@ -48,7 +48,7 @@ class Run:
     @property
     def files(self) -> Path:
         """A directory of this machine with the files of the run, a copy if it is kept in a store."""
-        return readable(self.workdir)
+        return readable(self.workdir, fresh_seconds=REPORT_SECONDS / 2)
 
     @property
     def log(self) -> Path:

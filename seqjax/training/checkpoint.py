@@ -50,7 +50,7 @@ class Checkpoints:
         self._spool = spool = workdir if isinstance(workdir, Spool) else Spool(workdir)
         self._copies = None if read_only or not spool.copies_checkpoints else CheckpointCopies(spool, keep, keep_period)
         if spool.is_direct:
-            self.directory: Path | epath.Path = epath.Path(spool.url) / "checkpoints"
+            self.directory: Path | epath.Path = store.orbax_path(spool.url) / "checkpoints"
         elif spool.url and read_only:
             copy = readable(spool.url)
             stored_checkpoints.fetch_newest(spool.url, copy, items=integrity.PARAMS)
@@ -270,9 +270,11 @@ class Checkpoints:
         complete = self._complete()
         last = f"the last good checkpoint is {self._path(complete[-1])}" if complete else "no checkpoint is complete"
         logging.error("checkpoint: %s", error)
+        fix = (
+            "Check that it can be reached" if self._spool.is_direct else "Free some disk space or repair the directory"
+        )
         return UserError(
-            f"Writing to {self.directory.parent} failed; {last}. "
-            f"Free some disk space or repair the directory, then run the same command again. Cause: {error}"
+            f"Writing to {self.directory.parent} failed; {last}. {fix}, then run the same command again. Cause: {error}"
         )
 
     def _not_sent(self, error: store.StoreError) -> UserError:

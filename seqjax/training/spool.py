@@ -9,6 +9,7 @@ itself, and those of s3:// are copied from the spool (seqjax/training/stored_che
 """
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -30,7 +31,6 @@ IDENTITY = "spool.json"
 LOG = "log.txt"  # of a study's run: the process that started this one is writing to it
 READ_ONLY_WITHOUT = (CHECKPOINTS, "tensorboard", "profile", "wandb")  # folders that nobody reads through seqjax
 ORBAX_MARKER = "commit_success.txt"  # which Orbax writes last into a checkpoint on gs://
-FRESH_SECONDS = 20.0  # in which a copy that is only read is not compared again
 
 
 class Spool:
@@ -91,6 +91,7 @@ class Spool:
         if not self.url or jax.process_index() != 0:
             return
         with self._guard:
+            self.directory.mkdir(parents=True, exist_ok=True)
             if not (self.directory / IDENTITY).exists():
                 write_json(self.directory / IDENTITY, {"id": uuid.uuid4().hex})
             found = self._files()
@@ -153,17 +154,18 @@ class Spool:
         say(f"This machine has files of another run that was kept in {self.url}, by now deleted there: {aside}")
 
 
-def readable(workdir: str | os.PathLike[str]) -> Path:
+def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> Path:
     """Return a directory of this machine with the files of a run, without its checkpoints: itself, or a copy.
 
-    Raises `UserError` if `workdir` is a URL that cannot be read.
+    A copy that this process made less than `fresh_seconds` ago is taken as it is. Raises `UserError` for a URL that
+    cannot be read.
     """
     url = store.url_of(workdir)
     if not url:
         return Path(workdir)
     store.require_workdir(url)
-    seconds, copy = _read.get(url, (-FRESH_SECONDS, Path()))
-    if time.monotonic() - seconds < FRESH_SECONDS and copy.is_dir():
+    seconds, copy = _read.get(url, (-math.inf, Path()))
+    if time.monotonic() - seconds < fresh_seconds and copy.is_dir():
         return copy
     there = store.sizes(url)
     identity = store.read(f"{url}/{IDENTITY}") if IDENTITY in there else b""

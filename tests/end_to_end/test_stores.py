@@ -53,6 +53,15 @@ run_command(main)
 """
 
 
+IMPATIENT = """
+from seqjax import store
+store.RETRY_SECONDS = ()
+from seqjax.errors import run_command
+from seqjax.main import main
+run_command(main)
+"""
+
+
 class Machine(NamedTuple):
     """The environment of processes that share a cache, and where that is."""
 
@@ -125,9 +134,8 @@ FILES = {
 
 
 @pytest.mark.slow
-def test_stopped_here_and_finished_elsewhere(server, machine, blocks_dir, alone, monkeypatch):
+def test_stopped_here_and_finished_elsewhere(server, machine, blocks_dir, alone):
     url, a, b = f"{server.url}/run", machine("a", server), machine("b", server)
-    monkeypatch.setattr(spool, "FRESH_SECONDS", 0.0)
     process = a.popen(command(blocks_dir, url))
     wait_for(lambda: steps(url), process)
     process.send_signal(signal.SIGSTOP)  # so that it lives on for as long as the other one takes to start
@@ -195,7 +203,7 @@ def test_a_server_that_goes_away_for_good_and_comes_back(s3_server, own_cache, m
     url = f"{server.url}/away/run"
     a = machine("a", server)
     with object_servers.used(s3_server):
-        process = a.popen(command(blocks_dir, url))
+        process = a.popen([sys.executable, "-c", IMPATIENT, *command(blocks_dir, url)[3:]])
         wait_for(lambda: steps(url), process)
         door.close()
         _, stderr = process.communicate(timeout=PATIENCE)

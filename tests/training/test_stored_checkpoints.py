@@ -12,6 +12,7 @@ from seqjax.training import integrity, stored_checkpoints
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.spool import Spool
 from seqjax.training.stored_checkpoints import DIRECTORY, MARKER
+from tests import object_servers
 
 FILES = {"_CHECKPOINT_METADATA": b"{}", "params/w": b"12345", "params/empty": b"", "rest/mu": b"1" * 1000}
 
@@ -203,6 +204,30 @@ def test_a_damaged_copy_names_the_copy_and_what_it_is_of(memory):
     with pytest.raises(UserError, match=rf"/runs/.*/1 is damaged.*It is a copy of {url}/checkpoints/1"):
         reader.restore_params(params(0))
     reader.close()
+
+
+def test_orbax_writes_to_gs_itself(own_cache, gcs_server):
+    """What another process adds and removes is seen, without checksums of our own: the store has some."""
+    with object_servers.used(gcs_server):
+        url = f"{gcs_server.url}/orbax/run"
+        checkpoints = Checkpoints(url, keep=1)
+        for step in (1, 2):
+            checkpoints.save_params(step, params(step))
+        checkpoints.wait()
+        checkpoints.close()
+        assert {name.split("/")[0] for name in store.sizes(f"{url}/{DIRECTORY}")} == {"2"}
+        assert MARKER not in {name.rpartition("/")[2] for name in store.sizes(url)}
+        assert stored_checkpoints.local_steps(Spool(url).directory) == []
+        reader = Checkpoints(url, read_only=True)
+        assert reader.restore_params(params(0))[1] == 2
+        for name in store.sizes(f"{url}/{DIRECTORY}/2"):
+            store.write(f"{url}/{DIRECTORY}/3/{name}", store.read(f"{url}/{DIRECTORY}/2/{name}"))
+            store.remove(f"{url}/{DIRECTORY}/2/{name}")
+        got, step = reader.restore_params(params(0))
+        reader.close()
+        assert (step, got["w"].tolist()) == (3, [2, 2, 2])
+        with pytest.raises(UserError, match=rf"{gcs_server.url}/none/checkpoints holds no complete"):
+            Checkpoints(f"{gcs_server.url}/none", read_only=True).restore_params(params(0))
 
 
 def test_without_a_checkpoint_the_store_is_named(memory):
