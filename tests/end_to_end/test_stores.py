@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ STEPS, PATIENCE = 40, 120.0
 SETTINGS = {"train__steps": STEPS, "log__tensorboard": True}
 HANG = """
 import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 mark = Path(sys.argv.pop(1))
 def hang():
@@ -254,3 +256,43 @@ def test_a_run_in_memory_goes_on_elsewhere(memory, blocks_dir, monkeypatch, tmp_
     report = store.read(f"{url}/report.md")
     assert report is not None
     assert f"--workdir={url}" in report.decode()
+
+
+def distributed(blocks_dir: Path, url: str, machines: list[Machine]) -> list[tuple[int, str]]:
+    """A process on each machine; how they end and what they say."""
+    args = [*command(blocks_dir, url), "--config.train.batch_size=12", "--distributed"]
+    port = object_servers.free_port()
+    there = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(len(machines))}
+    processes = [
+        machine._replace(environment=machine.environment | there | {"JAX_PROCESS_ID": str(i)}).popen(args)
+        for i, machine in enumerate(machines)
+    ]
+    with ThreadPoolExecutor(len(processes)) as pool:
+        said = [out[1] for out in pool.map(lambda process: process.communicate(timeout=2 * PATIENCE), processes)]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["gs"], indirect=True)
+def test_several_processes_without_a_shared_disk(server, machine, blocks_dir):
+    """Orbax writes the parts of all of them to gs://; the first one alone writes the other files."""
+    url, machines = f"{server.url}/run", [machine("a", server), machine("b", server)]
+    ended = distributed(blocks_dir, url, machines)
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert steps(url) == [STEPS - 5, STEPS]
+    assert kept(url) == FILES
+    names = {name for name in store.sizes(f"{url}/checkpoints/{STEPS}/data") if name.startswith("process_")}
+    assert names == {"process_0-of-2.json", "process_1-of-2.json"}
+    assert not list(machines[1].cache.rglob("metrics.jsonl"))
+    again = machine("c", server).run([*command(blocks_dir, url), "--config.train.batch_size=12"])
+    assert f"Going on from step {STEPS} of {STEPS} in {url}" in again.stderr
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_several_processes_are_refused_on_s3(server, machine, blocks_dir):
+    for status, said in distributed(blocks_dir, f"{server.url}/run", [machine("a", server), machine("b", server)]):
+        assert status != 0
+        assert "of several processes each has a part of the checkpoint on its own machine" in said
+    assert store.sizes(server.url) == {}
