@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 import fsspec
 from etils import epath
+from fsspec import config as fsspec_config
 
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import temporary_beside
@@ -105,7 +106,7 @@ def orbax_path(url: str) -> epath.Path:
     From now on gcsfs remembers no listings in this process, which would hide what other processes write and remove.
     """
     for name in ("gs", "gcs"):
-        fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
+        fsspec_config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
     return epath.Path(url)
 
 

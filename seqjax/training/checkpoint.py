@@ -159,7 +159,7 @@ class Checkpoints:
         paths = list((self._path(self.latest) / "data").glob("process_0-of-*.json"))
         if len(paths) != 1:
             raise self._damaged(self.latest, "the item 'data' has no place in the data", integrity.STATE)
-        return json.loads(paths[0].read_text())
+        return json.loads(paths[0].read_bytes())
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
         """Return the parameters of the newest checkpoint and its step.
