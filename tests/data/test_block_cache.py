@@ -3,7 +3,6 @@
 import dataclasses
 import multiprocessing
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,15 +14,9 @@ from seqjax.data.shards import Skipped, documents, find_shards
 from seqjax.data.slimpajama import NAMES
 from seqjax.errors import UserError
 from tests.data.conftest import contents, prepared
+from tests.support import put
 
 SIZES = {"seq_len": 32, "vocab_size": 512}
-
-
-def put(directory: Path, url: str) -> str:
-    """Copy a directory to a store."""
-    names = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
-    store.in_threads(lambda name: store.upload(directory / name, f"{url}/{name}"), names)
-    return url
 
 
 def config(path: object, **changes: object) -> DataConfig:
