@@ -73,6 +73,7 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
 
 def _found(fs: Any, root: str, source: str, suffixes: tuple[str, ...]) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
+    fs.invalidate_cache()  # of what was there before
     if any(mark in source for mark in "*?["):
         if local:  # The glob of fsspec does not look into directories that are links.
             paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
