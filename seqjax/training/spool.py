@@ -62,11 +62,15 @@ class Spool:
     def pull(self, say: Callable[[str], None]) -> None:
         """Fetch the run as it is in the store, unless this machine has it further: it was cut off from the store.
 
-        The caller holds the lock. Raises `UserError` if the store cannot be reached.
+        The caller holds the lock. Raises `UserError` if the store cannot be reached, or holds checkpoints alone.
         """
         if not self.url:
             return
         there = store.sizes(self.url)
+        if "config.json" not in there and any(name.startswith(f"{CHECKPOINTS}/") for name in there):
+            raise UserError(
+                f"{self.url} has checkpoints but no config.json, so what made them is unknown. Give another one."
+            )
         self._set_aside_another(there, say)
         names = [name for name in there if _is_file_of_run(name)]
         if self.copies_checkpoints:

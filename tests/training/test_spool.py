@@ -140,6 +140,12 @@ def test_a_run_that_was_deleted_in_the_store_does_not_come_back(memory):
     begin(run.url)  # the same one now
 
 
+def test_checkpoints_of_nobody_are_refused(memory):
+    store.write(f"{memory}/run/checkpoints/5/params/w", b"1")
+    with pytest.raises(store.UserError, match=f"{memory}/run has checkpoints but no config.json"):
+        Spool(f"{memory}/run").pull(pytest.fail)
+
+
 def test_a_reader_has_a_copy_of_its_own(memory):
     run = begin(f"{memory}/run")
     put(run, config_json="{}", **{"metrics.jsonl": '{"step": 1}\n'}, tensorboard__events="many")
