@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 import threading
 import time
 import uuid
@@ -24,6 +25,7 @@ from seqjax.training.lock import STALE_SECONDS, Holder, WorkdirLock
 from seqjax.training.spool import Spool
 
 BEAT_SECONDS = 30.0
+LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 1.0  # in which others that saw the same dead lock write theirs
 
 
@@ -76,28 +78,33 @@ class StoreLock:
 
 
 @contextlib.contextmanager
-def locked(workdir: str | os.PathLike[str] | Spool) -> Iterator[WorkdirLock | StoreLock]:
+def locked(workdir: str | os.PathLike[str] | Spool, *, wait: bool = False) -> Iterator[WorkdirLock | StoreLock]:
     """A context in which this process alone writes to a workdir, on this machine or in a store.
+
+    With `wait`, a run on another host is waited for until it has released the lock, has written it anew, or has not
+    for `STALE_SECONDS`.
 
     Raises `UserError` if another run holds it, or it cannot be written.
     """
     spool = workdir if isinstance(workdir, Spool) else Spool(workdir)
     if not spool.url:
-        with lock.locked(spool.directory) as local:
+        with lock.locked(spool.directory, wait=wait) as local:
             yield local
         return
-    with lock.locked(spool.directory) as local:
-        held = StoreLock(local, spool.url, _acquire(spool.url))
+    with lock.locked(spool.directory, wait=wait) as local:
+        held = StoreLock(local, spool.url, _acquire(spool.url, wait=wait))
         try:
             yield held
         finally:
             held.release()
 
 
-def _acquire(url: str) -> Holder:
+def _acquire(url: str, *, wait: bool) -> Holder:
     """Write the lock and return its content, or raise `UserError` that names who holds it."""
     mine = Holder.of_this_process()
     if not store.create(f"{url}/{lock.FILE}", _content(mine)):
+        if wait:
+            _await_life(url)
         _require_dead(url)
         _write(url, mine)
         time.sleep(SETTLE_SECONDS)
@@ -105,6 +112,24 @@ def _acquire(url: str) -> Holder:
     if found is None or found.token != mine.token:
         raise UserError(f"{url}: other runs start in it at the same time; give another --workdir.")
     return mine
+
+
+def _await_life(url: str) -> None:
+    """Wait until the holder of a lock that cannot be seen from here shows a sign of life, or is taken for dead."""
+    holder, age = _read(url), _age(url)
+    if holder is None or age is None or holder.alive is not None:
+        return
+    written, begin = store.modified(f"{url}/{lock.FILE}"), time.monotonic() - age
+    if age < STALE_SECONDS:
+        sys.stderr.write(
+            f"{url} was left in use by process {holder.pid} on {holder.host}; waiting up to "
+            f"{STALE_SECONDS - age:.0f} s for a sign of life.\n"
+        )
+        sys.stderr.flush()
+    while time.monotonic() - begin < STALE_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        if store.modified(f"{url}/{lock.FILE}") != written:
+            return
 
 
 def _require_dead(url: str) -> None:

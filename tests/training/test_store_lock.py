@@ -64,6 +64,23 @@ def test_on_another_machine_the_age_decides(memory, monkeypatch, age, refused):
     assert not any("." in name.removeprefix(lock.FILE) for name in store.sizes(url))  # no probe is left
 
 
+@pytest.mark.parametrize("lives", [False, True])
+def test_what_is_started_again_waits_for_a_sign_of_life(memory, monkeypatch, capsys, lives):
+    url = f"{memory}/run"
+    write_lock(url)
+    monkeypatch.setattr(store_lock, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(store_lock, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(store_lock, "SETTLE_SECONDS", 0.0)
+    if lives:
+        threading.Timer(0.1, lambda: write_lock(url)).start()
+        with pytest.raises(UserError, match="in use by process 7 on elsewhere"):
+            locked(url, wait=True).__enter__()
+    else:
+        with locked(url, wait=True) as held:
+            held.check(look=True)
+    assert f"{url} was left in use by process 7 on elsewhere; waiting up to 0 s" in capsys.readouterr().err
+
+
 def test_a_dead_process_of_this_machine_is_known_at_once(memory, monkeypatch):
     url = f"{memory}/run"
     mine = Holder.of_this_process()
