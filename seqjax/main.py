@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
     address, count, index = explicit
     place = find_place(os.environ, address=address, count=count, index=index)
     if not given.workdir:
-        raise UserError("--distributed needs --workdir: a directory that all processes share.")
+        raise UserError("--distributed needs --workdir: a directory that all processes share, or gs://BUCKET/PATH.")
     with join(place, start_seconds=given.start_timeout) as member, explained():
         run(given, overrides, member)
 
