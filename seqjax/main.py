@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 from absl import logging
 
-from seqjax import presets, settings_help
+from seqjax import presets, settings_help, store
 from seqjax.arguments import Parser, command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.config_parse import keys_named
@@ -34,7 +34,11 @@ def parser() -> Parser:
     """Return the parser of the options that are not settings."""
     out = command_parser("train", description=__doc__, settings=GROUPS, find=find_settings)
     out.add_argument("--config", help="NAME_OR_FILE[:SIZE[,REGIME][,key=value ...]]")
-    out.add_argument("--workdir", type=Path, help="directory of the run; by default a new one under runs/")
+    out.add_argument(
+        "--workdir",
+        type=store.location,
+        help="directory of the run, also s3:// or gs://; by default a new one under runs/",
+    )
     out.add_argument(
         "--distributed",
         action="store_true",
@@ -88,7 +92,7 @@ def main(argv: list[str]) -> None:
     address, count, index = explicit
     place = find_place(os.environ, address=address, count=count, index=index)
     if not given.workdir:
-        raise UserError("--distributed needs --workdir: a directory that all processes share.")
+        raise UserError("--distributed needs --workdir: a directory that all processes share, or gs://BUCKET/PATH.")
     with join(place, start_seconds=given.start_timeout) as member, explained():
         run(given, overrides, member)
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal", "seqjax.processes"),
     ("seqjax.files", "seqjax.arguments", "seqjax.config_fields"),
+    ("seqjax.store",),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.sequence_sharding",),

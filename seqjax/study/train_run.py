@@ -6,7 +6,6 @@ several processes, which launch/slurm_study.sbatch starts; stopped before the en
 
 import os
 import sys
-from pathlib import Path
 
 from absl import logging
 
@@ -39,8 +38,7 @@ def train_one(study: str, index: int) -> bool:
     """Train or resume run `index` of a study; return True if it is complete and False if it was stopped early."""
     run = load_study(study).runs[index]
     assert run.config is not None, "the runner starts only what can be trained"
-    run.workdir.mkdir(parents=True, exist_ok=True)
-    return train(run.config, Path(run.workdir))
+    return train(run.config, run.workdir)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,13 @@ class Holder:
     since: str
     token: str
 
+    @classmethod
+    def of_this_process(cls) -> "Holder":
+        """Return what a lock says that this process takes now."""
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        pid = os.getpid()
+        return cls(socket.gethostname(), pid, _pid_space(), _start_of(pid), now, uuid.uuid4().hex)
+
     @property
     def alive(self) -> bool | None:
         """Whether the process is running; None if it is out of sight, on another host or in another container."""
@@ -158,8 +165,7 @@ def locked(workdir: str | Path, *, wait: bool = False) -> Iterator[WorkdirLock]:
 
 def _acquire(path: Path, *, wait: bool = False) -> Holder:
     """Create the lock file and return its content, or raise `UserError` that names who holds it."""
-    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    mine = Holder(socket.gethostname(), os.getpid(), _pid_space(), _start_of(os.getpid()), now, uuid.uuid4().hex)
+    mine = Holder.of_this_process()
     removed = False
     for _ in range(5):  # Somebody else may take the place of a dead one first; the next look then finds a living one.
         try:
