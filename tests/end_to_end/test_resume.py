@@ -7,12 +7,12 @@ import random
 import shutil
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from seqjax import main
 from tests import support
 from tests.end_to_end.kills import assert_equal_runs, fingerprint
 
@@ -34,8 +34,8 @@ def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]
     for number, at_row, delay in stops:
         status, stderr = support.interrupt(args, workdir, at_row=at_row, number=number, delay=delay)
         met.append(Stop(number, at_row, status, stderr, support.checkpoint_steps(workdir)))
-        if copy_to is not None and not copy_to.exists():
-            shutil.copytree(workdir, copy_to)
+    if copy_to is not None:
+        shutil.copytree(workdir, copy_to)
     last = support.run(args)
     assert last.returncode == 0, last.stderr
     return met, last.stderr
@@ -43,23 +43,17 @@ def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]
 
 @pytest.fixture(scope="module")
 def histories(blocks_dir, tmp_path_factory):
-    """Three runs of one config at once, as two cores allow: left alone, stopped politely, killed."""
+    """Two runs of one config: left alone, and killed, then stopped politely."""
     root = tmp_path_factory.mktemp("histories")
     seed = random.SystemRandom().randrange(10**6)
-    sys.stdout.write(f"seed of the kill points: {seed}\n")
+    sys.stdout.write(f"seed of the kill point: {seed}\n")
     draw = random.Random(seed)
-    kills = [(signal.SIGKILL, row, draw.uniform(0, 0.2)) for row in draw.sample(range(1, 60), 1)]
-    plans = {
-        "alone": [],
-        "stopped": [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)],
-        "killed": kills,
+    stops = [(signal.SIGKILL, draw.randrange(1, 36), draw.uniform(0, 0.2)), (signal.SIGTERM, 48, 0.0)]
+    met = {
+        "alone": history(blocks_dir, root / "alone", []),
+        "stopped": history(blocks_dir, root / "stopped", stops, copy_to=root / "stopped-midway"),
     }
-    with ThreadPoolExecutor(2) as pool:
-        futures = {
-            name: pool.submit(history, blocks_dir, root / name, stops, copy_to=root / f"{name}-midway")
-            for name, stops in plans.items()
-        }
-    return {name: (root / name, *future.result()) for name, future in futures.items()}
+    return {name: (root / name, *of_run) for name, of_run in met.items()}
 
 
 def test_rows_say_what_was_done(histories):
@@ -76,26 +70,34 @@ def test_rows_say_what_was_done(histories):
     assert evaluations[-1]["train/loss"] == pytest.approx(sum(losses[56:60]) / 4, rel=1e-6)
 
 
+def assert_polite(workdir: Path, stop: Stop) -> None:
+    assert stop.status == 0, stop.stderr
+    assert "Traceback" not in stop.stderr
+    step = stop.steps[-1]
+    assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
+    assert f"--workdir={workdir}" in stop.stderr
+    assert step < 60
+
+
 def test_a_polite_stop_saves_and_says_how_to_go_on(histories):
+    workdir, (_, stop), last = histories["stopped"]
+    assert_polite(workdir, stop)
+    assert f"Going on from step {stop.steps[-1]} of 60" in last
+
+
+def test_a_run_that_was_killed_and_stopped_equals_one_that_was_left_alone(histories):
     workdir, stops, _ = histories["stopped"]
-    assert [stop.number for stop in stops] == [signal.SIGTERM, signal.SIGINT]
+    assert stops[0].status == -signal.SIGKILL, "the kill did not hit: the run was faster"
+    assert_equal_runs(workdir, histories["alone"][0])
+
+
+@pytest.mark.slow
+def test_two_polite_stops(histories, blocks_dir, tmp_path):
+    workdir = tmp_path / "run"
+    stops, _ = history(blocks_dir, workdir, [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)])
     for stop in stops:
-        assert stop.status == 0, stop.stderr
-        assert "Traceback" not in stop.stderr
-        step = stop.steps[-1]
-        assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
-        assert f"--workdir={workdir}" in stop.stderr
-        assert step < 60
+        assert_polite(workdir, stop)
     assert f"Going on from step {stops[0].steps[-1]} of 60" in stops[1].stderr
-
-
-def test_a_stopped_run_equals_one_that_was_left_alone(histories):
-    assert_equal_runs(histories["stopped"][0], histories["alone"][0])
-
-
-def test_a_killed_run_equals_one_that_was_left_alone(histories):
-    workdir, stops, _ = histories["killed"]
-    assert [stop.status for stop in stops] == [-signal.SIGKILL] * len(stops), "no kill hit: the run was faster"
     assert_equal_runs(workdir, histories["alone"][0])
 
 
@@ -111,15 +113,14 @@ def test_many_kills(histories, blocks_dir, tmp_path):
     assert_equal_runs(tmp_path / "run", histories["alone"][0])
 
 
-def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_dir, tmp_path):
-    """Which also shows the report again."""
+def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_dir, tmp_path, capsys):
+    """Which also shows the report again. In this process, on its eight devices, as nothing is computed."""
     workdir = tmp_path / "again"
     shutil.copytree(histories["alone"][0], workdir)
     before = support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)
     (workdir / "report.md").unlink()
-    result = support.run(support.command(blocks_dir, workdir))
-    assert result.returncode == 0, result.stderr
-    assert "Going on from step 60 of 60" in result.stderr
+    main.main(support.command(blocks_dir, workdir)[3:])
+    assert "Going on from step 60 of 60" in capsys.readouterr().err
     assert (support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)) == before
     assert (workdir / "report.md").exists()
 
