@@ -1,12 +1,13 @@
 """Where a training step's time goes:
 
-    python -m benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12]
+    python -m benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12] [--devices=4]
 
 Runs the step of `benchmarks.train_step` under JAX's profiler and adds up the device's kernels: first by part of the
 model (the named scopes mixer, mlp, loss, optimizer; forward, backward, or computed again for it), then the kernels that
 take longest, each with the operation that XLA says it came from and the shape that it writes. Idle is what the device
-waited between kernels. Writes benchmarks/results/profile_step.json; a quick or partial run
-writes to runs/benchmarks/.
+waited between kernels. With --devices=N the step is data parallel over N devices with --batch sequences each; times are
+means over them, and of the collectives "exposed" is the time in which nothing else ran. Writes
+benchmarks/results/profile_step.json; a quick or partial run, or one of several devices, writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -16,6 +17,7 @@ FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these 
 FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences per step (16)")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
+FLAGS.add_argument("--devices", type=int, default=0, help="data parallel over so many; without it one")
 FLAGS.add_argument("--top", type=int, default=12, help="kernels to list (12)")
 FLAGS.add_argument("--seconds", type=float, default=480, help="begin no further architecture after so many (480)")
 options.parse_early(FLAGS, __name__)
@@ -25,7 +27,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -34,10 +36,10 @@ from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, configured
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
-from seqjax.config import Config
 from seqjax.errors import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\],{}: ]*?[\])}]\)?) ([\w\-]+)\(")
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 NOISE = re.compile(
@@ -72,10 +74,24 @@ def tail(op_name: str) -> str:
     return "/".join([p for p in op_name.split("/") if p and not NOISE.fullmatch(p)][-3:])
 
 
-def kernels(directory: str) -> tuple[list[tuple[str, float]], float]:
-    """[(instruction, ms)] of every kernel in a trace, and the ms from the first to the last of them."""
+class Kernel(NamedTuple):
+    """A kernel that ran: its device, its instruction in the program, and nanoseconds."""
+
+    device: str
+    name: str
+    start: float
+    end: float
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether devices exchanged something in it."""
+        return self.name.startswith(COLLECTIVES)
+
+
+def kernels(directory: str) -> list[Kernel]:
+    """Every kernel in a trace."""
     path = next(Path(directory).glob("**/*.xplane.pb"))
-    events, spans = [], []
+    found = []
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
         # a GPU lists kernels by stream; a CPU has threads of the host instead
         on_device = plane.name.startswith("/device:")
@@ -87,47 +103,58 @@ def kernels(directory: str) -> tuple[list[tuple[str, float]], float]:
             for event in row.events:
                 name = dict(event.stats).get("hlo_op")
                 if name is not None and event.duration_ns > 0 and not str(name).startswith(("while", "call")):
-                    events.append((str(name), event.duration_ns / 1e6))
-                    spans.append((event.start_ns, event.start_ns + event.duration_ns))
-    wall = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e6 if spans else 0.0
-    return events, wall
+                    found.append(Kernel(plane.name, str(name), event.start_ns, event.start_ns + event.duration_ns))
+    return found
 
 
-def profile(config: Config, *, steps: int) -> dict[str, Any]:
-    """Milliseconds per step: by part, by kernel, idle."""
-    stepper = train_step.Stepper(config)
+def covered_ms(ran: list[Kernel]) -> float:
+    """Milliseconds in which at least one of these kernels ran."""
+    total, until = 0.0, 0.0
+    for kernel in sorted(ran, key=lambda k: k.start):
+        total += max(0.0, kernel.end - max(kernel.start, until))
+        until = max(until, kernel.end)
+    return total / 1e6
+
+
+def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
+    """Milliseconds per step and device: by part, by kernel, idle, and of collectives alone."""
     known = instructions(stepper.compiled.as_text())
     seconds_per_call(stepper, calls=3, repeats=1)
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             seconds_per_call(stepper, calls=steps, repeats=1)
-        events, wall = kernels(directory)
+        ran = kernels(directory)
+    wall = (max(k.end for k in ran) - min(k.start for k in ran)) / 1e6 / steps if ran else 0.0
+    by_device: dict[str, list[Kernel]] = collections.defaultdict(list)
     parts: dict[str, float] = collections.defaultdict(float)
     # unrolled layers have a kernel each, which differ in a number at the end of their names
     groups: dict[tuple[str, ...], list[float]] = collections.defaultdict(list)
-    for name, ms in events:
-        op_name, shape = known.get(name, ("", ""))
-        parts[part(op_name)] += ms / steps
-        groups[re.sub(r"[.\d]+$", "", name), shape, part(op_name), tail(op_name)].append(ms)
+    for kernel in ran:
+        by_device[kernel.device].append(kernel)
+    n = steps * max(1, len(by_device))
+    for kernel in ran:
+        op_name, shape = known.get(kernel.name, ("", ""))
+        where, ms = "collectives" if kernel.is_collective else part(op_name), (kernel.end - kernel.start) / 1e6
+        parts[where] += ms / n
+        groups[re.sub(r"[.\d]+$", "", kernel.name), shape, where, tail(op_name)].append(ms)
     rows = [
-        {
-            "kernel": name,
-            "ms": sum(each) / steps,
-            "calls": len(each) / steps,
-            "part": where,
-            "from": path,
-            "shape": shape,
-        }
+        {"kernel": name, "ms": sum(each) / n, "calls": len(each) / n, "part": where, "from": path, "shape": shape}
         for (name, shape, where, path), each in groups.items()
     ]
     rows.sort(key=lambda row: -row["ms"])
-    busy = sum(parts.values())
-    return {"step_ms": wall / steps, "idle_ms": wall / steps - busy, "parts": dict(parts), "kernels": rows}
+    busy = sum(covered_ms(each) for each in by_device.values()) / n
+    alone = sum(covered_ms([k for k in each if not k.is_collective]) for each in by_device.values()) / n
+    return {
+        "step_ms": wall, "idle_ms": wall - busy, "exposed_ms": busy - alone, "parts": dict(parts), "kernels": rows,
+    }  # fmt: skip
 
 
 def show(name: str, result: dict[str, Any], top: int) -> None:
     """Two short tables."""
-    print(f"\n{name}: {result['step_ms']:.1f} ms a step, idle {result['idle_ms']:.1f}")
+    print(
+        f"\n{name}: {result['step_ms']:.1f} ms a step, idle {result['idle_ms']:.1f}, "
+        f"collectives alone {result['exposed_ms']:.1f}"
+    )
     for label, ms in sorted(result["parts"].items(), key=lambda item: -item[1]):
         print(f"  {label:<22}{ms:8.2f} ms{ms / result['step_ms']:7.1%}")
     for row in result["kernels"][:top]:
@@ -142,14 +169,19 @@ def main(argv: list[str]) -> None:
     given = FLAGS.parse_args(argv)
     quick = given.quick or jax.default_backend() == "cpu"
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
+    train_step.check_devices(given.devices, ["data"])
     written: dict[str, Any] = {"machine": machine(), "results": {}}
-    path = options.destination(given.json, "profile_step", recorded=not (quick or given.mixers))
+    path = options.destination(given.json, "profile_step", recorded=not (quick or given.mixers or given.devices))
     start = time.monotonic()
     for name in chosen(given.mixers):
         if time.monotonic() - start > given.seconds:
             print(f"{name}: not profiled, --seconds={given.seconds} are over")
             continue
-        result = profile(configured(name, size, batch=batch, seq_len=seq_len), steps=3)
+        config = configured(name, size, batch=batch, seq_len=seq_len)
+        if given.devices:
+            config = train_step.layouts(config, given.devices, ["data"])[f"data={given.devices}"]
+        devices = jax.devices()[: given.devices or 1]
+        result = profile(train_step.Stepper(config, devices), steps=3)
         show(name, result, given.top)
         written["results"][name] = {**result, "kernels": result["kernels"][:40]}
         report.save(path, written)

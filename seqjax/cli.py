@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": ("seqjax.generate", "continue a text with the model of a run"),
     "prepare": ("seqjax.data.prepare.__main__", "convert text to blocks of tokens"),
     "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
+    "recall": ("seqjax.harness.recall.__main__", "what small models of every mixer look up and track"),
     "convert": ("seqjax.convert.__main__", "Hugging Face models in and out"),
 }
 

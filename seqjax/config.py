@@ -62,9 +62,14 @@ class ModelConfig:
 class DataConfig:
     """The training and evaluation data."""
 
-    # blocks: written by seqjax.data.prepare; stream: jsonl.zst shards, read directly
-    corpus: Literal["builtin", "blocks", "stream"] = "builtin"
-    path: str = ""  # blocks: the directory; stream: a directory or a glob; builtin: unused
+    # blocks: written by seqjax.data.prepare; stream: jsonl.zst shards, read directly; tfds: of tensorflow-datasets
+    corpus: Literal["builtin", "blocks", "stream", "tfds"] = "builtin"
+    # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = its own; builtin: unused
+    path: str = ""
+    tfds: tuple[str, ...] = ()  # datasets of tfds: NAME, NAME/CONFIG or DOMAIN=NAME/CONFIG:VERSION
+    tfds_feature: str = ""  # the one with the text; empty = the only text, or the one called text
+    tfds_train_split: str = "train"  # or a slice of it, train[:90%]
+    tfds_validation_split: str = ""  # empty = validation, or test, or a hundredth of the training documents
     tokenizer: Literal["byte", "mixtral", "huggingface"] = "byte"
     # mixtral: a sentencepiece file, empty = the one that mistral-common ships; huggingface: a public model's directory
     tokenizer_path: str = ""
@@ -74,7 +79,7 @@ class DataConfig:
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
     seed: int = 0  # of the shuffle; `train.seed` does not affect the order of the data
     workers: int = 0  # Grain worker processes; 0 = threads in this process
-    cache_dir: str = ""  # directory of the built-in corpus; empty = ~/.cache/seqjax
+    cache_dir: str = ""  # directory of the built-in corpus, and of counts of tfds; empty = ~/.cache/seqjax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,10 +82,15 @@ def check(config: Any) -> None:
             f"config.train.batch_size={train.batch_size} must be a multiple of "
             f"config.train.accumulate={train.accumulate}."
         )
-    if data.corpus != "builtin" and not data.path:
+    if data.corpus in ("blocks", "stream") and not data.path:
         raise UserError(
             f"config.data.corpus={data.corpus!r} needs config.data.path: the directory that "
             "`seqjax prepare` wrote (blocks) or that holds the jsonl.zst shards (stream)."
+        )
+    if bool(data.tfds) != (data.corpus == "tfds"):
+        raise UserError(
+            "config.data.corpus='tfds' and config.data.tfds, the datasets that it reads, belong together: give both, "
+            "--config.data.corpus=tfds --config.data.tfds=\"('slim_pajama',)\" for instance, or neither."
         )
     if data.weights and len(data.weights) != len(data.train_domains):
         raise UserError(

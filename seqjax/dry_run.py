@@ -154,7 +154,7 @@ def _workdir(workdir: str | Path | None, config: Config) -> str:
 def _data(config: Config) -> str:
     """Return where the text comes from, and for prepared blocks how often a run reads it."""
     if config.data.corpus != "blocks":
-        return f"{config.data.corpus} {config.data.path}".rstrip()
+        return " ".join(filter(None, (config.data.corpus, ", ".join(config.data.tfds), config.data.path)))
     try:
         corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
     except UserError as error:

@@ -17,6 +17,11 @@ from seqjax.errors import UserError
 READ_BYTES = 1 << 22
 
 
+def cache_directory() -> Path:
+    """Return where seqjax keeps what it can make or fetch again: `~/.cache/seqjax`, or in XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
+
+
 def temporary_beside(path: Path) -> Path:
     """Return the name of a new temporary file beside `path`, which no other process, on any machine, takes as well."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")

@@ -1,7 +1,7 @@
 """Text corpora as blocks of T + 1 tokens; `open_corpus` returns the object that the training loop reads from.
 
-`builtin` needs no download, `blocks` reads what `seqjax prepare` wrote, and `stream` reads
-SlimPajama-shaped `*.jsonl.zst` shards directly. All three implement `seqjax.data.corpus.Corpus`.
+`builtin` needs no download, `blocks` reads what `seqjax prepare` wrote, `tfds` what tensorflow-datasets prepared, and
+`stream` reads SlimPajama-shaped `*.jsonl.zst` shards directly. All of them implement `seqjax.data.corpus.Corpus`.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.test_sets import TestedCorpus, set_names
+from seqjax.data.tfds_corpus import open_tfds
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import MissingPackageError, UserError
 
@@ -36,7 +37,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
     `test_sets` are directories of prepared blocks that it is evaluated on as well (`config.eval.path`).
 
     Raises:
-        UserError: The directory is missing or empty, lacks a domain, or was prepared with another tokenizer or block
+        UserError: The data is missing or empty, lacks a domain, or was prepared with another tokenizer or block
             length, or the tokenizer has more ids than `vocab_size`.
     """
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
@@ -44,6 +45,8 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
         corpus: Corpus = open_builtin(config, seq_len=seq_len)
     elif config.corpus == "blocks":
         corpus = _open_blocks(config, tokenizer, seq_len=seq_len)
+    elif config.corpus == "tfds":
+        corpus = open_tfds(config, tokenizer, seq_len=seq_len)
     else:
         corpus = StreamCorpus(config, tokenizer, seq_len=seq_len)
     if not test_sets:
@@ -87,38 +90,16 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer:
 
 def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
     manifest = _manifest(config, tokenizer, seq_len=seq_len)
-    splits = manifest["splits"]
-    known = {d for domains in splits.values() for d, entry in domains.items() if entry["blocks"]}
-    own = not known <= set(slimpajama.NAMES)
-    train, evaluate = slimpajama.resolve(
-        _own_regime(config, sorted(known)) if own else slimpajama.REGIMES[config.regime],
-        train=config.train_domains,
-        evaluate=config.eval_domains,
-        known=tuple(sorted(known)) if own else slimpajama.NAMES,
+    present = {split: {d for d, e in domains.items() if e["blocks"]} for split, domains in manifest["splits"].items()}
+    in_train, in_validation = (present.get(split, set()) for split in ("train", "validation"))
+    train, evaluate = slimpajama.choose(
+        config,
+        train=in_train,
+        evaluate=in_train | in_validation,
+        where=config.path,
+        fix="prepare a source that has them",
     )
-    for key, domains, used in (("train", train, ("train",)), ("eval", evaluate, ("validation", "train"))):
-        present = {d for split in used for d, entry in splits.get(split, {}).items() if entry["blocks"]}
-        absent = [d for d in domains if d not in present]
-        if absent:
-            raise UserError(
-                f"{config.path} has no {' or '.join(used)} blocks of {', '.join(absent)}, which "
-                f"config.data.regime={config.regime!r} needs; prepare a source that has them, or name those "
-                f"to use in config.data.{key}_domains. Present: {', '.join(sorted(present)) or 'none'}."
-            )
     return _block_corpus(config, tokenizer, manifest, seq_len=seq_len, train=train, evaluate=evaluate)
-
-
-def _own_regime(config: DataConfig, domains: Sequence[str]) -> slimpajama.Regime:
-    """Return the regime of a corpus with domains of its own, all of which are evaluated.
-
-    `mixed` trains on all of them. Raises `UserError` if nothing says which to train on.
-    """
-    if config.regime != "mixed" and len(domains) > 1 and not config.train_domains:
-        raise UserError(
-            f"{config.path} has the domains {', '.join(domains)}: name those to train on in config.data.train_domains; "
-            "the others are evaluated out of domain. config.data.regime='mixed' trains on all."
-        )
-    return slimpajama.Regime(train=tuple(domains), eval=tuple(domains))
 
 
 def _open_test_sets(

@@ -42,7 +42,7 @@ class Corpus(abc.ABC):
     """Training and evaluation blocks of a set of domains.
 
     Attributes:
-        name: builtin | blocks | stream.
+        name: builtin | blocks | stream | tfds.
         train_domains: The domains that are trained on, in the order of the weights.
         eval_domains: The domains that are evaluated, in-domain ones first.
         in_domain: The evaluated domains that are also trained on.
@@ -120,7 +120,7 @@ class Corpus(abc.ABC):
 
 
 class BlockCorpus(Corpus):
-    """A corpus whose blocks are on disk; `sources` maps split -> domain -> blocks."""
+    """A corpus whose blocks are read by their index; `sources` maps split -> domain -> blocks."""
 
     def __init__(
         self,

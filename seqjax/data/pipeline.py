@@ -21,12 +21,12 @@ import numpy as np
 from absl import flags
 
 from seqjax.data import blocks
+from seqjax.data.document_blocks import ENDLESS, DocumentBlocks, ShuffledBlocks
 from seqjax.errors import UserError
 from seqjax.processes import end_with_parent
 
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
-ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
 WIDEST = 10**9  # the largest weight over the smallest one; Grain counts in 64 bits
 SHARE_STEPS = 100  # Shares are integer multiples of 1/100 of the smallest one.
 
@@ -217,8 +217,7 @@ def block_batches(
     """
     parts = []
     for domain, source in sources.items():
-        part = grain.MapDataset.source(source)
-        parts.append(part.shuffle(seed=domain_seed(seed, domain)).repeat(ENDLESS // len(part)))
+        parts.append(_endless(source, seed=domain_seed(seed, domain)))
     # Grain scales the smallest weight to SHARE_STEPS, which it already is here, so nothing is truncated.
     shares = [float(p) for p in proportions([weights[domain] for domain in sources])]
     rows = grain.MapDataset.mix(parts, shares) if len(parts) > 1 else parts[0]
@@ -233,6 +232,14 @@ def block_batches(
     return BlockIterator(
         from_batch, identity=identity(content, batch_size=batch_size * process_count, seed=seed, weights=weights)
     )
+
+
+def _endless(source: blocks.BlockSource, *, seed: int) -> grain.MapDataset:
+    """Return epoch after epoch of the blocks of a domain, each in an order of its own."""
+    if isinstance(source, DocumentBlocks):  # for which reading blocks in any order would be slow
+        return grain.MapDataset.source(ShuffledBlocks(source, seed=seed))
+    part = grain.MapDataset.source(source)
+    return part.shuffle(seed=seed).repeat(ENDLESS // len(part))
 
 
 def identity(content: str, *, batch_size: int, seed: int, weights: Mapping[str, float]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ The Book domain contains books3. It can be left out with `--domains` of `seqjax.
 """
 
 import dataclasses
+from collections.abc import Collection
 
+from seqjax.config import DataConfig
 from seqjax.errors import UserError, nearest
 
 
@@ -73,3 +75,38 @@ def resolve(
             raise UserError(f"config.data.{key} names a domain twice: {', '.join(names)}.")
     in_domain = [name for name in chosen_eval if name in chosen_train]
     return chosen_train, tuple(in_domain + [name for name in chosen_eval if name not in in_domain])
+
+
+def choose(
+    config: DataConfig, *, train: Collection[str], evaluate: Collection[str], where: str, fix: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the domains to train on and to evaluate, of a corpus with certain ones to train on and to evaluate on.
+
+    If all are SlimPajama's, the regime says which; a corpus with domains of its own has them all evaluated. Raises
+    `UserError` for a domain that the corpus lacks, with `where` it is and how to `fix` that, or if nothing says which
+    of its own domains to train on.
+    """
+    known = {*train, *evaluate}
+    own = not known <= set(NAMES)
+    if own and config.regime != "mixed" and len(known) > 1 and not config.train_domains:
+        raise UserError(
+            f"{where} has the domains {', '.join(sorted(known))}: name those to train on in config.data.train_domains; "
+            "the others are evaluated out of domain. config.data.regime='mixed' trains on all."
+        )
+    domains = tuple(sorted(known))
+    chosen = resolve(
+        Regime(train=domains, eval=domains) if own else REGIMES[config.regime],
+        train=config.train_domains,
+        evaluate=config.eval_domains,
+        known=domains if own else NAMES,
+    )
+    for key, wanted, present in (("train", chosen[0], train), ("eval", chosen[1], evaluate)):
+        absent = [domain for domain in wanted if domain not in present]
+        if absent:
+            splits = "train" if key == "train" else "validation or train"
+            raise UserError(
+                f"{where} has no {splits} blocks of {', '.join(absent)}, which config.data.regime={config.regime!r} "
+                f"needs; {fix}, or name those to use in config.data.{key}_domains. "
+                f"Present: {', '.join(sorted(present)) or 'none'}."
+            )
+    return chosen

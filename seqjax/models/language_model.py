@@ -110,7 +110,12 @@ class Model:
 
         With `weights_BT`, float32, it is the weighted sum over the predicted tokens and the sum of the weights.
         """
-        inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
+        return self.target_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:], weights_BT)
+
+    def target_loss(
+        self, params: Params, inputs_BT: Array, targets_BT: Array, weights_BT: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Return `loss` for targets int32 [B, T] that need not be the next inputs; with weight 0, any id will do."""
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
         h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding

@@ -100,10 +100,24 @@ class Checkpoints:
             meta=ocp.args.JsonRestore(),
             **({} if iterator.is_global else {"data": grain.checkpoint.CheckpointRestore(iterator)}),
         )
+        if not iterator.is_global:
+            self._require_as_many_processes()
         restored = self._restore(args, integrity.STATE)
         if iterator.is_global:
             iterator.set_state(self._position())
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
+
+    def _require_as_many_processes(self) -> None:
+        """Raise `UserError` if another number of processes saved their places in the data, each its own."""
+        assert self.latest is not None
+        names = [path.name for path in (self._path(self.latest) / "data").glob("process_0-of-*.json")]
+        saved, now = "".join(names).removeprefix("process_0-of-").removesuffix(".json"), jax.process_count()
+        if saved.isdecimal() and int(saved) != now:
+            raise UserError(
+                f"{self.directory.parent}: number of processes {saved} -> {now}. Each process of a stream reads shards "
+                f"of its own, so a place in the data belongs to their number. Give {saved} again; or prepare the text "
+                "as blocks (`seqjax prepare`), on which a run goes on with any number, and start a new --workdir."
+            )
 
     def _position(self) -> dict[str, Any]:
         """Return the place in the data that process 0 saved, which is that of all however many there were."""

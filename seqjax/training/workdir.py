@@ -22,6 +22,7 @@ MAY_CHANGE = (
     "train.per_device_batch_size",
     "train.accumulate",
     "data.path",
+    "data.workers",  # a stream depends on it and says so itself
     "data.cache_dir",
     "data.tokenizer_path",
     "eval.entropy_tokens",

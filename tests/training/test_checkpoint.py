@@ -249,3 +249,15 @@ def test_reading_beside_a_run_that_saves(tmp_path):
         writer.close()
     assert steps == sorted(steps)
     assert len(set(steps)) > 5
+
+
+def test_a_stream_refuses_another_number_of_processes(workdir):
+    """As saved by three processes: nothing is damaged, and no earlier checkpoint would help."""
+    place = workdir / "checkpoints" / "9" / "data" / "process_0-of-1.json"
+    for index in range(3):
+        shutil.copy(place, place.with_name(f"process_{index}-of-3.json"))
+    place.unlink()
+    checkpoints = Checkpoints(workdir)
+    with pytest.raises(UserError, match=r"number of processes 3 -> 1\. Each process of a stream .*seqjax prepare"):
+        checkpoints.restore(state(0), batches())
+    checkpoints.close()

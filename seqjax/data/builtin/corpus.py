@@ -12,7 +12,6 @@ two processes may build it at once.
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError
-from seqjax.files import write_json
+from seqjax.files import cache_directory, write_json
 
 VERSION = 1  # increment when the text or its order changes
 HELD_OUT = 0.05
@@ -82,7 +81,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     """Return the directory of the corpus under this tokenizer; build it first if it does not exist."""
-    root = Path(cache_dir).expanduser() if cache_dir else _default_cache()
+    root = Path(cache_dir).expanduser() if cache_dir else cache_directory()
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
     if (directory / document_index.FILE).is_file():  # a corpus of an older version lacks it
@@ -171,8 +170,3 @@ def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
     versions = {name: dist.version for name, dist in dists.items()}
     content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _default_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "seqjax"

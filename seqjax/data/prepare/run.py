@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seqjax.data import blocks, document_index, parquet, shards, slimpajama, stored_tokenizer
+from seqjax.data import blocks, document_index, hold_out, parquet, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
@@ -41,7 +41,7 @@ from seqjax.terminal import StatusLine
 
 Job = TypeVar("Job")
 
-VALIDATION = 0.01  # of the documents, where no folder holds any, unless the layout is SlimPajama's
+VALIDATION = hold_out.SHARE  # of the documents, where no folder holds any, unless the layout is SlimPajama's
 # Settings that a manifest has only if they are not the defaults.
 OPTIONAL = ("layout", "validation", "dtype")
 

@@ -1,9 +1,7 @@
 """Divides the documents of all parts over domains and splits.
 
 The split of a document is that of its shard. Where no shard belongs to a validation split, documents are held out by a
-hash of their text, so equal texts are on the same side, and the choice depends neither on the order of the files
-nor on the number of processes. A domain of which that would hold out less than a block gives the documents of the
-lowest hashes up to a block, if at least a block is left to train on.
+hash of their text (`seqjax.data.hold_out`).
 """
 
 import dataclasses
@@ -13,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.data import document_index
+from seqjax.data import document_index, hold_out
 from seqjax.data.layout import ordered
 from seqjax.data.prepare.tokenize import ShardJob, histogram
-
-HASHES = 1 << 32
 
 Segment = tuple[Path, int, int]  # file, first token, tokens
 
@@ -63,24 +59,14 @@ def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block
     """Return, per domain with hashes, the number below which a hash puts a document into the validation split."""
     domains = {key.removesuffix("/hash") for array in arrays for key in array if key.endswith("/hash")}
     return {
-        domain: _limit(
+        domain: hold_out.limit(
             np.concatenate([array[f"{domain}/hash"] for array in arrays if domain in array]),
             np.concatenate([array[domain] for array in arrays if domain in array]).astype(np.int64),
-            validation=validation,
+            share=validation,
             block=block,
         )
         for domain in domains
     }
-
-
-def _limit(hashes: np.ndarray, lengths: np.ndarray, *, validation: float, block: int) -> int:
-    limit = round(validation * HASHES)
-    if lengths[hashes < limit].sum() >= block:
-        return limit
-    order = np.argsort(hashes, kind="stable")
-    enough = np.flatnonzero(np.cumsum(lengths[order]) >= block)
-    higher = int(hashes[order[enough[0]]]) + 1 if len(enough) else limit
-    return higher if lengths[hashes >= higher].sum() >= block else limit
 
 
 def _segments(path: Path, first: int, lengths: np.ndarray, chosen: np.ndarray) -> tuple[Segment, ...]:

@@ -6,13 +6,12 @@ the checksums of the other two, written last, which marks the shard as done.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from seqjax.data import document_index, shards
+from seqjax.data import document_index, hold_out, shards
 from seqjax.data.layout import Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report
@@ -109,7 +108,7 @@ def tokenize_shard(job: ShardJob) -> None:
             kept = per_domain.setdefault(domain, _DomainTokens())
             kept.add(ids[: job.max_tokens or None], size=size, tokenizer=tokenizer)
             if job.hold_out:
-                kept.hashes.append(text_hash(document))
+                kept.hashes.append(hold_out.text_hash(document))
         require_few(per_domain)
         count(tokens=tokens, text=text)
         batch.clear()
@@ -154,11 +153,6 @@ def tokenize_shard(job: ShardJob) -> None:
         write_json(job.done, report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
-
-
-def text_hash(text: str) -> int:
-    """Return the hash of a document by which it is held out, uniform below 2^32."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
 def require_few(domains: Collection[str]) -> None:

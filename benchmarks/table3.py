@@ -1,0 +1,229 @@
+"""The paper's table 3: the models of figure 7 at 102,400 tokens, training and inference, relative to full attention:
+
+    python -m benchmarks.table3 [--quick] [--models="RWKV-7,Mamba-2"]
+
+Training is the step of `benchmarks.train_step` at size 135m_100k, one sequence of 102,400 tokens. Inference is that of
+the paper: prompts of 50,000 tokens, 5,000 new ones for each, 64 sequences, of which as many at a time as fit into the
+device's memory. Each prompt goes in as one piece, alone (the parallel form is busy with one). Decoding is greedy, one
+program per token and batch; of the 5,000 steps, --timed are timed at each of four positions spread over them, and their
+mean counts for all, because a step takes longer only as the cache grows. Tokens per second are new tokens over the time
+of prompts and decoding together; "decode" leaves the prompts out.
+
+Sequences of one batch have the same prompt, in caches of their own. Writes
+benchmarks/results/table3.json and table3.png after every model; a quick or partial run writes to runs/benchmarks/.
+"""
+
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, quick="the debug size, short prompts, as on a CPU")
+FLAGS.add_argument("--models", type=options.words, default=[], help="only these of figure 7; all by default")
+FLAGS.add_argument("--sequences", type=int, default=64, help="sequences in all, and at most at a time (64)")
+FLAGS.add_argument("--timed", type=int, default=50, help="decoding steps timed at each position (50)")
+FLAGS.add_argument("--seconds", type=float, default=540, help="begin no further model after so many (540)")
+options.parse_early(FLAGS, __name__)
+
+import math
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import train_step
+from benchmarks.harness import plot, report
+from benchmarks.harness.configs import configured
+from benchmarks.harness.machine import machine
+from benchmarks.harness.timing import seconds_per_call
+from seqjax import presets
+from seqjax.errors import run_command
+from seqjax.models import Model
+from seqjax.types import Array, Cache, Params
+
+FIGURE = presets.load("studies/figure7")
+# Speed of training relative to full attention in table 3, on 8 A100s; Mamba-2's is not legible in our copy.
+PAPER_TRAINING = {
+    "RWKV-7 shell, full attention": 1.0,
+    "RWKV-7 shell, Top-1 exact": 1.90,
+    "RWKV-7 shell, Top-1 approx": 4.50,
+    "RWKV-7 shell, W=256": 5.29,
+    "RWKV-7": 2.47,
+}
+POSITIONS = 4
+TABLE = report.Table(
+    30,
+    (
+        report.Column("train_tokens_per_s", "train ktok/s", ">13.1f", 1e-3),
+        report.Column("train_ratio", "ratio", ">8.2f"),
+        report.Column("paper_train_ratio", "paper", ">8.2f"),
+        report.Column("at_a_time", "at a time", ">10.0f"),
+        report.Column("prompt_s", "s/prompt", ">9.2f"),
+        report.Column("step_ms", "ms/step", ">9.2f"),
+        report.Column("decode_tokens_per_s", "decode tok/s", ">13.0f"),
+        report.Column("new_tokens_per_s", "tok/s", ">9.0f"),
+        report.Column("inference_ratio", "ratio", ">8.2f"),
+    ),
+)
+
+
+class Inference(NamedTuple):
+    """Tokens of a prompt, new tokens, sequences in all, timed steps per position, and the size of the configs."""
+
+    prompt: int
+    new: int
+    sequences: int
+    timed: int
+    size: str
+
+
+# The cache that goes in is given up to the one that comes out, so that there is one of it.
+@partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def _prefill(params: Params, tokens_BT: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
+    return model.prefill(params, tokens_BT, cache)
+
+
+@partial(jax.jit, static_argnames="model", donate_argnames="cache")
+def _greedy_step(params: Params, token_B: Array, position: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
+    logits_BO, cache = model.step(params, token_B, position, cache)
+    return jnp.argmax(logits_BO, -1).astype(jnp.int32), cache
+
+
+def repeated(cache: Cache, model: Model, n: int, max_len: int) -> Cache:
+    """The cache of one sequence as that of `n`, each with memory of its own."""
+    one, several = (jax.eval_shape(partial(model.init_cache, k, max_len)) for k in (1, n))
+
+    def copies(x: Array, before: Any, after: Any) -> Array:
+        axes = [axis for axis, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
+        return jnp.repeat(x, n, axis=axes[0]) if axes else x
+
+    return jax.tree.map(copies, cache, one, several)
+
+
+def cache_bytes(model: Model, max_len: int) -> int:
+    """Bytes of the cache of one sequence."""
+    leaves = jax.tree.leaves(jax.eval_shape(partial(model.init_cache, 1, max_len)))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+
+def infer(model: Model, params: Params, n: Inference) -> dict[str, Any]:
+    """Seconds of a prompt and milliseconds of a step, for as many sequences at a time as fit."""
+    max_len = -(-(n.prompt + n.new) // 128) * 128
+    tokens_BT = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, n.prompt), np.int32)
+
+    empty = jax.jit(partial(model.init_cache, 1, max_len))
+
+    def prompt() -> tuple[Array, Cache]:
+        return _prefill(params, tokens_BT, empty(), model=model)
+
+    jax.block_until_ready(prompt())  # compiles
+    prompt_s = statistics.median(seconds_per_call(prompt, calls=1, repeats=3))
+    each = cache_bytes(model, max_len)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    at_a_time = n.sequences
+    while limit and at_a_time > 1 and at_a_time * each > 0.75 * limit:
+        at_a_time //= 2
+    while True:
+        try:
+            step_s = _step_seconds(model, params, prompt()[1], n, at_a_time, max_len)
+            break
+        except jax.errors.JaxRuntimeError as error:
+            if at_a_time == 1 or "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            at_a_time //= 2
+    rounds = -(-n.sequences // at_a_time)
+    decode_s = rounds * n.new * statistics.mean(step_s)
+    total_s = n.sequences * prompt_s + decode_s
+    return {
+        "at_a_time": at_a_time,
+        "cache_bytes": each,
+        "prompt_s": prompt_s,
+        "step_ms": 1e3 * statistics.mean(step_s),
+        "steps_ms": [1e3 * s for s in step_s],
+        "decode_tokens_per_s": n.sequences * n.new / decode_s,
+        "new_tokens_per_s": n.sequences * n.new / total_s,
+    }
+
+
+def _step_seconds(model: Model, params: Params, one: Cache, n: Inference, at_a_time: int, max_len: int) -> list[float]:
+    """Seconds per step at each of the positions."""
+    cache = jax.jit(partial(repeated, model=model, n=at_a_time, max_len=max_len))(one)
+    del one
+    token_B, found = jnp.zeros(at_a_time, jnp.int32), []
+    for first in np.linspace(n.prompt, n.prompt + n.new - n.timed - 2, POSITIONS, dtype=np.int32):
+        for i in range(n.timed + 2):
+            if i == 2:  # the first compiles, or finds the device idle
+                jax.block_until_ready(token_B)
+                start = time.perf_counter()
+            token_B, cache = _greedy_step(params, token_B, first + np.int32(i), cache, model=model)
+        jax.block_until_ready(token_B)
+        found.append((time.perf_counter() - start) / n.timed)
+    return found
+
+
+def measure(name: str, n: Inference, *, repeats: int, steps: int) -> dict[str, Any]:
+    """A row: training, then inference."""
+    stem, _, settings = FIGURE.MODELS[name].partition(",")
+    long = n.size != "debug"
+    batch, seq_len, remat = (1, 102_400, "dots") if long else (0, 0, "none")
+    config = configured(f"{stem}:{settings}".rstrip(":"), n.size, batch=batch, seq_len=seq_len, remat=remat)
+    trained = train_step.measure(config, repeats=repeats, steps=steps, devices=jax.devices()[:1])
+    row = {"train_tokens_per_s": trained["tokens_per_s"], "train_runs": trained["runs"]}
+    row |= {"train_compiled_bytes": trained["compiled_bytes"], "paper_train_ratio": PAPER_TRAINING.get(name)}
+    model = Model(config.model, max_len=max(config.train.seq_len, n.prompt + n.new))
+    params = jax.jit(model.init)(jax.random.key(0))
+    return row | infer(model, params, n)
+
+
+def relative(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    """The row with its ratios to full attention, if that was measured."""
+    pairs = {"train_ratio": "train_tokens_per_s", "inference_ratio": "new_tokens_per_s"}
+    return row | {ratio: row[key] / reference[key] for ratio, key in pairs.items() if key in reference and key in row}
+
+
+def plot_report(written: dict[str, Any], path: Path) -> None:
+    """Training and inference relative to full attention, beside each other."""
+    bars = [
+        (f"{name}, {what}", row[ratio])
+        for name, row in written["results"].items()
+        for what, ratio in (("training", "train_ratio"), ("inference", "inference_ratio"))
+        if ratio in row
+    ]
+    title = f"Table 3: {written['settings']['size']}, {written['machine']['device']}"
+    plot.bars(path, bars, title=title, axis="speed relative to full attention")
+
+
+def main(argv: list[str]) -> None:
+    """Measure one after the other, print and write as it goes."""
+    given = FLAGS.parse_args(argv)
+    options.check_known("models", given.models, FIGURE.MODELS)
+    quick = given.quick or jax.default_backend() == "cpu"
+    if quick:
+        n, repeats, steps = Inference(96, 32, 4, 4, "debug"), 1, 1
+    else:
+        n, repeats, steps = Inference(50_000, 5_000, given.sequences, given.timed, "135m_100k"), 3, 2
+    path = options.destination(given.json, "table3", recorded=not (quick or given.models))
+    written: dict[str, Any] = {"machine": machine(), "settings": n._asdict(), "results": {}}
+    print(TABLE.header())
+    start = time.monotonic()
+    for name in given.models or FIGURE.MODELS:
+        if time.monotonic() - start > given.seconds:
+            row: dict[str, Any] = {"error": f"not measured: --seconds={given.seconds:g} are over"}
+        else:
+            try:
+                row = measure(name, n, repeats=repeats, steps=steps)
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                row = {"error": f"{type(error).__name__}: {error}"}
+        row = relative(row, row if name == FIGURE.REFERENCE else written["results"].get(FIGURE.REFERENCE, {}))
+        written["results"][name] = row
+        print(TABLE.row(name, row), flush=True)
+        report.save(path, written)
+    if any("inference_ratio" in row for row in written["results"].values()):
+        plot_report(written, path.with_suffix(".png"))
+    print(f"Wrote {path}.")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,32 @@
+"""Chooses the documents to hold out for validation, where the data has no split for it.
+
+They are those whose texts have the lowest hashes. So equal texts are on the same side, and the choice depends neither
+on the order of the documents nor on the number of processes that read them.
+"""
+
+import hashlib
+
+import numpy as np
+
+SHARE = 0.01  # of the documents
+HASHES = 1 << 32
+
+
+def text_hash(text: str) -> int:
+    """Return the hash of a document by which it is held out, uniform below `HASHES`."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) -> int:
+    """Return the number below which a hash puts a document into the validation split.
+
+    `hashes` [n] and `lengths` [n], in tokens, are those of all documents of a domain. `share` of the documents are held
+    out; where that is less than a block, those of the lowest hashes up to a block, if a block is left to train on.
+    """
+    lowest = round(share * HASHES)
+    if lengths[hashes < lowest].sum() >= block:
+        return lowest
+    order = np.argsort(hashes, kind="stable")
+    enough = np.flatnonzero(np.cumsum(lengths[order]) >= block)
+    higher = int(hashes[order[enough[0]]]) + 1 if len(enough) else lowest
+    return higher if lengths[hashes >= higher].sum() >= block else lowest

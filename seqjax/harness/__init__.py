@@ -1,0 +1,1 @@
+"""Tests of trained and of small models beyond the loss per domain."""

@@ -1,0 +1,143 @@
+"""What is trained and tested, by size: models, tasks with their harder tests, steps.
+
+`demo` runs on two CPU cores, `small` on a GPU. MQAR at `small` has the published settings of zoology (and of "Based",
+arXiv 2402.18668): 8,192 ids, trained on 4 to 64 pairs in up to 256 tokens, tested on up to 256 pairs in 1,024, the best
+of several learning rates. There 100,000 and 20,000 sequences are drawn once and passed 32 times, here all are new.
+"""
+
+import dataclasses
+
+from seqjax.harness.recall.tasks import MQAR, S5, Copy, CopySelected, Induction, Ngram, Position, Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSetup:
+    """A task: what is trained on, in equal shares, and the tests by name, of which `own` is like the training."""
+
+    name: str
+    question: str
+    train: tuple[Task, ...]
+    tests: dict[str, Task]
+    own: str
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that training and tests have together."""
+        return max(task.vocab_size for task in (*self.train, *self.tests.values()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A size: settings of the training, widths of the models, and the tasks."""
+
+    steps: int
+    batch_size: int
+    rates: tuple[float, ...]
+    dims: tuple[int, ...]
+    test_sequences: int
+    tasks: tuple[TaskSetup, ...]
+
+    def task(self, name: str) -> TaskSetup:
+        """Return the task of a name."""
+        return next(task for task in self.tasks if task.name == name)
+
+
+# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these.
+MODELS = {
+    "Transformer++": "transformer_pp",
+    "Transformer++, QK norm": "transformer_pp:model.mixer.qk_norm=True",
+    "Top-1 Element": "top1_element",
+    "Top-1 Chunk, exact": "top1_chunk",
+    "Top-1 Chunk, approx": "top1_chunk:model.mixer.selection=approx",
+    "W=32": "transformer_pp:model.mixer.window=32",
+    "Based": "based",
+    "Mamba-1": "mamba1",
+    "Mamba-2": "mamba2",
+    "RWKV-6": "rwkv6",
+    "RWKV-7": "rwkv7",
+    "DeltaNet": "deltanet",
+    "Gated DeltaNet": "gated_deltanet",
+}
+
+_SMALL = (
+    TaskSetup(
+        name="mqar",
+        question="values of keys",
+        train=tuple(MQAR(length=n, pairs=k) for n, k in ((64, 4), (128, 8), (256, 16), (256, 32), (256, 64))),
+        tests={f"{k} in {4 * k}": MQAR(length=4 * k, pairs=k) for k in (16, 32, 64, 128, 256)},
+        own="64 in 256",
+    ),
+    TaskSetup(
+        name="copy_selected",
+        question="tokens among noise, in order",
+        train=(CopySelected(length=256),),
+        tests={str(n): CopySelected(length=n) for n in (256, 512, 1024)},
+        own="256",
+    ),
+    TaskSetup(
+        name="induction",
+        question="what followed the marker",
+        train=(Induction(length=256),),
+        tests={str(n): Induction(length=n) for n in (64, 256, 1024, 2048)},
+        own="256",
+    ),
+    TaskSetup(
+        name="ngram",
+        question="what followed a bigram",
+        train=(Ngram(length=128),),
+        tests={str(n): Ngram(length=n) for n in (64, 128, 256)},
+        own="128",
+    ),
+    TaskSetup(
+        name="position",
+        question="the token at a number",
+        train=tuple(Position(length=n) for n in (32, 64, 128)),
+        tests={str(n): Position(length=n) for n in (32, 64, 128)},
+        own="128",
+    ),
+    TaskSetup(
+        name="copy",
+        question="the whole string",
+        train=(Copy(length=130, shortest=8, longest=64),),
+        tests={str(n): Copy(length=2 * n + 2, shortest=n, longest=n) for n in (64, 128, 256)},
+        own="64",
+    ),
+    TaskSetup(
+        name="s5",
+        question="the product of permutations",
+        train=(S5(length=32),),
+        tests={str(n): S5(length=n) for n in (16, 32, 64, 128)},
+        own="32",
+    ),
+)  # fmt: skip
+
+_DEMO = (
+    TaskSetup(
+        name="mqar",
+        question="values of keys",
+        train=tuple(MQAR(length=64, pairs=k, ids=64) for k in (2, 4, 8)),
+        tests={f"{k} in {n}": MQAR(length=n, pairs=k, ids=64) for n, k in ((64, 4), (64, 8), (128, 16))},
+        own="8 in 64",
+    ),
+    TaskSetup(
+        name="induction",
+        question="what followed the marker",
+        train=(Induction(length=64),),
+        tests={str(n): Induction(length=n) for n in (64, 128)},
+        own="64",
+    ),
+    TaskSetup(
+        name="s5",
+        question="the product of permutations",
+        train=(S5(length=8),),
+        tests={str(n): S5(length=n) for n in (8, 16)},
+        own="8",
+    ),
+)
+
+SETUPS = {
+    "demo": Setup(steps=300, batch_size=32, rates=(3e-3,), dims=(32,), test_sequences=256, tasks=_DEMO),
+    "small": Setup(
+        steps=4000, batch_size=64, rates=(1e-3, 3e-3), dims=(64, 128), test_sequences=1024, tasks=_SMALL
+    ),
+}  # fmt: skip

@@ -1,0 +1,30 @@
+"""benchmarks.profile_step: what a step's time is added up from."""
+
+import pytest
+
+from benchmarks.profile_step import Kernel, covered_ms, part
+
+MS = 1e6
+
+
+def test_overlapping_kernels_are_counted_once():
+    ran = [Kernel("gpu", "fusion.1", 0, 3 * MS), Kernel("gpu", "all-reduce.2", 2 * MS, 5 * MS)]
+    assert covered_ms(ran) == pytest.approx(5)
+    assert covered_ms([k for k in ran if not k.is_collective]) == pytest.approx(3), "2 ms of the exchange stand alone"
+
+
+def test_kernels_inside_a_longer_one_and_gaps():
+    ran = [Kernel("gpu", "a", 0, 4 * MS), Kernel("gpu", "b", 1 * MS, 2 * MS), Kernel("gpu", "c", 6 * MS, 7 * MS)]
+    assert covered_ms(ran[::-1]) == pytest.approx(5)
+
+
+@pytest.mark.parametrize("name", ["all-reduce.7", "all-gather-start", "reduce-scatter.1", "all-to-all.3"])
+def test_collectives_are_told_by_their_instruction(name):
+    assert Kernel("gpu", name, 0, 1).is_collective
+    assert not Kernel("gpu", f"fusion-{name}", 0, 1).is_collective
+
+
+def test_parts_say_the_direction():
+    assert part("jit(f)/transpose(jvp(mixer))/dot_general") == "mixer, backward"
+    assert part("jit(f)/rematted_computation/mlp/add") == "mlp, again"
+    assert part("jit(f)/optimizer/mul") == "optimizer"

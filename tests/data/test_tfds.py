@@ -1,0 +1,401 @@
+"""`corpus=tfds` on datasets that tensorflow-datasets really prepares, and the builder `slim_pajama`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from seqjax import evaluate
+from seqjax.config import DataConfig
+from seqjax.data import Corpus, build_slim_pajama, hold_out, open_corpus, shards, tfds_datasets
+from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import MissingPackageError, UserError
+from seqjax.train import train
+from tests import support
+from tests.end_to_end.kills import fingerprint
+
+from .conftest import assert_resumes, row, write_corpus, write_shard
+
+tfds: Any = pytest.importorskip("tensorflow_datasets", reason="needs tensorflow-datasets: pip install 'seqjax[tfds]'")
+
+T = 32
+DOMAINS = ("commoncrawl", "c4", "arxiv")
+TOKENIZER = ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def shards_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SlimPajama's layout, domains mixed, and some lines that are none."""
+    root = write_corpus(tmp_path_factory.mktemp("shards"), documents=20, shards=2)
+    write_shard(root / "train" / "bad.jsonl.zst", [b"{broken\n", row("arxiv", "  "), row("arxiv", "arxiv train good")])
+    return root
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory, shards_dir: Path) -> Path:
+    """A data directory with three domains of `slim_pajama`, and datasets with other features and splits."""
+    root = tmp_path_factory.mktemp("datasets")
+    build_slim_pajama.main([f"--source={shards_dir}", f"--data_dir={root}", f"--domains={','.join(DOMAINS)}"])
+
+    class NewsItems(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.2.0")
+        url_infos = None
+
+        def _info(self):
+            text = tfds.features.Text()
+            features = {"title": text, "body": {"en": text, "n": np.int64}}
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(200):
+                body = {"en": b"\xff\xfe" if i == 7 else " " if i == 8 else f"body {i}", "n": i}
+                yield i, {"title": f"title {i}", "body": body}
+
+    for version, form in (("1.2.0", "array_record"), ("1.10.0", "array_record"), ("2.0.0", "tfrecord")):
+        NewsItems.VERSION = tfds.core.Version(version)
+        if form == "array_record":
+            NewsItems(data_dir=str(root), file_format=form).download_and_prepare(download_dir=str(root / ".downloads"))
+        else:
+            # The package writes it with TensorFlow alone; what says so is the same.
+            shutil.copytree(root / "news_items" / "1.10.0", root / "news_old" / version)
+            info = root / "news_old" / version / "dataset_info.json"
+            changed = json.loads(info.read_text()) | {"fileFormat": form, "name": "news_old", "version": version}
+            info.write_text(json.dumps(changed))
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def open_tfds(datasets: Path, cache: str, *names: str, seq_len: int = T, vocab_size: int = 258, **settings) -> Corpus:
+    config = DataConfig(corpus="tfds", tfds=names or ("slim_pajama",), path=str(datasets), cache_dir=cache, **settings)
+    return open_corpus(config, seq_len=seq_len, vocab_size=vocab_size)
+
+
+def open_slim(datasets: Path, cache: str, **settings) -> Corpus:
+    chosen = {"train_domains": ("commoncrawl", "c4"), "eval_domains": DOMAINS} | settings
+    return open_tfds(datasets, cache, **chosen)
+
+
+def documents_of(root: Path, split: str, domain: str) -> list[str]:
+    found = [shard for shard in shards.find_shards(str(root)) if shard.split == split]
+    return [text for s in found for _, text in shards.documents(s, (domain,), shards.Skipped(s.name))]
+
+
+def in_order(directory: Path, split: str, *path: str) -> list[str]:
+    """The texts of a dataset in its order, by the package itself."""
+    found = []
+    for example in tfds.builder_from_directory(str(directory)).as_data_source(split):
+        for part in path or ("text",):
+            example = example[part]
+        found.append(example.decode("utf-8", "replace"))
+    return found
+
+
+def joined(texts: list[str]) -> np.ndarray:
+    return np.concatenate([[TOKENIZER.bos, *text.encode(), TOKENIZER.eos] for text in texts])
+
+
+# ------------------------------------------------------------------------------------------------------------ builder
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_config_has_the_documents_of_its_domain(datasets: Path, shards_dir: Path, domain: str):
+    directory = datasets / "slim_pajama" / domain / "1.0.0"
+    for split in ("train", "validation"):
+        wanted = documents_of(shards_dir, split, domain)
+        assert sorted(in_order(directory, split)) == sorted(wanted)
+        assert len(wanted) >= 20
+    info = json.loads((directory / "dataset_info.json").read_text())
+    assert info["fileFormat"] == "array_record"
+    assert info["moduleName"] == "seqjax.data.slim_pajama_tfds"
+
+
+def test_the_package_finds_the_dataset_by_its_name(datasets: Path):
+    source = tfds.data_source("slim_pajama/arxiv", data_dir=str(datasets), split="train[:50%]")
+    assert b"arxiv train" in source[0]["text"]
+    assert "tensorflow" not in sys.modules
+
+
+def test_a_dataset_that_is_there_is_left_as_it_is(datasets: Path, capsys):
+    file = next((datasets / "slim_pajama" / "c4").rglob("*.array_record*"))
+    before = file.stat().st_mtime_ns
+    build_slim_pajama.main(["--source=/", f"--data_dir={datasets}", "--domains=c4"])
+    assert "c4/1.0.0 was there: 40 train, 20 validation documents" in capsys.readouterr().out
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_split_without_the_domain_is_left_out(tmp_path: Path, capsys):
+    write_shard(tmp_path / "in" / "train" / "a.jsonl.zst", [row("c4", "text"), row("book", "text")])
+    write_shard(tmp_path / "in" / "validation" / "a.jsonl.zst", [row("c4", "text")])
+    build_slim_pajama.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", "--domains=book"])
+    assert "book/1.0.0: 1 train documents" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"No shard in .* has a document of arxiv"):
+        build_slim_pajama.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", "--domains=arxiv"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--domains=arxive"], "'arxive' is not one of SlimPajama's. Did you mean 'arxiv'"),
+        (["--source=/nowhere"], "--source=/nowhere: there is no such directory"),
+        ([], r"holds no .*jsonl\.zst"),
+    ],
+)
+def test_what_cannot_be_built(tmp_path: Path, arguments: list[str], says: str):
+    with pytest.raises(UserError, match=says):
+        build_slim_pajama.main([f"--source={tmp_path}", f"--data_dir={tmp_path / 'out'}", *arguments])
+
+
+# -------------------------------------------------------------------------------------------------------------- corpus
+def test_evaluation_has_the_tokens_of_the_documents(datasets: Path, cache: str):
+    """Validation in domain; validation and then train out of it, token by token."""
+    corpus = open_slim(datasets, cache)
+    for domain, splits in (("c4", ("validation",)), ("arxiv", ("validation", "train"))):
+        found = corpus.eval_blocks(domain, count=10_000)
+        rows, owners, n_documents = [], [], 0
+        for split in splits:
+            texts = in_order(datasets / "slim_pajama" / domain / "1.0.0", split)
+            stream = joined(texts)
+            n_blocks = len(stream) // (T + 1)
+            rows.append(stream[: n_blocks * (T + 1)].reshape(n_blocks, -1))
+            owner = np.repeat(np.arange(len(texts)), [len(text.encode()) + 2 for text in texts])
+            of_block = owner[: n_blocks * (T + 1)].reshape(n_blocks, -1)
+            owners += [n_documents + np.bincount(block).argmax() for block in of_block]
+            n_documents += len(texts)
+        np.testing.assert_array_equal(found.tokens, np.concatenate(rows))
+        np.testing.assert_array_equal(found.documents, owners)
+        assert found.n_bytes.sum() == (found.tokens[:, 1:] < 256).sum()
+
+
+def test_training_reads_every_document_once_an_epoch(datasets: Path, cache: str):
+    corpus = open_tfds(datasets, cache, "slim_pajama/c4")
+    assert corpus.train_domains == corpus.eval_domains == ("c4",)
+    n_blocks = corpus.tokens["c4"] // (T + 1)
+    iterator = corpus.train_iterator(batch_size=1)
+    rows = [next(iterator)["tokens"][0].tolist() for _ in range(2 * n_blocks)]
+    iterator.close()
+    texts = in_order(datasets / "slim_pajama" / "c4" / "1.0.0", "train")
+    counts = np.bincount(joined(texts), minlength=258)
+    for epoch in (rows[:n_blocks], rows[n_blocks:]):
+        missing = counts - np.bincount(np.concatenate(epoch), minlength=258)
+        assert (missing >= 0).all()
+        assert missing.sum() < T + 1  # the last block is not whole
+    assert rows[:n_blocks] != rows[n_blocks:]
+
+
+def test_shares_are_those_of_the_tokens(datasets: Path, cache: str):
+    corpus = open_slim(datasets, cache)
+    sizes = [len(joined(in_order(datasets / "slim_pajama" / d / "1.0.0", "train"))) // (T + 1) for d in DOMAINS[:2]]
+    assert list(corpus.tokens.values()) == [size * (T + 1) for size in sizes]
+    assert corpus.weights["c4"] == pytest.approx(sizes[1] / sum(sizes), rel=5e-3)
+    assert open_slim(datasets, cache, weights=(3.0, 1.0)).weights == {"commoncrawl": 0.75, "c4": 0.25}
+
+
+def test_resumes_exactly_at_every_point(datasets: Path, cache: str, manager: ocp.CheckpointManager):
+    corpus = open_slim(datasets, cache)
+    assert_resumes(manager, lambda: corpus.train_iterator(batch_size=3), points=20, after=3)
+
+
+@pytest.mark.slow  # starts two processes
+def test_workers_give_the_same_order(datasets: Path, cache: str):
+    plain = open_slim(datasets, cache).train_iterator(batch_size=3)
+    worked = open_slim(datasets, cache, workers=2).train_iterator(batch_size=3)
+    for _ in range(7):
+        np.testing.assert_array_equal(next(plain)["tokens"], next(worked)["tokens"])
+    state = worked.get_state()
+    worked.close()
+    later = open_slim(datasets, cache, workers=1).train_iterator(batch_size=3)
+    later.set_state(state)
+    np.testing.assert_array_equal(next(plain)["tokens"], next(later)["tokens"])
+    for iterator in (plain, later):
+        iterator.close()
+
+
+def test_the_hash_is_of_the_content(datasets: Path, cache: str, shards_dir: Path, tmp_path: Path):
+    """Equal wherever the data lies, other for other tokens, block lengths and splits."""
+    first = open_tfds(datasets, cache, "slim_pajama/c4").manifest_hash
+    moved = tmp_path / "moved"
+    build_slim_pajama.main([f"--source={shards_dir}", f"--data_dir={moved}", "--domains=c4"])
+    assert open_tfds(moved, str(tmp_path / "other"), "slim_pajama/c4").manifest_hash == first
+    others = [
+        open_tfds(datasets, cache, "slim_pajama/c4", **change).manifest_hash
+        for change in ({"seq_len": 16}, {"tfds_train_split": "train[:80%]"}, {"tfds_validation_split": "train[80%:]"})
+    ]
+    assert len({first, *others}) == 4
+
+
+def test_a_dataset_that_is_built_again_is_counted_again(tmp_path: Path, cache: str):
+    """As many documents of as many bytes as before, under the same name."""
+
+    def built(letters: str) -> Corpus:
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        for split in ("train", "validation"):
+            write_shard(tmp_path / "in" / split / "a.jsonl.zst", [row("c4", 20 * letter) for letter in letters])
+        build_slim_pajama.main([f"--source={tmp_path / 'in'}", f"--data_dir={tmp_path / 'out'}", "--domains=c4"])
+        return open_tfds(tmp_path / "out", cache, "slim_pajama/c4")
+
+    first, second = built("abc"), built("xyz")
+    assert first.manifest_hash != second.manifest_hash
+    assert set("xyz") >= set(TOKENIZER.decode(second.train_sample("c4", count=9).ravel()))
+
+
+# ------------------------------------------------------------------------------------- datasets of other shapes
+def news(datasets: Path, cache: str, name: str = "news_items", **settings) -> Corpus:
+    return open_tfds(datasets, cache, name, **{"tfds_feature": "body.en", "seq_len": 16} | settings)
+
+
+def test_a_dataset_without_validation_holds_out_documents_by_their_hash(datasets: Path, cache: str):
+    corpus = news(datasets, cache)
+    assert corpus.train_domains == ("news_items",)
+    texts = [t for t in in_order(datasets / "news_items" / "1.10.0", "train", "body", "en") if t.startswith("body")]
+    held = TOKENIZER.decode(corpus.eval_blocks("news_items", count=1000).tokens.ravel())
+    limit = hold_out.limit(
+        np.array([hold_out.text_hash(text) for text in texts]),
+        np.array([len(text) + 2 for text in texts]),
+        share=0.01,
+        block=17,
+    )
+    wanted = [text for text in texts if hold_out.text_hash(text) < limit]
+    assert len(wanted) >= 2
+    assert "".join(wanted).startswith(held)
+    trained = set(TOKENIZER.decode(corpus.train_sample("news_items", count=10**6).ravel()).split("body "))
+    assert not trained & {text.removeprefix("body ") for text in wanted[:-1]} - {""}
+    assert "2 documents without text were left out" in corpus.note
+
+
+def test_splits_and_features_are_chosen(datasets: Path, cache: str):
+    settings = {"tfds_train_split": "train[:70%]", "tfds_validation_split": "train[70%:]"}
+    titles = news(datasets, cache, "daily=news_items:1.2.0", tfds_feature="title", **settings)
+    assert titles.train_domains == ("daily",)
+    texts = in_order(datasets / "news_items" / "1.2.0", "train", "title")
+    assert titles.tokens["daily"] == len(joined(texts[:140])) // 17 * 17
+    held = TOKENIZER.decode(titles.eval_blocks("daily", count=1000).tokens.ravel())
+    assert "".join(texts[140:]).startswith(held)
+
+
+def test_datasets_are_mixed(datasets: Path, cache: str):
+    corpus = open_tfds(datasets, cache, "slim_pajama/c4", "web=slim_pajama/arxiv", train_domains=("c4",))
+    assert corpus.eval_domains == ("c4", "web")
+    assert corpus.in_domain == {"c4"}
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "says"),
+    [
+        (("slim_pyjama",), {}, "no dataset slim_pyjama in .* Did you mean 'slim_pajama'.*download_and_prepare"),
+        (("slim_pajama/arxive",), {}, "slim_pajama/arxive is not prepared.* Did you mean 'arxiv'.*build_slim_pajama"),
+        (("slim_pajama/arxiv:3.0.0",), {}, r"no version 3\.0\.0 in .*slim_pajama/arxiv, which has 1\.0\.0"),
+        (("news_items/en",), {}, "news_items has no configs; write 'news_items'"),
+        (("empty",), {}, "empty holds no complete dataset"),
+        (("two words",), {}, r"'two words' is not \[DOMAIN=\]NAME"),
+        (("A b=news_items",), {}, r"'A b=news_items' is not \[DOMAIN=\]NAME"),
+        (("slim_pajama/c4", "c4=news_items"), {}, "both are the domain 'c4'"),
+        (("slim_pajama",), {"train_domains": ("c4",), "eval_domains": ("github",)}, "no validation or train .* github"),
+        (("slim_pajama",), {}, "no validation or train blocks of github, stackexchange.*build the datasets"),
+        (("slim_pajama/c4", "x=slim_pajama/arxiv"), {}, "has the domains c4, x: name those to train on"),
+        (("slim_pajama/c4",), {"tfds_feature": "body"}, "'body': slim_pajama/c4/1.0.0 has the texts text"),
+        (
+            ("news_items",),
+            {},
+            r"1\.10\.0 has the texts body\.en, title; say which in config.data.tfds_feature",
+        ),
+        (("slim_pajama/c4",), {"tfds_train_split": "dev"}, "tfds_train_split='dev': .* the splits train, validation"),
+        (("slim_pajama/c4",), {"tfds_validation_split": "train[90%"}, "tfds_validation_split='train.90%'"),
+        (("slim_pajama/c4",), {"tfds_train_split": "train[:0]"}, "has no document there"),
+        (("news_old",), {}, "is in the file format tfrecord.*build it as array_record.*download_and_prepare"),
+        (("slim_pajama/c4",), {"seq_len": 10**6}, "fewer than 1000001 training tokens"),
+        (("slim_pajama/c4",), {"path": "gs://bucket/data"}, "read from a local directory; copy"),
+        (("slim_pajama/c4",), {"path": "/nowhere"}, "no directory /nowhere"),
+    ],
+)
+def test_what_cannot_be_read(datasets: Path, cache: str, names, settings, says: str):
+    (datasets / "empty" / "1.0.0").mkdir(parents=True, exist_ok=True)
+    settings = dict(settings)
+    with pytest.raises(UserError, match=says):
+        open_tfds(settings.pop("path", datasets), cache, *names, **settings)
+
+
+def test_a_damaged_dataset_is_named(datasets: Path, cache: str, tmp_path: Path):
+    shutil.copytree(datasets / "news_items" / "1.2.0", tmp_path / "news_items" / "1.2.0")
+    directory = tmp_path / "news_items" / "1.2.0"
+    file = next(directory.glob("*.array_record*"))
+    content = bytearray(file.read_bytes())
+    content[1000:3000] = bytes(2000)
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"news_items/1\.2\.0 is damaged: document \d+ of train"):
+        news(tmp_path, cache)
+    file.unlink()
+    with pytest.raises(UserError, match="is missing: put back a copy"):
+        news(tmp_path, cache)
+    (directory / "features.json").write_text("{")
+    with pytest.raises(UserError, match=r"news_items/1\.2\.0 cannot be read"):
+        news(tmp_path, cache)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, datasets: Path, cache: str):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'seqjax\[tfds\]'"):
+        open_slim(datasets, cache)
+    with pytest.raises(MissingPackageError, match=r"pip install 'seqjax\[tfds\]'"):
+        tfds_datasets.require()
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+@pytest.fixture(scope="module")
+def run(datasets: Path, cache: str, tmp_path_factory: pytest.TempPathFactory):
+    """A workdir and its config: thirty steps, saved and evaluated midway and at the end."""
+    config = support.run_config(
+        datasets,
+        data__corpus="tfds",
+        data__tfds=("slim_pajama",),
+        data__cache_dir=cache,
+        data__train_domains=("commoncrawl", "c4"),
+        data__eval_domains=DOMAINS,
+        train__steps=30,  # as in other tests, whose compiled steps are used again
+        checkpoint__every=15,
+        eval__every=15 * 8 * support.SEQ_LEN,
+    )
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    assert train(config, workdir) is True
+    return workdir, config
+
+
+def test_a_run_evaluates_every_domain(run):
+    workdir, _ = run
+    rows = support.rows(workdir)
+    assert [r["step"] for r in rows if "eval/arxiv/loss" in r] == [15, 30]
+    evaluate.main([f"--workdir={workdir}"])
+    written = json.loads((workdir / "evaluation.json").read_text())
+    for domain in DOMAINS:
+        assert written["loss"][domain] == pytest.approx(rows[-1][f"eval/{domain}/loss"], rel=1e-6)
+    assert "Read from tensorflow-datasets (slim_pajama)" in (workdir / "report.md").read_text()
+
+
+def test_a_run_goes_on_exactly(run, tmp_path: Path):
+    workdir, config = run
+    later = tmp_path / "later"
+    shutil.copytree(workdir, later)
+    shutil.rmtree(later / "checkpoints" / "30")
+    assert train(config, later) is True
+    assert support.rows(later) == support.rows(workdir)
+    assert support.checkpoint_steps(later) == [15, 30]
+    assert fingerprint(later) == fingerprint(workdir)
+
+
+@pytest.mark.slow  # a process of its own, as a user starts it
+def test_the_command_builds_without_tensorflow(shards_dir: Path, tmp_path: Path):
+    module = [sys.executable, "-W", "error", "-m", "seqjax.data.build_slim_pajama"]
+    arguments = [f"--source={shards_dir}", f"--data_dir={tmp_path}", "--domains=arxiv"]
+    done = subprocess.run([*module, *arguments], capture_output=True, text=True, check=False, cwd=support.ROOT)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/slim_pajama/arxiv/1.0.0: 41 train, 20 validation documents" in done.stdout

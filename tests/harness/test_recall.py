@@ -1,0 +1,104 @@
+"""`seqjax recall`: training, counting, results and the report."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax.errors import UserError
+from seqjax.harness.recall import __main__ as command
+from seqjax.harness.recall import setups, train
+from seqjax.harness.recall.setups import Setup, TaskSetup
+from seqjax.harness.recall.tasks import IGNORED, S5
+from seqjax.models import Model
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> Setup:
+    """A size of one task and two steps."""
+    task = TaskSetup(
+        name="s5", question="?", train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4"
+    )
+    setup = Setup(steps=2, batch_size=2, rates=(1e-3, 2e-3), dims=(32,), test_sequences=4, tasks=(task,))
+    monkeypatch.setitem(setups.SETUPS, "demo", setup)
+    return setup
+
+
+def test_right_answers_are_counted_where_something_is_asked() -> None:
+    class Fixed(Model):
+        """Answers 1 everywhere."""
+
+        def logits(self, params, tokens_BT):
+            return jax.nn.one_hot(jnp.ones_like(tokens_BT), 3)
+
+    targets = jnp.array([[1, 1, IGNORED], [1, 2, IGNORED]])
+    right, asked, whole = train.make_count(
+        Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
+    )({}, jnp.zeros((2, 3), jnp.int32), targets)
+    assert (right, asked, whole) == (3, 4, 1)
+
+
+def test_the_loss_is_that_of_the_answers_alone() -> None:
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
+    params = model.init(jax.random.key(0))
+    inputs, targets = map(jnp.asarray, S5(length=4).examples(np.random.default_rng(0), 2))
+    total, count = model.target_loss(params, inputs, targets, jnp.zeros((2, 4)).at[:, 3].set(1.0))
+    log_p = jax.nn.log_softmax(model.logits(params, inputs)[:, 3])
+    assert count == 2
+    np.testing.assert_allclose(total, -(log_p[0, targets[0, 3]] + log_p[1, targets[1, 3]]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
+    command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
+    files = sorted((tmp_path / "runs" / "s5").glob("*.json"))
+    assert [path.name for path in files] == ["transformer-_32_0.001.json", "transformer-_32_0.002.json"]
+    result = json.loads(files[0].read_text())
+    assert result["model"] == "Transformer++" and set(result["tests"]) == {"4", "6"}
+    # Two layers keep a key and a value of width 32 for every token.
+    assert result["state"] == {"4": 2 * 2 * 32 * 4, "6": 2 * 2 * 32 * 6}
+    assert "| Transformer++ | 32 | 512 |" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "accuracy.png").stat().st_size > 5000
+    capsys.readouterr()
+    command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
+    assert "Transformer++" not in capsys.readouterr().out, "what has a result is not trained again"
+    (tmp_path / "size.json").write_text('"small"\n')
+    with pytest.raises(UserError, match="results of another size"):
+        command.main(["--size=demo", f"--out={tmp_path}"])
+
+
+def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:
+    results = [{"tests": {"a": {"accuracy": x}, "b": {"accuracy": 1 - x}}} for x in (0.2, 0.7, 0.4)]
+    assert train.best(results, "a") is results[1]
+    assert train.best(results, "b") is results[0]
+
+
+def test_labels_hold_commas() -> None:
+    given = "Transformer++, QK norm,Mamba-2;Top-1 Chunk, exact,Transformer++"
+    assert command._labels(given) == ["Transformer++, QK norm", "Mamba-2", "Top-1 Chunk, exact", "Transformer++"]
+    assert command._labels("Transformr,x") == ["Transformr", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size=demo", "--models=Mamba"], "--models=Mamba: there is no such thing"),
+        (["--size=demo", "--tasks=mqr"], "--tasks=mqr: there is no such thing. Did you mean 'mqar'"),
+        (["--size=large"], "--size=large"),
+        (["--size=demo", "--jobs=0"], "at least 1"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:
+    with pytest.raises(UserError, match=message):
+        command.main([*arguments, f"--out={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_rwkv_learns_to_multiply_permutations(tiny) -> None:
+    setup = dataclasses.replace(tiny, steps=400, batch_size=32, test_sequences=128)
+    task = dataclasses.replace(tiny.tasks[0], train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
+    result = train.train("rwkv7", task, setup, dim=64, rate=3e-3)
+    assert result["tests"]["2"]["accuracy"] > 0.5, "the first of two answers is the input itself"

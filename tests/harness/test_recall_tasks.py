@@ -1,0 +1,134 @@
+"""The recall tasks: every target is the answer that the definition gives, and nothing else is asked."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from seqjax.harness.recall.setups import MODELS, SETUPS
+from seqjax.harness.recall.tasks import IGNORED, MQAR, S5, Copy, CopySelected, Induction, Ngram, Position, Task
+from seqjax.harness.recall.train import batches, model_config, padded
+
+TASKS: list[Task] = [
+    MQAR(length=64, pairs=8, ids=64),
+    MQAR(length=16, pairs=4, ids=32),
+    CopySelected(length=40, tokens=6),
+    Induction(length=20),
+    Ngram(length=40, ids=12),
+    Ngram(length=30, ids=5, n=3),
+    Position(length=20, longest=32),
+    Copy(length=30, shortest=2, longest=14),
+    S5(length=12),
+]
+by_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
+
+
+def answers(task: Task, row: list[int]) -> dict[int, int]:
+    """The answers by position, found the slow way from the inputs alone."""
+    if isinstance(task, MQAR):
+        context = 2 * task.pairs
+        values = dict(zip(row[0:context:2], row[1:context:2], strict=True))
+        return {i: values[row[i]] for i in range(context, task.length) if row[i] in values and (i - context) % 2 == 0}
+    if isinstance(task, CopySelected):
+        found = [token for token in row if token < task.ids]
+        return dict(enumerate(found, start=task.length - task.tokens))
+    if isinstance(task, Induction):
+        return {task.length - 1: row[row.index(task.ids) + 1]}
+    if isinstance(task, Ngram):
+        end = row.index(task.ids)
+        asked = row[end + 1 :]
+        starts = [i for i in range(end - task.n) if row[i : i + task.n] == asked]
+        assert len(starts) == 1, "there is one answer"
+        return {task.length - 1: row[starts[0] + task.n]}
+    if isinstance(task, Position):
+        return {task.length - 1: row[row[-1] - task.ids]}
+    if isinstance(task, Copy):
+        end = row.index(task.ids)
+        assert row[:end] == row[end + 1 : 2 * end + 1] and set(row[2 * end + 1 :]) <= {task.ids + 1}
+        return {end + i: token for i, token in enumerate(row[:end])}
+    permutations = list(itertools.permutations(range(5)))
+    so_far, found = list(range(5)), {}
+    for i, number in enumerate(row):
+        so_far = [permutations[number][place] for place in so_far]
+        found[i] = permutations.index(tuple(so_far))
+    return found
+
+
+@by_task
+def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
+    inputs, targets = task.examples(np.random.default_rng(0), 50)
+    assert inputs.shape == targets.shape == (50, task.length)
+    assert inputs.dtype == targets.dtype == np.int32
+    assert inputs.min() >= 0 and inputs.max() < task.vocab_size and targets.max() < task.vocab_size
+    for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+        expected = answers(task, row)
+        asked = {i: t for i, t in enumerate(target) if t != IGNORED}
+        if isinstance(task, MQAR):  # noise may be a key by chance
+            assert len(asked) == task.pairs and asked.items() <= expected.items()
+        else:
+            assert asked == expected
+
+
+@by_task
+def test_the_seed_decides(task) -> None:
+    first, again, other = (task.examples(np.random.default_rng(seed), 8).inputs for seed in (1, 1, 2))
+    assert (first == again).all() and (first != other).any()
+
+
+def test_queries_of_mqar_come_early() -> None:
+    task = MQAR(length=256, pairs=16)
+    targets = task.examples(np.random.default_rng(0), 200).targets
+    at = np.nonzero(targets != IGNORED)[1]
+    assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
+
+
+def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
+    task = Induction(length=20)
+    train, again, test = (next(batches([task], batch_size=64, seed=seed)).inputs for seed in (0, 0, 1))
+    assert (train == again).all()
+    assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in test.tolist()}
+
+
+def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
+    stream = batches([S5(length=4), S5(length=6)], batch_size=3, seed=0)
+    for length in (4, 6, 4):
+        inputs, targets = next(stream)
+        assert inputs.shape == (3, 6)
+        assert ((targets != IGNORED).sum(1) == length).all()
+    examples = S5(length=4).examples(np.random.default_rng(0), 2)
+    assert (padded(examples, 6).targets[:, 4:] == IGNORED).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MQAR(length=15, pairs=4),
+        lambda: MQAR(length=64, pairs=16, ids=32),
+        lambda: CopySelected(length=31),
+        lambda: Induction(length=2),
+        lambda: Ngram(length=1000),
+        lambda: Ngram(length=4),
+        lambda: Position(length=300),
+        lambda: Copy(length=20, shortest=2, longest=10),
+        lambda: Copy(length=20, shortest=0, longest=5),
+    ],
+)
+def test_sizes_that_have_no_sequences_are_refused(make) -> None:
+    with pytest.raises(ValueError, match=r"needs|has numbers|is too short"):
+        make()
+
+
+@pytest.mark.parametrize("size", SETUPS)
+def test_every_size_names_tasks_whose_tests_hold_what_they_say(size) -> None:
+    for task in SETUPS[size].tasks:
+        assert task.own in task.tests
+        assert len(next(batches(task.train, batch_size=2, seed=0)).inputs) == 2
+        for test in task.tests.values():
+            assert test.vocab_size <= task.vocab_size
+
+
+@pytest.mark.parametrize("label", MODELS)
+def test_every_model_has_the_width_and_vocabulary(label) -> None:
+    config = model_config(MODELS[label], dim=64, vocab_size=50)
+    assert (config.dim, config.vocab_size) == (64, 50)
+    assert config.n_layers in (2, 4, 5)
