@@ -21,6 +21,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 default_role = "code"
+smartquotes = False  # two dashes begin an option
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 napoleon_google_docstring = True
@@ -32,6 +33,8 @@ SECTION = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Note|Example):$")
 def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Escape what is markup to reStructuredText, and show indented blocks as they are written."""
     del app, what, name, obj, options
+    if lines and lines[0].startswith("Alias for field number"):  # what a NamedTuple says of a field
+        lines.clear()
     text, section, block = [], False, False
     for line in lines:
         indented = line.startswith("    ")
