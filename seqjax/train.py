@@ -5,6 +5,7 @@ position in `metrics.jsonl` are saved together, so a run that was killed and res
 """
 
 import math
+import os
 from pathlib import Path
 
 import jax
@@ -46,7 +47,9 @@ def train(config: Config, workdir: str | Path) -> bool:
     cpu_compiler.use_safe_fusions()  # as the commands do
     if jax.process_index() != 0:
         return _train(config, Path(workdir), lock=None)
-    with locked(workdir) as lock:
+    # What a scheduler starts again may come before the lock of its first start has grown old.
+    again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
+    with locked(workdir, wait=again) as lock:
         return _train(config, Path(workdir), lock=lock)
 
 
@@ -145,7 +148,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
 
             every = config.eval.every
             last = step == n_steps
-            stopping = stop.agreed(check=step % config.log.every == 0)
+            stopping = stop.agreed(step)
             if lock is not None:
                 lock.check()
             evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)

@@ -28,7 +28,7 @@ LAYERS = (
     ("seqjax.generate",),
     ("seqjax.convert",),
     ("seqjax.pretrained",),
-    ("seqjax.train", "seqjax.dry_run"),
+    ("seqjax.train", "seqjax.dry_run", "seqjax.distributed"),
     ("seqjax.main",),
     # only the harness, which draws as a study does, and the commands import these
     ("seqjax.study", "seqjax.testing"),
@@ -44,6 +44,7 @@ SIBLINGS = {
     "seqjax.mixers",
     "seqjax.models",
     "seqjax.data",
+    "seqjax.distributed",
     "seqjax.training",
     "seqjax.decoding",
     "seqjax.study",
