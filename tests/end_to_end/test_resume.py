@@ -27,15 +27,13 @@ class Stop(NamedTuple):
     steps: list[int]  # complete checkpoints afterwards
 
 
-def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]], *, copy_to: Path | None = None):
+def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]):
     """Start the run, interrupt it as told (signal, row, delay), each time from where it was, then let it end."""
     args = support.command(blocks_dir, workdir)
     met = []
     for number, at_row, delay in stops:
         status, stderr = support.interrupt(args, workdir, at_row=at_row, number=number, delay=delay)
         met.append(Stop(number, at_row, status, stderr, support.checkpoint_steps(workdir)))
-    if copy_to is not None:
-        shutil.copytree(workdir, copy_to)
     last = support.run(args)
     assert last.returncode == 0, last.stderr
     return met, last.stderr
@@ -43,15 +41,15 @@ def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]
 
 @pytest.fixture(scope="module")
 def histories(blocks_dir, tmp_path_factory):
-    """Two runs of one config: left alone, and killed, then stopped politely."""
+    """Two runs of one config: left alone, and killed. Polite stops are slow; test_processes.py has one of them."""
     root = tmp_path_factory.mktemp("histories")
     seed = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed of the kill point: {seed}\n")
     draw = random.Random(seed)
-    stops = [(signal.SIGKILL, draw.randrange(1, 36), draw.uniform(0, 0.2)), (signal.SIGTERM, 48, 0.0)]
+    stops = [(signal.SIGKILL, draw.randrange(1, 60), draw.uniform(0, 0.2))]
     met = {
         "alone": history(blocks_dir, root / "alone", []),
-        "stopped": history(blocks_dir, root / "stopped", stops, copy_to=root / "stopped-midway"),
+        "killed": history(blocks_dir, root / "killed", stops),
     }
     return {name: (root / name, *of_run) for name, of_run in met.items()}
 
@@ -79,20 +77,15 @@ def assert_polite(workdir: Path, stop: Stop) -> None:
     assert step < 60
 
 
-def test_a_polite_stop_saves_and_says_how_to_go_on(histories):
-    workdir, (_, stop), last = histories["stopped"]
-    assert_polite(workdir, stop)
-    assert f"Going on from step {stop.steps[-1]} of 60" in last
-
-
-def test_a_run_that_was_killed_and_stopped_equals_one_that_was_left_alone(histories):
-    workdir, stops, _ = histories["stopped"]
-    assert stops[0].status == -signal.SIGKILL, "the kill did not hit: the run was faster"
+def test_a_killed_run_equals_one_that_was_left_alone(histories):
+    workdir, stops, _ = histories["killed"]
+    assert [stop.status for stop in stops] == [-signal.SIGKILL], "the kill did not hit: the run was faster"
     assert_equal_runs(workdir, histories["alone"][0])
 
 
 @pytest.mark.slow
 def test_two_polite_stops(histories, blocks_dir, tmp_path):
+    """Each saves and says how to go on."""
     workdir = tmp_path / "run"
     stops, _ = history(blocks_dir, workdir, [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)])
     for stop in stops:
@@ -129,7 +122,8 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
 def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp_path):
     """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
     workdir = tmp_path / "eight"
-    shutil.copytree(histories["stopped"][0].with_name("stopped-midway"), workdir)
+    stop = support.interrupt(support.command(blocks_dir, workdir), workdir, at_row=12, number=signal.SIGTERM)
+    assert stop[0] == 0, stop[1]
     eight = support.environment("--xla_force_host_platform_device_count=8")
     args = support.command(blocks_dir, workdir, mesh__fsdp=2, mesh__tensor=2)
     result = support.run(args, env=eight)

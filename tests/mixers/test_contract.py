@@ -19,7 +19,15 @@ from tests import support
 
 B = 8
 T = 23  # neither 4, the chunk of the tiny configs, nor the window of 5 divides it
-every_case = pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.is_first, support.CASES))
+# Mixers whose code another one runs quickly, with other settings.
+TWINS = {"transformer": "transformer_pp", "deltanet": "gated_deltanet", "rwkv5": "rwkv6"}
+
+
+def is_quick(mixer, variant):
+    return support.is_first(mixer, variant) and mixer not in TWINS
+
+
+every_case = pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(is_quick, support.CASES))
 
 
 @functools.cache
@@ -35,7 +43,7 @@ def test_every_mixer_has_a_config_file_and_is_listed():
 
 
 # ----------------------------------------------------------------------------------------------------------- causality
-@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.is_first, support.CASES))
+@every_case
 def test_a_token_changes_nothing_before_it(mixer, variant):
     testing.check_causality(built(mixer, variant))
 
@@ -50,7 +58,7 @@ def test_gradients_flow_from_the_past_only(mixer, variant):
     ("mixer", "variant", "n_prompt"),
     support.slow_unless(
         lambda mixer, variant, n: (
-            (n == 5 and support.is_first(mixer, variant)) or (n == 0 and support.represents(mixer, variant))
+            (n == 5 and is_quick(mixer, variant)) or (n == 0 and support.represents(mixer, variant))
         ),
         [(*case, n) for case in support.CASES for n in (0, 1, 5, 12)],
     ),
