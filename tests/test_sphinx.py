@@ -17,18 +17,14 @@ def conf():
 
 
 def test_every_page_is_in_the_table_of_contents():
-    found = re.findall(
-        r"^(?:.*<)?([\w/]+)>?$",
-        "".join(re.findall(r"```{toctree}(.*?)```", (DOCS / "index.md").read_text(), re.S)),
-        re.M,
-    )
-    kept = [
-        path
-        for path in DOCS.rglob("*.md")
-        if not any(path.match(pattern) for pattern in ("*/runs/*", "results/first_110m/t*/*"))
-    ]
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in kept} - {"index"}
-    assert sorted(found) == sorted(pages)
+    tables = "".join(re.findall(r"```{toctree}(.*?)```", (DOCS / "index.md").read_text(), re.S))
+    entries = re.findall(r"^(?:.*<)?([\w/*]+)>?$", tables, re.M)
+    left_out = ("runs", "top1_chunk_approx", "top1_chunk_exact", "transformer_pp", "transformer_pp_qk_norm")
+    found = [path.relative_to(DOCS) for path in DOCS.rglob("*.md") if not {*path.parts} & {*left_out}]
+    assert len(found) > 25
+    for page in found:
+        listed = any(page.match(f"{entry}.md") for entry in entries) or page.name == "index.md"
+        assert listed, f"docs/{page}: add it to a table of contents in docs/index.md"
 
 
 def test_public_names_are_in_the_reference():
