@@ -7,7 +7,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 CONSTRAINTS := $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
-.PHONY: demo test test-slow test-gpu lint format bench constraints notebooks clean
+.PHONY: demo test test-slow test-gpu lint format bench docs constraints notebooks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m seqjax.main --config=configs/top1_chunk.py
@@ -32,6 +32,11 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.data --quick
+
+# The pages and the API as HTML in build/docs; a warning is an error.
+docs: $(VENV)/.installed-dev
+	$(PIP) -e '.[docs]'
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs build/docs
 
 # The .ipynb halves, which Colab opens, from the .py halves, which people edit.
 notebooks: $(VENV)/.installed-dev

@@ -5,7 +5,7 @@ An op has a tuple of `Backend`s, each declared beside its kernels: `refusal(prob
 without CUDA never imports a GPU library. A caller that names a backend gets that one or a `BackendError` with the
 reason of every refusal: there is no silent fallback.
 
-docs/kernels.md, "Adding a backend", says what a new one needs.
+docs/add_a_kernel_backend.md says what a new one needs.
 """
 
 import logging

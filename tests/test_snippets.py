@@ -22,13 +22,13 @@ from tests.end_to_end.conftest import write_checkpoint
 ROOT = support.ROOT
 PAGES = sorted(["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 FENCE = re.compile(
-    r"(?P<mark><!-- not run: [^>]+ -->\n+)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S
+    r"(?P<mark><!-- not run: [^>]+ -->\n+)?^(?P<indent> *)```(?P<kind>[\w{}:-]*)\n(?P<text>.*?)^ *```$", re.M | re.S
 )
 # Blocks that another test runs with what they need: how many, and where.
 ELSEWHERE = {
     "README.md": (3, "tests/end_to_end/test_outside_mixer.py"),
     "docs/add_a_mixer.md": (5, "tests/end_to_end/test_outside_mixer.py"),
-    "docs/kernels.md": (1, "tests/kernels/test_backend.py"),
+    "docs/add_a_kernel_backend.md": (2, "tests/kernels/test_backend.py"),
 }
 WRONG_ON_PURPOSE = {"docs/troubleshooting.md"}  # tests/test_troubleshooting.py runs its commands
 # Configs that a reader is told to write, and words that stand for one.

@@ -120,13 +120,20 @@ def test_a_sound_mixer_passes_all():
     ("mixer", "name", "says"),
     [
         (Anticausal, "causality", r"changing token 1 moved the logits at position 0, before it, by up to \d"),
-        (Anticausal, "gradient_causality", r"output \d+ depends on the later input \d+: gradient \d"),
+        pytest.param(
+            Anticausal,
+            "gradient_causality",
+            r"output \d+ depends on the later input \d+: gradient \d",
+            marks=pytest.mark.slow,
+        ),
         (Forgetful, "step", r"step at position 1 after a prompt of 0 tokens: logits differ .* by up to \d"),
         (Chunked, "chunk_size", r"chunk_size=1 at 23 tokens: logits differ .* by up to \d"),
         (Float32, "bfloat16", "the output is float32 for an input in bfloat16"),
         (Unused, "bfloat16", r"blocks\.0\.mixer\.unused gets no gradient"),
         (Boastful, "flops", r"are \d+\.\d\d of the \d+ that XLA counts; it must be 0.6 to 1"),
-        (Unequal, "forms", r"scan_layers=False: the loss is [\d.]+ instead of [\d.]+"),
+        pytest.param(
+            Unequal, "forms", r"scan_layers=False: the loss is [\d.]+ instead of [\d.]+", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_breaks_the_contract_is_named_with_its_size(mixer, name, says):

@@ -35,9 +35,9 @@ SIZES = {
     },
     "small": {
         "110m": f"110m,{_SMALL},optim.lr={LIMITED.LR:g},train.steps={LIMITED.STEPS}",
-        "1b3": f"1b3,{_SMALL},optim.lr={LIMITED.LR / 4:g},train.steps={LIMITED.STEPS},train.accumulate=4",
+        "1b3": f"1b3,{_SMALL},optim.lr={LIMITED.LR / 4:g},train.steps={LIMITED.STEPS},train.accumulate=None",
         "100k": (
-            "135m_100k,data.path=data/mixtral-102400,train.batch_size=4,train.accumulate=4,train.steps=250,"
+            "135m_100k,data.path=data/mixtral-102400,train.batch_size=4,train.steps=250,"
             f"optim.lr={LIMITED.LR:g},optim.warmup_steps=25,eval.every=16000000,eval.tokens=1024000,{_LONG},"
             "checkpoint.every=50,log.sample_tokens=0"
         ),

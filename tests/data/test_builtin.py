@@ -20,6 +20,12 @@ def documents() -> list[extract.Document]:
     return extract.documents(extract.distributions())
 
 
+@pytest.fixture
+def extracted(documents: list[extract.Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building takes the documents that are there."""
+    monkeypatch.setattr(extract, "documents", lambda dists: documents)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
@@ -131,6 +137,7 @@ def test_the_split_is_by_package(tmp_path: Path, documents: list[extract.Documen
         assert (encoded in train) == (document.package not in held)
 
 
+@pytest.mark.usefixtures("extracted")
 def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Another process puts the same corpus in place while this one builds."""
     kept = builtin.build(ByteTokenizer(), cache_dir=cache)
@@ -145,6 +152,7 @@ def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
 
 
+@pytest.mark.usefixtures("extracted")
 def test_a_cache_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"config\.data\.cache_dir"):

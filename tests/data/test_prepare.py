@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqjax.data import blocks, shards, slimpajama
+from seqjax.data.prepare import __main__ as prepare
 from seqjax.data.prepare import pack
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.errors import UserError
 
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -92,6 +94,7 @@ def test_files_hold_at_most_so_many_records(corpus_dir: Path, tmp_path: Path, mo
     np.testing.assert_array_equal(stream(tmp_path / "whole", whole, *args), stream(tmp_path / "split", split, *args))
 
 
+@pytest.mark.slow  # four processes start; a quick look at some: test_of_two_errors_the_first_in_order_is_told
 def test_any_number_of_workers_gives_the_same_bytes(corpus_dir: Path, tmp_path: Path):
     prepared(corpus_dir, tmp_path / "one", workers=1)
     prepared(corpus_dir, tmp_path / "two", workers=2)
@@ -209,7 +212,7 @@ def test_command_line(corpus_dir: Path, tmp_path: Path):
 def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_path: Path):
     """Each of them, by what it makes of the same shards."""
     flags = ["--seq_len=24", "--domains=c4,arxiv", "--min_tokens=60", "--max_tokens=70", "--workers=1"]
-    subprocess.run(command(corpus_dir, tmp_path / "command", *flags), capture_output=True, check=True)
+    prepare.main(command(corpus_dir, tmp_path / "command", *flags)[3:])
     options = {"seq_len": 24, "domains": ["c4", "arxiv"], "min_tokens": 60, "max_tokens": 70}
     prepared(corpus_dir, tmp_path / "function", **options)
     assert contents(tmp_path / "command") == contents(tmp_path / "function")
@@ -226,6 +229,5 @@ def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_pa
 def test_flags_that_refuse(tmp_path: Path, flag: str, says: str):
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", "good"), b"{not json\n"])
     args = command(tmp_path / "source", tmp_path / "out", "--workers=1", flag)
-    refused = subprocess.run(args, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert says in refused.stderr
+    with pytest.raises(UserError, match=says):
+        prepare.main(args[3:])

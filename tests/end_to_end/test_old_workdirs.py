@@ -1,25 +1,45 @@
 """Runs that an earlier version left (tests/golden/workdirs) are evaluated, generated from, and go on.
 
-Everything goes through the commands. How the archives were made, and why they stay: tests/golden/make_workdirs.py. The
+Everything goes through the commands: those of one or two runs in this process, and slowly those of all in processes of
+their own. How the archives were made, and why they stay: tests/golden/make_workdirs.py. The
 run on the built-in corpus does not go on here, as its text follows the versions of what is installed.
 """
 
+import contextlib
+import functools
+import importlib
+import io
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
-from tests.golden import make_losses, make_workdirs
+from seqjax import train
+from seqjax.sharding import make_mesh
+from tests.golden import commands, make_losses, make_workdirs
 
 GOLDEN = make_workdirs.read()["workdirs"]
-# The others are for the slow tests.
 LOOK = ("converted",)
 GO_ON = ("approx",)
 
 
+def in_this_process(todo, **options):
+    """As `commands.run_each`; training on one device, as the runs were."""
+    del options
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
+        for module, *argv in todo:
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+                importlib.import_module(module).main(argv)
+            results.append(commands.Result(0, out.getvalue(), err.getvalue()))
+    return results
+
+
 def groups(few, names):
-    rest = [name for name in names if name not in few]
-    return [pytest.param(few, id="few"), pytest.param(rest, marks=pytest.mark.slow, id="rest")]
+    every = pytest.param(names, commands.run_each, marks=pytest.mark.slow, id="all")
+    return [pytest.param(few, in_this_process, id="few"), every]
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +47,10 @@ def blocks(tmp_path_factory):
     return make_losses.unpack_blocks(tmp_path_factory.mktemp("golden") / "blocks")
 
 
-@pytest.fixture(scope="module", params=groups(LOOK, make_workdirs.NAMES))
-def looks(request, blocks, tmp_path_factory):
+@pytest.fixture(scope="module")
+def looks(names, run, blocks, tmp_path_factory):
     """What `seqjax.evaluate` and `seqjax.generate` say of archives."""
-    return make_workdirs.look(request.param, blocks, tmp_path_factory.mktemp("looks"))
+    return make_workdirs.look(names, blocks, tmp_path_factory.mktemp("looks"), run=run)
 
 
 def test_every_run_has_its_archive():
@@ -38,6 +58,7 @@ def test_every_run_has_its_archive():
     assert archives == GOLDEN.keys() == set(make_workdirs.NAMES)
 
 
+@pytest.mark.parametrize(("names", "run"), groups(LOOK, make_workdirs.NAMES), scope="module")
 def test_old_checkpoints_have_their_losses(looks):
     for name, look in looks.items():
         got, want = look["evaluation"], GOLDEN[name]["evaluation"]
@@ -46,13 +67,14 @@ def test_old_checkpoints_have_their_losses(looks):
         assert got["loss"] == pytest.approx(want["loss"], rel=make_losses.TOLERANCE), name
 
 
+@pytest.mark.parametrize(("names", "run"), groups(LOOK, make_workdirs.NAMES), scope="module")
 def test_old_checkpoints_generate_their_text(looks):
     assert {name: look["text"] for name, look in looks.items()} == {name: GOLDEN[name]["text"] for name in looks}
 
 
-@pytest.mark.parametrize("names", groups(GO_ON, make_workdirs.GO_ON))
-def test_an_old_run_goes_on_as_if_it_had_not_stopped(names, blocks, tmp_path):
-    rows = make_workdirs.go_on(names, blocks, tmp_path)
+@pytest.mark.parametrize(("names", "run"), groups(GO_ON, make_workdirs.GO_ON))
+def test_an_old_run_goes_on_as_if_it_had_not_stopped(names, run, blocks, tmp_path):
+    rows = make_workdirs.go_on(names, blocks, tmp_path, run=run)
     for name in names:
         assert not make_losses.beyond_tolerance(rows[name], GOLDEN[name]["rows"]), name
         finished = json.loads((tmp_path / name / "config.json").read_text())["train"]["steps"]

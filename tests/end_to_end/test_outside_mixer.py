@@ -3,10 +3,12 @@
 The text of the pages is what runs; only lengths and the place of the built-in corpus are made small.
 """
 
+import contextlib
 import json
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -55,34 +57,51 @@ def place(tmp_path_factory) -> Path:
     return package.parent
 
 
+@contextlib.contextmanager
+def importable(place: Path) -> Iterator[None]:
+    """`my_package` can be imported, and afterwards is not in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(place)
+        patch.setattr(_registry, "_registered", {})
+        yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
 @pytest.fixture(scope="module")
-def run(place, corpus_cache) -> Path:
-    """What the page's command trains there, in a process of its own."""
-    page = (support.ROOT / "docs/add_a_mixer.md").read_text()
-    (line,) = re.findall(rf"^seqjax train .*{NAME}$", page, re.M)
-    small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
-    command = [sys.executable, "-m", "seqjax", *shlex.split(line)[1:], *small, "--workdir=runs/ema"]
-    done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
-    assert done.returncode == 0, done.stderr
-    return place / "runs" / "ema"
+def run(place, blocks_dir) -> Path:
+    """A workdir of a model with that mixer, as training it leaves one."""
+    with importable(place):
+        config = support.run_config(blocks_dir, "transformer_pp", model__mixer={"name": NAME, "expand": 2})
+        return write_checkpoint(place / "runs" / "ema", config, 2).workdir
 
 
 @pytest.fixture
 def here(place, monkeypatch):
     """The page's directory as the current one, without the package in this process."""
     monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(place)
-    monkeypatch.setattr(_registry, "_registered", {})
-    yield place
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
-        del sys.modules[name]
+    with importable(place):
+        yield place
 
 
 @pytest.mark.slow
-def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(run):
+def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(place, corpus_cache):
+    """In a process of its own; what it leaves is loaded once the mixer is allowed."""
+    page = (support.ROOT / "docs/add_a_mixer.md").read_text()
+    (line,) = re.findall(rf"^seqjax train .*{NAME}$", page, re.M)
+    small = [f"--config.{key}={value}" for key, value in (SMALL | {"data.cache_dir": corpus_cache}).items()]
+    command = [sys.executable, "-m", "seqjax", *shlex.split(line)[1:], *small, "--workdir=runs/trained"]
+    done = support.run(command, cwd=place, env=support.environment() | {"PYTHONPATH": str(support.ROOT)})
+    assert done.returncode == 0, done.stderr
+    run = place / "runs" / "trained"
     mixer = json.loads((run / "config.json").read_text())["model"]["mixer"]
     assert mixer == {"name": NAME, "expand": 2}
     assert (run / "report.md").is_file()
+    with importable(place):
+        from my_package import ema
+
+        m = seqjax.load(run, mixers=(ema.Mixer,))
+        assert np.isfinite(m.loss("text"))
 
 
 @pytest.mark.slow  # another process; the modules are tried above
@@ -156,12 +175,18 @@ def test_the_cell_of_the_page_is_checked_and_trains_by_its_name(here, corpus_cac
 
 def test_the_snippets_of_readme_and_quickstart(here, blocks_dir, monkeypatch, capsys):
     write_checkpoint(here / "runs" / "first", support.run_config(blocks_dir), 1)
-    space = {"x_BTD": jax.random.normal(jax.random.key(0), (1, 70, 512)), "seqjax": seqjax}
+    space = {"seqjax": seqjax}
     exec(README_LOAD, space)
     exec(QUICKSTART, space)
     assert capsys.readouterr().out == space["m"].generate("def ", max_new_tokens=50) != ""
-    exec(README_MIXER, space)
-    assert space["y_BTD"].shape == (1, 70, 512)
+
+    def use_mixer(x_BTD):
+        inside = space | {"x_BTD": x_BTD}
+        exec(README_MIXER, inside)
+        return inside["y_BTD"]
+
+    # Its numbers: tests/mixers/test_standalone.py. Traced, because single operations are compiled one by one.
+    assert jax.eval_shape(use_mixer, jnp.zeros((1, 70, 512))).shape == (1, 70, 512)
     monkeypatch.setattr(testing, "CHECKS", {"parameters": testing.CHECKS["parameters"]})
     exec(CELL, space)
     exec(README_OWN, space | {"MyMixer": space["SlowEma"]})
@@ -179,9 +204,11 @@ def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_
     assert f"abc{m.generate('abc', max_new_tokens=9, temperature=1.5, seed=4)}\n" == want
     assert m.generate("abc", max_new_tokens=9, temperature=1.5, seed=5) != want[3:-1]
 
+    logits = jax.jit(m.model.logits)
     for text in ("a", "some text", "ä text longer than the sixty-four tokens that are the least of a program"):
         ids = np.concatenate([[m.tokenizer.bos], m.tokenizer.encode(text)]).astype(np.int32)
-        log_p = jax.nn.log_softmax(jax.jit(m.model.logits)(m.params, ids[None, :-1]))[0]
+        padded = np.pad(ids[:-1], (0, 99 - len(ids)))  # one program for all
+        log_p = jax.nn.log_softmax(logits(m.params, padded[None]))[0]
         want_loss = -float(np.mean(log_p[np.arange(len(ids) - 1), ids[1:]]))
         assert m.loss(text) == pytest.approx(want_loss, rel=1e-4)
         assert isinstance(m.loss(text), float)

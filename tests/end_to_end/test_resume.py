@@ -7,12 +7,12 @@ import random
 import shutil
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from seqjax import main
 from tests import support
 from tests.end_to_end.kills import assert_equal_runs, fingerprint
 
@@ -27,15 +27,13 @@ class Stop(NamedTuple):
     steps: list[int]  # complete checkpoints afterwards
 
 
-def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]], *, copy_to: Path | None = None):
+def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]):
     """Start the run, interrupt it as told (signal, row, delay), each time from where it was, then let it end."""
     args = support.command(blocks_dir, workdir)
     met = []
     for number, at_row, delay in stops:
         status, stderr = support.interrupt(args, workdir, at_row=at_row, number=number, delay=delay)
         met.append(Stop(number, at_row, status, stderr, support.checkpoint_steps(workdir)))
-        if copy_to is not None and not copy_to.exists():
-            shutil.copytree(workdir, copy_to)
     last = support.run(args)
     assert last.returncode == 0, last.stderr
     return met, last.stderr
@@ -43,23 +41,17 @@ def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]
 
 @pytest.fixture(scope="module")
 def histories(blocks_dir, tmp_path_factory):
-    """Three runs of one config at once, as two cores allow: left alone, stopped politely, killed."""
+    """Two runs of one config: left alone, and killed. Polite stops are slow; test_processes.py has one of them."""
     root = tmp_path_factory.mktemp("histories")
     seed = random.SystemRandom().randrange(10**6)
-    sys.stdout.write(f"seed of the kill points: {seed}\n")
+    sys.stdout.write(f"seed of the kill point: {seed}\n")
     draw = random.Random(seed)
-    kills = [(signal.SIGKILL, row, draw.uniform(0, 0.2)) for row in draw.sample(range(1, 60), 1)]
-    plans = {
-        "alone": [],
-        "stopped": [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)],
-        "killed": kills,
+    stops = [(signal.SIGKILL, draw.randrange(1, 60), draw.uniform(0, 0.2))]
+    met = {
+        "alone": history(blocks_dir, root / "alone", []),
+        "killed": history(blocks_dir, root / "killed", stops),
     }
-    with ThreadPoolExecutor(2) as pool:
-        futures = {
-            name: pool.submit(history, blocks_dir, root / name, stops, copy_to=root / f"{name}-midway")
-            for name, stops in plans.items()
-        }
-    return {name: (root / name, *future.result()) for name, future in futures.items()}
+    return {name: (root / name, *of_run) for name, of_run in met.items()}
 
 
 def test_rows_say_what_was_done(histories):
@@ -76,26 +68,29 @@ def test_rows_say_what_was_done(histories):
     assert evaluations[-1]["train/loss"] == pytest.approx(sum(losses[56:60]) / 4, rel=1e-6)
 
 
-def test_a_polite_stop_saves_and_says_how_to_go_on(histories):
-    workdir, stops, _ = histories["stopped"]
-    assert [stop.number for stop in stops] == [signal.SIGTERM, signal.SIGINT]
-    for stop in stops:
-        assert stop.status == 0, stop.stderr
-        assert "Traceback" not in stop.stderr
-        step = stop.steps[-1]
-        assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
-        assert f"--workdir={workdir}" in stop.stderr
-        assert step < 60
-    assert f"Going on from step {stops[0].steps[-1]} of 60" in stops[1].stderr
-
-
-def test_a_stopped_run_equals_one_that_was_left_alone(histories):
-    assert_equal_runs(histories["stopped"][0], histories["alone"][0])
+def assert_polite(workdir: Path, stop: Stop) -> None:
+    assert stop.status == 0, stop.stderr
+    assert "Traceback" not in stop.stderr
+    step = stop.steps[-1]
+    assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
+    assert f"--workdir={workdir}" in stop.stderr
+    assert step < 60
 
 
 def test_a_killed_run_equals_one_that_was_left_alone(histories):
     workdir, stops, _ = histories["killed"]
-    assert [stop.status for stop in stops] == [-signal.SIGKILL] * len(stops), "no kill hit: the run was faster"
+    assert [stop.status for stop in stops] == [-signal.SIGKILL], "the kill did not hit: the run was faster"
+    assert_equal_runs(workdir, histories["alone"][0])
+
+
+@pytest.mark.slow
+def test_two_polite_stops(histories, blocks_dir, tmp_path):
+    """Each saves and says how to go on."""
+    workdir = tmp_path / "run"
+    stops, _ = history(blocks_dir, workdir, [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)])
+    for stop in stops:
+        assert_polite(workdir, stop)
+    assert f"Going on from step {stops[0].steps[-1]} of 60" in stops[1].stderr
     assert_equal_runs(workdir, histories["alone"][0])
 
 
@@ -111,15 +106,14 @@ def test_many_kills(histories, blocks_dir, tmp_path):
     assert_equal_runs(tmp_path / "run", histories["alone"][0])
 
 
-def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_dir, tmp_path):
-    """Which also shows the report again."""
+def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_dir, tmp_path, capsys):
+    """Which also shows the report again. In this process, on its eight devices, as nothing is computed."""
     workdir = tmp_path / "again"
     shutil.copytree(histories["alone"][0], workdir)
     before = support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)
     (workdir / "report.md").unlink()
-    result = support.run(support.command(blocks_dir, workdir))
-    assert result.returncode == 0, result.stderr
-    assert "Going on from step 60 of 60" in result.stderr
+    main.main(support.command(blocks_dir, workdir)[3:])
+    assert "Going on from step 60 of 60" in capsys.readouterr().err
     assert (support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)) == before
     assert (workdir / "report.md").exists()
 
@@ -128,7 +122,8 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
 def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp_path):
     """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
     workdir = tmp_path / "eight"
-    shutil.copytree(histories["stopped"][0].with_name("stopped-midway"), workdir)
+    stop = support.interrupt(support.command(blocks_dir, workdir), workdir, at_row=12, number=signal.SIGTERM)
+    assert stop[0] == 0, stop[1]
     eight = support.environment("--xla_force_host_platform_device_count=8")
     args = support.command(blocks_dir, workdir, mesh__fsdp=2, mesh__tensor=2)
     result = support.run(args, env=eight)

@@ -22,6 +22,7 @@ from seqjax.training.lock import locked
 from seqjax.training.metrics import Metrics
 from seqjax.training.step import make_train_step
 from tests import support
+from tests.golden import commands
 
 SYNCED = []  # bytes of `metrics.jsonl` that the run `midway` synced
 COUNTED_ON = []  # and those that it said in a checkpoint, with those synced by then
@@ -285,29 +286,32 @@ def test_overrides_are_told_from_flags():
         main.split_overrides(["--config.train.steps"])
 
 
-def run_cli(*args, **options):
-    return support.run([sys.executable, "-m", "seqjax.main", *args], **options)
-
-
 def test_exit_status_and_no_traceback(blocks_dir, workdir):
-    """Through a real process: the words on stderr, status 2, nothing of Python's."""
-    with_typo = run_cli("--config=configs/top1_chunk.py:debug,trian.steps=3")
-    elsewhere = {"cwd": workdir, "env": {**support.environment(), "PYTHONPATH": str(support.ROOT)}}
-    flag_typo = run_cli("--config=top1_chunk:debug", "--config.model.mixer.selection=exactly", **elsewhere)
-    no_config, stray = run_cli(), run_cli("top1_chunk")
-    args = support.command(blocks_dir, workdir, "transformer_pp", train__seed=5)
-    refused = support.run(args)
-    for result, says in (
-        (with_typo, "Did you mean 'train'"),
-        (flag_typo, "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"),
-        (no_config, "--config=top1_chunk. Shipped: based, "),
-        (stray, "top1_chunk: write --config=top1_chunk."),
-        (refused, "train.seed: 0 -> 5"),
-    ):
-        assert result.returncode == 2, result.stderr
+    """Through real processes: the words on stderr, status 2, nothing of Python's."""
+    said = {
+        ("--config=configs/top1_chunk.py:debug,trian.steps=3",): "Did you mean 'train'",
+        ("--config=top1_chunk:debug", "--config.model.mixer.selection=exactly"): (
+            "config.model.mixer.selection='exactly' is not known. Did you mean 'exact'"
+        ),
+        (): "--config=top1_chunk. Shipped: based, ",
+        ("top1_chunk",): "top1_chunk: write --config=top1_chunk.",
+        tuple(support.command(blocks_dir, workdir, "transformer_pp", train__seed=5)[3:]): "train.seed: 0 -> 5",
+    }
+    results = commands.run([["seqjax.main", *args] for args in said])
+    for result, says in zip(results, said.values(), strict=True):
+        assert result.status == 2, result.stderr
         assert "error: " in result.stderr
         assert says in result.stderr
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_shipped_config_is_known_elsewhere(workdir):
+    args = ["--config=top1_chunk:debug", "--config.model.mixer.selection=exactly"]
+    environment = {**support.environment(), "PYTHONPATH": str(support.ROOT)}
+    result = support.run([sys.executable, "-m", "seqjax.main", *args], cwd=workdir, env=environment)
+    assert result.returncode == 2
+    assert "Did you mean 'exact'" in result.stderr
 
 
 LIMITED = """

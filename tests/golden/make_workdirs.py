@@ -152,13 +152,13 @@ def pack(workdir: Path, name: str, blocks: Path, copy: Path) -> None:
     make_blocks.pack(copy, HERE / "workdirs" / f"{name}.zip")
 
 
-def look(names: list[str], blocks: Path, root: Path, *, jobs: int = 1) -> dict[str, Any]:
-    """Losses and text of the archives as they are."""
+def look(names: list[str], blocks: Path, root: Path, *, jobs: int = 1, run=commands.run_each) -> dict[str, Any]:
+    """Losses and text of the archives as they are; `run` runs the commands."""
     workdirs = {name: unpack(name, root / name, blocks) for name in names}
     if "builtin" in names:
         on_blocks(workdirs["builtin"], blocks)
     todo = [command for name in names for command in looks(workdirs[name])]
-    results = commands.run_each(todo, jobs=jobs, timeout=1800)
+    results = run(todo, jobs=jobs, timeout=1800)
     return {
         name: {
             "evaluation": json.loads((workdirs[name] / "evaluation.json").read_text()),
@@ -168,10 +168,12 @@ def look(names: list[str], blocks: Path, root: Path, *, jobs: int = 1) -> dict[s
     }
 
 
-def go_on(names: list[str], blocks: Path, root: Path, *, jobs: int = 1) -> dict[str, list[dict[str, Any]]]:
-    """The rows of runs that go on from their archives to the end."""
+def go_on(
+    names: list[str], blocks: Path, root: Path, *, jobs: int = 1, run=commands.run_each
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of runs that go on from their archives to the end; `run` runs the commands."""
     workdirs = {name: unpack(name, root / name, blocks) for name in names}
-    commands.run_each([training(name, workdirs[name], blocks) for name in names], jobs=jobs, timeout=1800)
+    run([training(name, workdirs[name], blocks) for name in names], jobs=jobs, timeout=1800)
     return {name: make_losses.read_rows(workdirs[name]) for name in names}
 
 

@@ -1,12 +1,14 @@
 """Top-1 Chunk decoding: token by token equals the parallel form, for every position and cache length."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import kernels_pallas as kp
-from tests.kernels.common import Shape, assert_close, qkv
+from tests.kernels.common import Shape, assert_close, fast_jit, qkv
 
 
 def decode_all(
@@ -65,7 +67,8 @@ def test_cache_shorter_than_a_chunk(selection, implementation) -> None:
     q, k, v = qkv(Shape(T=10))
     options = {"selection": selection, "chunk_size": 16, "implementation": implementation}
     o = decode_all(q, k, v, max_len=10, with_table=True, **options)
-    assert_close(o, kp.top1_chunk_attention(q, k, v, chunk_size=16, selection=selection), "float32")
+    whole = fast_jit(partial(kp.top1_chunk_attention, chunk_size=16, selection=selection))
+    assert_close(o, whole(q, k, v), "float32")
 
 
 @pytest.mark.parametrize("selection", ["exact", "approx"])
@@ -73,7 +76,7 @@ def test_bfloat16_caches(selection, implementation) -> None:
     q, k, v = qkv(Shape(T=20, B=1), dtype="bfloat16")
     options = {"selection": selection, "chunk_size": 8, "implementation": implementation}
     o = decode_all(q, k, v, max_len=20, with_table=True, **options)
-    want = kp.top1_chunk_attention(q, k, v, chunk_size=8, selection=selection)
+    want = fast_jit(partial(kp.top1_chunk_attention, chunk_size=8, selection=selection))(q, k, v)
     assert o.dtype == jnp.bfloat16
     assert_close(o.astype(jnp.float32), want.astype(jnp.float32), "bfloat16")
 
@@ -93,10 +96,10 @@ def test_ties_go_to_the_smallest_chunk(selection, implementation) -> None:
     v = jnp.asarray(rng.normal(size=k.shape), jnp.float32)
     q = jnp.asarray(rng.integers(-2, 3, size=(1, 4, 8)), jnp.float32)
     options = {"chunk_size": 8, "selection": selection, "scale": 1.0, "implementation": implementation}
-    o = kp.top1_chunk_decode(q, k, v, 70, **options)
-    nearest = kp.top1_chunk_decode(q, k, v.at[:, 8:64].set(0), 70, **options)
-    np.testing.assert_array_equal(o, nearest)
-    assert (o != kp.top1_chunk_decode(q, k, v.at[:, :8].set(0), 70, **options)).any()
+    decode = fast_jit(partial(kp.top1_chunk_decode, **options))
+    o = decode(q, k, v, 70)
+    np.testing.assert_array_equal(o, decode(q, k, v.at[:, 8:64].set(0), 70))
+    assert (o != decode(q, k, v.at[:, :8].set(0), 70)).any()
 
 
 def test_vmap_over_caches(selection, implementation) -> None:
@@ -107,10 +110,11 @@ def test_vmap_over_caches(selection, implementation) -> None:
     def step(q, k, v, length):
         return kp.top1_chunk_decode(q, k, v, length, **options)
 
-    got = jax.jit(jax.vmap(step))(q[:, :, 39], k, v, lengths)
-    want = jnp.stack([step(q[i, :, 39], k[i], v[i], lengths[i]) for i in range(2)])
+    got = fast_jit(jax.vmap(step))(q[:, :, 39], k, v, lengths)
+    one = fast_jit(step)
+    want = jnp.stack([one(q[i, :, 39], k[i], v[i], lengths[i]) for i in range(2)])
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
-    got = jax.vmap(step, in_axes=(0, None, None, None))(q[:, :, 39], k[0], v[0], 40)
+    got = fast_jit(jax.vmap(step, in_axes=(0, None, None, None)))(q[:, :, 39], k[0], v[0], 40)
     np.testing.assert_allclose(got[0], want[0], rtol=0, atol=1e-6)
 
 

@@ -41,17 +41,19 @@ def test_one_softmax_is_attention_with_repeated_queries_and_keys(options, n_kv):
     def new(q, k, v):
         return shared_attention(q, k, v, **options)
 
-    np.testing.assert_allclose(new(q, k, v), old(q, k, v), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(new)(q, k, v), jax.jit(old)(q, k, v), rtol=1e-5, atol=1e-6)
     weight = jnp.cos(jnp.arange(3 * T * 4 * 8, dtype=jnp.float32)).reshape(3, T, 4, 8)
-    grads = [jax.grad(lambda *x, f=f: jnp.sum(weight * f(*x)), argnums=(0, 1, 2))(q, k, v) for f in (new, old)]
+    losses = [lambda *x, f=f: jnp.sum(weight * f(*x)) for f in (new, old)]
+    grads = [jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v) for loss in losses]
     for ours, theirs in zip(*grads, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_values_may_have_another_width():
     q, k, v = inputs()
-    wide = shared_attention(q, k, jnp.pad(v, [(0, 0)] * 3 + [(0, 2)]))
-    np.testing.assert_allclose(shared_attention(q, k, v), wide[..., :6], rtol=1e-6)
+    attend = jax.jit(shared_attention)
+    wide = attend(q, k, jnp.pad(v, [(0, 0)] * 3 + [(0, 2)]))
+    np.testing.assert_allclose(attend(q, k, v), wide[..., :6], rtol=1e-6)
 
 
 def flops(model, n_batch: int) -> float:
@@ -105,7 +107,7 @@ def test_tables_are_queries_and_keys(const, options):
     want = oracle.logits(model.config, weights, tokens)
     np.testing.assert_allclose(jax.jit(model.logits)(weights, tokens), want, rtol=2e-4, atol=2e-4)
     step = jax.jit(model.step)
-    logits, cache = model.prefill(weights, tokens[:, :7], model.init_cache(3, T))
+    logits, cache = jax.jit(model.prefill)(weights, tokens[:, :7], model.init_cache(3, T))
     for t in range(7, T):
         np.testing.assert_allclose(logits, want[:, t - 1], rtol=2e-4, atol=2e-4)
         logits, cache = step(weights, tokens[:, t], jnp.asarray(t), cache)

@@ -76,7 +76,12 @@ CASES = [
     for name, variants in VARIANTS.items()
     for variant, text in variants.items()
 ] + [(name, f"model-{what}", text) for what, (name, text) in MODELS.items()]
-every_case = pytest.mark.parametrize(("name", "text"), [pytest.param(n, t, id=i) for n, i, t in CASES])
+# The same attention in another mixer, and settings that are off: with the slow tests.
+SLOW = {f"top1_{kind}-{variant}" for kind in ("chunk", "element") for variant in ("sizes", "bias")}
+SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
+every_case = pytest.mark.parametrize(
+    ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
+)
 
 
 @functools.cache

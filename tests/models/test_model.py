@@ -60,8 +60,10 @@ FORM_CASES = [(*case, form) for case in support.FIRST for form in list(FORMS)[:3
 
 
 def is_quick(mixer, variant, form):
-    own = {"remat_full": "transformer_pp", "remat_attention": "top1_chunk", "remat_attention_unrolled": ""}
-    return support.represents(mixer, variant) and mixer == own.get(form, mixer)
+    """Unrolled, the recurrent mixers are twice as long to compile as the others."""
+    own = {"remat_full": ("transformer_pp",), "remat_attention": ("top1_chunk",), "remat_attention_unrolled": ()}
+    own["unrolled"] = ("transformer_pp", "top1_chunk")
+    return support.represents(mixer, variant) and mixer in own.get(form, (mixer,))
 
 
 @pytest.mark.parametrize(("mixer", "variant", "form"), support.slow_unless(is_quick, FORM_CASES))
@@ -117,7 +119,10 @@ def test_eight_devices_equal_one(mixer, variant):
     assert_same(got_grads, grads)
 
 
-@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.CASES))
+@pytest.mark.parametrize(
+    ("mixer", "variant"),
+    support.slow_unless(lambda *case: case in [("mamba2", "full"), ("top1_chunk", "exact")], support.CASES),
+)
 def test_bfloat16_gradients_are_finite(mixer, variant):
     model = support.tiny_model(mixer, variant, model__dtype="bfloat16")
     weights, tokens = support.random_params(model), support.random_tokens((B, T + 1))
@@ -132,7 +137,7 @@ def test_bfloat16_gradients_are_finite(mixer, variant):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer in ("mamba2", "top1_chunk"), support.FIRST)
+    ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer == "top1_chunk", support.FIRST)
 )
 def test_a_tiny_set_is_memorised_without_tracing_again(mixer, variant):
     model = support.tiny_model(mixer, variant, train__seq_len=16)

@@ -49,10 +49,8 @@ def reference(mixer: str, variant: str):
 
 
 def is_quick(mixer: str, variant: str, split: str) -> bool:
-    return (mixer, variant, split) in {
-        ("transformer_pp", "window", "2"),
-        ("mamba2", "full", "4"),
-    }
+    """The first positions of a device look at those of the device before; other mixers take longer to compile."""
+    return (mixer, variant, split) == ("transformer_pp", "window", "2")
 
 
 CASES = [

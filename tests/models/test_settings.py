@@ -150,12 +150,19 @@ def before(mixer: str, also: str, program: types.FunctionType) -> str:
     return program(build(mixer, also))
 
 
+def same_elsewhere(mixer: str, key: str, setting) -> bool:
+    """Whether a mixer that is tried quickly takes the setting from the same class: slow."""
+    twin = {"transformer": "transformer_pp", "top1_element": "top1_chunk", "gated_deltanet": "deltanet"}.get(mixer, "")
+    return MIXERS.get(twin, {}).get(key) == setting and setting[1] != "shapes"
+
+
 def cases():
     for key, (value, kind, *also) in MODEL.items():
         yield "transformer_pp", f"model.{key}", value, kind, ",".join(also)
     for mixer, settings in MIXERS.items():
         for key, (value, kind, *also) in settings.items():
-            yield mixer, f"model.mixer.{key}", value, kind, ",".join(also)
+            marks = [pytest.mark.slow] if same_elsewhere(mixer, key, (value, kind, *also)) else []
+            yield pytest.param(mixer, f"model.mixer.{key}", value, kind, ",".join(also), marks=marks)
 
 
 def changed(mixer: str, key: str, value, also: str) -> Model:

@@ -35,19 +35,20 @@ def test_attention_and_its_step(window, n_kv):
     k, v = (rng.standard_normal((2, 13, n_kv, 8), np.float32) for _ in range(2))
     want, seen = dense_attention(q, k, v, window)
     assert (seen.sum(-1) == np.minimum(np.arange(13) + 1, window or 13)).all()
-    got = causal_attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), window=window)
+    got = fast_jit(partial(causal_attention, window=window))(q, k, v)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     # the last query over a cache of what it sees, in another order, with garbage behind
     keys = np.flatnonzero(seen[-1])[::-1]
     garbage = np.full((2, 3, n_kv, 8), 1e3, np.float32)
     cache = [jnp.asarray(np.concatenate([x[:, keys], garbage], axis=1)) for x in (k, v)]
-    step = attention_step(jnp.asarray(q[:, -1]), *cache, jnp.asarray(len(keys)))
+    step = fast_jit(attention_step)(jnp.asarray(q[:, -1]), *cache, jnp.asarray(len(keys)))
     np.testing.assert_allclose(step, want[:, -1], rtol=1e-4, atol=1e-5)
     # the last queries over all keys, in another order, at positions from 100 on; garbage is at negative ones
     order = rng.permutation(13)
     cache = [jnp.asarray(np.concatenate([x[:, order], garbage], axis=1)) for x in (k, v)]
     positions_S = jnp.asarray([*(100 + order), -1, -2, -300])
-    piece = attention_at(jnp.asarray(q[:, 4:]), *cache, 100 + jnp.arange(4, 13), positions_S, window=window)
+    at = fast_jit(partial(attention_at, window=window))
+    piece = at(jnp.asarray(q[:, 4:]), *cache, 100 + jnp.arange(4, 13), positions_S)
     np.testing.assert_allclose(piece, want[:, 4:], rtol=1e-4, atol=1e-5)
 
 

@@ -49,6 +49,13 @@ def op(kind):
     return wkv7 if kind == "wkv7" else gated_delta_rule
 
 
+def run(kind, args, s=None, chunk=None):
+    """Outputs and last state, as one program: alone, every operation would be compiled."""
+    options = {"return_state": True, "chunk_size": chunk}
+    return jax.jit(lambda args, s: op(kind)(*args, initial_state=s, **options))(args, s)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def recurrent(kind, args, s):
     """The definition, one position at a time."""
 
@@ -74,7 +81,7 @@ def assert_close(got, want, tol):
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 16, 23, 64])
 def test_inverse(n):
     m = np.tril(np.random.default_rng(n).normal(size=(2, 3, n, n)) * 0.3, -1)
-    got = unit_lower_inverse(jnp.asarray(m, jnp.float32))
+    got = jax.jit(unit_lower_inverse)(jnp.asarray(m, jnp.float32))
     want = np.linalg.inv(np.eye(n) + m)
     assert_close(got, want, 1e-5)
 
@@ -105,9 +112,8 @@ def test_inverse_gradient():
 )
 def test_chunks_equal_the_recurrence(kind, seq_len, chunk):
     args, s = inputs(kind, seq_len), state()
-    got = op(kind)(*args, initial_state=s, return_state=True, chunk_size=chunk)
-    assert_close(got, recurrent(kind, args, s), 3e-6)
-    zero = op(kind)(*args, chunk_size=chunk)
+    assert_close(run(kind, args, s, chunk), recurrent(kind, args, s), 3e-6)
+    zero = jax.jit(lambda *args: op(kind)(*args, chunk_size=chunk))(*args)
     assert_close(zero, recurrent(kind, args, jnp.zeros_like(s))[0], 3e-6)
 
 
@@ -115,9 +121,9 @@ def test_chunks_equal_the_recurrence(kind, seq_len, chunk):
 def test_two_halves_make_a_whole(kind):
     args = inputs(kind, 21)
     first, second = [x[:, :9] for x in args], [x[:, 9:] for x in args]
-    o1, s = op(kind)(*first, return_state=True, chunk_size=4)
-    o2, s = op(kind)(*second, initial_state=s, return_state=True, chunk_size=8)
-    whole = op(kind)(*args, return_state=True, chunk_size=16)
+    o1, s = run(kind, first, chunk=4)
+    o2, s = run(kind, second, s, chunk=8)
+    whole = run(kind, args, chunk=16)
     assert_close((jnp.concatenate([o1, o2], 1), s), whole, 3e-6)
 
 
@@ -149,7 +155,7 @@ def test_in_float64(kind):
     """The two forms are the same function, not only the same to rounding of float32."""
     with jax.enable_x64(True):
         args, s = inputs(kind, 21, "float64"), state(dtype="float64")
-        got = op(kind)(*args, initial_state=s, return_state=True, chunk_size=8)
+        got = run(kind, args, s, 8)
         assert got[0].dtype == got[1].dtype == jnp.float64
         assert_close(got, recurrent(kind, args, s), 1e-13)
         assert_close(gradients(kind, 8, "float64"), gradients(kind, 0, "float64"), 1e-12)
@@ -160,7 +166,7 @@ def test_in_float64(kind):
 def test_bfloat16_stays_near_float32(kind):
     rounded = inputs(kind, 96, "bfloat16", key_dim=32, value_dim=32)
     exact = [x.astype(jnp.float32) for x in rounded]
-    got, want = op(kind)(*rounded), op(kind)(*exact)
+    got, want = jax.jit(op(kind))(*rounded), jax.jit(op(kind))(*exact)
     assert got.dtype == jnp.bfloat16
     error = np.asarray(got.astype(jnp.float32) - want)
     assert np.sqrt(np.mean(error**2)) < 0.01 * np.std(want)
@@ -179,8 +185,12 @@ def test_stress_is_finite(kind):
         if kind == "gated":
             args[4] = jnp.where(jnp.arange(130)[:, None] % 7 == 3, -300.0, -1e-4) * jnp.ones_like(args[4], jnp.float32)
 
-    o, pull = jax.vjp(lambda *args: op(kind)(*args), *args)
-    grads = pull(jnp.ones_like(o))
+    @jax.jit
+    def with_grads(*args):
+        o, pull = jax.vjp(op(kind), *args)
+        return o, pull(jnp.ones_like(o))
+
+    o, grads = with_grads(*args)
     for x in (o, *grads):
         assert np.isfinite(np.asarray(x, np.float32)).all()
     assert np.abs(np.asarray(o, np.float32)).max() < 100

@@ -24,6 +24,8 @@ from seqjax.train import train
 from seqjax.training import metrics
 from tests import support
 
+pytestmark = pytest.mark.slow  # a quick look at the same: tests/end_to_end/test_settings.py
+
 STEPS, LR, WARMUP, FINAL = 5, 0.02, 2, 0.004
 B1, B2, EPS, DECAY, CLIP, PARTS = 0.7, 0.8, 0.01, 0.3, 0.5, 2
 OPTIM = {

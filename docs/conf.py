@@ -1,0 +1,58 @@
+"""Sphinx reads the pages as they are on GitHub (MyST) and the API from the docstrings: `make docs`.
+
+Warnings are errors there. Docstrings are plain text with code in backticks, so they are made reStructuredText first.
+"""
+
+import re
+from typing import Any
+
+import seqjax
+
+project = "seqjax"
+copyright = "the seqjax authors"
+version = release = seqjax.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"seqjax {release}"
+exclude_patterns = ["results/*/runs", "results/first_110m/t*"]
+
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+default_role = "code"
+smartquotes = False  # two dashes begin an option
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+SECTION = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Note|Example):$")
+
+
+def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Escape what is markup to reStructuredText, and show indented blocks as they are written."""
+    del app, what, name, obj, options
+    if lines and lines[0].startswith("Alias for field number"):  # what a NamedTuple says of a field
+        lines.clear()
+    text, section, block = [], False, False
+    for line in lines:
+        indented = line.startswith("    ")
+        if line and not indented:
+            section, block = bool(SECTION.match(line)), False
+        if indented and not section and not block and (not text or not text[-1]):
+            text += ["::", ""]
+            block = True
+        text.append(line if block else escaped(line))
+    lines[:] = text
+
+
+def escaped(line: str) -> str:
+    """Return a line in which asterisks, bars and trailing underscores outside of backticks are themselves."""
+    parts = re.split(r"(`[^`]*`)", line)
+    return "".join(part if part.startswith("`") else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part) for part in parts)
+
+
+def setup(app: Any) -> None:
+    """Before napoleon reads the sections."""
+    app.connect("autodoc-process-docstring", as_restructured, priority=400)

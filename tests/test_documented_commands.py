@@ -1,0 +1,64 @@
+"""The commands of the guides run, at a small size, one after the other in one directory; the others say what they need.
+
+tests/test_snippets.py gives every documented command to its parser. Those of data.md, convert.md, protocol.md and
+add_a_mixer.md need what their own tests have: tests/data, convert, study and end_to_end/test_outside_mixer.py.
+"""
+
+import re
+import sys
+
+import pytest
+
+from tests import support
+from tests.end_to_end.test_outside_mixer import SMALL
+from tests.test_snippets import documented, words_of
+
+PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/faq.md",
+    "docs/kernels.md",
+    "docs/mixers.md",
+    "docs/sharding.md",
+    "docs/release.md",
+)
+NEEDS = {
+    "a GPU": r"(?!.*--dry_run)seqjax train .*\b(110m|1b3)\b",
+    "SlimPajama": r"seqjax prepare --source=SlimPajama",
+    "a package and an account": r"log\.wandb",
+    "minutes, or hours of GPUs": r"seqjax study --study=",
+    "a name for each capital word": r"\b(DIR|NAME_OR_FILE)\b",
+    "options": r"seqjax [\w ]+$",
+}
+
+
+def needed(line: str) -> list[str]:
+    return [what for what, pattern in NEEDS.items() if re.search(pattern, line)]
+
+
+COMMANDS = [line for place, line in documented() if place in PAGES]
+
+
+def test_most_commands_need_nothing():
+    assert sum(not needed(line) for line in COMMANDS) > 12
+    for what in NEEDS:
+        assert any(what in needed(line) for line in COMMANDS), f"no command needs {what} any more"
+
+
+@pytest.mark.slow
+def test_commands_run(corpus_cache, tmp_path):
+    (tmp_path / "prompts.txt").write_text("The \ndef \n")
+    small = [
+        f"--config.{key}={value}"
+        for key, value in (SMALL | {"train.seq_len": 128, "data.cache_dir": corpus_cache}).items()
+    ]
+    environment = support.environment() | {"PYTHONPATH": str(support.ROOT)}
+    for line in COMMANDS:
+        if needed(line):
+            continue
+        words = words_of(line)
+        if words[0] == "train" and not {"--dry_run", "--help"} & {*words}:
+            words += small
+        result = support.run([sys.executable, "-m", "seqjax", *words], cwd=tmp_path, env=environment)
+        assert result.returncode == 0, f"{line}\n{result.stderr}"
+    assert (tmp_path / "runs" / "first" / "report.md").exists()

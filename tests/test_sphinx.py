@@ -1,0 +1,56 @@
+"""`make docs`: every page and every public name is in it, and it is built without a warning."""
+
+import re
+import sys
+
+import pytest
+
+import kernels_pallas
+from seqjax import ops, presets
+from tests import support
+
+DOCS = support.ROOT / "docs"
+
+
+def conf():
+    return presets.load_file(DOCS / "conf.py")
+
+
+def test_every_page_is_in_the_table_of_contents():
+    tables = "".join(re.findall(r"```{toctree}(.*?)```", (DOCS / "index.md").read_text(), re.S))
+    entries = re.findall(r"^(?:.*<)?([\w/*]+)>?$", tables, re.M)
+    left_out = ("runs", "top1_chunk_approx", "top1_chunk_exact", "transformer_pp", "transformer_pp_qk_norm")
+    found = [path.relative_to(DOCS) for path in DOCS.rglob("*.md") if not {*path.parts} & {*left_out}]
+    assert len(found) > 25
+    for page in found:
+        listed = any(page.match(f"{entry}.md") for entry in entries) or page.name == "index.md"
+        assert listed, f"docs/{page}: add it to a table of contents in docs/index.md"
+
+
+def test_public_names_are_in_the_reference():
+    page = (DOCS / "api.md").read_text()
+    for name in ("seqjax.pretrained.load", "seqjax.models.Model", "seqjax.config", "seqjax.testing.check_mixer"):
+        assert f":: {name}\n" in page
+    for name in ops.__all__:
+        assert (f":: seqjax.ops.{name}\n" in page) != (getattr(ops, name) is getattr(kernels_pallas, name, None)), name
+
+
+def test_docstrings_become_what_they_say():
+    lines = ["Return x_ for *args | `a * b`.", "", "    one = 1", "", "Args:", "    x: An array.", ""]
+    conf().as_restructured(None, "function", "f", None, None, lines)
+    assert lines == [
+        r"Return x\_ for \*args \| `a * b`.", "", "::", "", "    one = 1", "", "Args:", "    x: An array.", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_it_is_built_without_a_warning(tmp_path):
+    for package in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(package, reason=f"needs {package}: pip install 'seqjax[docs]'")
+    args = ["--fail-on-warning", "--keep-going", "--quiet", "--builder=html", str(DOCS), str(tmp_path / "out")]
+    result = support.run([sys.executable, "-m", "sphinx", *args])
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "out" / "api.html").read_text()
+    for name in kernels_pallas.__all__:
+        assert f'id="kernels_pallas.{name}"' in page, name
+    assert "https://" not in re.sub(r'href="[^"]*"', "", page), "it loads something from elsewhere"
