@@ -1,6 +1,6 @@
 """Mamba-1: two mixers for each Transformer layer, no MLP, float32 residual stream (arXiv 2312.00752).
 
-seqjax train --config=mamba1                 two CPU cores, est., 8 minutes: prose 1.57, doctest 1.40 nats
+seqjax train --config=mamba1                 two CPU cores, 10 minutes: prose 1.57, doctest 1.40 nats
 seqjax train --config=mamba1:110m
 
 On one H200 110m trains at 242k tokens/s, and 200 steps at batch 16 of 2,048 end at 4.91 nats on CommonCrawl and 5.02

@@ -37,9 +37,10 @@ case $device in
   h100-* | h200-* | b200-* | a100-* | l4-*) kind=(--device-type="$device" --num-nodes="$slices") ;;
   *) kind=(--tpu-type="$device" --num-slices="$slices") ;;
 esac
-# A restarted workload goes on in its workdir, so a preempted machine costs the steps since the last checkpoint.
+# A restarted workload goes on in its workdir, so a preempted machine costs the steps since the last checkpoint. Pods wait
+# for one another, because each of them may have to fetch the image first.
 command=(xpk workload create --cluster "$cluster" --workload "$workload" "${kind[@]}" --docker-image "$image"
-  --max-restarts 10 --command "python -m seqjax.main --distributed $(printf '%q ' "$@")")
+  --max-restarts 10 --command "python -m seqjax.main --distributed --start_timeout=600 $(printf '%q ' "$@")")
 if $dry_run; then
   printf '%q ' "${command[@]}"; echo
 else

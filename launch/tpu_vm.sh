@@ -39,6 +39,7 @@ on_all=("${tpu[@]}" ssh "$name" "--zone=$zone" --worker=all --command)
 run "${tpu[@]}" create "$name" "--zone=$zone" "--accelerator-type=$type" "--version=$version"
 run "${tpu[@]}" scp "$wheel" "$name:/tmp/" "--zone=$zone" --worker=all
 run "${on_all[@]}" "python3 -m venv ~/seqjax && ~/seqjax/bin/pip install '/tmp/$(basename "$wheel")[tpu]'"
-# --distributed: a slice has one process per worker; TPU metadata tells each of the others.
-run "${on_all[@]}" "~/seqjax/bin/python -m seqjax.main --distributed $(printf '%q ' "$@")"
+# --distributed: a slice has one process per worker; TPU metadata tells each of the others. They wait for one another,
+# because gcloud reaches them one after the other.
+run "${on_all[@]}" "\$HOME/seqjax/bin/python -m seqjax.main --distributed --start_timeout=600 $(printf '%q ' "$@")"
 echo "Delete the machine when it is no longer needed: gcloud compute tpus tpu-vm delete $name --zone=$zone"

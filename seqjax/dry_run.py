@@ -30,6 +30,7 @@ from seqjax.training.batches import division, micro_batches
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.placement import bytes_per_device, parameter_table
+from seqjax.training.spool import readable
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 from seqjax.training.workdir import check_config
 
@@ -147,7 +148,7 @@ def _workdir(workdir: str | Path | None, config: Config) -> str:
         check_config(workdir, config)
     except UserError as error:
         return f"NOT READY: {error}"
-    exists = (Path(workdir) / "config.json").is_file()
+    exists = (readable(workdir) / "config.json").is_file()
     return f"{workdir}, " + ("which holds a run: it would be resumed" if exists else "which holds no run yet")
 
 

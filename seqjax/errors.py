@@ -13,6 +13,11 @@ from typing import NoReturn
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
+# The status of a process that ends because another one of its run was lost or never came (EX_TEMPFAIL of sysexits.h):
+# the same command, started again, goes on.
+LOST = 75
+
+
 class UserError(Exception):
     """An error that the user can fix. Commands print its message without a traceback and exit with status 2."""
 
@@ -76,28 +81,38 @@ def leave(status: int) -> NoReturn:
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
     """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
     # Imported here so that raising errors needs no JAX.
-    import jax
-
-    from kernels_pallas import BackendError, cpu_compiler
+    from kernels_pallas import cpu_compiler
 
     cpu_compiler.use_safe_fusions()  # before JAX starts
     if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
         sys.stdout.reconfigure(errors="backslashreplace")
-    with reporting():
+    with reporting(), explained():
         try:
             main(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
             sys.stderr.write("\nInterrupted.\n")
             leave(130)
-        except BackendError as error:
-            fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
-            raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise UserError(
-                f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
-                "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
-                "larger config.mesh.fsdp, or config.model.remat=full; "
-                "`seqjax train --dry_run` with the same settings says how much."
-            ) from error
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """A context in which errors of kernels and devices that the user can fix become a `UserError`."""
+    # Imported here so that raising errors needs no JAX.
+    import jax
+
+    from kernels_pallas import BackendError
+
+    try:
+        yield
+    except BackendError as error:
+        fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
+        raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+            "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
+            "larger config.mesh.fsdp, or config.model.remat=full; "
+            "`seqjax train --dry_run` with the same settings says how much."
+        ) from error

@@ -16,17 +16,18 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
+from seqjax import store
 from seqjax.arguments import command_parser, words
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks, open_corpus, open_test_sets
 from seqjax.errors import UserError, run_command
-from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import eval_batch_size
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.spool import write_result
 from seqjax.training.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
 
@@ -172,7 +173,7 @@ def main(argv: list[str]) -> None:
     sizes = {"seq_len": config.train.seq_len, "vocab_size": config.model.vocab_size}
     if args.data:
         for directory in args.data:
-            if not Path(directory).is_dir():
+            if not store.url_of(directory) and not Path(directory).is_dir():
                 raise UserError(f"--data: there is no directory {directory}; give one of prepared blocks.")
         corpus = open_test_sets(config.data, args.data, **sizes)
     else:
@@ -201,11 +202,13 @@ def main(argv: list[str]) -> None:
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
         sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
-    path = args.workdir / ("test_sets.json" if args.data else "evaluation.json")
+    name = "test_sets.json" if args.data else "evaluation.json"
     try:
-        write_json(path, result)
+        write_result(args.workdir, name, result)
     except OSError as error:  # of a workdir that is only to be read
-        sys.stderr.write(f"{path} was not written ({error.strerror}).\n")
+        sys.stderr.write(f"{args.workdir}/{name} was not written ({error.strerror}).\n")
+    except store.StoreError as error:
+        sys.stderr.write(f"{args.workdir}/{name} was not written: {error}\n")
 
 
 if __name__ == "__main__":

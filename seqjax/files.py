@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from etils import epath
+
 from seqjax.errors import UserError
 
 READ_BYTES = 1 << 22
@@ -42,7 +44,12 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:
     """Write `value` as indented JSON, atomically."""
     with replacing(path) as file:
-        file.write((json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())
+        file.write(as_json(value, sort_keys=sort_keys))
+
+
+def as_json(value: Any, *, sort_keys: bool = False) -> bytes:
+    """Return the content of a file that `write_json` writes."""
+    return (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode()
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -53,10 +60,10 @@ def read_json(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not JSON ({error}); restore it, or make it again elsewhere.") from error
 
 
-def measure(path: str | Path) -> tuple[int, int]:
+def measure(path: str | Path | epath.Path) -> tuple[int, int]:
     """Return the length in bytes and the CRC-32 of a file."""
     size = crc = 0
-    with Path(path).open("rb") as file:
+    with (Path(path) if isinstance(path, str) else path).open("rb") as file:
         while chunk := file.read(READ_BYTES):
             size += len(chunk)
             crc = zlib.crc32(chunk, crc)

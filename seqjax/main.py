@@ -6,21 +6,26 @@ resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.mo
 `--config.model.mixer[1].heads=4` of several mixers.
 """
 
+import argparse
 import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import logging
 
-from seqjax import presets, settings_help
+from seqjax import presets, settings_help, store
 from seqjax.arguments import Parser, command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.config_parse import keys_named
-from seqjax.errors import UserError, run_command
+from seqjax.distributed.membership import START_SECONDS, Membership, join
+from seqjax.distributed.place import find_place, require_one_process
+from seqjax.distributed.topology import banner
+from seqjax.errors import UserError, explained, run_command
+from seqjax.sharding import make_mesh
 
 GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
 
@@ -29,11 +34,25 @@ def parser() -> Parser:
     """Return the parser of the options that are not settings."""
     out = command_parser("train", description=__doc__, settings=GROUPS, find=find_settings)
     out.add_argument("--config", help="NAME_OR_FILE[:SIZE[,REGIME][,key=value ...]]")
-    out.add_argument("--workdir", type=Path, help="directory of the run; by default a new one under runs/")
+    out.add_argument(
+        "--workdir",
+        type=store.location,
+        help="directory of the run, also s3:// or gs://; by default a new one under runs/",
+    )
     out.add_argument(
         "--distributed",
         action="store_true",
-        help="one process of several: SLURM, TPU pods, or where JAX_COORDINATOR_ADDRESS and its like are set",
+        help="one process of several: SLURM, TPU pods, or with the next three options (or JAX's variables)",
+    )
+    out.add_argument("--coordinator_address", metavar="HOST:PORT", help="where the processes meet, on process 0's host")
+    out.add_argument("--num_processes", type=int, help="how many processes there are")
+    out.add_argument("--process_id", type=int, help="the number of this process, from 0")
+    out.add_argument(
+        "--start_timeout",
+        type=float,
+        default=START_SECONDS,
+        metavar="SECONDS",
+        help="how long processes wait for the next one to come before they end and name the missing; 60",
     )
     out.add_argument(
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
@@ -59,17 +78,28 @@ def main(argv: list[str]) -> None:
     if not given.config:
         raise UserError(f"Say what to train: --config=top1_chunk. Shipped: {', '.join(presets.names())}.")
     logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
-    if given.devices is not None and (given.distributed or not given.dry_run):
+    explicit = (given.coordinator_address, given.num_processes, given.process_id)
+    is_distributed = given.distributed or any(value is not None for value in explicit)
+    if given.devices is not None and (is_distributed or not given.dry_run):
         raise UserError(
             "--devices describes those of a --dry_run, in one process. Training takes every device that JAX sees; "
             "CUDA_VISIBLE_DEVICES hides some."
         )
-    if given.distributed:
-        join_processes()
-        if not given.workdir:
-            raise UserError("--distributed needs --workdir: a directory that all processes share.")
-    else:
+    if not is_distributed:
         require_one_process(os.environ)
+        run(given, overrides, None)
+        return
+    address, count, index = explicit
+    place = find_place(os.environ, address=address, count=count, index=index)
+    if not given.workdir:
+        raise UserError("--distributed needs --workdir: a directory that all processes share, or gs://BUCKET/PATH.")
+    with join(place, start_seconds=given.start_timeout) as member, explained():
+        run(given, overrides, member)
+
+
+def run(given: argparse.Namespace, overrides: list[tuple[str, str]], member: Membership | None) -> None:
+    """Train, or describe the run, as one process or as a member of several."""
+    lead = member is None or member.place.index == 0
     config = from_config_dict(presets.read_config(given.config, overrides))
     # Imported here so that --help and a typo are answered at once.
     if given.dry_run:
@@ -77,8 +107,9 @@ def main(argv: list[str]) -> None:
 
         devices = None if given.devices is None else described_devices(given.devices)
         for line in describe(config, given.workdir, devices):
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            if lead:
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
         return
     from seqjax.train import train
     from seqjax.training import workdir as workdirs
@@ -88,6 +119,10 @@ def main(argv: list[str]) -> None:
         # Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
         jax.config.update("jax_compilation_cache_dir", cache)
+    if member is not None and lead:
+        mesh = make_mesh(**dataclasses.asdict(config.mesh))
+        text = banner(member.hosts, member.place, devices=mesh.devices.flat, axes=mesh.shape)
+        sys.stderr.write(text + "\n")
     workdir = given.workdir or workdirs.fresh(config)
     try:
         train(config, workdir)
@@ -95,34 +130,6 @@ def main(argv: list[str]) -> None:
         if given.workdir is None and not (workdir / "config.json").exists():  # ended before its first step
             shutil.rmtree(workdir, ignore_errors=True)
         raise
-
-
-def require_one_process(environment: Mapping[str, str]) -> None:
-    """Raise `UserError` if SLURM started several tasks, each of which would train the whole model by itself.
-
-    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS those of the job. In a batch script, which is one
-    process of a job that may have several tasks, what the user means is unknown, so it is refused as well.
-    """
-    text = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
-    if text.isdecimal() and int(text) > 1:
-        raise UserError(
-            f"SLURM has {text} tasks here, and each would train by itself. Give --distributed and --workdir to train "
-            "one model in all of them; for one process, start it with `srun --ntasks=1` or unset SLURM_NTASKS."
-        )
-
-
-def join_processes() -> None:
-    """Join the other processes as the environment, SLURM or the TPU's metadata describes; else raise `UserError`."""
-    count, index = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
-    try:
-        jax.distributed.initialize(
-            num_processes=int(count) if count else None, process_id=int(index) if index else None
-        )
-    except ValueError as error:
-        raise UserError(
-            f"--distributed: {error} Start under SLURM or on a TPU pod, or set JAX_COORDINATOR_ADDRESS=HOST:PORT, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID for every process."
-        ) from error
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -5,6 +5,7 @@ position in `metrics.jsonl` are saved together, so a run that was killed and res
 """
 
 import math
+import os
 from pathlib import Path
 
 import jax
@@ -22,17 +23,20 @@ from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
+from seqjax.terminal import StatusLine
 from seqjax.training import metrics, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
-from seqjax.training.lock import WorkdirLock, locked
+from seqjax.training.lock import WorkdirLock
 from seqjax.training.log import TrainLog
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.placement import parameter_table
 from seqjax.training.signals import StopRequest
+from seqjax.training.spool import Spool
 from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
+from seqjax.training.store_lock import StoreLock, locked
 
 
 def train(config: Config, workdir: str | Path) -> bool:
@@ -41,23 +45,35 @@ def train(config: Config, workdir: str | Path) -> bool:
     On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
     has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
 
+    `workdir` may be in a store, gs://BUCKET/PATH or s3://BUCKET/PATH (seqjax/training/spool.py).
+
     Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
     """
     cpu_compiler.use_safe_fusions()  # as the commands do
+    spool = Spool(workdir)
+    if jax.process_count() > 1 and spool.copies_checkpoints:
+        raise UserError(
+            f"--workdir={spool}: of several processes each has a part of the checkpoint on its own machine. Give a "
+            "directory that they share, or gs://BUCKET/PATH, to which all of them write."
+        )
     if jax.process_index() != 0:
-        return _train(config, Path(workdir), lock=None)
-    with locked(workdir) as lock:
-        return _train(config, Path(workdir), lock=lock)
+        return _train(config, spool, lock=None)
+    # What a scheduler starts again may come before the lock of its first start has grown old.
+    again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
+    with locked(spool, wait=again) as lock:
+        return _train(config, spool, lock=lock)
 
 
-def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
+def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None) -> bool:
+    workdir = spool.directory
     n_steps, seq_len = config.train.steps, config.train.seq_len
     tokens_per_step = config.train.batch_size * seq_len
     lead = jax.process_index() == 0
 
     # --------------------------------------------------------------------------------------------- workdir, mesh
     if lead:
-        workdirs.check_config(workdir, config)
+        spool.pull(StatusLine().say)
+        workdirs.check_config(spool, config)
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
     require_equal_pieces(seq_len, mesh)
     n_micro = micro_batches(config.train, mesh)
@@ -89,22 +105,22 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 
     # --------------------------------------------------------------------------------------------------- restore
-    checkpoints = Checkpoints(workdir, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
+    checkpoints = Checkpoints(spool, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
     start, saved = checkpoints.latest or 0, None
     target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_sharding)
     if checkpoints.latest is not None and not checkpoints.params_only:
         state, saved = checkpoints.restore(target, iterator)
         if saved["manifest"] != corpus.manifest_hash:
             raise UserError(
-                f"The data is not what {workdir} was trained on (manifest {corpus.manifest_hash}, then "
+                f"The data is not what {spool} was trained on (manifest {corpus.manifest_hash}, then "
                 f"{saved['manifest']}). Point config.data.path at the same data, or start in another --workdir."
             )
-        log.say(f"Going on from step {start} of {n_steps} in {workdir}")
+        log.say(f"Going on from step {start} of {n_steps} in {spool}")
     else:
         state = jax.jit(init_fn, out_shardings=state_sharding)()
         if checkpoints.params_only:  # a workdir that seqjax.convert wrote
             state = state._replace(params=checkpoints.restore_params(target.params)[0])
-        log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {workdir}")
+        log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {spool}")
     if n_micro > 1 or config.train.accumulate is not None:
         log.say(f"Each step: {division(config.train, mesh)}")
     if mesh.size > 1:
@@ -140,12 +156,13 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                     # Not before: what is refused, or needs more memory than there is, must not bind the workdir to the
                     # settings that its error advises to change.
                     jax.block_until_ready(device_metrics)
-                    workdirs.save_config(workdir, config)
+                    workdirs.save_config(spool, config)
                     write_json(workdir / "run.json", facts)
+                    spool.push()
 
             every = config.eval.every
             last = step == n_steps
-            stopping = stop.agreed(check=step % config.log.every == 0)
+            stopping = stop.agreed(step)
             if lock is not None:
                 lock.check()
             evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)
@@ -170,6 +187,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                     check_evaluation(step, row)
                     log.evaluation(step, row, losses)
+                    if lead and not saving:  # which comes after the files
+                        spool.try_push(log.say)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
                     log.sync()
@@ -184,7 +203,7 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
     if int(jax.device_get(state.step)) != n_steps:
         log.say(
             f"Stopped by {stop.name} after step {step}; everything is saved. Go on with the same command and "
-            f"--workdir={workdir}"
+            f"--workdir={spool}"
         )
         return False
     if lead:
@@ -201,7 +220,8 @@ def _train(config: Config, workdir: Path, *, lock: WorkdirLock | None) -> bool:
             except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
                 log.say(f"No sample of text: {error}")
         facts = read_json(workdir / "run.json")
-        log.say(report.write(workdir, config, corpus, facts=facts, sample=sample))
+        log.say(report.write(workdir, config, corpus, facts=facts, sample=sample, called=str(spool)))
+        spool.push_last()
     return True
 
 

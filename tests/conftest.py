@@ -8,6 +8,8 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
@@ -60,7 +62,9 @@ jaxtyping.install_import_hook(_checked_modules(), "tests.typecheck.check")
 import jax
 import pytest
 
-from tests import support
+from seqjax import store
+from seqjax.training import spool
+from tests import object_servers, support
 
 
 def pytest_report_header() -> str:
@@ -100,3 +104,43 @@ def corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     SEQJAX_TEST_CACHE keeps it from one run of the tests to the next.
     """
     return os.environ.get("SEQJAX_TEST_CACHE") or str(tmp_path_factory.mktemp("corpus"))
+
+
+# -------------------------------------------------------------------------------------------------------------- stores
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of this test's own, as on a machine that has not seen a store; a store that fails is not tried again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "RETRY_SECONDS", ())
+    monkeypatch.setattr(spool, "_read", {})
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def memory(own_cache: Path) -> Iterator[str]:
+    """The URL of an empty place in fsspec's store in memory."""
+    root = f"memory://{uuid.uuid4().hex}"
+    yield root
+    fs, path = store.filesystem(root)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[object_servers.Server]:
+    with object_servers.s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[object_servers.Server]:
+    with object_servers.gcs() as server:
+        yield server
+
+
+@pytest.fixture(params=["s3", "gs"])
+def server(request: pytest.FixtureRequest, own_cache: Path) -> Iterator[object_servers.Server]:
+    """A server that this process uses, with the URL of an empty place of its own."""
+    started = request.getfixturevalue({"s3": "s3_server", "gs": "gcs_server"}[request.param])
+    with object_servers.used(started):
+        yield started._replace(url=f"{started.url}/{uuid.uuid4().hex}")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import mixers
+from seqjax import mixers, store
 from seqjax.config import Config, from_config_dict
 from seqjax.data import blocks
 from seqjax.data.slimpajama import NAMES as DOMAINS
@@ -239,6 +239,13 @@ def interrupt(args: list[str], workdir: Path, *, at_row: int, number: int, delay
     finally:
         process.kill()
     return process.returncode, stderr
+
+
+def put(directory: Path, url: str) -> str:
+    """Copy a directory to a store."""
+    names = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
+    store.in_threads(lambda name: store.upload(directory / name, f"{url}/{name}"), names)
+    return url
 
 
 # Metrics that depend on the clock and the device.

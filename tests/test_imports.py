@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal", "seqjax.processes"),
     ("seqjax.files", "seqjax.arguments", "seqjax.config_fields"),
+    ("seqjax.store",),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.sequence_sharding",),
@@ -28,7 +29,7 @@ LAYERS = (
     ("seqjax.generate",),
     ("seqjax.convert",),
     ("seqjax.pretrained",),
-    ("seqjax.train", "seqjax.dry_run"),
+    ("seqjax.train", "seqjax.dry_run", "seqjax.distributed"),
     ("seqjax.main",),
     # only the harness, which draws as a study does, and the commands import these
     ("seqjax.study", "seqjax.testing"),
@@ -44,6 +45,7 @@ SIBLINGS = {
     "seqjax.mixers",
     "seqjax.models",
     "seqjax.data",
+    "seqjax.distributed",
     "seqjax.training",
     "seqjax.decoding",
     "seqjax.study",

@@ -1,6 +1,6 @@
 """Mamba-2 without decay and without convolution (its SiLU stays).
 
-seqjax train --config=ablations/mamba2_no_decay_no_conv   two CPU cores, est., 9 minutes: prose 2.63, doctest 2.53 nats
+seqjax train --config=ablations/mamba2_no_decay_no_conv   two CPU cores, 8 minutes: prose 2.63, doctest 2.53 nats
 seqjax train --config=ablations/mamba2_no_decay_no_conv:110m
 
 At 110m and larger: not run.

@@ -1,6 +1,6 @@
 """Mamba-2 whose heads share one decay per token.
 
-seqjax train --config=ablations/mamba2_one_decay   two CPU cores, est., 10 minutes: prose 1.59, doctest 1.41 nats
+seqjax train --config=ablations/mamba2_one_decay   two CPU cores, 10 minutes: prose 1.59, doctest 1.41 nats
 seqjax train --config=ablations/mamba2_one_decay:110m
 
 At 110m and larger: not run.

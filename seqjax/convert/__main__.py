@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import logging
 
-from seqjax import presets
+from seqjax import presets, store
 from seqjax.arguments import command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.convert import directory, tokenizer_files
@@ -24,8 +24,10 @@ from seqjax.convert.weights import family_of
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.nn.params import count
+from seqjax.terminal import StatusLine
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.spool import Spool
 
 
 def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
@@ -34,23 +36,27 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     `weights` is a directory, a file or `hf://OWNER/NAME`; without a `config` the directory's config.json says what the
     model is. Raises `UserError` if the workdir is in use.
     """
-    workdir = Path(workdir)
-    if (workdir / "config.json").exists() or (workdir / "checkpoints").exists():
-        raise UserError(f"{workdir} holds a run; import into a --workdir of its own.")
+    spool = Spool(workdir)
+    here = spool.directory
+    used = store.sizes(spool.url) if spool.url else (here / "config.json").exists() or (here / "checkpoints").exists()
+    if used:
+        raise UserError(f"{spool} holds a run; import into a --workdir of its own.")
+    spool.pull(StatusLine().say)  # what this machine may have of a run that was deleted there goes aside
     files = fetched(weights)
     source = directory.holding(files)
     argument = "" if config else directory.argument_of(source)
     config, params = directory.load(files, config=config)
     tokenizer = tokenizer_files.find(source)
     if tokenizer and tokenizer[1]:
-        tokenizer_files.copy(source, workdir / workdirs.TOKENIZER)
-    workdirs.save_config(workdir, config)
-    checkpoints = Checkpoints(workdir)
+        tokenizer_files.copy(source, here / workdirs.TOKENIZER)
+    workdirs.save_config(spool, config)
+    checkpoints = Checkpoints(spool)
     checkpoints.save_params(0, params)
     checkpoints.wait()
     checkpoints.close()
+    spool.push_last()
     named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
-    sys.stdout.write(f"{workdir}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    sys.stdout.write(f"{spool}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
     if argument:
         sys.stdout.write(f"The model as a --config, to which the settings of a run can be added: {argument}\n")
 
@@ -64,6 +70,7 @@ def to_directory(
     allow_code: Collection[str] = (),
 ) -> None:
     """Write the newest checkpoint of a run as a public directory; `out` may also name its model.safetensors."""
+    store.require_local(out, "--out")
     out = Path(out)
     if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
         raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
@@ -89,7 +96,9 @@ def main(argv: list[str]) -> None:
     import_parser.add_argument(
         "--config", help="NAME_OR_FILE[:SIZE][,key=value], for weights without config.json or to train on"
     )
-    import_parser.add_argument("--workdir", required=True, type=Path, help="the directory to write")
+    import_parser.add_argument(
+        "--workdir", required=True, type=store.location, help="the directory to write, also s3:// or gs://"
+    )
     export_parser = commands.add_parser("export", help="workdir -> public model")
     workdirs.add_arguments(export_parser)
     export_parser.add_argument("--out", required=True, type=Path, help="the directory to write")

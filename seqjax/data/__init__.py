@@ -6,11 +6,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from seqjax.config import DataConfig
-from seqjax.data import document_index, slimpajama, stored_tokenizer
+from seqjax.data import block_cache, document_index, slimpajama, stored_tokenizer
 from seqjax.data.blocks import RecordBlocks, allow_open_files, manifest_hash, read_manifest
 from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus, EvalBlocks
@@ -77,10 +76,11 @@ def _load_tokenizer(config: DataConfig) -> Tokenizer:
     try:
         return load_tokenizer(config.tokenizer, config.tokenizer_path)
     except MissingPackageError as error:
-        path = Path(config.path) / stored_tokenizer.FILE
-        if config.corpus == "blocks":
-            read_manifest(config.path)  # If there are no blocks at all, that is to be said first.
-        if config.corpus != "blocks" or not path.is_file():
+        if config.corpus != "blocks":
+            raise
+        manifest = read_manifest(config.path)  # If there are no blocks at all, that is to be said first.
+        path = block_cache.small_files(config.path, manifest, cache_dir=config.cache_dir) / stored_tokenizer.FILE
+        if not path.is_file():
             raise
         stored = stored_tokenizer.read(path, why=str(error))
         if stored.name != config.tokenizer or not stored.is_of(config.tokenizer_path):
@@ -158,10 +158,11 @@ def _block_corpus(
 ) -> Corpus:
     splits = manifest["splits"]
     used = {*train, *evaluate}
+    directory = block_cache.copied(config.path, manifest, used, cache_dir=config.cache_dir)
     sources = {
         split: {
             domain: RecordBlocks(
-                config.path,
+                directory,
                 entry,
                 block=seq_len + 1,
                 vocab_size=tokenizer.vocab_size,
@@ -181,7 +182,7 @@ def _block_corpus(
         eval_domains=evaluate,
         manifest_hash=manifest_hash(manifest),
         sources=sources,
-        documents=document_index.read(Path(config.path) / document_index.FILE),
+        documents=document_index.read(directory / document_index.FILE),
         weights=config.weights,
         seed=config.seed,
         workers=config.workers,

@@ -20,6 +20,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from grain import sources
 
+from seqjax import store
 from seqjax.errors import UserError
 from seqjax.files import temporary_beside
 
@@ -155,21 +156,26 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
 
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
-    """Return the manifest of a directory of blocks; raise `UserError` for another format or for missing files."""
-    root = Path(directory)
+    """Return the manifest of a directory of blocks, or of a URL; raise `UserError` for another format or lost files."""
+    url = store.url_of(directory)
+    root = url or str(directory)
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
-    if not root.is_dir():
+    if url:
+        sizes = store.sizes(url)
+        fix = "make it with `seqjax prepare`, and copy all of its --out there"
+    if not (sizes if url else Path(root).is_dir()):
         raise UserError(
-            f"config.data.path: no directory {directory}; {fix}, or correct the path. "
+            f"config.data.path: no directory {root}; {fix}, or correct the path. "
             "(The sizes demo and debug need no data.)"
         )
-    path = root / "manifest.json"
-    if not path.is_file():
-        unfinished = (root / ".parts").is_dir()
+    path = f"{root}/manifest.json"
+    text = _text(path, is_url=bool(url))
+    if text is None:
+        unfinished = not url and (Path(root) / ".parts").is_dir()
         state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
-        raise UserError(f"config.data.path: {directory} has {state}; {fix}.")
+        raise UserError(f"config.data.path: {root} has {state}; {fix}.")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(text)
         version = manifest["format"]
         if version != FORMAT:
             raise UserError(f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory.")
@@ -179,24 +185,29 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         files = [(file["path"], int(file["blocks"]), file.get("bytes")) for file in files]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({error}); delete the directory and {fix}.") from None
-    for name, _, size in files:
-        _require_file(root, name, size, fix=fix)
+    for name, _, written in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
+        size = sizes.get(name) if url else _size(Path(root) / name)
+        if size is None:
+            raise UserError(f"{root}/{name} is missing; delete the directory and {fix}.")
+        if written not in (None, size):  # Older versions do not say.
+            raise UserError(
+                f"{root}/{name} is damaged: it has {size} bytes, {written} were written. Put back a copy of it, or "
+                f"delete {root} and {fix}."
+            )
     return manifest
 
 
-def _require_file(root: Path, name: str, written: int | None, *, fix: str) -> None:
-    """Raise `UserError` unless a file of the manifest is there, below `root`, and has the bytes that were written."""
-    path = root / name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
-    if not path.is_file():
-        raise UserError(f"{path} is missing; delete the directory and {fix}.")
-    size = path.stat().st_size
-    if written not in (None, size):  # Older versions do not say.
-        raise UserError(
-            f"{path} is damaged: it has {size} bytes, {written} were written. Put back a copy of it, or delete "
-            f"{root} and {fix}."
-        )
+def _text(path: str, *, is_url: bool) -> bytes | None:
+    """Return the content of a file or object, or None if there is none."""
+    if is_url:
+        return store.read(path)
+    return Path(path).read_bytes() if Path(path).is_file() else None
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:

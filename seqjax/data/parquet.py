@@ -1,10 +1,9 @@
 """Rows of parquet files, read by the package pyarrow (the extra `parquet`)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
-import fsspec
-
+from seqjax import store
 from seqjax.data.faults import TornShardError
 from seqjax.errors import MissingPackageError
 
@@ -32,7 +31,7 @@ def rows(url: str, fields: Sequence[str], *, size: int, on_read: Callable[[int],
     import pyarrow  # pyright: ignore[reportMissingImports]
     import pyarrow.parquet  # pyright: ignore[reportMissingImports]
 
-    with cast(Any, fsspec.open(url, "rb")) as file:
+    with store.reading(url) as file:
         try:
             table = pyarrow.parquet.ParquetFile(file)
             present = table.schema_arrow.names

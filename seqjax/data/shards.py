@@ -7,6 +7,7 @@ directory in the path called train, validation or test; without one, a shard bel
 anything that fsspec can open.
 """
 
+import contextlib
 import dataclasses
 import glob
 import json
@@ -15,12 +16,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import fsspec
 import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
+from seqjax import store
 from seqjax.data import parquet, slimpajama
 from seqjax.data.faults import BadLineError, TornShardError
 from seqjax.data.layout import SET_NAME_FIELD, SPLITS, Layout
@@ -65,8 +66,14 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
     Links to files and directories are followed. Raises `UserError` if `source` does not exist or holds no files of
     these `suffixes`, or for a link to a file that does not exist.
     """
-    fs, root = cast(tuple[Any, str], fsspec.core.url_to_fs(source))
+    fs, root = store.filesystem(source)
+    with store.reaching(source) if store.is_remote(source) else contextlib.nullcontext():
+        return _found(fs, root, source, suffixes)
+
+
+def _found(fs: Any, root: str, source: str, suffixes: tuple[str, ...]) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
+    fs.invalidate_cache()  # of what was there before
     if any(mark in source for mark in "*?["):
         if local:  # The glob of fsspec does not look into directories that are links.
             paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
@@ -135,25 +142,25 @@ def read_lines(shard: Shard, *, on_read: Callable[[int], None] | None = None) ->
     `on_read` is called with the number of bytes read from the file, before decompression.
     """
     pending: list[bytes] = []
-    with cast(Any, fsspec.open(shard.url, "rb")) as file:
-        pieces = _chunks(file, on_read)
-        for piece in _decompressed(pieces, suffix=shard.url.rpartition(".")[2]):
-            head, *tail = piece.split(b"\n")
-            pending.append(head)
-            if tail:
-                yield b"".join(pending)
-                yield from tail[:-1]
-                pending = [tail[-1]]
+    for piece in _decompressed(_chunks(shard.url, on_read), suffix=shard.url.rpartition(".")[2]):
+        head, *tail = piece.split(b"\n")
+        pending.append(head)
+        if tail:
+            yield b"".join(pending)
+            yield from tail[:-1]
+            pending = [tail[-1]]
     last = b"".join(pending)
     if last:
         yield last
 
 
-def _chunks(file, on_read: Callable[[int], None] | None) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        if on_read is not None:
-            on_read(len(chunk))
-        yield chunk
+def _chunks(url: str, on_read: Callable[[int], None] | None) -> Iterator[bytes]:
+    """Yield the bytes of a file; raise `UserError` if the store that it is in fails."""
+    with store.reading(url) as file:
+        while chunk := file.read(CHUNK):
+            if on_read is not None:
+                on_read(len(chunk))
+            yield chunk
 
 
 def _decompressed(chunks: Iterator[bytes], *, suffix: str) -> Iterator[bytes]:
@@ -284,8 +291,7 @@ def _items(shard: Shard, layout: Layout, on_read: Callable[[int], None]) -> Iter
         fields = [layout.text_field, "" if layout.reads_whole_files else layout.domain_field or SET_NAME_FIELD]
         yield from parquet.rows(shard.url, [field for field in fields if field], size=shard.size, on_read=on_read)
     elif shard.url.endswith(TEXT):
-        with cast(Any, fsspec.open(shard.url, "rb")) as file:
-            content = b"".join(_chunks(file, on_read))
+        content = b"".join(_chunks(shard.url, on_read))
         # Bytes that are not UTF-8 become what `Layout.document` refuses as such.
         text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
         yield {layout.text_field: text}

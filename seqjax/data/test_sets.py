@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from seqjax import store
 from seqjax.data.corpus import Corpus, EvalBlocks
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import UserError
@@ -59,12 +60,11 @@ class TestedCorpus(Corpus):
         return self._corpus.train_sample(domain, count=count)
 
 
-def set_names(paths: Sequence[str]) -> dict[str, Path]:
-    """Return the directory of every test set by its name; raise `UserError` for two of one name."""
-    named: dict[str, Path] = {}
-    for text in paths:
-        path = Path(text)
-        name = path.resolve().name
+def set_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the directory or URL of every test set by its name; raise `UserError` for two of one name."""
+    named: dict[str, str] = {}
+    for path in map(str, paths):
+        name = store.url_of(path).rpartition("/")[2] or Path(path).resolve().name
         if name in named:
             raise UserError(
                 f"config.eval.path: {named[name]} and {path} are both named {name!r}, and a domain is named after its "

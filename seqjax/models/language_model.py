@@ -169,13 +169,16 @@ class Model:
 
     # ------------------------------------------------------------------------------------------ the recurrent form
     def init_cache(self, batch: int, max_len: int) -> Cache:
-        """Return empty caches of all layers for `max_len` tokens, stacked as the parameters are.
+        """Return the empty caches for `max_len` tokens: one per place in the pattern, of every group of layers.
 
-        Raises `UserError` if the model has a table of fewer positions.
+        They are not stacked as the parameters are: an update in place, of one token, is possible only in arrays of
+        their own. Raises `UserError` if the model has a table of fewer positions.
         """
         self._check_length(max_len)
-        caches = {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.repeats, *x.shape)), caches)
+        return tuple(
+            {i: b.bind(b.shapes).init_cache(batch, max_len, self.dtype) for i, b in self.blocks.items()}
+            for _ in range(self.repeats)
+        )
 
     def prefill(self, params: Params, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """Fill an empty cache with a prompt; return the float32 logits after its last token [B, O] and the cache."""
@@ -198,20 +201,19 @@ class Model:
     def _decode(
         self, params: Params, x: Array, cache: Cache, form: Literal["prefill", "prefill_next", "step"]
     ) -> tuple[Array, Cache]:
-        """Apply all layers with their caches to a prompt or a part of one [B, T, D], or to one token [B, D]."""
+        """Apply all layers with their caches to a prompt or a part of one [B, T, D], or to one token [B, D].
 
-        def group(state: State, group_inputs: tuple[Params, Cache, Array]) -> tuple[State, Cache]:
-            (x, carry), (layers, caches, first_layer) = state, group_inputs
-            new = {}
-            for i, (place, template) in enumerate(self.blocks.items()):
+        The layers are unrolled: a scan would write every cache whole, for each token, because it returns new ones.
+        """
+        carry, layer, new = self._init_carry(x), 0, []
+        for layers, caches in zip(unstack(params["blocks"], self.repeats), cache, strict=True):
+            new.append({})
+            for place, template in self.blocks.items():
                 block = template.bind(layers[place])
                 apply = {"prefill": block.prefill, "prefill_next": block.prefill_next, "step": block.step}[form]
-                x, carry, new[place] = apply(x, carry, caches[place], layer=first_layer + i, dtype=self.dtype)
-            return (x, carry), new
-
-        first_layers = jnp.arange(0, self.config.n_layers, len(self.pattern), dtype=jnp.int32)
-        (x, _), cache = jax.lax.scan(group, (x, self._init_carry(x)), (params["blocks"], cache, first_layers))
-        return x, cache
+                x, carry, new[-1][place] = apply(x, carry, caches[place], layer=jnp.int32(layer), dtype=self.dtype)
+                layer += 1
+        return x, tuple(new)
 
     # ------------------------------------------------------------------------------------------------ both ends
     def embed(self, params: Params, tokens_BT: Array, start: Array | int = 0) -> Array:

@@ -19,6 +19,7 @@ import numpy as np
 
 from seqjax.errors import UserError
 from seqjax.training import metrics
+from seqjax.training.spool import readable
 
 MEANS = ("equal", "natural")  # over the domains out of distribution: each the same, or by its share in the corpus
 
@@ -117,8 +118,7 @@ def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
-    workdir = Path(workdir)
-    if not (workdir / "metrics.jsonl").exists():
+    if not (readable(workdir) / "metrics.jsonl").exists():
         raise UserError(f"{workdir} is not a run: it has no metrics.jsonl.")
     points = []
     for row in metrics.read(workdir):

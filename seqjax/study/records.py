@@ -12,7 +12,7 @@ the files are.
 
 import csv
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,14 @@ def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
 def _collect(run: Run, unit: Unit) -> Record:
     facts: dict[str, Any] = {}
     for name in ("run.json", "config.json"):
-        if (run.workdir / name).is_file():
-            value = read_json(run.workdir / name)
+        if (run.files / name).is_file():
+            value = read_json(run.files / name)
             facts |= value if name == "run.json" else {"config": value}
     if run.config is not None:
         facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
-    if entropy := _entropy(run.workdir):
+    if entropy := _entropy(run.files):
         facts["entropy"] = entropy
     points = read_points(run.workdir, unit=unit)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
@@ -166,7 +166,7 @@ def write(
     *,
     study: dict[str, Any],
     missing: dict[str, str],
-    workdirs: dict[str, Path],
+    workdirs: Mapping[str, str | Path],
     max_bytes: int = MAX_BYTES,
 ) -> list[str]:
     """Write the three files into `out` and return messages about what was left out of them.
@@ -198,7 +198,7 @@ def write(
 
 
 def _gather_blocks(
-    runs: Sequence[Record], workdirs: dict[str, Path], *, max_bytes: int
+    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, max_bytes: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the arrays of blocks.npz, at most `max_bytes` of them."""
     of_run = {run.label: block_losses.read(workdirs[run.label]) for run in runs}

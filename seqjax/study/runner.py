@@ -18,10 +18,10 @@ from seqjax.config import Config
 from seqjax.errors import UserError
 from seqjax.terminal import duration
 from seqjax.training import metrics
+from seqjax.training.spool import LOG, Spool, has_checkpoint, readable
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
-LOG = "log.txt"  # in the workdir: the output of the run's process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Run:
 
     index: int
     label: str
-    workdir: Path
+    workdir: str | Path  # a URL, or a directory
     config: Config | None
     model: str
     seed: int = 0
@@ -43,13 +43,23 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether the run has its final checkpoint."""
-        return self.config is None or (self.workdir / "checkpoints" / str(self.config.train.steps)).is_dir()
+        return self.config is None or has_checkpoint(self.workdir, self.config.train.steps)
+
+    @property
+    def files(self) -> Path:
+        """A directory of this machine with the files of the run, a copy if it is kept in a store."""
+        return readable(self.workdir, fresh_seconds=REPORT_SECONDS / 2)
+
+    @property
+    def log(self) -> Path:
+        """Where the output of the run's process goes, on this machine."""
+        return Spool(self.workdir).directory / LOG
 
     def last_row(self) -> dict[str, Any]:
         """Return the newest row of training metrics, or an empty dict if there is none."""
-        if not (self.workdir / "metrics.jsonl").is_file():
+        if not (self.files / "metrics.jsonl").is_file():
             return {}
-        rows = [row for row in metrics.read(self.workdir) if "tokens_per_s" in row]
+        rows = [row for row in metrics.read(self.files) if "tokens_per_s" in row]
         return rows[-1] if rows else {}
 
 
@@ -173,14 +183,14 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
 
 def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
-    run.workdir.mkdir(parents=True, exist_ok=True)
+    run.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "seqjax.study.train_run", f"--study={study}", f"--run={run.index}"]
     # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on.
-    with (run.workdir / LOG).open("ab") as log:
+    with run.log.open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
 
 def _last_output(run: Run) -> str:
-    path = run.workdir / LOG
+    path = run.log
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
     return f"{path} ends: {lines[-1] if lines else 'nothing'}"

@@ -14,7 +14,7 @@ It returns a dict with
 and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `figure1b:demo`. The
 fields of a run:
 
-    workdir     its directory
+    workdir     its directory, also s3:// or gs://
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
     model       name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone
     seed        default 0; runs of two models with the same seed read the same data in the same order, and are paired
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax import presets
+from seqjax import presets, store
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
 from seqjax.study import protocol
@@ -102,7 +102,7 @@ def _run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
     return Run(
         index,
         label,
-        Path(run["workdir"]),
+        store.location(str(run["workdir"])),
         _config(run["config"]) if "config" in run else None,
         model=run.get("model", label),
         seed=run.get("seed", 0),

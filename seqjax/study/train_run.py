@@ -1,14 +1,18 @@
 """`python -m seqjax.study.train_run --study=FILE --run=INDEX`: train one run of a study in this process.
 
-`seqjax.study.runner` starts these processes and chooses the GPU that each sees.
+`seqjax.study.runner` starts these processes and chooses the GPU that each sees. With `--distributed` the run has
+several processes, which launch/slurm_study.sbatch starts; stopped before the end, they save and end with status 130.
 """
 
-from pathlib import Path
+import os
+import sys
 
 from absl import logging
 
 from seqjax.arguments import command_parser
-from seqjax.errors import run_command
+from seqjax.distributed.membership import join
+from seqjax.distributed.place import find_place
+from seqjax.errors import explained, run_command
 from seqjax.study.studies import load_study
 from seqjax.train import train
 
@@ -19,11 +23,22 @@ def main(argv: list[str]) -> None:
     parser = command_parser("study", description=__doc__)
     parser.add_argument("--study", required=True, help="as for seqjax study")
     parser.add_argument("--run", required=True, type=int, help="index of the run in the study")
+    parser.add_argument("--distributed", action="store_true", help="one process of several, as for seqjax train")
     args = parser.parse_args(argv)
-    run = load_study(args.study).runs[args.run]
+    if args.distributed:
+        with join(find_place(os.environ)), explained():
+            complete = train_one(args.study, args.run)
+        if not complete:
+            sys.exit(130)
+    else:
+        train_one(args.study, args.run)
+
+
+def train_one(study: str, index: int) -> bool:
+    """Train or resume run `index` of a study; return True if it is complete and False if it was stopped early."""
+    run = load_study(study).runs[index]
     assert run.config is not None, "the runner starts only what can be trained"
-    run.workdir.mkdir(parents=True, exist_ok=True)
-    train(run.config, Path(run.workdir))
+    return train(run.config, run.workdir)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 
 from seqjax.data.corpus import EvalBlocks
 from seqjax.files import replacing
+from seqjax.training.spool import readable
 
 DIRECTORY = "eval_losses"
 FIELDS = ("index", "documents", "n_bytes")
@@ -37,7 +38,7 @@ def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
 
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
     """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none."""
-    directory = Path(workdir) / DIRECTORY
+    directory = readable(workdir) / DIRECTORY
     if not (directory / "blocks.npz").is_file():
         return {}, {}
     return _load(directory / "blocks.npz"), {int(p.stem): _load(p) for p in sorted(directory.glob("[0-9]*.npz"))}

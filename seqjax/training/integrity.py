@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from seqjax.files import measure, write_json
 
 FILE = "checksums.json"
@@ -35,12 +37,12 @@ def write(directory: Path) -> None:
     write_json(directory / FILE, {"crc32": sums}, sort_keys=True)
 
 
-def items(directory: Path) -> tuple[str, ...]:
+def items(directory: Path | epath.Path) -> tuple[str, ...]:
     """Return the names of the items that a checkpoint was written with; raise `DamagedError` if it does not say."""
     return tuple(sorted(_metadata(directory)["item_handlers"]))
 
 
-def check(directory: Path, names: Sequence[str], *, part: int = 0, parts: int = 1) -> None:
+def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, parts: int = 1) -> None:
     """Raise `DamagedError` unless the items `names` of a checkpoint are there and their files are those written.
 
     Of the files, `part` of `parts` is read, so that several processes can share the work.
@@ -64,7 +66,7 @@ def check(directory: Path, names: Sequence[str], *, part: int = 0, parts: int = 
                 raise DamagedError(fault)
 
 
-def is_whole(directory: Path, names: Collection[str]) -> bool:
+def is_whole(directory: Path | epath.Path, names: Collection[str]) -> bool:
     """Return whether `check` finds nothing wrong."""
     try:
         check(directory, sorted(names))
@@ -73,7 +75,7 @@ def is_whole(directory: Path, names: Collection[str]) -> bool:
     return True
 
 
-def _fault(directory: Path, path: str, size: int, crc: int) -> str:
+def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
     """Return what is wrong with a file, or ""."""
     try:
         found, found_crc = measure(directory / path)
@@ -84,7 +86,7 @@ def _fault(directory: Path, path: str, size: int, crc: int) -> str:
     return "" if found_crc == crc else f"{path} was changed: its checksum is not the one that was written"
 
 
-def _metadata(directory: Path) -> dict[str, Any]:
+def _metadata(directory: Path | epath.Path) -> dict[str, Any]:
     try:
         found = json.loads((directory / METADATA).read_bytes())
         return {"item_handlers": dict(found["item_handlers"]), "custom_metadata": dict(found["custom_metadata"] or {})}

@@ -4,7 +4,8 @@ The lock is the file `run.lock`, which a run creates with O_EXCL, touches while 
 names the host, the process and its start. What a killed run leaves behind is recognised
 
 * on the same host by the process: there is none of that pid, or it started at another time;
-* on another host, or in another container, by the file's time: it is older than `STALE_SECONDS`.
+* on another host, or in another container, by the file's time: it is older than `STALE_SECONDS`. A job that a
+  scheduler starts again waits for that, or for a sign of life.
 
 Times are compared with that of a file written beside it, so they come from one clock, that of the file server.
 Readers (evaluate, generate, reports) need no lock.
@@ -16,6 +17,7 @@ import datetime
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -27,6 +29,7 @@ from seqjax.errors import UserError
 FILE = "run.lock"
 BEAT_SECONDS = 20.0
 STALE_SECONDS = 180.0
+LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 0.2  # in which others that saw the same dead lock put back what they moved
 
 
@@ -49,6 +52,13 @@ class Holder:
     started: str
     since: str
     token: str
+
+    @classmethod
+    def of_this_process(cls) -> "Holder":
+        """Return what a lock says that this process takes now."""
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        pid = os.getpid()
+        return cls(socket.gethostname(), pid, _pid_space(), _start_of(pid), now, uuid.uuid4().hex)
 
     @property
     def alive(self) -> bool | None:
@@ -123,10 +133,11 @@ class WorkdirLock:
 
 
 @contextlib.contextmanager
-def locked(workdir: str | Path) -> Iterator[WorkdirLock]:
+def locked(workdir: str | Path, *, wait: bool = False) -> Iterator[WorkdirLock]:
     """A context in which this process alone writes to `workdir`, which is created if it does not exist.
 
-    A directory that was created here is removed again if a `UserError` leaves it empty.
+    A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, a run on another
+    host is waited for until it has released the lock, has touched it, or has not for `STALE_SECONDS`.
 
     Raises `UserError` if another run holds it or it cannot be written.
     """
@@ -136,7 +147,7 @@ def locked(workdir: str | Path) -> Iterator[WorkdirLock]:
     is_new = not workdir.exists()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = WorkdirLock(workdir / FILE, _acquire(workdir / FILE))
+        lock = WorkdirLock(workdir / FILE, _acquire(workdir / FILE, wait=wait))
     except OSError as error:
         raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
     refused = False
@@ -152,15 +163,16 @@ def locked(workdir: str | Path) -> Iterator[WorkdirLock]:
                 workdir.rmdir()
 
 
-def _acquire(path: Path) -> Holder:
+def _acquire(path: Path, *, wait: bool = False) -> Holder:
     """Create the lock file and return its content, or raise `UserError` that names who holds it."""
-    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    mine = Holder(socket.gethostname(), os.getpid(), _pid_space(), _start_of(os.getpid()), now, uuid.uuid4().hex)
+    mine = Holder.of_this_process()
     removed = False
     for _ in range(5):  # Somebody else may take the place of a dead one first; the next look then finds a living one.
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
+            if wait:
+                _await_life(path)
             _remove_dead(path)
             removed = True
             continue
@@ -174,6 +186,26 @@ def _acquire(path: Path) -> Holder:
         if found is not None and found.token == mine.token:
             return mine
     raise UserError(f"{path.parent}: other runs start in it at the same time; give another --workdir.")
+
+
+def _await_life(path: Path) -> None:
+    """Wait until the holder of a lock that cannot be seen from here has touched or released it, or is taken for dead.
+
+    A job that starts again on another host finds what its first start left behind, perhaps seconds ago.
+    """
+    holder, age = _read(path), _age(path)
+    if age is None or age >= STALE_SECONDS or (holder is not None and holder.alive is not None):
+        return
+    who = f"process {holder.pid} on {holder.host}" if holder is not None else "another process"
+    sys.stderr.write(
+        f"{path.parent} was left in use by {who}; waiting up to {STALE_SECONDS - age:.0f} s for a sign of life.\n"
+    )
+    sys.stderr.flush()
+    while age < STALE_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        before, age = age, _age(path)
+        if age is None or age < before:
+            return
 
 
 def _remove_dead(path: Path) -> None:

@@ -14,6 +14,7 @@ import jax
 
 from seqjax.errors import UserError
 from seqjax.terminal import StatusLine, duration
+from seqjax.training.spool import readable
 from seqjax.training.wandb_run import WandbRun
 
 
@@ -117,7 +118,7 @@ class Metrics:
 def read(workdir: str | Path) -> list[dict[str, Any]]:
     """Return the objects of `metrics.jsonl`, up to a line that a crash left incomplete."""
     rows = []
-    with (Path(workdir) / "metrics.jsonl").open(encoding="utf-8") as file:
+    with (readable(workdir) / "metrics.jsonl").open(encoding="utf-8") as file:
         for line in file:
             try:
                 rows.append(json.loads(line))

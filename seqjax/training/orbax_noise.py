@@ -2,7 +2,7 @@
 
 Orbax logs the first error before it raises it. Its other writes end after its event loop has closed: asyncio logs their
 errors, and tensorstore tells `sys.unraisablehook` that the loop is closed. On a full disk that is dozens of
-tracebacks above the one message that says what to do.
+tracebacks above the one message that says what to do. That several processes stop together is said by the run as well.
 """
 
 import dataclasses
@@ -33,4 +33,6 @@ def hide() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and ("orbax" in record.pathname or "orbax" in record.getMessage()))
+    if "orbax" not in record.pathname and "orbax" not in record.getMessage():
+        return True
+    return not (record.exc_info or "Reached preemption sync point" in record.getMessage())

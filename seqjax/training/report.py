@@ -19,13 +19,21 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#00
 
 
 def write(
-    workdir: str | Path, config: Config, corpus: Corpus, *, facts: dict[str, Any], sample: str | None = None
+    workdir: str | Path,
+    config: Config,
+    corpus: Corpus,
+    *,
+    facts: dict[str, Any],
+    sample: str | None = None,
+    called: str = "",
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
-    `facts` are those of `metrics.run_facts`. Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
+    `facts` are those of `metrics.run_facts`; `called` is the URL of a workdir in a store, in place of its spool.
+
+    Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
-    workdir = Path(workdir)
+    workdir, called = Path(workdir), called or str(workdir)
     rows = metrics.read(workdir)
     train = [r for r in rows if "seconds" in r]
     evals = [r for r in rows if any(k.startswith("eval/") for k in r)]
@@ -57,7 +65,7 @@ def write(
     ]
     summary += [corpus.note] if corpus.note else []
     following = [
-        _generate(workdir, sorted({mixer.name for mixer in config.model.mixers})),
+        _generate(called, sorted({mixer.name for mixer in config.model.mixers})),
         f"seqjax train --config=transformer_pp:{config.size},{config.data.regime}",
     ]
     if config.name == "transformer_pp":
@@ -90,11 +98,11 @@ def write(
     shown = ["", *summary, "", *lines]
     if sample is not None:
         shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
-    shown += ["", f"Report: {workdir / 'report.md'}", "Try next:", *("  " + line for line in following)]
+    shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in following)]
     return "\n".join(shown)
 
 
-def _generate(workdir: Path, used: Sequence[str]) -> str:
+def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
     if any("." not in name and name not in mixers.names() for name in used):  # registered, in this process alone
         return f"seqjax.load({str(workdir)!r}).generate('def ')    # in Python, with the mixer registered"

@@ -1,11 +1,15 @@
-"""Graceful shutdown: SIGTERM or SIGINT lets the run finish its step, save and exit; a second SIGINT interrupts it."""
+"""Graceful shutdown: SIGTERM or SIGINT lets the run finish its step, save and exit; a second SIGINT interrupts it.
 
+In several processes SIGTERM belongs to JAX's preemption service: a signal to one of them is told to all, and they agree
+on a step that none has passed. It also notes a signal that comes before the training loop.
+"""
+
+import os
 import signal
 from types import FrameType
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
+import orbax.checkpoint as ocp
 
 
 class StopRequest:
@@ -14,9 +18,10 @@ class StopRequest:
     def __init__(self):
         self.name = ""
         self._old = {}
+        self._several = jax.process_count() > 1
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGINT,) if self._several else (signal.SIGTERM, signal.SIGINT):
             self._old[number] = signal.signal(number, self._handle)
         return self
 
@@ -29,15 +34,14 @@ class StopRequest:
         if self.name and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def agreed(self, *, check: bool) -> bool:
-        """Return whether to stop now; several processes, which must stop at the same step, agree on it if `check`."""
-        if jax.process_count() == 1:
+    def agreed(self, step: int) -> bool:
+        """Return whether to stop after `step`, which several processes, who must all ask at every step, agree on."""
+        if not self._several:
             return bool(self.name)
-        if not check:
-            return False
-        with jax.transfer_guard("allow"):
-            votes = multihost_utils.process_allgather(np.asarray(bool(self.name)))
-        if votes.any() and not self.name:
-            self.name = "a signal to another process"
-        return bool(votes.any())
+        stopping = ocp.multihost.reached_preemption(step)
+        if stopping and not self.name:
+            self.name = "a signal to one of the processes"
+        return stopping

@@ -8,10 +8,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from seqjax import mixers
+from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
+from seqjax.training.spool import Spool, readable
 from seqjax.upgrade import VERSION, upgrade_config
 
 # Settings that do not change what a run computes, but for the order of sums; a resumed run may change them.
@@ -53,31 +54,29 @@ def fresh(config: Config) -> Path:
     raise AssertionError("there is always another number")
 
 
-def check_config(workdir: str | Path, config: Config) -> None:
+def check_config(workdir: str | Path | Spool, config: Config) -> None:
     """Raise `UserError` if `workdir` holds a run with other settings, or of unknown ones. Nothing is written."""
-    workdir = Path(workdir)
+    called, workdir = _called_and_read(workdir)
     if (workdir / "config.json").exists():
         # Whoever resumes the run has named the mixers of `config`, and no others.
         own = [mixer.name for mixer in config.model.mixers]
-        old, new = to_dict(load_config(workdir, allow_code=own)), to_dict(config)
+        old, new = to_dict(_loaded(workdir, called, allow_code=own)), to_dict(config)
         changed = [d for d in differences(old, new) if not d.startswith(MAY_CHANGE)]
         if changed:
             raise UserError(
-                f"{workdir} holds a run with another config: {'; '.join(changed)}. "
+                f"{called} holds a run with another config: {'; '.join(changed)}. "
                 "Give the old values to go on with it, or another --workdir to start anew."
             )
     elif workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir={workdir} is a file; give a directory.")
+        raise UserError(f"--workdir={called} is a file; give a directory.")
     elif any((workdir / "checkpoints").glob("*")):  # A run that ended before its first step leaves it empty.
-        raise UserError(
-            f"{workdir} has checkpoints but no config.json, so what made them is unknown. Give another one."
-        )
+        raise UserError(f"{called} has checkpoints but no config.json, so what made them is unknown. Give another one.")
 
 
-def save_config(workdir: str | Path, config: Config) -> None:
+def save_config(workdir: str | Path | Spool, config: Config) -> None:
     """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
     check_config(workdir, config)
-    workdir = Path(workdir)
+    workdir = workdir.directory if isinstance(workdir, Spool) else Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / "config.json", {"version": VERSION, **to_dict(config)})
@@ -87,7 +86,9 @@ def save_config(workdir: str | Path, config: Config) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
-    parser.add_argument("--workdir", required=True, type=Path, help="the directory of a run")
+    parser.add_argument(
+        "--workdir", required=True, type=store.location, help="the directory of a run, also s3:// or gs://"
+    )
     parser.add_argument(
         "--allow-code",
         action="append",
@@ -101,21 +102,32 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
     """Return the config of the run in `workdir`; raise `UserError` if it does not hold one.
 
     A config names the modules of its mixers, and whoever wrote the workdir chose them. So one from outside seqjax is
-    imported only if `allow_code` holds its name; otherwise it is a `UserError`.
+    imported only if `allow_code` holds its name; otherwise it is a `UserError`. A workdir may be a URL.
     """
-    workdir = Path(workdir)
+    called, directory = _called_and_read(workdir)
+    return _loaded(directory, called, allow_code=allow_code)
+
+
+def _called_and_read(workdir: str | Path | Spool) -> tuple[str, Path]:
+    """Return what the user calls a workdir, and the directory of this machine where its files are read."""
+    if isinstance(workdir, Spool):
+        return str(workdir), workdir.directory
+    return store.url_of(workdir) or str(workdir), readable(workdir)
+
+
+def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Config:
     path = workdir / "config.json"
     if not path.exists():
         inside = sorted(str(file.parent) for file in workdir.glob("*/config.json"))
         runs = f" It holds runs: {', '.join(inside[-5:])}." if inside else ""
         raise UserError(
-            f"{workdir} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
+            f"{called} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
         )
     values = read_json(path)
     if "model_type" in values and "model" not in values:
         raise UserError(
-            f"{workdir} holds a public model, not a run: `seqjax convert import --weights={workdir} --workdir=DIR` "
-            f"makes one of it, and in Python seqjax.load({str(workdir)!r}) opens it."
+            f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
+            f"makes one of it, and in Python seqjax.load({called!r}) opens it."
         )
     values = upgrade_config(values, where=str(path))
     for name in _mixer_names(values):

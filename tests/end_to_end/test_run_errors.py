@@ -41,7 +41,7 @@ def midway(blocks_dir, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "sync", lambda self: SYNCED.append(self.position))
         patch.setattr(Checkpoints, "save", seen_save)
-        patch.setattr(train_module.StopRequest, "agreed", lambda self, check: support.n_rows(workdir) >= 14)
+        patch.setattr(train_module.StopRequest, "agreed", lambda self, step: support.n_rows(workdir) >= 14)
         assert train(config, workdir) is False
     assert support.checkpoint_steps(workdir) == [12, 15]
     return workdir
@@ -261,7 +261,7 @@ def test_generate_refuses_seeds_and_temperatures_that_are_none(workdir):
 def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdir, monkeypatch):
     elsewhere = workdir.with_name("elsewhere")
 
-    def moved(self, check):
+    def moved(self, step):
         if support.n_rows(workdir) == 17:
             workdir.rename(elsewhere)
         return False

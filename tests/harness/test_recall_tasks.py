@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from seqjax.harness.recall.setups import MODELS, SETUPS
-from seqjax.harness.recall.tasks import IGNORED, MQAR, S5, Copy, CopySelected, Induction, Ngram, Position, Task
+from seqjax.harness.recall.tasks import (
+    IGNORED,
+    MQAR,
+    S5,
+    Copy,
+    CopySelected,
+    Induction,
+    Ngram,
+    Position,
+    Task,
+    _distinct,
+)
 from seqjax.harness.recall.train import batches, model_config, padded
 
 TASKS: list[Task] = [
@@ -73,6 +84,16 @@ def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
 def test_the_seed_decides(task) -> None:
     first, again, other = (task.examples(np.random.default_rng(seed), 8).inputs for seed in (1, 1, 2))
     assert (first == again).all() and (first != other).any()
+
+
+@pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
+def test_distinct_integers_are_uniform(size, below) -> None:
+    rows = _distinct(np.random.default_rng(0), 6000, size, below=below)
+    assert rows.shape == (6000, size)
+    assert all(len(set(row)) == size for row in rows.tolist())
+    for column in (rows[:, 0], rows[:, -1]):
+        counts = np.bincount(column, minlength=below)
+        assert len(counts) == below and np.allclose(counts, 6000 / below, atol=5 * np.sqrt(6000 / below))
 
 
 def test_queries_of_mqar_come_early() -> None:

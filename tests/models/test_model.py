@@ -198,3 +198,17 @@ def test_the_residual_stream_may_stay_float32():
     weights = support.random_params(model)
     assert jax.eval_shape(model.embed, weights, tokens).dtype == jnp.float32
     assert jax.eval_shape(model.hidden, weights, tokens).dtype == jnp.bfloat16
+
+
+def test_a_decoding_step_does_not_copy_its_cache():
+    # Approx selection reads little of the cache, so what XLA reserves beside it must be a small part of it.
+    model = support.tiny_model("top1_chunk", "approx")
+    cache = jax.eval_shape(lambda: model.init_cache(4, 8192))
+    token, position = jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    step = jax.jit(lambda *args: model.step(*args), donate_argnums=3)
+    memory = (
+        step.lower(jax.eval_shape(model.init, jax.random.key(0)), token, position, cache).compile().memory_analysis()
+    )
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    assert memory.alias_size_in_bytes >= size
+    assert memory.temp_size_in_bytes < size / 8

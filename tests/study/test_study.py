@@ -57,6 +57,23 @@ def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, cap
         study.main([f"--analyse={tmp_path}"])
 
 
+def test_runs_in_a_store_are_read_like_those_of_directories(runs, memory, tmp_path, capsys):
+    urls = {name: support.put(workdir, f"{memory}/{name}") for name, workdir in runs.items()}
+    for out, workdirs in (("here", runs), ("there", {name: {"workdir": url} for name, url in urls.items()})):
+        path = write_study(tmp_path / f"{out}.py", workdirs)
+        study.main([f"--study={path}", f"--out={tmp_path / out}"])
+    for name in ("points.csv", "blocks.npz", "gaps.md"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+    (run, _) = load_study(tmp_path / "there.py").runs
+    assert run.workdir == urls["fast"]
+    assert run.log.is_relative_to(tmp_path / "cache")
+    capsys.readouterr()
+    study.main([f"--study={path}", "--list"])
+    assert capsys.readouterr().out.count("read only") == 2
+    with pytest.raises(UserError, match="--out=s3://bucket/study: this is written to a path of this machine"):
+        study.main([f"--study={path}", "--out=s3://bucket/study"])
+
+
 def test_errors_name_the_fix(runs, tmp_path):
     with pytest.raises(UserError, match=r"--study: there is no Python file .*absent\.py and no study of that name"):
         load_study(str(tmp_path / "absent.py"))

@@ -4,14 +4,18 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
+import jax
 import pytest
 
+from seqjax import train as train_module
 from seqjax.errors import UserError
 from seqjax.training import lock
 from seqjax.training.lock import locked
@@ -97,6 +101,41 @@ def test_on_another_host_the_age_decides(tmp_path, changes):
     with locked(tmp_path):
         pass
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ends", ["released", "dead", "alive"])
+def test_a_job_that_starts_again_waits_for_its_first_start(tmp_path, monkeypatch, capsys, ends):
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.02)
+    write_lock(tmp_path, age=lock.STALE_SECONDS - (1 if ends == "dead" else 90))
+    path = tmp_path / lock.FILE
+    if ends != "dead":
+        threading.Timer(0.2, path.unlink if ends == "released" else path.touch).start()
+    if ends == "alive":
+        with pytest.raises(UserError, match="in use by process 7 on elsewhere"):
+            locked(tmp_path, wait=True).__enter__()
+    else:
+        with locked(tmp_path, wait=True):
+            assert json.loads(path.read_text())["pid"] == os.getpid()
+    seconds = "1|0" if ends == "dead" else "90|89"
+    assert re.search(rf"left in use by process 7 on elsewhere; waiting up to ({seconds}) s", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("restarts", "processes"), [(None, 1), ("1", 1), (None, 2)])
+def test_training_waits_if_a_scheduler_may_have_started_it_again(blocks_dir, monkeypatch, restarts, processes):
+    asked = []
+
+    def refuse(workdir, *, wait):
+        asked.append(wait)
+        raise UserError("in use")
+
+    monkeypatch.setattr(train_module, "locked", refuse)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    with pytest.raises(UserError, match="in use"):
+        train_module.train(support.run_config(blocks_dir), "anywhere")
+    assert asked == [restarts is not None or processes > 1]
 
 
 def test_a_lock_that_is_being_written_holds(tmp_path):

@@ -3,6 +3,8 @@
 import os
 import signal
 
+import jax
+import orbax.checkpoint as ocp
 import pytest
 
 from seqjax.training.signals import StopRequest
@@ -12,10 +14,9 @@ from seqjax.training.signals import StopRequest
 def test_the_first_signal_is_noted(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert not stop.agreed(check=True)
+        assert not stop.agreed(1)
         os.kill(os.getpid(), number)
-        assert stop.agreed(check=True)
-        assert stop.agreed(check=False)
+        assert stop.agreed(2)
         assert stop.name == number.name
     assert signal.getsignal(number) is before
 
@@ -33,3 +34,24 @@ def test_handlers_come_back_after_an_error():
     with pytest.raises(ZeroDivisionError), StopRequest():
         raise ZeroDivisionError
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_several_processes_ask_jax_and_pass_an_interrupt_on(monkeypatch):
+    """SIGTERM belongs to JAX, whose handler `signal.signal` would take away; here the test has it."""
+    asked, terminations = [], []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(ocp.multihost, "reached_preemption", lambda step: asked.append(step) or step == 3)
+    before = signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
+    try:
+        with StopRequest() as stop:
+            assert [stop.agreed(step) for step in (1, 2, 3)] == [False, False, True]
+            assert asked == [1, 2, 3]
+            assert stop.name == "a signal to one of the processes"
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert (stop.name, terminations) == ("SIGINT", [True])
+            assert not stop.agreed(1), "not before all agree"
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)

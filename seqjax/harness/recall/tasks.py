@@ -64,6 +64,19 @@ def _subsets(scores: np.ndarray, size: int) -> np.ndarray:
     return np.argpartition(scores, size - 1)[:, :size]
 
 
+def _distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.ndarray:
+    """Return `n` rows of `size` different integers from 0 to `below` - 1, in random order, int64 [B, size]."""
+    if size**2 > below:
+        return rng.permuted(_subsets(rng.random((n, below)), size), axis=1)
+    # A row is rarely drawn anew: cheaper than a random number for every integer.
+    rows, again = np.empty((n, size), np.int64), np.arange(n)
+    while len(again):
+        rows[again] = rng.integers(below, size=(len(again), size))
+        ordered = np.sort(rows[again])
+        again = again[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
+    return rows
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MQAR(Task):
     """`pairs` keys with their values, then each key once more among noise; asked for is the value at each of these.
@@ -88,8 +101,8 @@ class MQAR(Task):
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
-        keys = 1 + _subsets(rng.random((n, self.ids // 2 - 1)), self.pairs)
-        values = self.ids // 2 + _subsets(rng.random((n, self.ids // 2)), self.pairs)
+        keys = 1 + _distinct(rng, n, self.pairs, below=self.ids // 2 - 1)
+        values = self.ids // 2 + _distinct(rng, n, self.pairs, below=self.ids // 2)
         context = 2 * self.pairs
         inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
         inputs[:, context:] = rng.integers(self.ids, size=(n, self.length - context))

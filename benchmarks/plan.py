@@ -1,0 +1,81 @@
+"""How long would a run take on machines that never ran it? A plan on paper from speeds that were measured:
+
+    python -m benchmarks.plan [--record=train_step_1b3_4_devices.json] [--tokens=1e11]
+
+Takes the tokens per second and device of every model in a record of `benchmarks.train_step`, on its largest number of
+devices, and prints hours and device hours for eight of the same. For devices that were never measured it scales by
+their peak (dense bf16) and says so: such a row is an estimate that assumes the same share of the peak and as good a
+network. TPUs get a row only for models whose kernels run there.
+"""
+
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__, writes=False)
+FLAGS.add_argument("--record", default="train_step_1b3_4_devices.json", help="a file in benchmarks/results")
+FLAGS.add_argument("--tokens", type=float, default=1e11, help="of the run (1e11)")
+options.parse_early(FLAGS, __name__)
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seqjax.errors import UserError, run_command
+from seqjax.models.flops import PEAK_TFLOPS
+
+RESULTS = Path(__file__).parent / "results"
+ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form of what the record's GPU had a kernel for
+
+
+class Machine(NamedTuple):
+    """A number of devices of a kind that `PEAK_TFLOPS` knows."""
+
+    name: str
+    kind: str
+    count: int
+
+
+MACHINES = (
+    Machine("8 H200", "H200", 8),
+    Machine("8 A100", "A100", 8),
+    Machine("TPU v5e-64", "TPU v5 lite", 64),
+)
+
+
+def rows(record: dict[str, Any], tokens: float) -> Iterator[str]:
+    """Yield the rows of the table: a model on a machine, tokens per second, hours, device hours, and what they are."""
+    device, results = record["machine"]["device"], record["results"]
+    measured = next(kind for kind in PEAK_TFLOPS if kind in device)
+    most = max(result["devices"] for result in results.values())
+    for machine in MACHINES:
+        for name, result in results.items():
+            model = name.split(":")[0].split(" ")[0]
+            if result["devices"] != most or (machine.kind.startswith("TPU") and model not in ON_TPU):
+                continue
+            scale = PEAK_TFLOPS[machine.kind] / PEAK_TFLOPS[measured]
+            rate = result["tokens_per_s"] / most * machine.count * scale
+            hours = tokens / rate / 3600
+            how = f"{most} measured, times {machine.count / most:g}"
+            if machine.kind != measured:
+                how = f"estimate by peak, {PEAK_TFLOPS[machine.kind]:g} of {PEAK_TFLOPS[measured]:g} TFLOP/s"
+            times = f"{rate / 1000:,.0f} | {hours:,.0f} | {hours * machine.count:,.0f}"
+            yield f"| {machine.name} | {model} | {times} | {how} |"
+
+
+def main(argv: list[str]) -> None:
+    """Print the table."""
+    given = FLAGS.parse_args(argv)
+    path = RESULTS / given.record
+    if not path.is_file():
+        names = ", ".join(sorted(file.name for file in RESULTS.glob("train_step*.json")))
+        raise UserError(f"--record={given.record}: there are {names}.")
+    sys.stdout.write(
+        "| devices | model | thousand tokens/s | hours | device hours | from |\n|---|---|---:|---:|---:|---|\n"
+    )
+    for row in rows(json.loads(path.read_text(encoding="utf-8")), given.tokens):
+        sys.stdout.write(row + "\n")
+
+
+if __name__ == "__main__":
+    run_command(main)

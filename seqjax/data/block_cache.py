@@ -1,0 +1,98 @@
+"""Prepared blocks in a store, read through a copy on this machine: array_record opens files of this machine alone.
+
+What a run reads of `s3://bucket/blocks` (or any other URL that fsspec opens) is copied before the first step into
+`blocks/HASH` of the cache, `config.data.cache_dir` or `~/.cache/seqjax`. HASH is that of the manifest, so other data
+under the same URL never mix with it. Files appear when they are complete. Processes of one machine wait for the one
+that copies and share the copy, which stays until somebody deletes it.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from seqjax import store
+from seqjax.data import document_index, stored_tokenizer
+from seqjax.errors import DISK_FULL, UserError
+from seqjax.files import cache_directory
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where processes may copy a file twice
+    fcntl = None
+
+SMALL = (document_index.FILE, stored_tokenizer.FILE)  # beside the manifest; older versions did not write them
+
+
+def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:
+    """Return the directory of this machine with the blocks of some domains: `directory` itself, or a copy.
+
+    Raises `UserError` if the store or the cache fails.
+    """
+    url = store.url_of(directory)
+    if not url:
+        return Path(directory)
+    files = [
+        file
+        for of_split in manifest["splits"].values()
+        for domain, entry in of_split.items()
+        if domain in domains
+        for file in entry["files"]
+    ]
+    return _copied(url, manifest, {file["path"]: file.get("bytes") for file in files}, cache_dir=cache_dir)
+
+
+def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> Path:
+    """Return the directory of this machine with what lies beside the manifest, as `copied` does."""
+    return copied(directory, manifest, (), cache_dir=cache_dir)
+
+
+def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int | None], *, cache_dir: str) -> Path:
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    root = (Path(cache_dir).expanduser() if cache_dir else cache_directory()) / "blocks" / digest[:16]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root):
+            for left in root.rglob(".*.tmp"):  # by a process that was killed
+                left.unlink(missing_ok=True)
+            there = store.sizes(url)
+            wanted |= {name: there[name] for name in SMALL if name in there}
+            missing = [
+                name
+                for name, size in wanted.items()
+                if not (root / name).is_file() or size not in (None, (root / name).stat().st_size)
+            ]
+            _require_room(root, sum(there.get(name, 0) for name in missing), url)
+            if missing:
+                logging.info("Copying %d files of %s to %s.", len(missing), url, root)
+            store.in_threads(lambda name: store.download(f"{url}/{name}", root / name), missing)
+    except OSError as error:
+        if error.errno in DISK_FULL or isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
+            raise UserError(
+                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to a directory with room."
+            ) from error
+        raise
+    return root
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """A context in which this process alone copies to `root`; others wait."""
+    with (root / ".lock").open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
+        yield
+
+
+def _require_room(root: Path, needed: int, url: str) -> None:
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise UserError(
+            f"The blocks that this run reads of {url} take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in "
+            f"{root}; set config.data.cache_dir to a directory with room, or name fewer domains."
+        )

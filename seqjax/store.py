@@ -1,0 +1,292 @@
+"""Object stores, and whatever else fsspec opens, by URL: `s3://bucket/blocks`, `gs://bucket/run`.
+
+This is the only module that knows about schemes and their packages, which are imported when a URL is first used. An
+object appears in a store whole or not at all, however its writer dies; of several objects nothing is promised, so what
+consists of several has one that is written last.
+"""
+
+import concurrent.futures
+import contextlib
+import datetime
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import fsspec
+from etils import epath
+from fsspec import config as fsspec_config
+
+from seqjax.errors import DISK_FULL, UserError
+from seqjax.files import temporary_beside
+
+Result = TypeVar("Result")
+
+# Where a run can be kept. Orbax writes to gs:// itself; memory:// is fsspec's, which lasts as long as the process.
+WORKDIRS = ("gs", "s3", "memory")
+DIRECT = ("gs",)
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # scheme -> extra of seqjax with its package
+THREADS = 8  # objects that are read or written at a time
+RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, beside those of the packages themselves
+
+
+class StoreError(UserError):
+    """A store could not be reached, or refused."""
+
+
+def url_of(path: str | os.PathLike[str]) -> str:
+    """Return the URL that `path` is, or "" if it is a path of this machine.
+
+    `Path("s3://bucket/run")` has lost a slash, which is put back.
+    """
+    found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
+    if found is None:
+        return ""
+    if found[1] in ("file", "local") or "::" in found[2]:  # What comes after the slashes is for fsspec to read.
+        return os.fspath(path)
+    return f"{found[1]}://{found[2].rstrip('/')}"
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a URL, and not one of a file of this machine."""
+    return scheme(url_of(path)) not in ("", "file", "local")
+
+
+def location(text: str) -> str | Path:
+    """Return what an option that takes a path or a URL was given: the URL as text, or the path."""
+    return url_of(text) or Path(text)
+
+
+def scheme(url: str) -> str:
+    """Return `s3` of `s3://bucket/run`; "" of a path."""
+    return url_of(url).partition(":")[0]
+
+
+def require_local(path: str | os.PathLike[str], option: str) -> None:
+    """Raise `UserError` if `path`, the value of `option`, is a URL where only a path of this machine will do."""
+    if url := url_of(path):
+        raise UserError(f"{option}={url}: this is written to a path of this machine; copy it to the store afterwards.")
+
+
+def require_workdir(url: str) -> None:
+    """Raise `UserError` for a URL where no run can be kept."""
+    if scheme(url) not in WORKDIRS:
+        kept = "gs://BUCKET/PATH, s3://BUCKET/PATH"
+        raise UserError(f"--workdir={url}: a run is kept in a directory of this machine (a plain path), {kept}.")
+    if not url.partition("://")[2].strip("/"):
+        raise UserError(f"--workdir={url} names no bucket: write {scheme(url)}://BUCKET/PATH.")
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it; raise `UserError` if its package is missing."""
+    key = (os.getpid(), *url_of(url).split("/")[:3:2])
+    try:
+        # fsspec has one for every thread, and each of them connects anew.
+        if "::" not in url and (known := _systems.get(key)) is not None:
+            return known, cast(str, known._strip_protocol(url))
+        fs, path = fsspec.core.url_to_fs(url)
+        if "::" not in url:
+            fs = _systems.setdefault(key, fs)
+    except ImportError as error:
+        extra = EXTRAS.get(scheme(url))
+        how = f"pip install 'seqjax[{extra}]'" if extra else str(error).rstrip(".")
+        raise UserError(f"{url} needs a package that is not installed: {how}.") from error
+    except ValueError as error:
+        raise UserError(f"{url}: {error}. Give a path of this machine, or a URL that fsspec opens.") from error
+    except Exception as error:  # Some connect here, or look for credentials.
+        raise _named(url, error) from error
+    return fs, cast(str, path)
+
+
+def orbax_path(url: str) -> epath.Path:
+    """Return the path by which Orbax reads and writes a URL.
+
+    From now on gcsfs remembers no listings in this process, which would hide what other processes write and remove.
+    """
+    for name in ("gs", "gcs"):
+        fsspec_config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
+    return epath.Path(url)
+
+
+_systems: dict[tuple[Any, ...], Any] = {}  # by process, scheme and bucket
+
+
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """A context in which what a store answers, or that it does not answer, becomes a `StoreError` about `url`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:  # of this machine
+            raise
+        raise _named(url, error) from error
+
+
+def _named(url: str, error: Exception) -> StoreError:
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    if isinstance(error, FileNotFoundError):
+        return StoreError(f"{url} does not exist, or its bucket does not ({first}). Check the name.")
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return StoreError(f"{url} may not be used ({first}). Check the credentials of this machine and their rights.")
+    return StoreError(
+        f"{url} cannot be reached ({type(error).__name__}: {first}). Check the network, the credentials and, for a "
+        "server of your own, its address (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST)."
+    )
+
+
+def _tried(url: str, function: Callable[[], Result]) -> Result:
+    """Return the result of an operation that may be done twice; it is tried again where that may help."""
+    with reaching(url):
+        for seconds in RETRY_SECONDS:
+            try:
+                return function()
+            except (FileNotFoundError, FileExistsError, PermissionError):
+                raise
+            except Exception as error:
+                if "Credentials" in type(error).__name__:
+                    raise
+                if isinstance(error, OSError) and error.errno in DISK_FULL:
+                    raise
+            time.sleep(seconds)
+        return function()
+
+
+def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Return the results of `function` for every item, several at a time; raise the first error."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def sizes(url: str) -> dict[str, int]:
+    """Return the sizes in bytes of all objects below `url`, by name relative to it; empty if there is none."""
+    fs, root = filesystem(url)
+
+    def listed() -> dict[str, dict[str, Any]]:
+        fs.invalidate_cache()  # Others write too.
+        return fs.find(root, detail=True)
+
+    base = root.rstrip("/") + "/"
+    found = _tried(url, listed)
+    return {
+        path.removeprefix(base): int(info["size"])
+        for path, info in found.items()
+        if path.startswith(base)
+        and info["type"] == "file"
+        and not path.endswith("/")
+        # What is copied by its name stays below the directory that it is copied to.
+        and not {"", ".", ".."} & {*path.removeprefix(base).split("/")}
+    }
+
+
+def read(url: str) -> bytes | None:
+    """Return the content of an object, or None if there is none."""
+    fs, path = filesystem(url)
+
+    def content() -> bytes | None:
+        try:
+            return fs.cat_file(path)
+        except FileNotFoundError:
+            return None
+
+    return _tried(url, content)
+
+
+@contextlib.contextmanager
+def reading(url: str) -> Iterator[Any]:
+    """A context that opens a file or object to read bytes; a store that fails is a `StoreError`, not a damaged file."""
+    if not is_remote(url):
+        with cast(Any, fsspec.open(url, "rb")) as file:
+            yield file
+        return
+    fs, path = filesystem(url)
+    with reaching(url):
+        opened = fs.open(path, "rb")
+    with opened:
+        yield _Reader(opened, url)
+
+
+class _Reader:
+    """A file whose errors are named."""
+
+    def __init__(self, file: Any, url: str):
+        self._file, self._url = file, url
+
+    def read(self, *args: Any) -> bytes:
+        with reaching(self._url):
+            return self._file.read(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def write(url: str, content: bytes) -> None:
+    """Write an object; it replaces another one."""
+    fs, path = filesystem(url)
+    _tried(url, lambda: fs.pipe_file(path, content))
+
+
+def create(url: str, content: bytes) -> bool:
+    """Write an object unless there is one, and return whether it was written. Not all stores look: read it back."""
+    fs, path = filesystem(url)
+    with reaching(url):
+        try:
+            fs.pipe_file(path, content, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            if "412" in str(error) or "recondition" in str(error):  # gcsfs has no name for it
+                return False
+            raise
+    return True
+
+
+def modified(url: str) -> datetime.datetime | None:
+    """Return when an object was written, by the clock of the store; None if there is none."""
+    fs, path = filesystem(url)
+
+    def time_of() -> datetime.datetime | None:
+        fs.invalidate_cache()
+        try:
+            return fs.modified(path)
+        except FileNotFoundError:
+            return None
+
+    return _tried(url, time_of)
+
+
+def upload(path: Path, url: str) -> None:
+    """Copy a file to an object."""
+    fs, target = filesystem(url)
+    _tried(url, lambda: fs.put_file(str(path), target))
+
+
+def download(url: str, path: Path) -> None:
+    """Copy an object to a file, which appears when it is complete; raise `StoreError` if there is no such object."""
+    fs, source = filesystem(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_beside(path)
+    try:
+        _tried(url, lambda: fs.get_file(source, str(temporary)))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove(url: str) -> None:
+    """Remove an object, if there is one."""
+    fs, path = filesystem(url)
+
+    def removed() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(path)
+
+    _tried(url, removed)

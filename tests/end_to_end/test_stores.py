@@ -1,0 +1,297 @@
+"""Runs that are kept in an object store, on real servers: stopped, killed, cut off, and gone on with elsewhere.
+
+What they end as equals, bit for bit, a run in a local workdir that was left alone.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import seqjax
+from seqjax import store
+from seqjax.errors import UserError
+from seqjax.study.runner import Run
+from seqjax.train import train
+from seqjax.training import spool, stored_checkpoints
+from tests import object_servers, support
+from tests.end_to_end.kills import assert_equal_runs, finish
+
+STEPS, PATIENCE = 40, 120.0
+SETTINGS = {"train__steps": STEPS, "log__tensorboard": True}
+HANG = """
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+mark = Path(sys.argv.pop(1))
+def hang():
+    time.sleep(1)  # for the other threads
+    mark.touch()
+    time.sleep(600)
+from seqjax import store
+from seqjax.training import stored_checkpoints
+upload = store.upload
+def hang_in_the_second(path, url):
+    if url.endswith("checkpoints/10/rest/_METADATA"):
+        hang()
+    upload(path, url)
+store.upload = hang_in_the_second
+from orbax.checkpoint._src.path import atomicity
+finalize = atomicity.CommitFileTemporaryPath.finalize
+async def hang_before_the_commit(self, *args, **options):
+    if self.get_final().name == "10" and "gs:" in str(self.get_final()):
+        hang()
+    return await finalize(self, *args, **options)
+atomicity.CommitFileTemporaryPath.finalize = hang_before_the_commit
+from seqjax.errors import run_command
+from seqjax.main import main
+run_command(main)
+"""
+
+
+IMPATIENT = """
+from seqjax import store
+store.RETRY_SECONDS = ()
+from seqjax.errors import run_command
+from seqjax.main import main
+run_command(main)
+"""
+
+
+class Machine(NamedTuple):
+    """The environment of processes that share a cache, and where that is."""
+
+    environment: dict[str, str]
+    cache: Path
+    started: list["subprocess.Popen[str]"]
+
+    def popen(self, command: list[str]) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            command, env=self.environment, cwd=support.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return support.run(command, env=self.environment)
+
+
+@pytest.fixture
+def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
+    """`machine("a", server)` is one of that name; its processes end with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def of(name: str, server: object_servers.Server) -> Machine:
+        environment = support.environment() | server.environment | {"XDG_CACHE_HOME": str(tmp_path / name)}
+        return Machine(environment, tmp_path / name, started)
+
+    yield of
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def alone(blocks_dir, tmp_path_factory) -> Path:
+    """The run in a local workdir."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    finish(support.command(blocks_dir, workdir, "transformer_pp", **SETTINGS))
+    return workdir
+
+
+def command(blocks_dir: Path, url: str) -> list[str]:
+    return support.command(blocks_dir, url, "transformer_pp", **SETTINGS)
+
+
+def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def steps(url: str) -> list[int]:
+    """Of the complete checkpoints."""
+    marker = spool.ORBAX_MARKER if url.startswith("gs:") else stored_checkpoints.MARKER
+    parts = [name.split("/") for name in store.sizes(f"{url}/checkpoints")]
+    return sorted(int(step) for step, *names in parts if names == [marker])
+
+
+def kept(url: str) -> set[str]:
+    """Files beside the checkpoints."""
+    return {name for name in store.sizes(url) if not name.startswith(("checkpoints/", "tensorboard/"))}
+
+
+FILES = {
+    "config.json", "run.json", "metrics.jsonl", "report.md", "report.png", "spool.json",
+    "eval_losses/blocks.npz", *(f"eval_losses/{step:08d}.npz" for step in (7, 14, 21, 28, 35, 40)),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_stopped_here_and_finished_elsewhere(server, machine, blocks_dir, alone):
+    url, a, b = f"{server.url}/run", machine("a", server), machine("b", server)
+    process = a.popen(command(blocks_dir, url))
+    wait_for(lambda: steps(url), process)
+    process.send_signal(signal.SIGSTOP)  # so that it lives on for as long as the other one takes to start
+    refused = b.run(command(blocks_dir, url))
+    assert refused.returncode == 2
+    assert f"{url} is in use by process {process.pid} on " in refused.stderr
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, stderr
+    assert f"everything is saved. Go on with the same command and --workdir={url}" in stderr
+    stopped = max(steps(url))
+    assert "run.lock" not in kept(url)
+    assert 0 < stopped < STEPS
+    last = b.run(command(blocks_dir, url))
+    assert last.returncode == 0, last.stderr
+    assert f"Going on from step {stopped} of {STEPS} in {url}" in last.stderr
+    assert f"Report: {url}/report.md" in last.stderr
+    assert kept(url) == FILES
+    assert any(name.startswith("tensorboard/") for name in store.sizes(url))
+    assert steps(url) == [35, 40]
+    assert_equal_runs(url, alone)
+
+    # What reads it, from a third machine.
+    c = machine("c", server)
+    evaluated = c.run([sys.executable, "-m", "seqjax.evaluate", f"--workdir={url}"])
+    assert f"{url}, step {STEPS}, nats per token" in evaluated.stdout, evaluated.stderr
+    assert "evaluation.json" in kept(url)
+    made = [c.run([sys.executable, "-m", "seqjax.generate", f"--workdir={d}", "--prompt=ab"]) for d in (url, alone)]
+    assert made[0].stdout == made[1].stdout != ""
+    assert seqjax.load(url).loss("abc") == seqjax.load(alone).loss("abc")
+    run = Run(0, "run", url, support.run_config(blocks_dir, "transformer_pp", **SETTINGS), model="run")
+    assert run.complete
+    assert run.last_row()["step"] == STEPS
+    dry = c.run([*command(blocks_dir, url), "--dry_run"])
+    assert f"{url}, which holds a run: it would be resumed" in dry.stdout, dry.stderr
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_save(server, machine, blocks_dir, alone, tmp_path):
+    """Files of step 10 are there, its marker is not: step 5 is in force, here and elsewhere."""
+    url, a, mark = f"{server.url}/run", machine("a", server), tmp_path / "mark"
+    program = [sys.executable, "-c", HANG, str(mark)]
+    process = a.popen([*program, *command(blocks_dir, url)[3:]])
+    wait_for(mark.exists, process)
+    process.kill()
+    process.wait()
+    assert steps(url) == [5]
+    assert any(name.startswith("checkpoints/10/params/") for name in store.sizes(url))
+    assert seqjax.load(url).step == 5
+    # The lock of the dead run is known to be dead: this is the same host.
+    last = machine("b", server).run(command(blocks_dir, url))
+    assert last.returncode == 0, last.stderr
+    assert f"Going on from step 5 of {STEPS}" in last.stderr
+    assert_equal_runs(url, alone)
+    assert steps(url) == [35, 40]
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_away_for_good_and_comes_back(s3_server, own_cache, machine, blocks_dir, alone):
+    """The run goes on and ends with an error; all is on this machine, and the next start sends it."""
+    door = object_servers.Door(s3_server.port)
+    door.open()
+    server = s3_server._replace(environment=s3_server.environment | object_servers.environment_of_s3(door.port))
+    url = f"{server.url}/away/run"
+    a = machine("a", server)
+    with object_servers.used(s3_server):
+        process = a.popen([sys.executable, "-c", IMPATIENT, *command(blocks_dir, url)[3:]])
+        wait_for(lambda: steps(url), process)
+        door.close()
+        _, stderr = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 2, stderr
+        (directory,) = (a.cache / "seqjax" / "spool").glob("*/run")
+        assert f"error: {url}" in stderr
+        assert "cannot be reached" in stderr
+        assert f"are in {directory}: the same command, on this machine, sends them" in stderr
+        assert "Traceback" not in stderr
+        there = max(steps(url))
+        here = max(stored_checkpoints.local_steps(directory))
+        assert there < here == STEPS
+        assert support.n_rows(directory) == support.n_rows(alone)
+        door.open()
+        last = a.run(command(blocks_dir, url))
+        door.close()
+        assert last.returncode == 0, last.stderr
+        assert f"holds the checkpoint of step {STEPS}, which did not reach {url}; it is sent" in last.stderr
+        assert STEPS in steps(url)
+        assert kept(url) == FILES
+        assert_equal_runs(url, alone)
+
+
+def test_a_run_in_memory(memory, blocks_dir, monkeypatch, tmp_path):
+    """The quick one: the last checkpoint does not get there, and the same command sends it."""
+    settings = {"train__steps": 2, "checkpoint__every": 0, "eval__every": 0, "log__every": 2, "model__n_layers": 1}
+    settings |= {"data__eval_domains": ("c4",)}
+    config = support.run_config(blocks_dir, "transformer_pp", **settings)
+    url = f"{memory}/run"
+
+    def dies(directory, url, step):
+        raise store.StoreError("the line is dead")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_checkpoints, "send", dies)
+        with pytest.raises(UserError, match="the line is dead The checkpoint of step 2 and all files are in"):
+            train(config, url)
+    assert steps(url) == []
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+        with pytest.raises(UserError, match=f"{url} holds a run with another config: train.steps: 2 -> 3"):
+            train(support.run_config(blocks_dir, "transformer_pp", **settings | {"train__steps": 3}), url)
+    assert train(config, url)
+    assert steps(url) == [2]
+    assert [row["step"] for row in support.rows(url)] == [2, 2]
+    assert "run.lock" not in kept(url)
+    report = store.read(f"{url}/report.md")
+    assert report is not None
+    assert f"--workdir={url}" in report.decode()
+
+
+def distributed(blocks_dir: Path, url: str, machines: list[Machine]) -> list[tuple[int, str]]:
+    """A process on each machine; how they end and what they say."""
+    args = [*command(blocks_dir, url), "--config.train.batch_size=12", "--distributed"]
+    port = object_servers.free_port()
+    there = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(len(machines))}
+    processes = [
+        machine._replace(environment=machine.environment | there | {"JAX_PROCESS_ID": str(i)}).popen(args)
+        for i, machine in enumerate(machines)
+    ]
+    with ThreadPoolExecutor(len(processes)) as pool:
+        said = [out[1] for out in pool.map(lambda process: process.communicate(timeout=2 * PATIENCE), processes)]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["gs"], indirect=True)
+def test_several_processes_without_a_shared_disk(server, machine, blocks_dir):
+    """Orbax writes the parts of all of them to gs://; the first one alone writes the other files."""
+    url, machines = f"{server.url}/run", [machine("a", server), machine("b", server)]
+    ended = distributed(blocks_dir, url, machines)
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert steps(url) == [STEPS - 5, STEPS]
+    assert {name for name in FILES if "/" not in name} < kept(url)  # its evaluations are at other steps
+    names = {name for name in store.sizes(f"{url}/checkpoints/{STEPS}/data") if name.startswith("process_")}
+    assert names == {"process_0-of-2.json", "process_1-of-2.json"}
+    assert not list(machines[1].cache.rglob("metrics.jsonl"))
+    again = machine("c", server).run([*command(blocks_dir, url), "--config.train.batch_size=12"])
+    assert f"Going on from step {STEPS} of {STEPS} in {url}" in again.stderr
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_several_processes_are_refused_on_s3(server, machine, blocks_dir):
+    for status, said in distributed(blocks_dir, f"{server.url}/run", [machine("a", server), machine("b", server)]):
+        assert status != 0
+        assert "of several processes each has a part of the checkpoint on its own machine" in said
+    assert store.sizes(server.url) == {}

@@ -1,0 +1,121 @@
+"""`seqjax niah`: the prompts, what counts as an answer, and the command."""
+
+import hashlib
+import json
+import random
+
+import numpy as np
+import pytest
+
+from seqjax.data.tokenizer import load_tokenizer
+from seqjax.errors import UserError
+from seqjax.harness import niah, passkey
+from seqjax.models import Model
+from seqjax.pretrained import Pretrained
+from seqjax.sharding import make_mesh
+from tests import support
+
+BYTES = load_tokenizer("byte")
+WORDS = ["brave-otter", "calm-lake", "dry-hill", "early-morning-train"]
+
+
+@pytest.fixture
+def few_words(monkeypatch):
+    """Words without their package, which has six million."""
+    monkeypatch.setattr(passkey, "_words", lambda: WORDS)
+
+
+def drawn(*lengths: int, n: int = 5, seed: int = 0) -> list[passkey.Sample]:
+    rng = random.Random(seed)
+    return [s for length in lengths for s in passkey.samples(len, length=length, n=n, rng=rng)]
+
+
+@pytest.mark.parametrize("length", [600, 4096, 20_000])
+def test_a_prompt_holds_its_number_once_and_fills_its_length(few_words, length) -> None:
+    for sample in drawn(length):
+        question = sample.prompt.rpartition(" The special magic number")[0]
+        assert sample.prompt.count(sample.value) == 1
+        assert length - 25 * len(passkey.LINE + "\n") - 100 < len(question) + passkey.NEW_TOKENS <= length
+        key = sample.prompt.rpartition(" number for ")[2].partition(" ")[0]
+        assert f"numbers for {key} is: {sample.value}.\n" in sample.prompt and key in WORDS
+        assert question.endswith(f"What is the special magic number for {key} mentioned in the provided text?")
+
+
+def test_a_seed_draws_the_same_and_lengths_go_on_from_each_other(few_words) -> None:
+    assert drawn(600, 1000) == drawn(600, 1000) != drawn(600, 1000, seed=1)
+    assert drawn(600) == drawn(600, 1000)[:5]
+    assert drawn(1000) != drawn(600, 1000)[5:], "the random numbers of the first length are spent"
+
+
+def test_the_number_is_anywhere_in_the_text(few_words) -> None:
+    positions = [s.prompt.index(s.value) / len(s.prompt) for s in drawn(4000, n=40)]
+    assert min(positions) < 0.3 and max(positions) > 0.7
+
+
+def test_too_short_a_length_is_refused(few_words) -> None:
+    with pytest.raises(ValueError, match="no passkey prompt has 200 tokens"):
+        drawn(200)
+
+
+@pytest.mark.slow
+def test_the_samples_are_those_of_the_harness() -> None:
+    # Compared with lm-evaluation-harness 0.4.13, its seed 0, where this was made: bytes and the Mixtral vocabulary, 512
+    # to 102,400 tokens.
+    pytest.importorskip("wonderwords", reason="the words of the prompts; pip install 'seqjax[harness]'")
+    text = "".join(s.prompt + s.value for s in drawn(512, 1024, n=20))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "8b75c215b0cb028f"
+
+
+def answered(monkeypatch, said, samples, *, batch_size=2) -> tuple[float, list[tuple[int, ...]]]:
+    """The accuracy of a model that says `said(prompt)`, and the shapes of the batches that it was given."""
+    shapes = []
+
+    def tokens(params, prompt_BT, key, **settings):
+        shapes.append(prompt_BT.shape)
+        assert (prompt_BT[:, 0] == BYTES.bos).all() and settings["sampling"].temperature == 0
+        texts = [[*BYTES.encode(said(BYTES.decode(row[1:].tolist()))).tolist(), BYTES.eos] for row in prompt_BT]
+        for i in range(settings["n_new"]):
+            yield np.array([text[i] if i < len(text) else ord("x") for text in texts])
+
+    monkeypatch.setattr(niah, "tokens", tokens)
+    config = support.tiny("transformer_pp", model__vocab_size=BYTES.vocab_size)
+    m = Pretrained(model=Model(config.model, max_len=8), params={}, config=config, step=0, mesh=make_mesh())
+    m.__dict__["tokenizer"] = BYTES
+    return niah.accuracy(m, samples, batch_size=batch_size, prefill_chunk=0), shapes
+
+
+def test_what_counts_is_the_number_before_the_end(few_words, monkeypatch) -> None:
+    samples = drawn(600, n=7)
+    value_of = {s.prompt: s.value for s in samples}
+    assert answered(monkeypatch, lambda p: f": {value_of[p]}.", samples)[0] == 1
+    assert answered(monkeypatch, lambda p: f": {value_of[p][:-1]}", samples)[0] == 0
+    assert answered(monkeypatch, lambda p: "x" * 200 + value_of[p], samples)[0] == 0, "128 tokens are written"
+    first = samples[0].prompt
+    assert answered(monkeypatch, lambda p: value_of[p] if p == first else "no", samples)[0] == pytest.approx(1 / 7)
+
+
+def test_prompts_of_one_length_share_a_batch_of_one_size(few_words, monkeypatch) -> None:
+    samples = drawn(600, n=9)
+    _, shapes = answered(monkeypatch, lambda p: "no", samples, batch_size=3)
+    lengths = [len(s.prompt) + 1 for s in samples]
+    expected = [(3, length) for length in sorted(set(lengths)) for _ in range(-(-lengths.count(length) // 3))]
+    assert shapes == expected
+
+
+@pytest.mark.parametrize("given", ["", "4k", "0", "-5", "1,x"])
+def test_lengths_are_numbers(given) -> None:
+    with pytest.raises(UserError, match="give numbers of tokens with commas"):
+        niah.main(["--workdir=runs/none", f"--lengths={given}"])
+
+
+@pytest.mark.slow
+def test_the_command_on_a_run(few_words, tmp_path, capsys) -> None:
+    from seqjax import main
+
+    settings = ["train.steps=2", "eval.tokens=128", "log.sample_tokens=0", "train.batch_size=8"]
+    main.main(["--config=rwkv7:debug", f"--workdir={tmp_path}", *(f"--config.{s}" for s in settings)])
+    capsys.readouterr()
+    niah.main([f"--workdir={tmp_path}", "--lengths=600", "--samples=3", "--batch_size=2"])
+    assert "600    0.00%  of 3" in capsys.readouterr().out, "two steps teach nothing"
+    written = json.loads((tmp_path / "niah.json").read_text())
+    assert written == {"step": 2, "seed": 0, "lengths": {"600": {"accuracy": 0.0, "samples": 3}}}

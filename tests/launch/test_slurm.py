@@ -1,0 +1,154 @@
+"""When a SLURM job queues again: the batch scripts with real signals and stand-ins for srun and scontrol."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import support
+
+LAUNCH = support.ROOT / "launch"
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    path = directory / name
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+# A stand-in for srun. It makes a checkpoint if it is told to, and at SIGTERM another one; a complete run has a report.
+# Of a preempted job SLURM signals the tasks alone: the stand-in sends that to itself.
+SRUN = """
+save() { mkdir -p "$WORKDIR/checkpoints/$1"; }
+trap 'echo saved; save 10; exit ${STATUS-0}' TERM
+[[ -z ${SAVES-} ]] || save "$SAVES"
+touch started
+case $ENDS in
+  alone) exit "$STATUS" ;;
+  complete) touch "$WORKDIR/report.md"; exit 0 ;;
+  preempted) kill -TERM $$ ;;
+esac
+for i in {1..600}; do sleep 0.05; done
+"""
+
+
+def slurm_job(tmp_path, script, *args, send=(), **environment):
+    """Run a batch script with stand-ins for srun and scontrol, send it signals, and return its status and output."""
+    program(tmp_path, "srun", SRUN)
+    program(tmp_path, "scontrol", 'echo "scontrol $*"')
+    workdir = tmp_path / "run"
+    workdir.mkdir(exist_ok=True)
+    slurm = {"SLURM_JOB_ID": "42", "WORKDIR": str(workdir), "ENDS": "", **environment}
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | slurm
+    command = ["bash", str(LAUNCH / script), *args]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            for number in send:
+                process.send_signal(number)
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    return process.returncode, out
+
+
+AGAIN = "launch: status {}, the run is not complete: queued again\nscontrol requeue 42\n"
+
+
+@pytest.mark.parametrize(
+    ("send", "environment", "status", "says"),
+    [
+        ([signal.SIGUSR1], {}, 0, "saved\n" + AGAIN.format(0)),
+        ([], {"ENDS": "preempted"}, 0, "saved\n" + AGAIN.format(0)),
+        ([signal.SIGTERM], {}, 0, "saved\n"),
+        ([], {"ENDS": "complete"}, 0, ""),
+        ([], {"ENDS": "alone", "STATUS": "75", "SAVES": "5"}, 75, AGAIN.format(75)),
+        ([], {"ENDS": "alone", "STATUS": "137", "SAVES": "10"}, 137, AGAIN.format(137)),
+        ([], {"ENDS": "alone", "STATUS": "75"}, 75, ""),
+        ([], {"ENDS": "alone", "STATUS": "2", "SAVES": "5"}, 2, ""),
+        ([signal.SIGUSR1], {"STATUS": "2"}, 2, "saved\n"),
+    ],
+    ids=["limit", "preempted", "cancelled", "complete", "lost", "killed", "no progress", "error", "save failed"],
+)
+def test_a_slurm_job_queues_again_if_that_helps(tmp_path, send, environment, status, says):
+    (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
+    args = ("--config=top1_chunk:110m", f"--workdir={tmp_path / 'run'}")
+    assert slurm_job(tmp_path, "slurm.sbatch", *args, send=send, **environment) == (status, says)
+
+
+@pytest.mark.parametrize(
+    ("send", "status", "says"),
+    [(signal.SIGUSR1, 130, "saved\nscontrol requeue 40_7\n"), (signal.SIGTERM, 130, "saved\n"), (None, 2, "")],
+    ids=["limit", "cancelled", "error"],
+)
+def test_one_task_of_a_study_queues_again(tmp_path, send, status, says):
+    array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "7", "STATUS": str(status)}
+    array |= {"ENDS": "" if send else "alone"}
+    signals = [send] if send else []
+    assert slurm_job(tmp_path, "slurm_study.sbatch", "--study=a.py", send=signals, **array) == (status, says)
+
+
+# Starts the two processes of a run as SLURM would, and passes SIGTERM on.
+SRUN_OF_TWO = """
+import os, signal, subprocess, sys
+address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{os.environ['PORT']}", "JAX_NUM_PROCESSES": "2"}
+environments = [os.environ | address | {"JAX_PROCESS_ID": str(index)} for index in (0, 1)]
+command = [sys.executable, *sys.argv[3:]]  # after --kill-on-bad-exit and python
+started = [subprocess.Popen(command, env=environment) for environment in environments]
+signal.signal(signal.SIGTERM, lambda *_: [process.send_signal(signal.SIGTERM) for process in started])
+sys.exit(max(process.wait() for process in started))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "status"), [("slurm.sbatch", 0), ("slurm_study.sbatch", 130)])
+def test_a_job_of_two_processes_goes_on_after_its_limit(tmp_path, blocks_dir, script, status):
+    """With a real run: signalled near its time limit it saves and queues again; the next start completes it."""
+    (tmp_path / "srun.py").write_text(SRUN_OF_TWO)
+    program(tmp_path, "srun", f'exec "{sys.executable}" "{tmp_path / "srun.py"}" "$@"')
+    program(tmp_path, "scontrol", 'echo "scontrol $*"')
+    settings = support.run_settings(blocks_dir, train__steps=400, checkpoint__every=0, eval__every=0)
+    argument = ",".join(f"{key}={value}" for key, value in settings.items())
+    config = f"{support.ROOT}/configs/transformer_pp.py:debug,{argument}"
+    workdir = tmp_path / "runs" / "slurm-42"
+    run = {"workdir": str(workdir), "config": config}
+    values = {"title": "t", "references": ("a",), "domains": ("arxiv",), "runs": {"a": run}}
+    (tmp_path / "study.py").write_text(f"def get_study():\n    return {values!r}\n")
+    what = f"--config={config}" if script == "slurm.sbatch" else f"--study={tmp_path / 'study.py'}"
+    slurm = {"SLURM_JOB_ID": "42", "SLURM_NTASKS": "2", "SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "0"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = support.environment() | slurm | {"PATH": path, "PYTHONPATH": str(support.ROOT)}
+
+    def job(**environment):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        environment |= env | {"PORT": port}
+        command = ["bash", str(LAUNCH / script), what]
+        return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    with job() as first:
+        deadline = time.monotonic() + 150
+        while support.n_rows(workdir) < 3 and first.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGUSR1)
+        out, _ = first.communicate(timeout=150)
+    assert first.returncode == status
+    assert out.endswith(AGAIN.format(0) if script == "slurm.sbatch" else "scontrol requeue 42_0\n")
+    (step,) = support.checkpoint_steps(workdir)
+    assert 0 < step < 400
+    with job(SLURM_RESTART_COUNT="1") as second:
+        out, _ = second.communicate(timeout=150)
+    assert second.returncode == 0
+    assert "requeue" not in out
+    assert (workdir / "report.md").exists()
+    steps = [row["step"] for row in support.rows(workdir) if "train/lr" in row]
+    assert steps == list(range(1, 401))

@@ -1,0 +1,152 @@
+"""What is a URL, who is refused, and that objects are what was written, in memory and on real servers."""
+
+import datetime
+import time
+from pathlib import Path
+
+import pytest
+
+from seqjax import store
+from seqjax.data.prepare import prepare
+from seqjax.data.shards import find_shards
+from seqjax.errors import UserError
+from seqjax.main import main
+from seqjax.training.spool import Spool
+from tests import object_servers
+
+
+@pytest.mark.parametrize(
+    ("path", "url"),
+    [
+        ("runs/x", ""),
+        ("/runs/x:/y", ""),
+        ("C:/runs", ""),
+        ("s3://bucket/run", "s3://bucket/run"),
+        ("s3://bucket/run/", "s3://bucket/run"),
+        (Path("gs://bucket/run"), "gs://bucket/run"),  # a Path keeps one slash
+        ("memory://run", "memory://run"),
+        ("file:///runs/x", "file:///runs/x"),
+    ],
+)
+def test_what_is_a_url(path, url):
+    assert store.url_of(path) == url
+    assert store.location(str(path)) == (url or Path(path))
+    assert store.is_remote(path) == (bool(url) and "file" not in url)
+
+
+@pytest.mark.parametrize("workdir", ["hdfs://host/run", "file:///runs/x", "https://host/run", Path("gcs://bucket/x")])
+def test_a_run_is_kept_in_no_other_store(workdir):
+    with pytest.raises(UserError, match=r"--workdir=\w+://.*a directory of this machine .*, gs://BUCKET.*, s3://BUCK"):
+        Spool(workdir)
+
+
+def test_a_bucket_is_named():
+    with pytest.raises(UserError, match="names no bucket: write s3://BUCKET/PATH"):
+        Spool("s3://")
+
+
+def test_the_commands_refuse_what_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--workdir=ftp://host/run: a run is kept in"):
+        main(["--config=transformer_pp:debug", "--workdir=ftp://host/run"])
+    with pytest.raises(UserError, match=r"--out=s3://bucket/blocks: this is written to a path of this machine"):
+        prepare(tmp_path, "s3://bucket/blocks", tokenizer="byte")
+    with pytest.raises(UserError, match="nonsense://x: Protocol not known: nonsense"):
+        find_shards("nonsense://x")
+    assert list(tmp_path.iterdir()) == []  # no directory called "ftp:"
+
+
+@pytest.mark.parametrize(("url", "extra"), [("s3://bucket/x", "s3"), ("gs://bucket/x", "gcs")])
+def test_a_missing_package_is_named(url, extra, monkeypatch):
+    def missing(url):
+        raise ImportError("no such module")
+
+    monkeypatch.setattr(store.fsspec.core, "url_to_fs", missing)
+    with pytest.raises(UserError, match=rf"{url} needs a package.*pip install 'seqjax\[{extra}\]'"):
+        store.read(url)
+
+
+def check_objects(root: str, tmp_path: Path) -> None:
+    """Every operation once, with names that have folders and content that is empty."""
+    assert store.sizes(root) == {}
+    assert store.read(f"{root}/a") is None
+    assert store.modified(f"{root}/a") is None
+    store.remove(f"{root}/a")
+    store.write(f"{root}/a", b"12")
+    store.write(f"{root}/b/c/d", b"")
+    store.write(f"{root}/a", b"123")
+    assert store.sizes(root) == {"a": 3, "b/c/d": 0}
+    assert store.sizes(f"{root}/b") == {"c/d": 0}
+    assert store.read(f"{root}/a") == b"123"
+    changed = store.modified(f"{root}/a")
+    assert changed is not None
+    assert abs((datetime.datetime.now(datetime.UTC) - changed).total_seconds()) < 60
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)) * 1000)
+    store.upload(file, f"{root}/e")
+    with store.reading(f"{root}/e") as opened:
+        assert opened.read(3) == b"\0\1\2"
+    store.download(f"{root}/e", tmp_path / "new" / "copy")
+    assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
+    with pytest.raises(store.StoreError, match=r"/none does not exist"):
+        store.download(f"{root}/none", tmp_path / "new" / "none")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
+    store.remove(f"{root}/a")
+    assert store.sizes(root) == {"b/c/d": 0, "e": 256_000}
+
+
+def test_objects_in_memory(memory, tmp_path):
+    check_objects(memory, tmp_path)
+    assert store.create(f"{memory}/once", b"1")
+    assert not store.create(f"{memory}/once", b"2")
+    assert store.read(f"{memory}/once") == b"1"
+
+
+def test_objects_of_a_server(server, tmp_path):
+    check_objects(server.url, tmp_path)
+    assert store.create(f"{server.url}/once", b"1")
+    assert not store.create(f"{server.url}/once", b"2")
+    assert store.read(f"{server.url}/once") == b"1"
+    with pytest.raises(store.StoreError, match="does not exist, or its bucket"):
+        store.sizes(server.url.replace(object_servers.BUCKET, "another-bucket"))
+
+
+def test_names_do_not_lead_out_of_a_directory(memory, monkeypatch):
+    fs, path = store.filesystem(memory)
+    names = ["a/b", "../c", "a/../../d", "a//e", "./f", ".g"]
+    monkeypatch.setattr(fs, "find", lambda *a, **k: {f"{path}/{n}": {"type": "file", "size": 1} for n in names})
+    assert store.sizes(memory).keys() == {"a/b", ".g"}
+
+
+def test_a_store_that_fails_is_tried_again_and_then_named(memory, monkeypatch):
+    fs, _ = store.filesystem(f"{memory}/x")
+    calls = []
+
+    def fails(path, content):
+        calls.append(path)
+        if len(calls) < wanted:
+            raise ConnectionResetError("the line is dead")
+        return type(fs).pipe_file(fs, path, content)
+
+    monkeypatch.setattr(fs, "pipe_file", fails)
+    monkeypatch.setattr(store, "RETRY_SECONDS", (0.0, 0.0))
+    wanted = 3
+    store.write(f"{memory}/x", b"1")
+    assert store.read(f"{memory}/x") == b"1"
+    calls.clear()
+    wanted = 4
+    with pytest.raises(store.StoreError, match=r"/x cannot be reached \(ConnectionResetError: the line is dead\)"):
+        store.write(f"{memory}/x", b"1")
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("server", ["s3", pytest.param("gs", marks=pytest.mark.slow)], indirect=True)
+def test_a_server_that_is_gone_is_named(server, monkeypatch):
+    """Nothing listens on the port. The packages try again by themselves, gcsfs for half a minute."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value.replace(str(server.port), str(object_servers.free_port())))
+    object_servers.clear()
+    begin = time.monotonic()
+    with pytest.raises(store.StoreError, match=r"x cannot be reached .*AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST"):
+        store.write(f"{server.url}/x", b"")
+    assert time.monotonic() - begin < 120
