@@ -6,6 +6,8 @@ and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, 
 whole sequences, no device waits for the one before it, and the causal half is shared equally.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from seqjax.errors import UserError
 from seqjax.sharding import batch_axes, constrain_batch, head_axes, splits_time
-from seqjax.types import Array
+from seqjax.types import Array, Params
 
 
 def require_equal_pieces(seq_len: int, mesh: Mesh) -> None:
@@ -93,6 +95,42 @@ def rows_to_time(x: Array, n_batch: int) -> Array:
     if n_rows == n_batch:
         return x
     return constrain_batch(jnp.swapaxes(x.reshape(-1, n_batch, piece, *rest), 0, 1).reshape(n_batch, -1, *rest))
+
+
+def layer_gradients_first(params: Params, x_BTD: Array, carry: Any) -> tuple[Params, Array, Any]:
+    """Return what a layer gets; the backward pass has the gradients of all of it before it goes to the layer before.
+
+    It is a no-op unless `seq` splits T. XLA's latency-hiding scheduler on GPUs may otherwise put the products that
+    make the gradients of the parameters behind the backward pass of all layers, and their operands, several arrays
+    [B, T, D] of each layer, are kept until then: as much as splitting the time saves. A scan over the layers needs no
+    such order, because its body ends with the layer.
+    """
+    if time_pieces(x_BTD) == 1:
+        return params, x_BTD, carry
+    inputs: Any = _gradients_together((params, x_BTD, carry))
+    return inputs
+
+
+@jax.custom_vjp
+def _gradients_together(tree: Any) -> Any:
+    return tree
+
+
+def _gradients_together_forward(tree: Any) -> tuple[Any, None]:
+    return tree, None
+
+
+def _gradients_together_backward(saved: None, gradients: Any) -> tuple[Any]:
+    del saved
+    leaves, structure = jax.tree.flatten(gradients)
+    # The gradients of integers are of a dtype that no operation takes.
+    real = [i for i, leaf in enumerate(leaves) if leaf.dtype != jax.dtypes.float0]
+    for i, leaf in zip(real, jax.lax.optimization_barrier([leaves[i] for i in real]), strict=True):
+        leaves[i] = leaf
+    return (jax.tree.unflatten(structure, leaves),)
+
+
+_gradients_together.defvjp(_gradients_together_forward, _gradients_together_backward)
 
 
 def _exchange(x: Array, *, to_heads: bool) -> Array:

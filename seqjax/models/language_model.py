@@ -22,7 +22,7 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
-from seqjax.sequence_sharding import time_pieces, time_to_rows
+from seqjax.sequence_sharding import layer_gradients_first, time_pieces, time_to_rows
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -130,7 +130,10 @@ class Model:
 
         def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
             for i, (place, template) in enumerate(self.blocks.items()):
-                state = apply(template, layers[place], *state, first_layer + i)
+                inputs = (layers[place], *state)
+                if not self.config.scan_layers:
+                    inputs = layer_gradients_first(*inputs)
+                state = apply(template, *inputs, first_layer + i)
             return state, None
 
         (x_BTD, _), _ = self.over_layers(group, self.initial_state(params, tokens_BT), params["blocks"])

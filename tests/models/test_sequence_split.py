@@ -16,7 +16,14 @@ from seqjax.config import from_config_dict
 from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
-from seqjax.sequence_sharding import heads_to_time, require_equal_pieces, rows_to_time, time_to_heads, time_to_rows
+from seqjax.sequence_sharding import (
+    heads_to_time,
+    layer_gradients_first,
+    require_equal_pieces,
+    rows_to_time,
+    time_to_heads,
+    time_to_rows,
+)
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.testing import loss_and_grads
 from seqjax.training.optim import optimizer as make_optimizer
@@ -117,6 +124,57 @@ def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads():
     found = collectives(program)
     assert set(found) <= {"all-to-all", "all-reduce", "collective-permute"}, found
     assert set(found["all-to-all"]) == {(1, 1, n_tokens // 4, 1, dim // heads), (1, n_tokens // 4, 1, 1, dim // heads)}
+
+
+RECURRENT = ("deltanet", "gated_deltanet", "mamba1", "mamba2", "rwkv5", "rwkv6", "rwkv7")
+
+
+@pytest.mark.parametrize(
+    ("mixer", "variant"),
+    support.slow_unless(lambda mixer, _: mixer == "mamba2", [case for case in support.FIRST if case[0] in RECURRENT]),
+)
+def test_devices_share_the_activations_of_recurrences(mixer, variant):
+    """Of a step at which they outweigh the gradients; the largest arrays gathered are those that heads share."""
+    n_tokens = 2048
+    model = support.tiny_model(mixer, variant, train__seq_len=n_tokens, model__scan_layers=False, model__remat="dots")
+    tokens = jax.ShapeDtypeStruct((1, n_tokens + 1), jnp.int32)
+    bytes_of, program = {}, ""
+    for n_devices in (1, 2):
+        mesh = make_mesh(seq=n_devices, devices=jax.devices()[:n_devices])
+        with jax.set_mesh(mesh):
+            step = jax.jit(jax.grad(lambda p, t: model.loss(p, t)[0]))
+            compiled = step.lower(model.shapes, tokens).compile()
+        bytes_of[n_devices], program = compiled.memory_analysis().temp_size_in_bytes, str(compiled.as_text())
+    assert bytes_of[2] < 0.65 * bytes_of[1], bytes_of
+    shared = getattr(model.config.mixers[0], "state", 0)  # B and C
+    gathered = [shape for shape in collectives(program).get("all-gather", []) if n_tokens in shape]
+    assert max((math.prod(shape) for shape in gathered), default=0) <= n_tokens * shared, gathered
+
+
+@pytest.mark.parametrize(("scan_layers", "n_devices", "n_barriers"), [(False, 2, 2), (False, 1, 0), (True, 2, 0)])
+def test_a_layer_has_its_gradients_before_the_layer_below_begins(scan_layers, n_devices, n_barriers):
+    """Or a scheduler could keep what makes them, of all layers, to the end: an unrolled layer ends at a barrier."""
+    model = support.tiny_model("rwkv7", train__seq_len=T, model__scan_layers=scan_layers)
+    tokens = jax.ShapeDtypeStruct((1, T + 1), jnp.int32)
+    with jax.set_mesh(make_mesh(seq=n_devices, devices=jax.devices()[:n_devices])):
+        program = jax.make_jaxpr(jax.grad(lambda p, t: model.loss(p, t)[0]))(model.shapes, tokens).jaxpr
+    layer = sorted(x.shape[1:] for x in jax.tree.leaves(model.shapes["blocks"]))
+    activations = [(1, T, 32)] * 2  # the residual stream, and the first layer's values
+    barriers = [
+        sorted(x.aval.shape for x in eqn.invars) for eqn in program.eqns if eqn.primitive.name == "optimization_barrier"
+    ]
+    assert barriers == [sorted(layer + activations)] * n_barriers
+
+
+def test_what_a_layer_gets_may_have_integers():
+    def loss(x, carry):
+        weights, x, carry = layer_gradients_first({"w": 2.0 * x[0, 0]}, x, carry)
+        return jnp.sum(x * weights["w"] * carry["count"])
+
+    x, carry = jnp.arange(2 * 12 * 3.0).reshape(2, 12, 3), {"count": jnp.int32(3)}
+    want = jax.grad(loss)(x, carry)
+    with jax.set_mesh(mesh_of("2")):
+        np.testing.assert_array_equal(jax.jit(lambda x, carry: jax.grad(loss)(x, carry))(x, carry), want)
 
 
 @pytest.mark.slow
