@@ -2,9 +2,15 @@
 
 A read names the generation of the object, and a write under the condition of a generation looks at it. Without the
 first, tensorstore cannot write an object twice, as it does when a checkpoint does not fit into one commit.
+
+It serves every connection by itself: the emulator has one thread, and a client that was stopped in the middle of a
+request would keep all others waiting.
 """
 
+import threading
+from collections.abc import Callable
 from http import HTTPStatus
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from gcp_storage_emulator import __main__ as emulator
@@ -41,13 +47,29 @@ def insert(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any)
     plain_insert(request, response, storage, *args, **kwargs)
 
 
+ONE = threading.Lock()  # the emulator's storage is for one request at a time
+
+
+def one_at_a_time(handler: Callable[..., None]) -> Callable[..., None]:
+    """A handler that takes its turn when the whole request is there."""
+
+    def handle(request: Any, response: Any, *args: Any, **kwargs: Any) -> None:
+        _ = request.data
+        with ONE:
+            handler(request, response, *args, **kwargs)
+
+    return handle
+
+
 def main() -> None:
     """Run the emulator."""
     ours = {plain_download: download, plain_insert: insert}
     objects.download, objects.insert = download, insert  # for its other handlers
     for _, handlers in server.HANDLERS:
         for method, handler in handlers.items():
-            handlers[method] = ours.get(handler, handler)
+            handlers[method] = one_at_a_time(ours.get(handler, handler))
+    ThreadingHTTPServer.daemon_threads = True
+    server.server.HTTPServer = ThreadingHTTPServer
     emulator.main()
 
 
