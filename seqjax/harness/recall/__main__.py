@@ -47,8 +47,10 @@ def main(argv: list[str]) -> None:
         for name in tasks:
             for model in models:
                 _run(model, name, setup, out)
+    if os.environ.get(_CHILD):
+        return  # The process that started this one reports on all.
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
-    if written and not os.environ.get(_CHILD):
+    if written:
         sys.stdout.write(f"Wrote {written}\n")
 
 

@@ -1,8 +1,8 @@
 """What is trained and tested, by size: models, tasks with their harder tests, steps.
 
-`demo` runs on two CPU cores, `small` on a GPU. MQAR at `small` has the published settings of zoology (and of "Based",
-arXiv 2402.18668): 8,192 ids, trained on 4 to 64 pairs in up to 256 tokens, tested on up to 256 pairs in 1,024, the best
-of several learning rates. There 180,000 sequences are drawn once and passed 32 times, here all 2.6 million are new.
+`demo` runs on two CPU cores, `small` on a GPU. MQAR at `small` follows the settings of zoology (and of "Based", arXiv
+2402.18668): 8,192 ids, trained on 4 to 64 pairs in up to 256 tokens, tested on up to 256 pairs in 1,024, the best of
+several learning rates. There a fixed set of sequences is passed many times, here all are new.
 """
 
 import dataclasses
