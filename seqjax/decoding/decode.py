@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -61,11 +62,16 @@ def tokens(
     model: Model,
     n_new: int,
     sampling: Sampling,
+    lengths_B: Any = None,
     prefill_chunk: int = PREFILL_CHUNK,
     mesh: Mesh | None = None,
     timing: Timing | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield `n_new` tokens after each prompt of a batch, one per prompt at a time, int32 [B].
+
+    Prompts of different lengths share a batch without padding, which a recurrent state would see: they are fed together
+    up to the end of the shortest one. From there on one token per row is yielded, and what a row still has of its own
+    prompt takes the place of what would be drawn, until the longest prompt has got its `n_new` tokens.
 
     Args:
         params: The parameters of `model`.
@@ -75,6 +81,7 @@ def tokens(
         n_new: Number of tokens. The device works on the next one while the caller has this one, so that a caller who
             stops earlier wastes one step.
         sampling: How tokens are drawn.
+        lengths_B: Lengths of the prompts if they differ, at least 1; what follows them in `prompt_BT` is not read.
         prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all, in a program for that length. More is
             faster and takes more memory: attention has scores of a piece by the length of the cache.
         mesh: The mesh over which the parameters are spread, if they are; every device then has the whole cache.
@@ -86,11 +93,13 @@ def tokens(
     on_mesh = contextlib.nullcontext if mesh is None else functools.partial(jax.set_mesh, mesh)
     prompt_BT = np.asarray(prompt_BT, np.int32)
     n_batch, n_prompt = prompt_BT.shape
+    lengths_B = np.full(n_batch, n_prompt) if lengths_B is None else np.asarray(lengths_B)
+    n_shared = int(lengths_B.min())
     call = functools.partial(_call, timing)
     with _measured(timing, timing.prefill), on_mesh():
         cache = call(_empty_cache, model=model, batch=n_batch, max_len=_cache_length(model, n_prompt + n_new))
         position, logits_BO = 0, None
-        for size in _pieces(n_prompt, prefill_chunk):
+        for size in _pieces(n_shared, prefill_chunk):
             piece_BT, at = prompt_BT[:, position : position + size], np.int32(position)
             if size == 1:
                 logits_BO, cache = call(_step, params, piece_BT[:, 0], at, cache, model=model)
@@ -100,14 +109,18 @@ def tokens(
                 logits_BO, cache = call(_prefill_next, params, piece_BT, at, cache, model=model)
             position += size
         jax.block_until_ready(logits_BO)
-    timing.prefill.tokens += prompt_BT.size
+    timing.prefill.tokens += n_batch * n_shared
+    n_steps = n_prompt - n_shared + n_new
     following_B = None
-    for i in range(n_new):
+    for i in range(n_steps):
         with _measured(timing, timing.decode), on_mesh():
-            token_B = call(_sample, logits_BO, key, np.int32(0), sampling=sampling) if i == 0 else following_B
-            if i + 1 < n_new:
-                at = np.int32(n_prompt + i)
-                logits_BO, cache = call(_step, params, token_B, at, cache, model=model)
+            if i == 0:
+                following_B = call(_sample, logits_BO, key, np.int32(0), sampling=sampling)
+            token_B, at = following_B, n_shared + i
+            if at < n_prompt:
+                token_B = call(_own_or_drawn, prompt_BT[:, at], lengths_B > at, token_B)
+            if i + 1 < n_steps:
+                logits_BO, cache = call(_step, params, token_B, np.int32(at), cache, model=model)
                 following_B = call(_sample, logits_BO, key, np.int32(i + 1), sampling=sampling)
             found_B = jax.device_get(token_B)
         timing.decode.tokens += n_batch
@@ -168,6 +181,11 @@ def _sample(logits_BO: Array, key: PRNGKey, i: Array, *, sampling: Sampling) -> 
         top_p=sampling.top_p,
     )
     return replicate(token_B)
+
+
+@jax.jit
+def _own_or_drawn(own_B: Array, is_own_B: Array, drawn_B: Array) -> Array:
+    return replicate(jnp.where(is_own_B, own_B, drawn_B))
 
 
 # -------------------------------------------------------------------------------------------------------------- timing

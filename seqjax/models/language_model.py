@@ -21,7 +21,7 @@ from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
-from seqjax.ops.cross_entropy import cross_entropy, sequence_losses
+from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses
 from seqjax.sequence_sharding import layer_gradients_first, time_pieces, time_to_rows
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
@@ -123,6 +123,34 @@ class Model:
             h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
             total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)
         return total, jnp.sum(weights_BT)
+
+    def continuation_scores(
+        self, params: Params, tokens_BT: Array, marks_BT: Array, last_B: Array, candidates_BC: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Score continuations of texts that end at `last_B`, of which several may share all but their last token.
+
+        Args:
+            params: The parameters.
+            tokens_BT: Texts without the last token, int32 [B, T]; what comes after `last_B` is padding.
+            marks_BT: 1 where the token after this one belongs to the continuation, float32 [B, T]; 0 from `last_B` on.
+            last_B: Position of the last token of each text, int32.
+            candidates_BC: Tokens that may follow it, int32.
+
+        Returns, in float32 and nats: the summed log-probability of the marked tokens [B], how many of them are not the
+        most likely ones [B], the log-probability of each candidate [B, C], and the most likely token there, int32 [B].
+        """
+        h_BTD, embedder = self.hidden(params, tokens_BT), self._embedder(params)
+        last_BD = jnp.take_along_axis(h_BTD, last_B[:, None, None], axis=1)[:, 0]
+        log_p_BO = jax.nn.log_softmax(embedder.decode(last_BD), axis=-1)
+        n_batch, n_pieces = h_BTD.shape[0], time_pieces(h_BTD)
+        targets_BT = jnp.roll(tokens_BT, -1, axis=1)
+        rows = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
+        h_BTD, targets_BT, marks_BT = rows
+        sums = marked_scores(h_BTD, embedder.unembedding, targets_BT, marks_BT, self.config.loss_chunk)
+        if n_pieces > 1:
+            sums = tuple(x.reshape(n_pieces, n_batch).sum(0) for x in sums)
+        best_B = jnp.argmax(log_p_BO, axis=-1).astype(jnp.int32)
+        return (*sums, jnp.take_along_axis(log_p_BO, candidates_BC, axis=1), best_B)
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Return the final normalised hidden states [B, T, D], the input of the head."""

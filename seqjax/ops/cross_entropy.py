@@ -52,6 +52,35 @@ def sequence_losses(
     return jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[0]
 
 
+def marked_scores(
+    h_BTD: Float[Array, "B T D"],
+    w_DO: Float[Array, "D O"],
+    targets_BT: Int[Array, "B T"],
+    marks_BT: Float[Array, "B T"],
+    chunk: int = 4096,
+) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
+    """Return the log-probability in nats of the marked targets of each sequence, and how many are not the most likely.
+
+    Marks are 0 or 1, and both results float32 [B]. The logits of a chunk of time without a mark are not computed, so
+    that a short continuation of a long context costs little.
+    """
+    w_DO = w_DO.astype(h_BTD.dtype)
+
+    def scored(xs):
+        h_BCD, y_BC, mark_BC = xs
+        logits_BCO, lse_BC, target_logit_BC = _logits(w_DO, h_BCD, y_BC)
+        missed_BC = (jnp.argmax(logits_BCO, axis=-1) != y_BC).astype(jnp.float32)
+        return jnp.sum(mark_BC * (target_logit_BC - lse_BC), axis=1), jnp.sum(mark_BC * missed_BC, axis=1)
+
+    def body(sums, xs):
+        zeros = jax.tree.map(jnp.zeros_like, sums)
+        more = jax.lax.cond(jnp.any(xs[2] > 0), scored, lambda xs: zeros, xs)
+        return jax.tree.map(jnp.add, sums, more), None
+
+    init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
+    return jax.lax.scan(body, (init_B, init_B), _time_chunks(h_BTD, targets_BT, marks_BT, chunk))[0]
+
+
 def _time_chunks(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:
     """Return chunks of time on axis 0, padded with weight 0; a batch that is sharded over devices stays sharded."""
     n_batch, seq_len, _ = h_BTD.shape
