@@ -19,6 +19,7 @@ COMMANDS = {
     "prepare": ("seqjax.data.prepare.__main__", "convert text to blocks of tokens"),
     "study": ("seqjax.study.__main__", "train several runs and compare them at equal loss"),
     "recall": ("seqjax.harness.recall.__main__", "what small models of every mixer look up and track"),
+    "harness": ("seqjax.harness.__main__", "a model in the tasks of lm-evaluation-harness"),
     "niah": ("seqjax.harness.niah", "does a model find one number in a long text"),
     "convert": ("seqjax.convert.__main__", "Hugging Face models in and out"),
 }

@@ -1,0 +1,13 @@
+"""The commands of lm-evaluation-harness itself, with `seqjax` among its models.
+
+    python -m seqjax.harness.lm_eval run --model seqjax --model_args workdir=runs/x --tasks arc_easy
+
+The harness finds models of other packages only after somebody imports them, which is all that this does first.
+"""
+
+from lm_eval.__main__ import cli_evaluate
+
+from seqjax.harness import lm as lm  # registers the model
+
+if __name__ == "__main__":
+    cli_evaluate()
