@@ -44,7 +44,7 @@ def tree() -> set[str]:
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, place in packages.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".yaml") or path.name == "py.typed"
     } | {f"seqjax/recorded/{path.name}" for path in (ROOT / "benchmarks" / "results").glob("train_step*.json")}
 
 
@@ -74,6 +74,7 @@ def test_the_version_and_the_command_have_one_source():
     assert project["project"]["scripts"] == {"seqjax": "seqjax.cli:run"}
     assert project["tool"]["setuptools"]["package-data"] == {
         "seqjax": ["py.typed"],
+        "seqjax.harness.local": ["*.yaml"],
         "seqjax.recorded": ["train_step*.json"],
         "kernels_pallas": ["py.typed"],
     }

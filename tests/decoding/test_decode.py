@@ -61,6 +61,15 @@ def test_the_size_of_the_pieces_does_not_change_the_tokens(new):
     np.testing.assert_array_equal(new(101, prefill_chunk=7), want)
 
 
+def test_prompts_of_two_lengths_share_a_batch(new):
+    """Each row is what it is by itself; what a row still has of its own prompt is given back as it is fed."""
+    longer, shorter = new(101), new(70, 37)
+    both = new(101, lengths_B=[101, 70])
+    np.testing.assert_array_equal(both[0, 31:], longer[0])
+    np.testing.assert_array_equal(both[1], shorter[1])
+    np.testing.assert_array_equal(both[0, :31], np.asarray(support.random_tokens((2, 200)))[0, 70:101])
+
+
 def test_nothing_is_compiled_per_token_or_for_another_length(new, events):
     new(163)  # two pieces of 64, one of 32, steps
     before = events.copy()
