@@ -1,8 +1,7 @@
 """The commands of lm-evaluation-harness itself, with `seqjax` among its models.
 
-    python -m seqjax.harness.lm_eval run --model seqjax --model_args workdir=runs/x --tasks arc_easy
-
-The harness finds models of other packages only after somebody imports them, which is all that this does first.
+`python -m seqjax.harness.lm_eval run --model seqjax --model_args workdir=runs/x --tasks arc_easy` is `lm_eval run` with
+them. The harness finds models of other packages only after somebody imports them, which is all that this does first.
 """
 
 from lm_eval.__main__ import cli_evaluate

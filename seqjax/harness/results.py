@@ -48,13 +48,13 @@ def to_measure(
             continue
         had = result[KEY]
         wanted = identities.get(task) or {key: next(iter(identities.values()))[key] for key in OF_MODEL}
-        differing = [f"{key} {had.get(key)}, now {value}" for key, value in wanted.items() if had.get(key) != value]
+        differing = [key for key, value in wanted.items() if had.get(key) != value]
         if differing:
-            what = "another checkpoint" if "parameters_sha256" in str(differing) else "other settings"
-            step = f" (step {had.get('step')})" if "checkpoint" in what else ""
+            what = "another checkpoint" if {"step", "parameters_sha256"} & {*differing} else "other settings"
+            changes = "; ".join(f"{key} {str(had.get(key))[:12]}, now {str(wanted[key])[:12]}" for key in differing)
             raise UserError(
-                f"{path_of(out, task)} is of {what}{step}: {'; '.join(differing)}. Give another --out, or --again to "
-                "measure the tasks of this command anew."
+                f"{path_of(out, task)} is of {what}: {changes}. Give another --out, or --again to measure the tasks of "
+                "this command anew."
             )
     return [task for task in identities if task not in found or task in again]
 

@@ -111,7 +111,10 @@ def test_what_is_measured_is_kept_and_not_mixed(tasks, tmp_path):
     other = {name: one | {"parameters_sha256": "cd" * 32, "step": 9} for name, one in asked.items()}
     for names in (["copa", "piqa"], ["piqa"]):
         of = {name: other[name] for name in names}
-        with pytest.raises(UserError, match=r"copa\.json is of another checkpoint \(step 3\).*--out, or --again"):
+        with pytest.raises(
+            UserError,
+            match=r"copa\.json is of another checkpoint: .*parameters_sha256 abababababab, now cdcd.*--out, or --again",
+        ):
             results.to_measure(found, of, again=(), out=tmp_path)
     limited = {name: one | {"limit": 5} for name, one in asked.items()}
     with pytest.raises(UserError, match=r"is of other settings: limit 0, now 5\."):
@@ -172,6 +175,6 @@ def test_local_tasks_on_a_run(blocks_dir, corpus_cache, tmp_path, capsys):
     command.main(argv)
     assert capsys.readouterr().out == first.replace("of 6\n", "of 6  (measured before)\n")
     write_checkpoint(tmp_path, config, 4)
-    with pytest.raises(UserError, match="is of another checkpoint"):
+    with pytest.raises(UserError, match="is of another checkpoint: step 3, now 4"):
         command.main(argv)
     command.main([*argv, "--again", "--tasks=local_last_word", f"--out={tmp_path / 'other'}"])
