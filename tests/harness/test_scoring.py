@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seqjax.harness import scoring
-from seqjax.sharding import make_mesh
+from seqjax.sharding import make_mesh, shardings
 from tests import support
 
 VOCAB = 48
@@ -62,6 +62,20 @@ def test_padding_is_not_seen(mixer, variant):
         assert log_p == pytest.approx(want, abs=5e-4) and is_greedy == greedy
     assert got[-1].is_greedy and not all(one.is_greedy for one in got)
     assert scored(model, params, asked, max_length=max_length) == got, "the same again"
+
+
+@pytest.mark.slow
+def test_on_eight_devices():
+    """Rows over four of them, parameters over fsdp and tensor, and time over two: the same scores."""
+    model = support.tiny_model("top1_chunk", train__seq_len=128)
+    params = support.random_params(model)
+    want = scored(model, params, requests())
+    for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "seq": 2}):
+        mesh = make_mesh(**sizes)
+        placed = jax.device_put(params, shardings(mesh, model.shapes, model.axes))
+        got = scoring.score(model, placed, requests(), max_length=100, batch_tokens=256, mesh=mesh)
+        for a, b in zip(got, want, strict=True):
+            assert a.log_p == pytest.approx(b.log_p, abs=5e-4) and a.is_greedy == b.is_greedy
 
 
 @pytest.fixture
