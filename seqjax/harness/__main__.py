@@ -69,7 +69,7 @@ def _run(args: Any, out: Path) -> None:
     manager = tasks.manager(names, include)
     lm = SeqjaxLM(args.workdir, max_length=args.max_length, batch_tokens=args.batch_tokens, allow_code=args.allow_code)
     cache_dir = lm.pretrained.config.data.cache_dir
-    if cache_dir:
+    if cache_dir and {*names} & {*tasks.LOCAL_TASKS}:
         manager = tasks.manager(names, include, cache_dir=cache_dir)
     info = lm.get_model_info()
     of_model = {key: info[key] for key in ("step", *results.OF_MODEL)}
@@ -105,8 +105,9 @@ def _add_texts(identities: Mapping[str, dict[str, Any]], local: Sequence[str], c
 def _measured(lm: Any, manager: Any, name: str, identity: Mapping[str, Any]) -> Mapping[str, Any]:
     import lm_eval
 
+    evaluate: Any = lm_eval.simple_evaluate  # its decorator hides its arguments from type checkers
     with contextlib.redirect_stdout(sys.stderr):  # where the harness shows its progress, but for a few lines
-        result = lm_eval.simple_evaluate(
+        result = evaluate(
             model=lm,
             tasks=[name],
             num_fewshot=identity["num_fewshot"],

@@ -34,7 +34,6 @@ UNKNOWN_LENGTH = 2048  # of a public model without a table of positions, as in t
 _N_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
 
 
-@register_model("seqjax")
 class SeqjaxLM(TemplateLM):
     """A run, a public model, or a `Pretrained`, for `lm_eval.simple_evaluate(model=SeqjaxLM("runs/x"), ...)`."""
 
@@ -63,14 +62,14 @@ class SeqjaxLM(TemplateLM):
             allow_code: Modules from outside seqjax that the run's mixer may be imported from.
             batch_size: The harness gives 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
             max_batch_size: None; as `batch_size`.
-            device: None; JAX chooses it (JAX_PLATFORMS).
+            device: None, or cuda:0, which the harness's command gives by default; JAX chooses it (JAX_PLATFORMS).
 
         Raises `UserError` for a workdir without a model, and for arguments that cannot be.
         """
         super().__init__()
         if batch_size not in (None, 0, 1, "1", "auto") or max_batch_size is not None:
             raise UserError(f"batch_size={batch_size}: batches are made by tokens; give batch_tokens=16384, say.")
-        if device is not None:
+        if device not in (None, "cuda", "cuda:0", jax.default_backend()):
             raise UserError(f"device={device}: JAX chooses the device; set JAX_PLATFORMS=cpu or cuda instead.")
         for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
             if value < 0:
@@ -135,7 +134,7 @@ class SeqjaxLM(TemplateLM):
         for (texts, _, _), result in zip(requests, scores, strict=True):
             if texts is not None:  # a window of a longer text has none
                 self.cache_hook.add_partial("loglikelihood", texts, tuple(result))
-        return [tuple(result) for result in scores]
+        return [(result.log_p, result.is_greedy) for result in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability of whole texts, in the harness's windows of `max_length` tokens.
@@ -199,6 +198,9 @@ class SeqjaxLM(TemplateLM):
         }
 
 
+register_model("seqjax")(SeqjaxLM)
+
+
 def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
     """Return stop strings, number of tokens and sampling of a task's `generation_kwargs`; empty stop strings are none.
 
@@ -237,5 +239,5 @@ def fingerprint(m: Pretrained) -> str:
 def _load(workdir: str | os.PathLike[str], allow_code: Collection[str]) -> Pretrained:
     if is_public(directory := fetched(workdir)):
         return load(directory)
-    config, model, params, step, mesh = restore(workdir, allow_code=allow_code)
+    config, model, params, step, mesh = restore(os.fspath(workdir), allow_code=allow_code)
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)

@@ -144,13 +144,11 @@ class Model:
         log_p_BO = jax.nn.log_softmax(embedder.decode(last_BD), axis=-1)
         n_batch, n_pieces = h_BTD.shape[0], time_pieces(h_BTD)
         targets_BT = jnp.roll(tokens_BT, -1, axis=1)
-        rows = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
-        h_BTD, targets_BT, marks_BT = rows
+        h_BTD, targets_BT, marks_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
         sums = marked_scores(h_BTD, embedder.unembedding, targets_BT, marks_BT, self.config.loss_chunk)
-        if n_pieces > 1:
-            sums = tuple(x.reshape(n_pieces, n_batch).sum(0) for x in sums)
+        marked_B, missed_B = (x.reshape(n_pieces, n_batch).sum(0) for x in sums)
         best_B = jnp.argmax(log_p_BO, axis=-1).astype(jnp.int32)
-        return (*sums, jnp.take_along_axis(log_p_BO, candidates_BC, axis=1), best_B)
+        return marked_B, missed_B, jnp.take_along_axis(log_p_BO, candidates_BC, axis=1), best_B
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Return the final normalised hidden states [B, T, D], the input of the head."""

@@ -96,7 +96,7 @@ def test_settings_of_generation(lm):
     ("settings", "says"),
     [
         ({"batch_size": 8}, "batches are made by tokens; give batch_tokens"),
-        ({"device": "cuda:0"}, "JAX chooses the device"),
+        ({"device": "cuda:1"}, "JAX chooses the device"),
         ({"max_length": -1}, "max_length=-1: give at least 1"),
     ],
 )
@@ -118,7 +118,7 @@ def test_the_harness_finds_it_by_name(lm, blocks_dir, tmp_path):
     write_checkpoint(tmp_path, config, 3)
     assert get_model("seqjax") is lm.SeqjaxLM
     arguments = f"workdir={tmp_path},max_length=40,add_bos_token=False"
-    model = get_model("seqjax").create_from_arg_string(arguments, {"batch_size": 1, "device": None})
+    model = get_model("seqjax").create_from_arg_string(arguments, {"batch_size": 1, "device": "cuda:0"})
     assert (model.max_length, model.add_bos_token, model.pretrained.step) == (40, False, 3)
     assert model.tok_encode("ab") == [*b"ab"]
     info = model.get_model_info()
