@@ -12,7 +12,7 @@
 # --config.*     passed to the training of each, as in `seqjax train`
 # --dry_run      print the commands and start nothing
 #
-# The same command goes on after an interruption. Results stay in DIR/CONFIG (report.md, niah.json, harness.json) and
+# The same command goes on after an interruption. Results stay in DIR/CONFIG (report.md, niah.json, harness/table.md) and
 # DIR/recall.
 set -euo pipefail
 
