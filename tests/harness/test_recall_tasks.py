@@ -16,8 +16,8 @@ from seqjax.harness.recall.tasks import (
     Ngram,
     Position,
     Task,
-    _distinct,
 )
+from seqjax.harness.recall.tasks.base import distinct
 from seqjax.harness.recall.train import batches, model_config, padded
 
 TASKS: list[Task] = [
@@ -88,7 +88,7 @@ def test_the_seed_decides(task) -> None:
 
 @pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
 def test_distinct_integers_are_uniform(size, below) -> None:
-    rows = _distinct(np.random.default_rng(0), 6000, size, below=below)
+    rows = distinct(np.random.default_rng(0), 6000, size, below=below)
     assert rows.shape == (6000, size)
     assert all(len(set(row)) == size for row in rows.tolist())
     for column in (rows[:, 0], rows[:, -1]):
