@@ -8,21 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seqjax.config import OptimConfig
 from seqjax.errors import UserError
 from seqjax.harness.recall import __main__ as command
 from seqjax.harness.recall import setups, train
 from seqjax.harness.recall.setups import Setup, TaskSetup
-from seqjax.harness.recall.tasks import IGNORED, S5
+from seqjax.harness.recall.tasks import IGNORED, S5, Examples
 from seqjax.models import Model
+from seqjax.training.optim import optimizer as make_optimizer
 
 
 @pytest.fixture
 def tiny(monkeypatch) -> Setup:
     """A size of one task and two steps."""
     task = TaskSetup(
-        name="s5", question="?", train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4"
+        name="s5", question="?", steps=2, train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4"
     )
-    setup = Setup(steps=2, batch_size=2, rates=(1e-3, 2e-3), dims=(32,), test_sequences=4, tasks=(task,))
+    rounds = ((32, 1e-3), (32, 2e-3))
+    setup = Setup(batch_size=2, rounds=rounds, test_sequences=4, steps_per_call=1, tasks=(task,))
     monkeypatch.setitem(setups.SETUPS, "demo", setup)
     return setup
 
@@ -31,24 +34,51 @@ def test_right_answers_are_counted_where_something_is_asked() -> None:
     class Fixed(Model):
         """Answers 1 everywhere."""
 
-        def logits(self, params, tokens_BT):
-            return jax.nn.one_hot(jnp.ones_like(tokens_BT), 3)
+        def logits(self, params, tokens_BT, positions_BA=None):
+            return jax.nn.one_hot(jnp.ones_like(positions_BA), 3)
 
-    targets = jnp.array([[1, 1, IGNORED], [1, 2, IGNORED]])
-    right, asked, whole = train.make_count(
-        Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
-    )({}, jnp.zeros((2, 3), jnp.int32), targets)
+    targets = np.array([[1, IGNORED, 1], [1, 2, IGNORED]])
+    batch = train.batch(Examples(np.zeros((2, 3), np.int32), targets), 2)
+    model = Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
+    right, asked, whole = train.make_count(model)({}, batch)
     assert (right, asked, whole) == (3, 4, 1)
 
 
 def test_the_loss_is_that_of_the_answers_alone() -> None:
     model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
     params = model.init(jax.random.key(0))
-    inputs, targets = map(jnp.asarray, S5(length=4).examples(np.random.default_rng(0), 2))
-    total, count = model.target_loss(params, inputs, targets, jnp.zeros((2, 4)).at[:, 3].set(1.0))
+    inputs, targets = S5(length=4).examples(np.random.default_rng(0), 2)
+    targets[:, :3] = IGNORED
+    batch = train.batch(Examples(inputs, targets), 2)
+    assert batch.positions.tolist() == [[3, 0], [3, 0]]
+    assert batch.targets.tolist() == [[t, IGNORED] for t in targets[:, 3]]
+    inputs, weights = jnp.asarray(inputs), jnp.asarray(batch.targets != IGNORED, jnp.float32)
+    asked = jnp.maximum(batch.targets, 0)
+    total, count = model.target_loss(params, inputs, asked, weights, positions_BA=jnp.asarray(batch.positions))
     log_p = jax.nn.log_softmax(model.logits(params, inputs)[:, 3])
     assert count == 2
     np.testing.assert_allclose(total, -(log_p[0, targets[0, 3]] + log_p[1, targets[1, 3]]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_steps_in_one_call_are_the_same_steps() -> None:
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
+    optimizer = make_optimizer(OptimConfig(lr=1.0, warmup_steps=1), 4)
+    stream = train.batches([S5(length=4)], batch_size=2, seed=0)
+    drawn, ends = [next(stream) for _ in range(4)], {}
+    steps = train.make_steps(model, optimizer)
+    for k in (1, 2, 4):
+        params = model.init(jax.random.key(0))
+        opt_state, losses = optimizer.init(params), []
+        for i in range(0, 4, k):
+            together = jax.tree.map(lambda *arrays: np.stack(arrays), *drawn[i : i + k])
+            params, opt_state, losses_K = steps(params, opt_state, jnp.float32(1e-2), together)
+            losses += losses_K.tolist()
+        ends[k] = (losses, params)
+    assert ends[2][0] == ends[4][0] and len(set(ends[4][0])) == 4
+    jax.tree.map(np.testing.assert_array_equal, ends[2][1], ends[4][1])
+    # XLA unrolls a loop of one step, and fuses what it then sees.
+    np.testing.assert_allclose(ends[1][0], ends[4][0], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -98,7 +128,7 @@ def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_rwkv_learns_to_multiply_permutations(tiny) -> None:
-    setup = dataclasses.replace(tiny, steps=400, batch_size=32, test_sequences=128)
-    task = dataclasses.replace(tiny.tasks[0], train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
+    setup = dataclasses.replace(tiny, batch_size=32, test_sequences=128, steps_per_call=8)
+    task = dataclasses.replace(tiny.tasks[0], steps=400, train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
     result = train.train("rwkv7", task, setup, dim=64, rate=3e-3)
     assert result["tests"]["2"]["accuracy"] > 0.5, "the first of two answers is the input itself"

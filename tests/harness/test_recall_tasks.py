@@ -113,8 +113,8 @@ def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
 def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
     stream = batches([S5(length=4), S5(length=6)], batch_size=3, seed=0)
     for length in (4, 6, 4):
-        inputs, targets = next(stream)
-        assert inputs.shape == (3, 6)
+        inputs, positions, targets = next(stream)
+        assert inputs.shape == positions.shape == targets.shape == (3, 6)
         assert ((targets != IGNORED).sum(1) == length).all()
     examples = S5(length=4).examples(np.random.default_rng(0), 2)
     assert (padded(examples, 6).targets[:, 4:] == IGNORED).all()

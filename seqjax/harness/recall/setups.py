@@ -12,10 +12,11 @@ from seqjax.harness.recall.tasks import MQAR, S5, Copy, CopySelected, Induction,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSetup:
-    """A task: what is trained on, in equal shares, and the tests by name, of which `own` is like the training."""
+    """A task: what is trained on, in turns, and the tests by name, of which `own` is like the training."""
 
     name: str
     question: str
+    steps: int
     train: tuple[Task, ...]
     tests: dict[str, Task]
     own: str
@@ -28,13 +29,16 @@ class TaskSetup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A size: settings of the training, widths of the models, and the tasks."""
+    """A size: settings of the training, and the tasks.
 
-    steps: int
+    `rounds` are the widths of the models and the learning rates, in the order in which all models are trained on all
+    tasks with them; `steps_per_call` is how many steps one call of the compiled program takes.
+    """
+
     batch_size: int
-    rates: tuple[float, ...]
-    dims: tuple[int, ...]
+    rounds: tuple[tuple[int, float], ...]
     test_sequences: int
+    steps_per_call: int
     tasks: tuple[TaskSetup, ...]
 
     def task(self, name: str) -> TaskSetup:
@@ -59,17 +63,23 @@ MODELS = {
     "Gated DeltaNet": "gated_deltanet",
 }
 
+# zoology trains on 100,000 sequences of the first kind and 20,000 of each other one.
+_MQAR_TRAIN = ((64, 4),) * 5 + ((128, 8), (256, 16), (256, 32), (256, 64))
+_MQAR_TESTS = ((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
+
 _SMALL = (
     TaskSetup(
         name="mqar",
         question="values of keys",
-        train=tuple(MQAR(length=n, pairs=k) for n, k in ((64, 4), (128, 8), (256, 16), (256, 32), (256, 64))),
-        tests={f"{k} in {4 * k}": MQAR(length=4 * k, pairs=k) for k in (16, 32, 64, 128, 256)},
+        steps=4_000,
+        train=tuple(MQAR(length=n, pairs=k) for n, k in _MQAR_TRAIN),
+        tests={f"{k} in {n}": MQAR(length=n, pairs=k) for n, k in _MQAR_TESTS},
         own="64 in 256",
     ),
     TaskSetup(
         name="copy_selected",
         question="tokens among noise, in order",
+        steps=2_000,
         train=(CopySelected(length=256),),
         tests={str(n): CopySelected(length=n) for n in (256, 512, 1024)},
         own="256",
@@ -77,6 +87,7 @@ _SMALL = (
     TaskSetup(
         name="induction",
         question="what followed the marker",
+        steps=2_000,
         train=(Induction(length=256),),
         tests={str(n): Induction(length=n) for n in (64, 256, 1024, 2048)},
         own="256",
@@ -84,6 +95,7 @@ _SMALL = (
     TaskSetup(
         name="ngram",
         question="what followed a bigram",
+        steps=2_000,
         train=(Ngram(length=128),),
         tests={str(n): Ngram(length=n) for n in (64, 128, 256)},
         own="128",
@@ -91,6 +103,7 @@ _SMALL = (
     TaskSetup(
         name="position",
         question="the token at a number",
+        steps=2_000,
         train=tuple(Position(length=n) for n in (32, 64, 128)),
         tests={str(n): Position(length=n) for n in (32, 64, 128)},
         own="128",
@@ -98,6 +111,7 @@ _SMALL = (
     TaskSetup(
         name="copy",
         question="the whole string",
+        steps=2_000,
         train=(Copy(length=130, shortest=8, longest=64),),
         tests={str(n): Copy(length=2 * n + 2, shortest=n, longest=n) for n in (64, 128, 256)},
         own="64",
@@ -105,6 +119,7 @@ _SMALL = (
     TaskSetup(
         name="s5",
         question="the product of permutations",
+        steps=2_000,
         train=(S5(length=32),),
         tests={str(n): S5(length=n) for n in (16, 32, 64, 128)},
         own="32",
@@ -115,6 +130,7 @@ _DEMO = (
     TaskSetup(
         name="mqar",
         question="values of keys",
+        steps=300,
         train=tuple(MQAR(length=64, pairs=k, ids=64) for k in (2, 4, 8)),
         tests={f"{k} in {n}": MQAR(length=n, pairs=k, ids=64) for n, k in ((64, 4), (64, 8), (128, 16))},
         own="8 in 64",
@@ -122,6 +138,7 @@ _DEMO = (
     TaskSetup(
         name="induction",
         question="what followed the marker",
+        steps=300,
         train=(Induction(length=64),),
         tests={str(n): Induction(length=n) for n in (64, 128)},
         own="64",
@@ -129,6 +146,7 @@ _DEMO = (
     TaskSetup(
         name="s5",
         question="the product of permutations",
+        steps=300,
         train=(S5(length=8),),
         tests={str(n): S5(length=n) for n in (8, 16)},
         own="8",
@@ -136,8 +154,12 @@ _DEMO = (
 )
 
 SETUPS = {
-    "demo": Setup(steps=300, batch_size=32, rates=(3e-3,), dims=(32,), test_sequences=256, tasks=_DEMO),
+    "demo": Setup(batch_size=32, rounds=((32, 3e-3),), test_sequences=256, steps_per_call=10, tasks=_DEMO),
     "small": Setup(
-        steps=10_000, batch_size=256, rates=(5e-4, 2e-3), dims=(64, 128), test_sequences=1024, tasks=_SMALL
+        batch_size=256,
+        rounds=tuple((dim, rate) for rate in (3.2e-3, 1e-3, 1e-2) for dim in (128, 64)),
+        test_sequences=1024,
+        steps_per_call=10,
+        tasks=_SMALL,
     ),
-}  # fmt: skip
+}

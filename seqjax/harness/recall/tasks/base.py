@@ -27,6 +27,11 @@ class Task(abc.ABC):
     def vocab_size(self) -> int:
         """Number of ids."""
 
+    @property
+    def answers(self) -> int:
+        """The largest number of answers in a sequence."""
+        return 1
+
     @abc.abstractmethod
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
@@ -46,12 +51,15 @@ def subsets(scores: np.ndarray, size: int) -> np.ndarray:
 
 def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.ndarray:
     """Return `n` rows of `size` different integers from 0 to `below` - 1, in random order, int64 [B, size]."""
-    if size**2 > below:
+    if 2 * size > below:
         return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
-    # A row is rarely drawn anew: cheaper than a random number for every integer.
-    rows, again = np.empty((n, size), np.int64), np.arange(n)
+    # Only what is there twice is drawn anew, once. No integer is preferred, so all rows without repeats stay as likely.
+    rows, again = rng.integers(below, size=(n, size)), np.arange(n)
     while len(again):
-        rows[again] = rng.integers(below, size=(len(again), size))
         ordered = np.sort(rows[again])
         again = again[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
+        order = np.argsort(rows[again], axis=1, kind="stable")
+        ordered = np.take_along_axis(rows[again], order, 1)
+        row, place = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
+        rows[again[row], order[row, place + 1]] = rng.integers(below, size=len(row))
     return rows

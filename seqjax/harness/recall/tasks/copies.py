@@ -22,6 +22,11 @@ class CopySelected(Task):
         """The tokens, noise and the marker."""
         return self.ids + 2
 
+    @property
+    def answers(self) -> int:
+        """One for each token."""
+        return self.tokens
+
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
@@ -56,13 +61,20 @@ class Copy(Task):
         """The tokens, the separator and padding."""
         return self.ids + 2
 
+    @property
+    def answers(self) -> int:
+        """As many as the longest string has tokens."""
+        return self.longest
+
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
+        sizes = rng.integers(self.shortest, self.longest + 1, size=n)
+        strings = rng.integers(self.ids, size=(n, self.longest))
+        row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
         inputs[:] = self.ids + 1
-        for row, target in zip(inputs, targets, strict=True):
-            size = int(rng.integers(self.shortest, self.longest + 1))
-            string = rng.integers(self.ids, size=size)
-            row[:size], row[size], row[size + 1 : 2 * size + 1] = string, self.ids, string
-            target[size : 2 * size] = string
+        inputs[np.arange(n), sizes] = self.ids
+        inputs[row, place] = inputs[row, sizes[row] + 1 + place] = targets[row, sizes[row] + place] = strings[
+            row, place
+        ]
         return Examples(inputs, targets)

@@ -28,6 +28,11 @@ class MQAR(Task):
         """Number of ids."""
         return self.ids
 
+    @property
+    def answers(self) -> int:
+        """One for each key."""
+        return self.pairs
+
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
@@ -35,11 +40,14 @@ class MQAR(Task):
         values = self.ids // 2 + distinct(rng, n, self.pairs, below=self.ids // 2)
         context = 2 * self.pairs
         inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
-        inputs[:, context:] = rng.integers(self.ids, size=(n, self.length - context))
+        inputs[:, context:] = rng.integers(self.ids, size=(n, self.length - context), dtype=np.int32)
         places = np.arange(1, (self.length - context) // 2 + 1)
-        # The largest of log p + Gumbel noise are a sample without replacement in the shares p.
-        scores = (self.power - 1) * np.log(places) + rng.gumbel(size=(n, len(places)))
-        at = context + 2 * subsets(-scores, self.pairs)
+        # The smallest of exponential variates over the shares p are a sample without replacement, and their order is
+        # that of drawing one by one: the first pair is likely to be asked for first.
+        clocks = rng.standard_exponential((n, len(places))) * places ** (1 - self.power)
+        found = subsets(clocks, self.pairs)
+        found = np.take_along_axis(found, np.argsort(np.take_along_axis(clocks, found, 1)), 1)
+        at = context + 2 * found
         np.put_along_axis(inputs, at, keys, 1)
         np.put_along_axis(targets, at, values, 1)
         return Examples(inputs, targets)
@@ -96,27 +104,33 @@ class Ngram(Task):
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs, targets = self._blank(n)
-        for row, target in zip(inputs, targets, strict=True):
-            string: list[int] = []
-            while len(string) < self._string:
-                string = self._grown(rng.integers(self.ids, size=self._string).tolist(), rng)
-            start = int(rng.integers(self._string - self.n))
-            row[:] = [*string, self.ids, *string[start : start + self.n]]
-            target[-1] = string[start + self.n]
+        strings, again = np.empty((n, self._string), np.int64), np.arange(n)
+        while len(again):
+            strings[again], complete = self._strings(rng, len(again))
+            again = again[~complete]
+        starts = rng.integers(self._string - self.n, size=n)
+        asked = np.take_along_axis(strings, starts[:, None] + np.arange(self.n + 1), 1)
+        inputs[:, : self._string], inputs[:, self._string] = strings, self.ids
+        inputs[:, self._string + 1 :], targets[:, -1] = asked[:, : self.n], asked[:, self.n]
         return Examples(inputs, targets)
 
-    def _grown(self, drawn: list[int], rng: np.random.Generator) -> list[int]:
-        """Return a string in which an n-gram that was there before has another last token; cut where there is none."""
-        seen: set[tuple[int, ...]] = set()
-        for i in range(self.n - 1, len(drawn)):
-            start = tuple(drawn[i - self.n + 1 : i])
-            if (*start, drawn[i]) in seen:
-                free = [token for token in range(self.ids) if (*start, token) not in seen]
-                if not free:
-                    return drawn[:i]
-                drawn[i] = free[rng.integers(len(free))]
-            seen.add((*start, drawn[i]))
-        return drawn
+    def _strings(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw strings [B, T] in which no n-gram is there twice, and which of them [B] found a token at every place."""
+        drawn = rng.integers(self.ids, size=(self._string, n))
+        seen = np.zeros((n, self.ids ** (self.n - 1), self.ids), bool)
+        complete, rows = np.ones(n, bool), np.arange(n)
+        before = np.zeros(n, np.int64)  # the last n - 1 tokens as one number
+        for i, token in enumerate(drawn):
+            if i >= self.n - 1:
+                repeats = rows[seen[rows, before, token]]
+                if len(repeats):
+                    # Instead of a token that would repeat an n-gram, any other one that would not.
+                    free = ~seen[repeats, before[repeats]]
+                    complete[repeats] &= free.any(1)
+                    token[repeats] = np.argmax(free * rng.random(free.shape), axis=1)
+                seen[rows, before, token] = True
+            before = (before * self.ids + token) % self.ids ** (self.n - 1)
+        return drawn.T, complete
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,11 @@ class S5(Task):
         """The 120 permutations."""
         return 120
 
+    @property
+    def answers(self) -> int:
+        """One for each permutation."""
+        return self.length
+
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
         inputs = rng.integers(self.vocab_size, size=(n, self.length)).astype(np.int32)
