@@ -11,6 +11,7 @@ result goes to OUT/runs/TASK/MODEL_WIDTH_RATE.json as it ends, and runs that hav
 command goes on after an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tasks", default="", help="names with commas: mqar,s5 (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
     parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
     args = parser.parse_args(argv)
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
@@ -48,19 +50,23 @@ def main(argv: list[str]) -> None:
     out = Path(args.out)
     _require_same(out / "size.json", args.size)
     runs = list(_runs(setup, models, tasks, out))
+    until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
         # The process that started this one reports on all.
-        _train(setup, runs, claims=Path(claims))
+        _train(setup, runs, until=until, claims=Path(claims))
         return
-    if not args.report:
-        jobs = min(args.jobs, sum(not run.path.exists() for run in runs))
-        if jobs > 1:
-            _in_processes(args.size, models, tasks, runs, out, jobs=jobs)
-        else:
-            _train(setup, runs)
+    failed = 0
+    jobs = min(args.jobs, sum(not run.path.exists() for run in runs))
+    if jobs > 1 and not args.report:
+        command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
+        failed = _in_processes(command, runs, until=until, jobs=jobs)
+    elif not args.report:
+        _train(setup, runs, until=until)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
     sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
+    if failed:
+        raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
 
 
 _CHILD = "SEQJAX_RECALL_CLAIMS"  # in the processes that `--jobs` starts: the directory of files named for runs taken
@@ -106,16 +112,19 @@ def _known(option: str, given: list[str], known) -> list[str]:
 
 def _require_same(path: Path, size: str) -> None:
     """Write the size of the results in a directory; raise `UserError` if it holds those of another."""
-    if path.exists() and path.read_text(encoding="utf-8").strip() != f'"{size}"':
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, size)
+    if path.read_text(encoding="utf-8").strip() != f'"{size}"':
         raise UserError(f"{path.parent} holds results of another size; give another --out.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, size)
 
 
-def _train(setup: Setup, runs: Iterable[Run], *, claims: Path | None = None) -> None:
-    """Train what has no result yet; with `claims`, what no other process has taken."""
+def _train(setup: Setup, runs: Iterable[Run], *, until: float, claims: Path | None = None) -> None:
+    """Train what has no result yet, and with `claims` what no other process has taken, started before `until`."""
     use_compile_cache()
     for run in runs:
+        if time.time() > until:
+            return
         if run.path.exists() or (claims and not _taken(claims / _claim(run))):
             continue
         run.path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,45 +150,37 @@ def _taken(path: Path) -> bool:
     return True
 
 
-def _in_processes(
-    size: str, models: Sequence[str], tasks: Sequence[str], runs: Sequence[Run], out: Path, *, jobs: int
-) -> None:
+def _in_processes(arguments: Sequence[str], runs: Sequence[Run], *, until: float, jobs: int) -> int:
     """Train in several processes, which take one run after the other and are ended with this one.
 
-    A process that fails is replaced as long as there are runs that none has taken; then `UserError` is raised.
+    Return how many runs failed. A process that fails is replaced as long as there are runs that none has taken.
     """
-    command = [sys.executable, "-m", "seqjax.harness.recall", f"--size={size}", f"--out={out}"]
-    command += [f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}"]
     with tempfile.TemporaryDirectory() as claims:
-        children = [_start(command, claims, slot=slot, jobs=jobs) for slot in range(jobs)]
+        children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]
         failed = 0
         try:
             while any(child.poll() is None for child in children):
                 for slot, child in enumerate(children):
                     left = any(not run.path.exists() and not (Path(claims) / _claim(run)).exists() for run in runs)
-                    if child.poll() and left:
+                    if child.poll() and left and time.time() < until:
                         failed += 1
-                        children[slot] = _start(command, claims, slot=slot, jobs=jobs)
+                        children[slot] = _start(arguments, claims, until=until, slot=slot, jobs=jobs)
                 time.sleep(0.5)
         finally:
             for child in children:
                 child.terminate()
                 child.wait()
-        failed += sum(child.returncode != 0 for child in children)
-    if failed:
-        raise UserError(
-            f"{failed} runs failed, see above; the same command goes on with what is missing, and with --report it "
-            "writes the report of what is there."
-        )
+        return failed + sum(child.returncode != 0 for child in children)
 
 
-def _start(command: Sequence[str], claims: str, *, slot: int, jobs: int) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], claims: str, *, until: float, slot: int, jobs: int) -> subprocess.Popen[bytes]:
     """Start a process on one of the GPUs, with its share of the memory if there are fewer GPUs than processes."""
     environment, gpus = os.environ | {_CHILD: claims}, visible_gpus()
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         share = 0.9 / -(-jobs // len(gpus))
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}")
+    command = [sys.executable, "-m", "seqjax.harness.recall", *arguments, f"--minutes={(until - time.time()) / 60}"]
     return subprocess.Popen(command, env=environment)
 
 

@@ -26,10 +26,11 @@ def model_config(text: str, *, dim: int, vocab_size: int) -> ModelConfig:
     """Return the shipped config `NAME[:SETTINGS]` at size debug, with heads of 32 and this width."""
     name, _, settings = text.partition(":")
     heads = max(1, dim // 32)
-    sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.mixer.heads={heads}"
+    # Few layers, unrolled, and few answers, with their logits at once: less to launch in a step.
+    sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.scan_layers=False,model.loss_chunk=16384"
     shipped: Any = presets.read_config(f"{name}:debug")
-    if "heads" not in shipped.model.mixer:  # the channels of Mamba-1 are on their own
-        sized = sized.rpartition(",")[0]
+    if "heads" in shipped.model.mixer:  # the channels of Mamba-1 are on their own
+        sized += f",model.mixer.heads={heads}"
     config: Any = presets.read_config(f"{name}:{','.join(filter(None, (sized, settings)))}")
     return from_config_dict(config).model
 
