@@ -1,13 +1,17 @@
 """Where a training step's time goes:
 
-    python -m benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12] [--devices=4]
+    python -m benchmarks.profile_step [--mixers=a,b] [--size=110m] [--top=12] [--devices=4 [--layout=seq]]
 
 Runs the step of `benchmarks.train_step` under JAX's profiler and adds up the device's kernels: first by part of the
 model (the named scopes mixer, mlp, loss, optimizer; forward, backward, or computed again for it), then the kernels that
 take longest, each with the operation that XLA says it came from and the shape that it writes. Idle is what the device
-waited between kernels. With --devices=N the step is data parallel over N devices with --batch sequences each; times are
-means over them, and of the collectives "exposed" is the time in which nothing else ran. Writes
-benchmarks/results/profile_step.json; a quick or partial run, or one of several devices, writes to runs/benchmarks/.
+waited between kernels. With --devices=N the step is data parallel over N devices with --batch sequences each, or as
+--layout says, as in `benchmarks.train_step`; times are means over them, and of the collectives "exposed" is the time in
+which nothing else ran. Writes benchmarks/results/profile_step.json; a quick or partial run, or one of several devices,
+writes to runs/benchmarks/.
+
+XLA runs parts of a step as CUDA graphs, of each of which the profiler sees one kernel; with
+XLA_FLAGS=--xla_gpu_enable_command_buffer= it sees what is in them.
 """
 
 from benchmarks.harness import options
@@ -18,6 +22,8 @@ FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences per step (16)")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 FLAGS.add_argument("--devices", type=int, default=0, help="data parallel over so many; without it one")
+FLAGS.add_argument("--layout", default="data", choices=["data", "fsdp", "seq"], help="with --devices (data)")
+FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
 FLAGS.add_argument("--top", type=int, default=12, help="kernels to list (12)")
 FLAGS.add_argument("--seconds", type=float, default=480, help="begin no further architecture after so many (480)")
 options.parse_early(FLAGS, __name__)
@@ -169,7 +175,7 @@ def main(argv: list[str]) -> None:
     given = FLAGS.parse_args(argv)
     quick = given.quick or jax.default_backend() == "cpu"
     size, batch, seq_len = ("debug", 0, 0) if quick else (given.size, given.batch, given.seq_len)
-    train_step.check_devices(given.devices, ["data"])
+    train_step.check_devices(given.devices, [given.layout])
     written: dict[str, Any] = {"machine": machine(), "results": {}}
     path = options.destination(given.json, "profile_step", recorded=not (quick or given.mixers or given.devices))
     start = time.monotonic()
@@ -177,9 +183,10 @@ def main(argv: list[str]) -> None:
         if time.monotonic() - start > given.seconds:
             print(f"{name}: not profiled, --seconds={given.seconds} are over")
             continue
-        config = configured(name, size, batch=batch, seq_len=seq_len)
+        config = configured(name, size, batch=batch, seq_len=seq_len, remat=given.remat)
         if given.devices:
-            config = train_step.layouts(config, given.devices, ["data"])[f"data={given.devices}"]
+            layouts = train_step.layouts(config, given.devices, [given.layout])
+            config = layouts[f"{given.layout}={given.devices}"]
         devices = jax.devices()[: given.devices or 1]
         result = profile(train_step.Stepper(config, devices), steps=3)
         show(name, result, given.top)
