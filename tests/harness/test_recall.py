@@ -35,6 +35,7 @@ def test_right_answers_are_counted_where_something_is_asked() -> None:
         """Answers 1 everywhere."""
 
         def logits(self, params, tokens_BT, positions_BA=None):
+            assert positions_BA is not None
             return jax.nn.one_hot(jnp.ones_like(positions_BA), 3)
 
     targets = np.array([[1, IGNORED, 1], [1, 2, IGNORED]])

@@ -83,10 +83,10 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
     """
 
     def mean_loss(params: Params, batch: Batch) -> Array:
-        targets_BA: Any = batch.targets
+        inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
         weights_BA = (targets_BA != IGNORED).astype(jnp.float32)
         total, count = model.target_loss(
-            params, jnp.asarray(batch.inputs), jnp.maximum(targets_BA, 0), weights_BA, positions_BA=batch.positions
+            params, inputs_BT, jnp.maximum(targets_BA, 0), weights_BA, positions_BA=positions_BA
         )
         return total / count
 
@@ -108,9 +108,9 @@ def make_count(model: Model) -> Any:
     """Return (params, batch) -> right answers and answers, and sequences with all answers right."""
 
     def count(params: Params, batch: Batch) -> tuple[Array, Array, Array]:
-        targets_BA: Any = batch.targets
+        inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
         asked_BA = targets_BA != IGNORED
-        right_BA = (jnp.argmax(model.logits(params, batch.inputs, batch.positions), -1) == targets_BA) & asked_BA
+        right_BA = (jnp.argmax(model.logits(params, inputs_BT, positions_BA), -1) == targets_BA) & asked_BA
         return jnp.sum(right_BA), jnp.sum(asked_BA), jnp.sum(jnp.all(right_BA == asked_BA, -1))
 
     return jax.jit(count)
