@@ -96,7 +96,8 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
             loss, grads = jax.value_and_grad(mean_loss)(params, batch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             updates = jax.tree.map(lambda update: rate * update, updates)
-            return (optax.apply_updates(params, updates), opt_state), loss
+            new_params: Any = optax.apply_updates(params, updates)
+            return (new_params, opt_state), loss
 
         (params, opt_state), losses_K = jax.lax.scan(step, (params, opt_state), batches)
         return params, opt_state, losses_K
