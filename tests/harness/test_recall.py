@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +102,45 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     (tmp_path / "size.json").write_text('"small"\n')
     with pytest.raises(UserError, match="results of another size"):
         command.main(["--size=demo", f"--out={tmp_path}"])
+
+
+def test_all_models_come_before_the_next_width_and_rate(tmp_path) -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar", "s5"], tmp_path))
+    assert [run[:2] for run in runs[:4]] == [("Based", "mqar"), ("Mamba-2", "mqar"), ("Based", "s5"), ("Mamba-2", "s5")]
+    assert len({run[2:4] for run in runs[:4]}) == 1 and runs[4][2:4] != runs[3][2:4]
+    assert len({run.path for run in runs}) == len(runs)
+
+
+def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch) -> None:
+    trained = []
+    monkeypatch.setattr(command, "train", lambda *_, rate, **__: trained.append(rate) or {"tests": {}, "seconds": 0})
+    runs = list(command._runs(tiny, ["Based"], ["s5"], tmp_path))
+    command._train(tiny, runs, until=0, claims=tmp_path)
+    assert trained == []
+    (tmp_path / command._claim(runs[0])).touch()  # another process has it
+    command._train(tiny, runs, until=math.inf, claims=tmp_path)
+    assert trained == [2e-3]
+    command._train(tiny, runs, until=math.inf)
+    assert trained == [2e-3, 1e-3], "what has a result is not trained again"
+
+
+def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
+    def start(arguments, claims, *, until, slot, jobs):
+        # In place of training: take the first run that is left, and write a result for all but one.
+        script = (
+            "import pathlib, sys; out, claims = map(pathlib.Path, sys.argv[1:])\n"
+            "for name in ('a', 'b', 'c'):\n"
+            "    try: (claims / f's5_{name}').touch(exist_ok=False)\n"
+            "    except FileExistsError: continue\n"
+            "    if name == 'b': sys.exit('b is broken')\n"
+            "    (out / f'{name}.json').touch()\n"
+        )
+        return subprocess.Popen([sys.executable, "-c", script, str(tmp_path), claims])
+
+    monkeypatch.setattr(command, "_start", start)
+    runs = [command.Run("Based", "s5", 32, 1e-3, tmp_path / f"{name}.json") for name in "abc"]
+    assert command._in_processes([], runs, until=math.inf, jobs=1) == 1
+    assert (tmp_path / "a.json").exists() and (tmp_path / "c.json").exists() and not (tmp_path / "b.json").exists()
 
 
 def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:

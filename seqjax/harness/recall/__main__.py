@@ -158,14 +158,17 @@ def _in_processes(arguments: Sequence[str], runs: Sequence[Run], *, until: float
     with tempfile.TemporaryDirectory() as claims:
         children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]
         failed = 0
+        codes: list[int | None] = [None]
         try:
-            while any(child.poll() is None for child in children):
-                for slot, child in enumerate(children):
-                    left = any(not run.path.exists() and not (Path(claims) / _claim(run)).exists() for run in runs)
-                    if child.poll() and left and time.time() < until:
+            while None in codes:
+                time.sleep(0.5)
+                codes = [child.poll() for child in children]
+                left = any(not run.path.exists() and not (Path(claims) / _claim(run)).exists() for run in runs)
+                for slot, code in enumerate(codes):
+                    if code and left and time.time() < until:
                         failed += 1
                         children[slot] = _start(arguments, claims, until=until, slot=slot, jobs=jobs)
-                time.sleep(0.5)
+                        codes[slot] = None
         finally:
             for child in children:
                 child.terminate()
