@@ -18,7 +18,7 @@ from seqjax.harness.recall.tasks import (
     Task,
 )
 from seqjax.harness.recall.tasks.base import distinct
-from seqjax.harness.recall.train import batches, model_config, padded
+from seqjax.harness.recall.train import batch, batches, model_config, padded
 
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
@@ -101,6 +101,23 @@ def test_queries_of_mqar_come_early() -> None:
     targets = task.examples(np.random.default_rng(0), 200).targets
     at = np.nonzero(targets != IGNORED)[1]
     assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
+
+
+def test_the_first_pair_of_mqar_is_asked_for_before_the_last() -> None:
+    inputs, targets = MQAR(length=256, pairs=16).examples(np.random.default_rng(0), 500)
+    # The value of every pair is at an odd place of the context, and is the target at its query.
+    first, last = (np.nonzero(targets == inputs[:, [place]])[1].mean() for place in (1, 31))
+    assert first < last - 10
+
+
+def test_batches_hold_the_questions_alone() -> None:
+    task = MQAR(length=64, pairs=8, ids=64)
+    examples = task.examples(np.random.default_rng(0), 20)
+    inputs, positions, targets = batch(examples, 10)
+    assert (inputs == examples.inputs).all() and positions.shape == targets.shape == (20, 10)
+    assert (np.take_along_axis(examples.targets, positions, 1) == targets)[:, :8].all()
+    assert (targets[:, :8] != IGNORED).all() and (targets[:, 8:] == IGNORED).all()
+    assert (np.diff(positions[:, :8]) > 0).all()
 
 
 def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
