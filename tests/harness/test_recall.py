@@ -59,7 +59,9 @@ def test_the_loss_is_that_of_the_answers_alone() -> None:
     inputs, weights = jnp.asarray(inputs), jnp.asarray(batch.targets != IGNORED, jnp.float32)
     asked = jnp.maximum(batch.targets, 0)
     total, count = model.target_loss(params, inputs, asked, weights, positions_BA=jnp.asarray(batch.positions))
-    log_p = jax.nn.log_softmax(model.logits(params, inputs)[:, 3])
+    logits = model.logits(params, inputs)[:, 3]
+    np.testing.assert_allclose(model.logits(params, inputs, jnp.full((2, 1), 3))[:, 0], logits, rtol=1e-5, atol=1e-6)
+    log_p = jax.nn.log_softmax(logits)
     assert count == 2
     np.testing.assert_allclose(total, -(log_p[0, targets[0, 3]] + log_p[1, targets[1, 3]]), rtol=1e-5)
 
