@@ -1,7 +1,7 @@
 """What came of the runs: a table per task, and accuracy against the size of the state."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,15 @@ def _table(task: TaskSetup, results: Results) -> str:
 
 
 def _training(results: Results) -> str:
-    """Say how long the models were trained, and with which rates."""
+    """Say how long the models were trained, and on what."""
     every = [result for of_model in results.values() for result in of_model]
-    steps, sizes = ({result[key] for result in every} for key in ("steps", "batch_size"))
-    return f"Trained for {_numbers(steps)} steps of {_numbers(sizes)} sequences."
-
-
-def _numbers(values: Iterable[int]) -> str:
-    return " or ".join(f"{value:,}" for value in sorted(values))
+    steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
+    seconds = sorted(result["seconds"] for result in every)
+    devices = ", ".join(sorted({result.get("device", "") for result in every} - {""}))
+    return (
+        f"Trained for {steps} steps of {sizes} sequences{f' on {devices}' if devices else ''}; a run with its tests took {seconds[0]:.0f} to "
+        f"{seconds[-1]:.0f} s."
+    )
 
 
 def _cell(test: Mapping[str, float]) -> str:

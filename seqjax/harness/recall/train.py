@@ -169,6 +169,7 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float) ->
         "curve": [(i, float(curve[i - 1])) for i in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1],
         "tests": tests,
         "chance": 1 / task.vocab_size,
+        "device": jax.devices()[0].device_kind,
         "seconds": time.perf_counter() - start,
         "train_seconds": trained_s,
     }
