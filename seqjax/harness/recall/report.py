@@ -64,16 +64,8 @@ def _table(task: TaskSetup, results: Results) -> str:
             cells = [_cell(result["tests"][name]) for name in task.tests]
             state = f"{result['state'][task.own]:,}"
             mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
-            rows.append(
-                [
-                    label,
-                    str(result["dim"]),
-                    state,
-                    f"{result['rate']:g} (of {result['tried']})",
-                    *cells,
-                    f"{100 * mean:.1f}",
-                ]
-            )
+            rate = f"{result['rate']:g} (of {result['tried']})"
+            rows.append([label, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
     return "\n".join(filter(None, parts))
@@ -85,10 +77,9 @@ def _training(results: Results) -> str:
     steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
     seconds = sorted(result["seconds"] for result in every)
     devices = ", ".join(sorted({result.get("device", "") for result in every} - {""}))
-    return (
-        f"Trained for {steps} steps of {sizes} sequences{f' on {devices}' if devices else ''}; a run with its tests took {seconds[0]:.0f} to "
-        f"{seconds[-1]:.0f} s."
-    )
+    on = f" on {devices}" if devices else ""
+    took = f"{seconds[0]:.0f} to {seconds[-1]:.0f} s"
+    return f"Trained for {steps} steps of {sizes} sequences{on}; a run with its tests took {took}."
 
 
 def _cell(test: Mapping[str, float]) -> str:
