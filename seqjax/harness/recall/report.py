@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from seqjax.files import read_json
 from seqjax.harness.recall.setups import MODELS, TaskSetup
@@ -111,6 +112,12 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
         chance = 100 * next(iter(results[task.name].values()))[0]["chance"]
         panel.axhline(chance, color="0.6", linewidth=0.8, linestyle=":")
         panel.set_xscale("log")
+        states = [result["state"][test] for of_model in results[task.name].values() for result in of_model]
+        panel.set_xlim(min(states) / 1.5, max(states) * 1.5)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.tick_params(labelsize=8)
         panel.set_ylim(-4, 104)
         panel.grid(alpha=0.25, linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
