@@ -12,9 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import jax
 from absl import logging
 
 from seqjax import presets, settings_help, store
@@ -113,12 +111,9 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], member: Mem
         return
     from seqjax.train import train
     from seqjax.training import workdir as workdirs
+    from seqjax.training.compile_cache import use_compile_cache
 
-    # The default is set here, not in the environment, so that a laptop without a cache directory still starts.
-    if jax.default_backend() != "cpu":
-        # Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
-        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
-        jax.config.update("jax_compilation_cache_dir", cache)
+    use_compile_cache()
     if member is not None and lead:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
         text = banner(member.hosts, member.place, devices=mesh.devices.flat, axes=mesh.shape)

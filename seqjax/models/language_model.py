@@ -37,6 +37,11 @@ def compute_dtype(config: ModelConfig) -> Any:
     return jnp.dtype(config.dtype)
 
 
+def _at(h_BTD: Array, positions_BA: Array | None) -> Array:
+    """Return the hidden states at positions [B, A], or all of them if there are none."""
+    return h_BTD if positions_BA is None else jnp.take_along_axis(h_BTD, positions_BA[..., None], 1)
+
+
 class Model:
     """The structure of a language model. `max_len` is the training sequence length, which sizes position tables."""
 
@@ -92,9 +97,12 @@ class Model:
         return [block.bind(block.shapes) for block in self.blocks.values()]
 
     # ------------------------------------------------------------------------------------------- the parallel form
-    def logits(self, params: Params, tokens_BT: Array) -> Array:
-        """Return the float32 logits [B, T, O] of int32 tokens [B, T]; meant for short sequences and tests."""
-        return self._embedder(params).decode(self.hidden(params, tokens_BT))
+    def logits(self, params: Params, tokens_BT: Array, positions_BA: Array | None = None) -> Array:
+        """Return the float32 logits [B, T, O] of int32 tokens [B, T]; meant for short sequences and tests.
+
+        With `positions_BA`, int32, they are those at these positions alone, [B, A, O].
+        """
+        return self._embedder(params).decode(_at(self.hidden(params, tokens_BT), positions_BA))
 
     def sequence_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
@@ -113,12 +121,23 @@ class Model:
         return self.target_loss(params, tokens_BT1[:, :-1], tokens_BT1[:, 1:], weights_BT)
 
     def target_loss(
-        self, params: Params, inputs_BT: Array, targets_BT: Array, weights_BT: Array | None = None
+        self,
+        params: Params,
+        inputs_BT: Array,
+        targets_BT: Array,
+        weights_BT: Array | None = None,
+        *,
+        positions_BA: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Return `loss` for targets int32 [B, T] that need not be the next inputs; with weight 0, any id will do."""
+        """Return `loss` for targets int32 [B, T] that need not be the next inputs; with weight 0, any id will do.
+
+        With `positions_BA`, int32, targets and weights are [B, A] and belong to these positions; the others cost no
+        logits.
+        """
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
-        h_BTD, head_DO = self.hidden(params, inputs_BT), self._embedder(params).unembedding
+        h_BTD = _at(self.hidden(params, inputs_BT), positions_BA)
+        head_DO = self._embedder(params).unembedding
         with jax.named_scope("loss"):
             h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
             total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)

@@ -2,27 +2,33 @@
 
 import dataclasses
 import json
+import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seqjax.config import OptimConfig
 from seqjax.errors import UserError
 from seqjax.harness.recall import __main__ as command
 from seqjax.harness.recall import setups, train
 from seqjax.harness.recall.setups import Setup, TaskSetup
-from seqjax.harness.recall.tasks import IGNORED, S5
+from seqjax.harness.recall.tasks import IGNORED, S5, Examples
 from seqjax.models import Model
+from seqjax.training.optim import optimizer as make_optimizer
 
 
 @pytest.fixture
 def tiny(monkeypatch) -> Setup:
     """A size of one task and two steps."""
     task = TaskSetup(
-        name="s5", question="?", train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4"
+        name="s5", question="?", steps=2, train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4"
     )
-    setup = Setup(steps=2, batch_size=2, rates=(1e-3, 2e-3), dims=(32,), test_sequences=4, tasks=(task,))
+    rounds = ((32, 1e-3), (32, 2e-3))
+    setup = Setup(batch_size=2, rounds=rounds, test_sequences=4, steps_per_call=1, tasks=(task,))
     monkeypatch.setitem(setups.SETUPS, "demo", setup)
     return setup
 
@@ -31,24 +37,54 @@ def test_right_answers_are_counted_where_something_is_asked() -> None:
     class Fixed(Model):
         """Answers 1 everywhere."""
 
-        def logits(self, params, tokens_BT):
-            return jax.nn.one_hot(jnp.ones_like(tokens_BT), 3)
+        def logits(self, params, tokens_BT, positions_BA=None):
+            assert positions_BA is not None
+            return jax.nn.one_hot(jnp.ones_like(positions_BA), 3)
 
-    targets = jnp.array([[1, 1, IGNORED], [1, 2, IGNORED]])
-    right, asked, whole = train.make_count(
-        Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
-    )({}, jnp.zeros((2, 3), jnp.int32), targets)
+    targets = np.array([[1, IGNORED, 1], [1, 2, IGNORED]])
+    batch = train.batch(Examples(np.zeros((2, 3), np.int32), targets), 2)
+    model = Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
+    right, asked, whole = train.make_count(model)({}, batch)
     assert (right, asked, whole) == (3, 4, 1)
 
 
 def test_the_loss_is_that_of_the_answers_alone() -> None:
     model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
     params = model.init(jax.random.key(0))
-    inputs, targets = map(jnp.asarray, S5(length=4).examples(np.random.default_rng(0), 2))
-    total, count = model.target_loss(params, inputs, targets, jnp.zeros((2, 4)).at[:, 3].set(1.0))
-    log_p = jax.nn.log_softmax(model.logits(params, inputs)[:, 3])
+    inputs, targets = S5(length=4).examples(np.random.default_rng(0), 2)
+    targets[:, :3] = IGNORED
+    batch = train.batch(Examples(inputs, targets), 2)
+    assert batch.positions.tolist() == [[3, 0], [3, 0]]
+    assert batch.targets.tolist() == [[t, IGNORED] for t in targets[:, 3]]
+    inputs, weights = jnp.asarray(inputs), jnp.asarray(batch.targets != IGNORED, jnp.float32)
+    asked = jnp.maximum(batch.targets, 0)
+    total, count = model.target_loss(params, inputs, asked, weights, positions_BA=jnp.asarray(batch.positions))
+    logits = model.logits(params, inputs)[:, 3]
+    np.testing.assert_allclose(model.logits(params, inputs, jnp.full((2, 1), 3))[:, 0], logits, rtol=1e-5, atol=1e-6)
+    log_p = jax.nn.log_softmax(logits)
     assert count == 2
     np.testing.assert_allclose(total, -(log_p[0, targets[0, 3]] + log_p[1, targets[1, 3]]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_steps_in_one_call_are_the_same_steps() -> None:
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
+    optimizer = make_optimizer(OptimConfig(lr=1.0, warmup_steps=1), 4)
+    stream = train.batches([S5(length=4)], batch_size=2, seed=0)
+    drawn, ends = [next(stream) for _ in range(4)], {}
+    steps = train.make_steps(model, optimizer)
+    for k in (1, 2, 4):
+        params = model.init(jax.random.key(0))
+        opt_state, losses = optimizer.init(params), []
+        for i in range(0, 4, k):
+            together = jax.tree.map(lambda *arrays: np.stack(arrays), *drawn[i : i + k])
+            params, opt_state, losses_K = steps(params, opt_state, jnp.float32(1e-2), together)
+            losses += losses_K.tolist()
+        ends[k] = (losses, params)
+    assert ends[2][0] == ends[4][0] and len(set(ends[4][0])) == 4
+    jax.tree.map(np.testing.assert_array_equal, ends[2][1], ends[4][1])
+    # XLA unrolls a loop of one step, and fuses what it then sees.
+    np.testing.assert_allclose(ends[1][0], ends[4][0], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -68,6 +104,45 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     (tmp_path / "size.json").write_text('"small"\n')
     with pytest.raises(UserError, match="results of another size"):
         command.main(["--size=demo", f"--out={tmp_path}"])
+
+
+def test_all_models_come_before_the_next_width_and_rate(tmp_path) -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar", "s5"], tmp_path))
+    assert [run[:2] for run in runs[:4]] == [("Based", "mqar"), ("Mamba-2", "mqar"), ("Based", "s5"), ("Mamba-2", "s5")]
+    assert len({run[2:4] for run in runs[:4]}) == 1 and runs[4][2:4] != runs[3][2:4]
+    assert len({run.path for run in runs}) == len(runs)
+
+
+def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch) -> None:
+    trained = []
+    monkeypatch.setattr(command, "train", lambda *_, rate, **__: trained.append(rate) or {"tests": {}, "seconds": 0})
+    runs = list(command._runs(tiny, ["Based"], ["s5"], tmp_path))
+    command._train(tiny, runs, until=0, claims=tmp_path)
+    assert trained == []
+    (tmp_path / command._claim(runs[0])).touch()  # another process has it
+    command._train(tiny, runs, until=math.inf, claims=tmp_path)
+    assert trained == [2e-3]
+    command._train(tiny, runs, until=math.inf)
+    assert trained == [2e-3, 1e-3], "what has a result is not trained again"
+
+
+def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
+    def start(arguments, claims, *, until, slot, jobs):
+        # In place of training: take the first run that is left, and write a result for all but one.
+        script = (
+            "import pathlib, sys; out, claims = map(pathlib.Path, sys.argv[1:])\n"
+            "for name in ('a', 'b', 'c'):\n"
+            "    try: (claims / f's5_{name}').touch(exist_ok=False)\n"
+            "    except FileExistsError: continue\n"
+            "    if name == 'b': sys.exit('b is broken')\n"
+            "    (out / f'{name}.json').touch()\n"
+        )
+        return subprocess.Popen([sys.executable, "-c", script, str(tmp_path), claims])
+
+    monkeypatch.setattr(command, "_start", start)
+    runs = [command.Run("Based", "s5", 32, 1e-3, tmp_path / f"{name}.json") for name in "abc"]
+    assert command._in_processes([], runs, until=math.inf, jobs=1) == 1
+    assert (tmp_path / "a.json").exists() and (tmp_path / "c.json").exists() and not (tmp_path / "b.json").exists()
 
 
 def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:
@@ -98,7 +173,7 @@ def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_rwkv_learns_to_multiply_permutations(tiny) -> None:
-    setup = dataclasses.replace(tiny, steps=400, batch_size=32, test_sequences=128)
-    task = dataclasses.replace(tiny.tasks[0], train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
+    setup = dataclasses.replace(tiny, batch_size=32, test_sequences=128, steps_per_call=8)
+    task = dataclasses.replace(tiny.tasks[0], steps=400, train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
     result = train.train("rwkv7", task, setup, dim=64, rate=3e-3)
     assert result["tests"]["2"]["accuracy"] > 0.5, "the first of two answers is the input itself"

@@ -16,9 +16,9 @@ from seqjax.harness.recall.tasks import (
     Ngram,
     Position,
     Task,
-    _distinct,
 )
-from seqjax.harness.recall.train import batches, model_config, padded
+from seqjax.harness.recall.tasks.base import distinct
+from seqjax.harness.recall.train import batch, batches, model_config, padded
 
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
@@ -88,7 +88,7 @@ def test_the_seed_decides(task) -> None:
 
 @pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
 def test_distinct_integers_are_uniform(size, below) -> None:
-    rows = _distinct(np.random.default_rng(0), 6000, size, below=below)
+    rows = distinct(np.random.default_rng(0), 6000, size, below=below)
     assert rows.shape == (6000, size)
     assert all(len(set(row)) == size for row in rows.tolist())
     for column in (rows[:, 0], rows[:, -1]):
@@ -103,6 +103,23 @@ def test_queries_of_mqar_come_early() -> None:
     assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
 
 
+def test_the_first_pair_of_mqar_is_asked_for_before_the_last() -> None:
+    inputs, targets = MQAR(length=256, pairs=16).examples(np.random.default_rng(0), 500)
+    # The value of every pair is at an odd place of the context, and is the target at its query.
+    first, last = (np.nonzero(targets == inputs[:, [place]])[1].mean() for place in (1, 31))
+    assert first < last - 10
+
+
+def test_batches_hold_the_questions_alone() -> None:
+    task = MQAR(length=64, pairs=8, ids=64)
+    examples = task.examples(np.random.default_rng(0), 20)
+    inputs, positions, targets = batch(examples, 10)
+    assert (inputs == examples.inputs).all() and positions.shape == targets.shape == (20, 10)
+    assert (np.take_along_axis(examples.targets, positions, 1) == targets)[:, :8].all()
+    assert (targets[:, :8] != IGNORED).all() and (targets[:, 8:] == IGNORED).all()
+    assert (np.diff(positions[:, :8]) > 0).all()
+
+
 def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
     task = Induction(length=20)
     train, again, test = (next(batches([task], batch_size=64, seed=seed)).inputs for seed in (0, 0, 1))
@@ -113,8 +130,8 @@ def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
 def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
     stream = batches([S5(length=4), S5(length=6)], batch_size=3, seed=0)
     for length in (4, 6, 4):
-        inputs, targets = next(stream)
-        assert inputs.shape == (3, 6)
+        inputs, positions, targets = next(stream)
+        assert inputs.shape == positions.shape == targets.shape == (3, 6)
         assert ((targets != IGNORED).sum(1) == length).all()
     examples = S5(length=4).examples(np.random.default_rng(0), 2)
     assert (padded(examples, 6).targets[:, 4:] == IGNORED).all()

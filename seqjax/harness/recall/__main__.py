@@ -3,18 +3,23 @@
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
+    seqjax recall --size=small --report                        the report of what is there; nothing is trained
 
-Every model is trained on every task for every width and learning rate of the size. seqjax/harness/recall/tasks.py has
-the tasks with their sources, setups.py the sizes. A run's result goes to OUT/runs/TASK/MODEL_WIDTH_RATE.json, and runs
-that have one are not repeated, so the same command goes on after an interruption. report.md and accuracy.png are
-written from all results in OUT.
+Every model is trained on every task for every width and learning rate of the size, all with the first width and rate
+before any with the next. seqjax/harness/recall/tasks has the tasks with their sources, setups.py the sizes. A run's
+result goes to OUT/runs/TASK/MODEL_WIDTH_RATE.json as it ends, and runs that have one are not repeated, so the same
+command goes on after an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
+import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, nearest, run_command
@@ -23,6 +28,7 @@ from seqjax.harness.recall import report
 from seqjax.harness.recall.setups import MODELS, SETUPS, Setup
 from seqjax.harness.recall.train import train
 from seqjax.study.runner import visible_gpus
+from seqjax.training.compile_cache import use_compile_cache
 
 
 def main(argv: list[str]) -> None:
@@ -33,6 +39,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tasks", default="", help="names with commas: mqar,s5 (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
+    parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
     args = parser.parse_args(argv)
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
     models = _known("models", _labels(args.models), MODELS)
@@ -41,20 +49,46 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--jobs={args.jobs}: give at least 1.")
     out = Path(args.out)
     _require_same(out / "size.json", args.size)
-    if args.jobs > 1:
-        _in_processes(args.size, models, tasks, out, jobs=min(args.jobs, len(models)))
-    else:
-        for name in tasks:
-            for model in models:
-                _run(model, name, setup, out)
-    if os.environ.get(_CHILD):
-        return  # The process that started this one reports on all.
+    runs = list(_runs(setup, models, tasks, out))
+    until = time.time() + 60 * args.minutes
+    claims = os.environ.get(_CHILD)
+    if claims:
+        # The process that started this one reports on all.
+        _train(setup, runs, until=until, claims=Path(claims))
+        return
+    failed = 0
+    jobs = min(args.jobs, sum(not run.path.exists() for run in runs))
+    if jobs > 1 and not args.report:
+        command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
+        failed = _in_processes(command, runs, until=until, jobs=jobs)
+    elif not args.report:
+        _train(setup, runs, until=until)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
-    if written:
-        sys.stdout.write(f"Wrote {written}\n")
+    sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
+    if failed:
+        raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
 
 
-_CHILD = "SEQJAX_RECALL_CHILD"  # set in the processes that `--jobs` starts
+_CHILD = "SEQJAX_RECALL_CLAIMS"  # in the processes that `--jobs` starts: the directory of files named for runs taken
+
+
+class Run(NamedTuple):
+    """One model, trained on a task with a width and a learning rate; its result goes to `path`."""
+
+    model: str
+    task: str
+    dim: int
+    rate: float
+    path: Path
+
+
+def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], out: Path) -> Iterator[Run]:
+    """Yield all runs: all models with one width and rate first, so that an early end leaves a table."""
+    for dim, rate in setup.rounds:
+        for task in tasks:
+            for model in models:
+                slug = "".join(c if c.isalnum() else "-" for c in model.lower()).replace("--", "-")
+                yield Run(model, task, dim, rate, out / "runs" / task / f"{slug}_{dim}_{rate:g}.json")
 
 
 def _labels(text: str) -> list[str]:
@@ -78,53 +112,79 @@ def _known(option: str, given: list[str], known) -> list[str]:
 
 def _require_same(path: Path, size: str) -> None:
     """Write the size of the results in a directory; raise `UserError` if it holds those of another."""
-    if path.exists() and path.read_text(encoding="utf-8").strip() != f'"{size}"':
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, size)
+    if path.read_text(encoding="utf-8").strip() != f'"{size}"':
         raise UserError(f"{path.parent} holds results of another size; give another --out.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, size)
 
 
-def _run(model: str, name: str, setup: Setup, out: Path) -> None:
-    """Train a model on a task for every width and rate that has no result yet."""
-    task = setup.task(name)
-    for dim in setup.dims:
-        for rate in setup.rates:
-            slug = "".join(c if c.isalnum() else "-" for c in model.lower()).replace("--", "-")
-            path = out / "runs" / name / f"{slug}_{dim}_{rate:g}.json"
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            result = train(MODELS[model], task, setup, dim=dim, rate=rate)
-            write_json(path, {"model": model, "task": name, **result})
-            tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
-            sys.stdout.write(f"{name:14} {model:24} width {dim} rate {rate:g}  {tests}  {result['seconds']:.0f} s\n")
-            sys.stdout.flush()
-
-
-def _in_processes(size: str, models: list[str], tasks: list[str], out: Path, *, jobs: int) -> None:
-    """Share the models among processes; raise `UserError` if one failed. They are ended with this one."""
-    gpus, children = visible_gpus(), []
-    for i in range(jobs):
-        environment = os.environ | {_CHILD: "1"}
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = gpus[i % len(gpus)]
-            share = 0.9 / -(-jobs // len(gpus))
-            environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}")
-        command = [sys.executable, "-m", "seqjax.harness.recall", f"--size={size}", f"--out={out}"]
-        command += [f"--models={';'.join(models[i::jobs])}", f"--tasks={','.join(tasks)}"]
-        children.append(subprocess.Popen(command, env=environment))
-    try:
-        while any(child.poll() is None for child in children):
-            time.sleep(0.5)
-    finally:
-        for child in children:
-            child.terminate()
-            child.wait()
-    failed = sum(child.returncode != 0 for child in children)
-    if failed:
-        raise UserError(
-            f"{failed} of {jobs} processes failed, see above; the same command goes on with what is missing."
+def _train(setup: Setup, runs: Iterable[Run], *, until: float, claims: Path | None = None) -> None:
+    """Train what has no result yet, and with `claims` what no other process has taken, started before `until`."""
+    use_compile_cache()
+    for run in runs:
+        if time.time() > until:
+            return
+        if run.path.exists() or (claims and not _taken(claims / _claim(run))):
+            continue
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate)
+        write_json(run.path, {"model": run.model, "task": run.task, **result})
+        tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
+        sys.stdout.write(
+            f"{run.task:14} {run.model:24} width {run.dim} rate {run.rate:g}  {tests}  {result['seconds']:.0f} s\n"
         )
+        sys.stdout.flush()
+
+
+def _claim(run: Run) -> str:
+    return f"{run.task}_{run.path.stem}"
+
+
+def _taken(path: Path) -> bool:
+    """Create a file, and return whether it was not there before."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _in_processes(arguments: Sequence[str], runs: Sequence[Run], *, until: float, jobs: int) -> int:
+    """Train in several processes, which take one run after the other and are ended with this one.
+
+    Return how many runs failed. A process that fails is replaced as long as there are runs that none has taken.
+    """
+    with tempfile.TemporaryDirectory() as claims:
+        children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]
+        failed = 0
+        codes: list[int | None] = [None]
+        try:
+            while None in codes:
+                time.sleep(0.5)
+                codes = [child.poll() for child in children]
+                left = any(not run.path.exists() and not (Path(claims) / _claim(run)).exists() for run in runs)
+                for slot, code in enumerate(codes):
+                    if code and left and time.time() < until:
+                        failed += 1
+                        children[slot] = _start(arguments, claims, until=until, slot=slot, jobs=jobs)
+                        codes[slot] = None
+        finally:
+            for child in children:
+                child.terminate()
+                child.wait()
+        return failed + sum(child.returncode != 0 for child in children)
+
+
+def _start(arguments: Sequence[str], claims: str, *, until: float, slot: int, jobs: int) -> subprocess.Popen[bytes]:
+    """Start a process on one of the GPUs, with its share of the memory if there are fewer GPUs than processes."""
+    environment, gpus = os.environ | {_CHILD: claims}, visible_gpus()
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+        share = 0.9 / -(-jobs // len(gpus))
+        environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}")
+    command = [sys.executable, "-m", "seqjax.harness.recall", *arguments, f"--minutes={(until - time.time()) / 60}"]
+    return subprocess.Popen(command, env=environment)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What came of the runs: a table per task, and accuracy against the size of the state."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from seqjax.files import read_json
 from seqjax.harness.recall.setups import MODELS, TaskSetup
@@ -23,8 +25,12 @@ def read(directory: Path, task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]
         of_model = [result for result in found if result["model"] == label]
         dims = sorted({result["dim"] for result in of_model})
         if dims:
-            by_model[label] = [best((r for r in of_model if r["dim"] == dim), task.own) for dim in dims]
+            by_model[label] = [_best([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
     return by_model
+
+
+def _best(of_width: Sequence[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
+    return {**best(of_width, own), "tried": len(of_width)}
 
 
 def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | None:
@@ -43,22 +49,38 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
 
 ABOUT = (
     "Share of right answers in percent, over sequences that were not trained on; beside it, where a sequence has "
-    "several answers, the share of sequences without a wrong one. The rate is the best of those tried in the test that "
-    "is like the training, which is in italics. The state is how many numbers decoding keeps at the end of that test, "
-    "over all layers; for attention they grow with the sequence."
+    "several answers, the share of sequences without a wrong one. In italics is the test that is like the training; "
+    "the learning rate is the best there of so many. The mean is that of all tests. The state is how many numbers "
+    "decoding keeps at the end of the test in italics, over all layers and with those of convolutions; for attention "
+    "they grow with the sequence."
 )
 
 
 def _table(task: TaskSetup, results: Results) -> str:
-    header = ["model", "width", "state", "rate", *(f"*{name}*" if name == task.own else name for name in task.tests)]
+    tests = [f"*{name}*" if name == task.own else name for name in task.tests]
+    header = ["model", "width", "state", "rate", *tests, "mean"]
     rows = []
     for label, of_model in results.items():
         for result in of_model:
             cells = [_cell(result["tests"][name]) for name in task.tests]
             state = f"{result['state'][task.own]:,}"
-            rows.append([label, str(result["dim"]), state, f"{result['rate']:g}", *cells])
+            mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
+            rate = f"{result['rate']:g} (of {result['tried']})"
+            rows.append([label, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
-    return markdown(header, rows) + f"\nGuessing: {100 * chance:.2g}%."
+    parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
+    return "\n".join(filter(None, parts))
+
+
+def _training(results: Results) -> str:
+    """Say how long the models were trained, and on what."""
+    every = [result for of_model in results.values() for result in of_model]
+    steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
+    seconds = sorted(result["seconds"] for result in every)
+    devices = ", ".join(sorted({result.get("device", "") for result in every} - {""}))
+    on = f" on {devices}" if devices else ""
+    took = f"{seconds[0]:.0f} to {seconds[-1]:.0f} s"
+    return f"Trained for {steps} steps of {sizes} sequences{on}; a run with its tests took {took}."
 
 
 def _cell(test: Mapping[str, float]) -> str:
@@ -66,30 +88,44 @@ def _cell(test: Mapping[str, float]) -> str:
     return f"{accuracy:.1f}" if accuracy == whole else f"{accuracy:.1f} ({whole:.1f})"
 
 
+PANELS = 4  # in a row
+
+
 def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
-    """Draw a column per task: above the test that is like the training, below the hardest."""
-    figure = Figure(figsize=(3.1 * len(tasks) + 2.4, 6.2), layout="constrained")
-    panels = figure.subplots(2, len(tasks), squeeze=False, sharey=True)
+    """Draw two panels for each task: the test that is like the training, and the hardest."""
+    shown = [(task, test) for task in tasks for test in (task.own, list(task.tests)[-1])]
+    columns = min(PANELS, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(2.9 * columns + 2.4, 2.7 * rows + 0.5), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     handles: dict[str, Any] = {}
-    for column, task in enumerate(tasks):
-        for row, test in enumerate((task.own, list(task.tests)[-1])):
-            panel = panels[row][column]
-            for label, of_model in results[task.name].items():
-                x = [result["state"][test] for result in of_model]
-                y = [100 * result["tests"][test]["accuracy"] for result in of_model]
-                look: dict[str, Any] = figures.style(list(MODELS).index(label)) | {"markersize": 6, "linewidth": 1.0}
-                (handles[label],) = panel.plot(x, y, label=label, **look)
-            chance = 100 * next(iter(results[task.name].values()))[0]["chance"]
-            panel.axhline(chance, color="0.6", linewidth=0.8, linestyle=":")
-            panel.set_xscale("log")
-            panel.set_ylim(-4, 104)
-            panel.grid(alpha=0.25, linewidth=0.6)
-            panel.spines[["top", "right"]].set_visible(False)
-            panel.set_title(f"{task.name}, {test}" + (" (as trained)" if row == 0 else ""), fontsize=9, loc="left")
-            if row == 1:
-                panel.set_xlabel("numbers in the state")
-            if column == 0:
-                panel.set_ylabel("right answers, %")
+    for i, panel in enumerate(grid.flat):
+        task, test = shown[i] if i < len(shown) else (None, "")
+        if task is None or (i % 2 and test == task.own):  # none is harder
+            panel.set_axis_off()
+            continue
+        for label, of_model in results[task.name].items():
+            x = [result["state"][test] for result in of_model]
+            y = [100 * result["tests"][test]["accuracy"] for result in of_model]
+            look: dict[str, Any] = figures.style(list(MODELS).index(label)) | {"markersize": 6, "linewidth": 1.0}
+            (handles[label],) = panel.plot(x, y, label=label, **look)
+        chance = 100 * next(iter(results[task.name].values()))[0]["chance"]
+        panel.axhline(chance, color="0.6", linewidth=0.8, linestyle=":")
+        panel.set_xscale("log")
+        states = [result["state"][test] for of_model in results[task.name].values() for result in of_model]
+        panel.set_xlim(min(states) / 1.5, max(states) * 1.5)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.tick_params(labelsize=8)
+        panel.set_ylim(-4, 104)
+        panel.grid(alpha=0.25, linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"{task.name}, {test}" + (" (as trained)" if test == task.own else ""), fontsize=9, loc="left")
+        if i + columns >= len(shown):
+            panel.set_xlabel("numbers in the state")
+        if i % columns == 0:
+            panel.set_ylabel("right answers, %")
     order = [handles[label] for label in MODELS if label in handles]
     figure.legend(handles=order, frameon=False, fontsize=9, loc="outside right center")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)

@@ -1,9 +1,8 @@
 """Train one model on one task, and what share of the answers it gives right in every test."""
 
-import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -27,21 +26,35 @@ def model_config(text: str, *, dim: int, vocab_size: int) -> ModelConfig:
     """Return the shipped config `NAME[:SETTINGS]` at size debug, with heads of 32 and this width."""
     name, _, settings = text.partition(":")
     heads = max(1, dim // 32)
-    sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.mixer.heads={heads}"
+    # Few layers, unrolled, and few answers, with their logits at once: less to launch in a step.
+    sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.scan_layers=False,model.loss_chunk=16384"
     shipped: Any = presets.read_config(f"{name}:debug")
-    if "heads" not in shipped.model.mixer:  # the channels of Mamba-1 are on their own
-        sized = sized.rpartition(",")[0]
+    if "heads" in shipped.model.mixer:  # the channels of Mamba-1 are on their own
+        sized += f",model.mixer.heads={heads}"
     config: Any = presets.read_config(f"{name}:{','.join(filter(None, (sized, settings)))}")
     return from_config_dict(config).model
 
 
-def batches(tasks: Iterable[Task], *, batch_size: int, seed: int) -> Iterator[Examples]:
-    """Return an endless iterator of batches of one task after the other; those of shorter ones end in padding."""
-    tasks = tuple(tasks)
-    length = max(task.length for task in tasks)
+class Batch(NamedTuple):
+    """Inputs int32 [B, T], and of every question its position and its target, both int32 [B, A].
 
-    def drawn(index: int, rng: np.random.Generator) -> Examples:
-        return padded(tasks[index % len(tasks)].examples(rng, batch_size), length)
+    A sequence with fewer questions than A has `IGNORED` as the other targets.
+    """
+
+    inputs: np.ndarray
+    positions: np.ndarray
+    targets: np.ndarray
+
+
+def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 0, answers: int = 0) -> Iterator[Batch]:
+    """Return an endless iterator of batches of one task after the other, padded to those that ask for most.
+
+    `length` and `answers` are the least inputs and answers of a batch.
+    """
+    length, answers = max(length, *(t.length for t in tasks)), max(answers, *(t.answers for t in tasks))
+
+    def drawn(index: int, rng: np.random.Generator) -> Batch:
+        return batch(padded(tasks[index % len(tasks)].examples(rng, batch_size), length), answers)
 
     dataset = grain.MapDataset.range(2**31).seed(seed).random_map(drawn)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
@@ -53,80 +66,117 @@ def padded(examples: Examples, length: int) -> Examples:
     return Examples(np.pad(examples.inputs, wider), np.pad(examples.targets, wider, constant_values=IGNORED))
 
 
-def _weights(targets_BT: Array) -> Array:
-    return (targets_BT != IGNORED).astype(jnp.float32)
+def batch(examples: Examples, answers: int) -> Batch:
+    """Return the sequences with up to `answers` targets for each, so that logits are computed for these alone."""
+    rows, columns = np.nonzero(examples.targets != IGNORED)
+    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    positions = np.zeros((len(examples.inputs), answers), np.int32)
+    targets = np.full(positions.shape, IGNORED, np.int32)
+    positions[rows, place], targets[rows, place] = columns, examples.targets[rows, columns]
+    return Batch(examples.inputs, positions, targets)
 
 
-def make_step(model: Model, optimizer: optax.GradientTransformation) -> Any:
-    """Return (params, opt_state, inputs [B, T], targets [B, T]) -> the next two and the mean loss of the answers."""
+def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
+    """Return (params, opt_state, rate [], batches [K, ...]) -> the first two after K steps, and the losses [K].
 
-    def mean_loss(params: Params, inputs_BT: Array, targets_BT: Array) -> Array:
-        total, count = model.target_loss(params, inputs_BT, jnp.maximum(targets_BT, 0), _weights(targets_BT))
+    `optimizer` is that of a learning rate of 1: the program is the same for all rates, and is compiled once.
+    """
+
+    def mean_loss(params: Params, batch: Batch) -> Array:
+        inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
+        weights_BA = (targets_BA != IGNORED).astype(jnp.float32)
+        total, count = model.target_loss(
+            params, inputs_BT, jnp.maximum(targets_BA, 0), weights_BA, positions_BA=positions_BA
+        )
         return total / count
 
-    def step(params: Params, opt_state: Any, inputs_BT: Array, targets_BT: Array) -> tuple[Params, Any, Array]:
-        loss, grads = jax.value_and_grad(mean_loss)(params, inputs_BT, targets_BT)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        new_params: Any = optax.apply_updates(params, updates)
-        return new_params, opt_state, loss
+    def steps(params: Params, opt_state: Any, rate: Array, batches: Batch) -> tuple[Params, Any, Array]:
+        def step(state: tuple[Params, Any], batch: Batch) -> tuple[tuple[Params, Any], Array]:
+            params, opt_state = state
+            loss, grads = jax.value_and_grad(mean_loss)(params, batch)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            updates = jax.tree.map(lambda update: rate * update, updates)
+            new_params: Any = optax.apply_updates(params, updates)
+            return (new_params, opt_state), loss
 
-    return jax.jit(step, donate_argnums=(0, 1))
+        (params, opt_state), losses_K = jax.lax.scan(step, (params, opt_state), batches)
+        return params, opt_state, losses_K
+
+    return jax.jit(steps, donate_argnums=(0, 1))
 
 
 def make_count(model: Model) -> Any:
-    """Return (params, inputs, targets) -> right answers and answers, and sequences with all answers right."""
+    """Return (params, batch) -> right answers and answers, and sequences with all answers right."""
 
-    def count(params: Params, inputs_BT: Array, targets_BT: Array) -> tuple[Array, Array, Array]:
-        asked_BT = targets_BT != IGNORED
-        right_BT = (jnp.argmax(model.logits(params, inputs_BT), -1) == targets_BT) & asked_BT
-        return jnp.sum(right_BT), jnp.sum(asked_BT), jnp.sum(jnp.all(right_BT == asked_BT, -1))
+    def count(params: Params, batch: Batch) -> tuple[Array, Array, Array]:
+        inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
+        asked_BA = targets_BA != IGNORED
+        right_BA = (jnp.argmax(model.logits(params, inputs_BT, positions_BA), -1) == targets_BA) & asked_BA
+        return jnp.sum(right_BA), jnp.sum(asked_BA), jnp.sum(jnp.all(right_BA == asked_BA, -1))
 
     return jax.jit(count)
 
 
-def accuracy(count: Any, params: Params, task: Task, *, sequences: int, batch_size: int) -> dict[str, float]:
-    """Return the share of right answers, and of sequences without a wrong one, over sequences not trained on."""
+def accuracy(count: Any, params: Params, stream: Iterator[Batch], *, sequences: int) -> dict[str, float]:
+    """Return the share of right answers, and of sequences without a wrong one, in at least so many sequences."""
     right = asked = whole = n = 0
-    for inputs, targets in batches([task], batch_size=batch_size, seed=TEST_SEED):
-        counts = jax.device_get(count(params, inputs, targets))
+    while n < sequences:
+        batch = next(stream)
+        counts = jax.device_get(count(params, batch))
         right, asked, whole = (a + int(b) for a, b in zip((right, asked, whole), counts, strict=True))
-        n += len(inputs)
-        if n >= sequences:
-            return {"accuracy": right / asked, "whole": whole / n}
-    raise AssertionError("the batches are endless")
+        n += len(batch.inputs)
+    return {"accuracy": right / asked, "whole": whole / n}
 
 
 def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float) -> dict[str, Any]:
     """Return parameters, state, learning curve and the result of every test of one model."""
     start = time.perf_counter()
     config = model_config(text, dim=dim, vocab_size=task.vocab_size)
-    longest = max(test.length for test in (*task.train, *task.tests.values()))
+    trained, longest = (max(t.length for t in tasks) for tasks in (task.train, (*task.train, *task.tests.values())))
     model = Model(config, max_len=longest)
-    optim = OptimConfig(lr=rate, warmup_steps=setup.steps // 10, weight_decay=0.1)
-    optimizer = make_optimizer(optim, setup.steps)
+    optimizer = make_optimizer(OptimConfig(lr=1.0, warmup_steps=task.steps // 10, weight_decay=0.1), task.steps)
     params = jax.jit(model.init)(jax.random.key(0))
     opt_state = jax.jit(optimizer.init)(params)
-    step, curve = make_step(model, optimizer), []
+    steps, losses = make_steps(model, optimizer), []
     stream = batches(task.train, batch_size=setup.batch_size, seed=TRAIN_SEED)
-    for i in range(1, setup.steps + 1):
-        params, opt_state, loss = step(params, opt_state, *next(stream))
-        if i % max(1, setup.steps // CURVE) == 0:
-            curve.append((i, float(loss)))
-    count = make_count(model)
-    tests = {}
+    for done in range(0, task.steps, setup.steps_per_call):
+        drawn = [next(stream) for _ in range(min(setup.steps_per_call, task.steps - done))]
+        params, opt_state, losses_K = steps(params, opt_state, jnp.float32(rate), jax.tree.map(_stack, *drawn))
+        losses.append(losses_K)
+        jax.block_until_ready(losses[-2:][0])  # One call ahead at most, so that batches do not pile up.
+    curve = np.concatenate(jax.device_get(losses))
+    trained_s = time.perf_counter() - start
+    count, tests = make_count(model), {}
     for name, test in task.tests.items():
-        small = max(1, setup.batch_size * task.train[-1].length // max(test.length, task.train[-1].length))
-        tests[name] = accuracy(count, params, test, sequences=setup.test_sequences, batch_size=small)
+        # Two shapes, to compile two programs: up to the length of the training, and longer ones.
+        length = trained if test.length <= trained else longest
+        alike = [t for t in task.tests.values() if (t.length <= trained) == (test.length <= trained)]
+        stream = batches(
+            [test],
+            batch_size=max(1, setup.batch_size * trained // length),
+            seed=TEST_SEED,
+            length=length,
+            answers=max(t.answers for t in alike),
+        )
+        tests[name] = accuracy(count, params, stream, sequences=setup.test_sequences)
     return {
         "rate": rate,
         "dim": dim,
+        "steps": task.steps,
+        "batch_size": setup.batch_size,
         "parameters": flops.n_params(model),
         "state": {name: state_size(model, test.length) for name, test in task.tests.items()},
-        "curve": curve,
+        "curve": [(i, float(curve[i - 1])) for i in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1],
         "tests": tests,
         "chance": 1 / task.vocab_size,
+        "device": jax.devices()[0].device_kind,
         "seconds": time.perf_counter() - start,
+        "train_seconds": trained_s,
     }
+
+
+def _stack(*arrays: np.ndarray) -> np.ndarray:
+    return np.stack(arrays)
 
 
 def state_size(model: Model, length: int) -> int:
@@ -137,8 +187,3 @@ def state_size(model: Model, length: int) -> int:
 def best(results: Iterable[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
     """Return the result that is best in the test that is like the training."""
     return max(results, key=lambda result: result["tests"][own]["accuracy"])
-
-
-def describe(setup: Setup) -> dict[str, Any]:
-    """Return the settings as JSON holds them."""
-    return {**dataclasses.asdict(setup), "tasks": [task.name for task in setup.tasks]}
