@@ -18,7 +18,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
-from grain import sources
 
 from seqjax import store
 from seqjax.errors import UserError
@@ -87,6 +86,9 @@ class RecordBlocks:
         self, directory: str | Path, entry: dict[str, Any], *, block: int, vocab_size: int, dtype: np.dtype = DTYPE
     ):
         """Read ids of `dtype` below `vocab_size`, `block` in a record."""
+        # Imported here because it imports JAX, which `seqjax prepare`, the writer of these files, has no use for.
+        from grain import sources
+
         files = [(str(Path(directory) / file["path"]), file["blocks"]) for file in entry["files"]]
         self._paths, self._ends = [path for path, _ in files], np.cumsum([count for _, count in files]).tolist()
         self._records = sources.ArrayRecordDataSource([f"{path}[0:{count}]" for path, count in files])

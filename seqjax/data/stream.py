@@ -20,7 +20,7 @@ import grain
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import document_index, pipeline, shards, slimpajama
+from seqjax.data import document_index, pipeline, regimes, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
 from seqjax.data.stream_reader import DomainBlocks, Reader
 from seqjax.data.tokenizer import Tokenizer, id_dtype
@@ -33,8 +33,8 @@ class StreamCorpus(Corpus):
     """A corpus of shards that are tokenised while they are read."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int):
-        train, evaluate = slimpajama.resolve(
-            slimpajama.REGIMES[config.regime],
+        train, evaluate = regimes.resolve(
+            regimes.REGIMES[config.regime],
             train=config.train_domains,
             evaluate=config.eval_domains,
             known=slimpajama.NAMES,

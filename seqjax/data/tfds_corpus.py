@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import hold_out, slimpajama, tfds_datasets, tfds_documents
+from seqjax.data import hold_out, regimes, tfds_datasets, tfds_documents
 from seqjax.data.blocks import allow_open_files
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.document_blocks import DocumentBlocks
@@ -102,7 +102,7 @@ def open_tfds(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Bloc
         config = dataclasses.replace(
             config, train_domains=tuple(found), eval_domains=config.eval_domains or tuple(found)
         )
-    train, evaluate = slimpajama.choose(
+    train, evaluate = regimes.choose(
         config, train=found, evaluate=found, where=f"{names} in {root}", fix="build the datasets that hold them"
     )
     opener = _Opener(config, tokenizer, block=seq_len + 1)

@@ -23,7 +23,7 @@ import numpy as np
 from absl import logging
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, slimpajama
+from seqjax.data import blocks, document_index, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
@@ -37,15 +37,15 @@ NOTE = (
     "SlimPajama; compare losses only under the same manifest hash."
 )
 REGIMES = {
-    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
-    "mixed": slimpajama.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
+    "limited": regimes.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
+    "mixed": regimes.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
 }
 
 
 def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
     """Return the built-in corpus in blocks of `seq_len` + 1 tokens; it is built first if the cache lacks it."""
     tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)
-    train, evaluate = slimpajama.resolve(
+    train, evaluate = regimes.resolve(
         REGIMES[config.regime],
         train=config.train_domains,
         evaluate=config.eval_domains,
