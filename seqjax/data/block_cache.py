@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import logging
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.data import document_index, stored_tokenizer
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import cache_directory
@@ -34,7 +34,7 @@ def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *
 
     Raises `UserError` if the store or the cache fails.
     """
-    url = store.url_of(directory)
+    url = urls.url_of(directory)
     if not url:
         return Path(directory)
     files = [

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.errors import UserError
 from seqjax.files import temporary_beside
 
@@ -159,7 +159,7 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """Return the manifest of a directory of blocks, or of a URL; raise `UserError` for another format or lost files."""
-    url = store.url_of(directory)
+    url = urls.url_of(directory)
     root = url or str(directory)
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
     if url:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seqjax import store
+from seqjax import urls
 from seqjax.data import blocks, document_index, hold_out, parquet, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout, clean
 from seqjax.data.prepare import executors, progress
@@ -86,7 +86,7 @@ def prepare(
         UserError: An argument is invalid, nothing was read, a domain that is asked for is not there, `out` holds
             something else, a line is bad (if strict), the disk is full, or the cluster cannot do it.
     """
-    store.require_local(out, "--out")
+    urls.require_local(out, "--out")
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
@@ -96,7 +96,7 @@ def prepare(
     kept = _kept(domains, layout)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(store.url_of(source) or str(source), suffixes=shards.suffixes(layout))
+    found = shards.find_shards(urls.url_of(source) or str(source), suffixes=shards.suffixes(layout))
     if any(shard.name.endswith(shards.PARQUET) for shard in found):
         parquet.require()
     validation = _validation(validation, layout, found)
