@@ -38,4 +38,4 @@ def test_every_name_of_the_data_is_there():
     for name in data.__all__:
         assert callable(getattr(data, name))
     with pytest.raises(AttributeError, match="'open_corpora'"):
-        data.open_corpora  # noqa: B018 - the access is the test  # pyright: ignore[reportAttributeAccessIssue]
+        data.open_corpora  # noqa: B018 - the access is the test
