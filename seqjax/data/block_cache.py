@@ -54,7 +54,7 @@ def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> 
 
 def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int | None], *, cache_dir: str) -> Path:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    root = (Path(cache_dir).expanduser() if cache_dir else cache_directory()) / "blocks" / digest[:16]
+    root = cache_directory(cache_dir) / "blocks" / digest[:16]
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):

@@ -20,7 +20,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from seqjax import store, urls
-from seqjax.errors import UserError
+from seqjax.errors import UserError, first_line
 from seqjax.files import temporary_beside
 
 try:
@@ -101,7 +101,7 @@ class RecordBlocks:
         try:
             record = cast(bytes, self._records[index])
         except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
-            raise self._damaged(index, (str(error).splitlines() or [type(error).__name__])[0]) from error
+            raise self._damaged(index, first_line(error)) from error
         if len(record) != self._bytes:
             raise self._damaged(index, f"{len(record)} bytes instead of {self._bytes}")
         highest = int(np.frombuffer(record, self._dtype).max())

@@ -27,7 +27,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
     """
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     if config.corpus == "builtin":
-        corpus: Corpus = open_builtin(config, seq_len=seq_len)
+        corpus: Corpus = open_builtin(config, tokenizer, seq_len=seq_len)
     elif config.corpus == "blocks":
         corpus = _open_blocks(config, tokenizer, seq_len=seq_len)
     elif config.corpus == "tfds":

@@ -66,8 +66,7 @@ class _Opener:
         content = [VERSION, self._tokenizer.hash, documents.feature, documents.files]
         name = documents.name.translate(str.maketrans("/ ", "--", "[]:%+"))
         file = f"{name}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.npz"
-        given = self._config.cache_dir
-        path = (Path(given).expanduser() if given else cache_directory()) / "tfds" / file
+        path = cache_directory(self._config.cache_dir) / "tfds" / file
         counts = counted(path, documents, self._tokenizer, workers=self._config.workers)
         self.digests[key] = counts.digest
         self.unused += int((counts.lengths == 0).sum())

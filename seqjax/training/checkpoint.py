@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from seqjax import store
 from seqjax.data.pipeline import TrainIterator
-from seqjax.errors import DISK_FULL, UserError
+from seqjax.errors import DISK_FULL, UserError, first_line
 from seqjax.training import checkpoint_items, integrity, orbax_noise
 from seqjax.training.checkpoint_copies import CheckpointCopies
 from seqjax.training.checkpoint_directory import CheckpointDirectory
@@ -165,7 +165,7 @@ class Checkpoints:
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
-            raise self._directory.damaged(step, f"it cannot be read ({_first_line(error)})", names) from error
+            raise self._directory.damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def wait(self) -> None:
         """Wait until everything saved is where it is kept; raise `UserError` if it could not be written."""
@@ -207,7 +207,3 @@ def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions)
             if not options.read_only:
                 raise
     return ocp.CheckpointManager(directory, options=options)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,6 @@
 """Converts shards of text to ArrayRecord files of token blocks per domain, with a manifest.
 
-    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
 Every document becomes BOS + tokens + EOS; the documents of a domain and split are concatenated in the order of the
 shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less
@@ -69,7 +69,8 @@ def prepare(
         source: Directory or glob of shards, anything that fsspec can open.
         out: Local directory.
         tokenizer: byte | mixtral | huggingface.
-        tokenizer_path: A sentencepiece file instead of the one that mistral-common ships.
+        tokenizer_path: mixtral: a sentencepiece file instead of the one that mistral-common ships; huggingface: the
+            directory of a public model.
         seq_len: T; blocks hold T + 1 tokens.
         workers: Number of processes; 0 = one per core, 1 = this process alone.
         executor: What runs the jobs: local, the processes of this machine, or dask:ADDRESS, the workers of a running
