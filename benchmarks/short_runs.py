@@ -33,7 +33,8 @@ from typing import Any
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, label
 from benchmarks.harness.machine import machine
-from seqjax.data.slimpajama import NAMES, REGIMES
+from seqjax.data.regimes import REGIMES
+from seqjax.data.slimpajama import NAMES
 from seqjax.errors import run_command
 from seqjax.files import read_json
 from seqjax.training import metrics

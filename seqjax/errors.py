@@ -34,6 +34,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(names)}."
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of an error of another package, or its kind if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
     """A context of a command: what the user can fix ends it with a line on stderr and status 2, an interrupt with 130.

@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.arguments import command_parser, words
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks, open_corpus, open_test_sets
@@ -173,7 +173,7 @@ def main(argv: list[str]) -> None:
     sizes = {"seq_len": config.train.seq_len, "vocab_size": config.model.vocab_size}
     if args.data:
         for directory in args.data:
-            if not store.url_of(directory) and not Path(directory).is_dir():
+            if not urls.url_of(directory) and not Path(directory).is_dir():
                 raise UserError(f"--data: there is no directory {directory}; give one of prepared blocks.")
         corpus = open_test_sets(config.data, args.data, **sizes)
     else:

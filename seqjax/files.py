@@ -19,8 +19,13 @@ from seqjax.errors import UserError
 READ_BYTES = 1 << 22
 
 
-def cache_directory() -> Path:
-    """Return where seqjax keeps what it can make or fetch again: `~/.cache/seqjax`, or in XDG_CACHE_HOME."""
+def cache_directory(given: str = "") -> Path:
+    """Return where seqjax keeps what it can make or fetch again.
+
+    That is the directory `given` in a setting, or `~/.cache/seqjax`, or the latter in XDG_CACHE_HOME.
+    """
+    if given:
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from seqjax import presets, settings_help, store
+from seqjax import presets, settings_help, urls
 from seqjax.arguments import Parser, command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.config_parse import keys_named
@@ -34,7 +34,7 @@ def parser() -> Parser:
     out.add_argument("--config", help="NAME_OR_FILE[:SIZE[,REGIME][,key=value ...]]")
     out.add_argument(
         "--workdir",
-        type=store.location,
+        type=urls.location,
         help="directory of the run, also s3:// or gs://; by default a new one under runs/",
     )
     out.add_argument(

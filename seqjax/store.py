@@ -1,6 +1,6 @@
 """Object stores, and whatever else fsspec opens, by URL: `s3://bucket/blocks`, `gs://bucket/run`.
 
-This is the only module that knows about schemes and their packages, which are imported when a URL is first used. An
+This is the only module that knows about the packages of schemes, which are imported when a URL is first used. An
 object appears in a store whole or not at all, however its writer dies; of several objects nothing is promised, so what
 consists of several has one that is written last.
 """
@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import datetime
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,14 +18,12 @@ import fsspec
 from etils import epath
 from fsspec import config as fsspec_config
 
+from seqjax import urls
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import temporary_beside
 
 Result = TypeVar("Result")
 
-# Where a run can be kept. Orbax writes to gs:// itself; memory:// is fsspec's, which lasts as long as the process.
-WORKDIRS = ("gs", "s3", "memory")
-DIRECT = ("gs",)
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # scheme -> extra of seqjax with its package
 THREADS = 8  # objects that are read or written at a time
 RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, beside those of the packages themselves
@@ -36,52 +33,9 @@ class StoreError(UserError):
     """A store could not be reached, or refused."""
 
 
-def url_of(path: str | os.PathLike[str]) -> str:
-    """Return the URL that `path` is, or "" if it is a path of this machine.
-
-    `Path("s3://bucket/run")` has lost a slash, which is put back.
-    """
-    found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
-    if found is None:
-        return ""
-    if found[1] in ("file", "local") or "::" in found[2]:  # What comes after the slashes is for fsspec to read.
-        return os.fspath(path)
-    return f"{found[1]}://{found[2].rstrip('/')}"
-
-
-def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` is a URL, and not one of a file of this machine."""
-    return scheme(url_of(path)) not in ("", "file", "local")
-
-
-def location(text: str) -> str | Path:
-    """Return what an option that takes a path or a URL was given: the URL as text, or the path."""
-    return url_of(text) or Path(text)
-
-
-def scheme(url: str) -> str:
-    """Return `s3` of `s3://bucket/run`; "" of a path."""
-    return url_of(url).partition(":")[0]
-
-
-def require_local(path: str | os.PathLike[str], option: str) -> None:
-    """Raise `UserError` if `path`, the value of `option`, is a URL where only a path of this machine will do."""
-    if url := url_of(path):
-        raise UserError(f"{option}={url}: this is written to a path of this machine; copy it to the store afterwards.")
-
-
-def require_workdir(url: str) -> None:
-    """Raise `UserError` for a URL where no run can be kept."""
-    if scheme(url) not in WORKDIRS:
-        kept = "gs://BUCKET/PATH, s3://BUCKET/PATH"
-        raise UserError(f"--workdir={url}: a run is kept in a directory of this machine (a plain path), {kept}.")
-    if not url.partition("://")[2].strip("/"):
-        raise UserError(f"--workdir={url} names no bucket: write {scheme(url)}://BUCKET/PATH.")
-
-
 def filesystem(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it; raise `UserError` if its package is missing."""
-    key = (os.getpid(), *url_of(url).split("/")[:3:2])
+    key = (os.getpid(), *urls.url_of(url).split("/")[:3:2])
     try:
         # fsspec has one for every thread, and each of them connects anew.
         if "::" not in url and (known := _systems.get(key)) is not None:
@@ -90,7 +44,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         if "::" not in url:
             fs = _systems.setdefault(key, fs)
     except ImportError as error:
-        extra = EXTRAS.get(scheme(url))
+        extra = EXTRAS.get(urls.scheme(url))
         how = f"pip install 'seqjax[{extra}]'" if extra else str(error).rstrip(".")
         raise UserError(f"{url} needs a package that is not installed: {how}.") from error
     except ValueError as error:
@@ -203,7 +157,7 @@ def read(url: str) -> bytes | None:
 @contextlib.contextmanager
 def reading(url: str) -> Iterator[Any]:
     """A context that opens a file or object to read bytes; a store that fails is a `StoreError`, not a damaged file."""
-    if not is_remote(url):
+    if not urls.is_remote(url):
         with cast(Any, fsspec.open(url, "rb")) as file:
             yield file
         return

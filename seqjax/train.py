@@ -24,7 +24,7 @@ from seqjax.models.entropy import require_entropy
 from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.terminal import StatusLine
-from seqjax.training import metrics, report
+from seqjax.training import metrics, not_finite, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
@@ -140,7 +140,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
             tokens = to_devices(batch.reshape(n_micro, -1, seq_len + 1), tokens_sharding)
             state, device_metrics = train_step(state, tokens)
             if pending is not None:  # of the previous step, while the device computes this one
-                log_step(*pending, log, checkpoints)
+                log_step(*pending, log, spool, checkpoints)
             pending = (step, device_metrics, batch)
             if step == start + 1:  # The step has been traced, so the backends of its kernels are known.
                 used = kernels_pallas.backends_used()
@@ -172,7 +172,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
                 continue
             if lock is not None:
                 lock.check(look=True)
-            log_step(*pending, log, checkpoints)
+            log_step(*pending, log, spool, checkpoints)
             pending = None
             if profiled:
                 jax.profiler.stop_trace()
@@ -185,7 +185,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
                     if last and config.eval.entropy_tokens:
                         for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
-                    check_evaluation(step, row)
+                    not_finite.check_evaluation(step, row)
                     log.evaluation(step, row, losses)
                     if lead and not saving:  # which comes after the files
                         spool.try_push(log.say)
@@ -226,20 +226,15 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
 
 
 def log_step(
-    step: int, device_metrics: dict[str, jax.Array], batch: np.ndarray, log: TrainLog, checkpoints: Checkpoints
+    step: int,
+    device_metrics: dict[str, jax.Array],
+    batch: np.ndarray,
+    log: TrainLog,
+    spool: Spool,
+    checkpoints: Checkpoints,
 ) -> None:
     """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite."""
     values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
     if not all(map(math.isfinite, values.values())):
-        raise checkpoints.not_finite(step, values, batch)
+        raise not_finite.at_step(step, values, batch, spool=spool, checkpoints=checkpoints)
     log.step(step, values)
-
-
-def check_evaluation(step: int, row: dict[str, float]) -> None:
-    """Raise `UserError` for a loss that is not finite; the parameters are, so the model overflows on some text."""
-    losses = {name: value for name, value in row.items() if name.startswith("eval/") and name.endswith("/loss")}
-    if not all(map(math.isfinite, losses.values())):
-        raise UserError(
-            f"Step {step}: the evaluation gave {losses}. The parameters are finite, so the model overflows "
-            "on text it has not seen: lower config.optim.lr, in a new --workdir."
-        )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal", "seqjax.processes"),
-    ("seqjax.files", "seqjax.arguments", "seqjax.config_fields"),
+    ("seqjax.files", "seqjax.urls", "seqjax.arguments", "seqjax.config_fields"),
     ("seqjax.store",),
     ("seqjax.upgrade",),
     ("seqjax.sharding",),

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import seqjax
+from seqjax import data
 
 CHEAP = """
 import sys
@@ -30,3 +31,11 @@ def test_every_public_name_is_there():
     assert seqjax.mixers.Mamba2.__name__ == "Mamba2"
     with pytest.raises(AttributeError, match="'lod'"):
         seqjax.lod  # noqa: B018 - the access is the test
+
+
+def test_every_name_of_the_data_is_there():
+    assert {*data.__all__} <= {*dir(data)}
+    for name in data.__all__:
+        assert callable(getattr(data, name))
+    with pytest.raises(AttributeError, match="'open_corpora'"):
+        data.open_corpora  # noqa: B018 - the access is the test

@@ -1,4 +1,4 @@
-"""What is a URL, who is refused, and that objects are what was written, in memory and on real servers."""
+"""Objects are what was written, in memory and on real servers; who is refused, and what cannot be reached."""
 
 import datetime
 import time
@@ -7,53 +7,8 @@ from pathlib import Path
 import pytest
 
 from seqjax import store
-from seqjax.data.prepare import prepare
-from seqjax.data.shards import find_shards
 from seqjax.errors import UserError
-from seqjax.main import main
-from seqjax.training.spool import Spool
 from tests import object_servers
-
-
-@pytest.mark.parametrize(
-    ("path", "url"),
-    [
-        ("runs/x", ""),
-        ("/runs/x:/y", ""),
-        ("C:/runs", ""),
-        ("s3://bucket/run", "s3://bucket/run"),
-        ("s3://bucket/run/", "s3://bucket/run"),
-        (Path("gs://bucket/run"), "gs://bucket/run"),  # a Path keeps one slash
-        ("memory://run", "memory://run"),
-        ("file:///runs/x", "file:///runs/x"),
-    ],
-)
-def test_what_is_a_url(path, url):
-    assert store.url_of(path) == url
-    assert store.location(str(path)) == (url or Path(path))
-    assert store.is_remote(path) == (bool(url) and "file" not in url)
-
-
-@pytest.mark.parametrize("workdir", ["hdfs://host/run", "file:///runs/x", "https://host/run", Path("gcs://bucket/x")])
-def test_a_run_is_kept_in_no_other_store(workdir):
-    with pytest.raises(UserError, match=r"--workdir=\w+://.*a directory of this machine .*, gs://BUCKET.*, s3://BUCK"):
-        Spool(workdir)
-
-
-def test_a_bucket_is_named():
-    with pytest.raises(UserError, match="names no bucket: write s3://BUCKET/PATH"):
-        Spool("s3://")
-
-
-def test_the_commands_refuse_what_cannot_be(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--workdir=ftp://host/run: a run is kept in"):
-        main(["--config=transformer_pp:debug", "--workdir=ftp://host/run"])
-    with pytest.raises(UserError, match=r"--out=s3://bucket/blocks: this is written to a path of this machine"):
-        prepare(tmp_path, "s3://bucket/blocks", tokenizer="byte")
-    with pytest.raises(UserError, match="nonsense://x: Protocol not known: nonsense"):
-        find_shards("nonsense://x")
-    assert list(tmp_path.iterdir()) == []  # no directory called "ftp:"
 
 
 @pytest.mark.parametrize(("url", "extra"), [("s3://bucket/x", "s3"), ("gs://bucket/x", "gcs")])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import logging
 
-from seqjax import presets, store
+from seqjax import presets, store, urls
 from seqjax.arguments import command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.convert import directory, tokenizer_files
@@ -70,7 +70,7 @@ def to_directory(
     allow_code: Collection[str] = (),
 ) -> None:
     """Write the newest checkpoint of a run as a public directory; `out` may also name its model.safetensors."""
-    store.require_local(out, "--out")
+    urls.require_local(out, "--out")
     out = Path(out)
     if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
         raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
         "--config", help="NAME_OR_FILE[:SIZE][,key=value], for weights without config.json or to train on"
     )
     import_parser.add_argument(
-        "--workdir", required=True, type=store.location, help="the directory to write, also s3:// or gs://"
+        "--workdir", required=True, type=urls.location, help="the directory to write, also s3:// or gs://"
     )
     export_parser = commands.add_parser("export", help="workdir -> public model")
     workdirs.add_arguments(export_parser)

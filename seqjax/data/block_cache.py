@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import logging
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.data import document_index, stored_tokenizer
 from seqjax.errors import DISK_FULL, UserError
 from seqjax.files import cache_directory
@@ -34,7 +34,7 @@ def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *
 
     Raises `UserError` if the store or the cache fails.
     """
-    url = store.url_of(directory)
+    url = urls.url_of(directory)
     if not url:
         return Path(directory)
     files = [
@@ -54,7 +54,7 @@ def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> 
 
 def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int | None], *, cache_dir: str) -> Path:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    root = (Path(cache_dir).expanduser() if cache_dir else cache_directory()) / "blocks" / digest[:16]
+    root = cache_directory(cache_dir) / "blocks" / digest[:16]
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):

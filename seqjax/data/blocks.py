@@ -18,10 +18,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
-from grain import sources
 
-from seqjax import store
-from seqjax.errors import UserError
+from seqjax import store, urls
+from seqjax.errors import UserError, first_line
 from seqjax.files import temporary_beside
 
 try:
@@ -87,6 +86,9 @@ class RecordBlocks:
         self, directory: str | Path, entry: dict[str, Any], *, block: int, vocab_size: int, dtype: np.dtype = DTYPE
     ):
         """Read ids of `dtype` below `vocab_size`, `block` in a record."""
+        # Imported here because it imports JAX, which `seqjax prepare`, the writer of these files, has no use for.
+        from grain import sources
+
         files = [(str(Path(directory) / file["path"]), file["blocks"]) for file in entry["files"]]
         self._paths, self._ends = [path for path, _ in files], np.cumsum([count for _, count in files]).tolist()
         self._records = sources.ArrayRecordDataSource([f"{path}[0:{count}]" for path, count in files])
@@ -99,7 +101,7 @@ class RecordBlocks:
         try:
             record = cast(bytes, self._records[index])
         except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
-            raise self._damaged(index, (str(error).splitlines() or [type(error).__name__])[0]) from error
+            raise self._damaged(index, first_line(error)) from error
         if len(record) != self._bytes:
             raise self._damaged(index, f"{len(record)} bytes instead of {self._bytes}")
         highest = int(np.frombuffer(record, self._dtype).max())
@@ -157,7 +159,7 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """Return the manifest of a directory of blocks, or of a URL; raise `UserError` for another format or lost files."""
-    url = store.url_of(directory)
+    url = urls.url_of(directory)
     root = url or str(directory)
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
     if url:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.data.tokenizer import Tokenizer, with_specials
 from seqjax.errors import UserError
 
 LANES = 256
@@ -169,8 +169,3 @@ def dealt(row: int, *, total: int) -> int:
     size, longer = divmod(total, lanes)  # the first `longer` lanes have a block more
     step, lane = divmod(row, lanes)
     return lane * size + min(lane, longer) + step
-
-
-def with_specials(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """Return BOS + ids + EOS in the dtype of ids."""
-    return np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(id_dtype(tokenizer.vocab_size))

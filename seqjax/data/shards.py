@@ -21,7 +21,7 @@ from typing import Any
 import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.data import parquet, slimpajama
 from seqjax.data.faults import BadLineError, TornShardError
 from seqjax.data.layout import SET_NAME_FIELD, SPLITS, Layout
@@ -67,7 +67,7 @@ def find_shards(source: str, *, suffixes: tuple[str, ...] = LINES) -> list[Shard
     these `suffixes`, or for a link to a file that does not exist.
     """
     fs, root = store.filesystem(source)
-    with store.reaching(source) if store.is_remote(source) else contextlib.nullcontext():
+    with store.reaching(source) if urls.is_remote(source) else contextlib.nullcontext():
         return _found(fs, root, source, suffixes)
 
 

@@ -20,10 +20,10 @@ import grain
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import document_index, pipeline, shards, slimpajama
+from seqjax.data import document_index, pipeline, regimes, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
 from seqjax.data.stream_reader import DomainBlocks, Reader
-from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.data.tokenizer import Tokenizer, id_dtype, with_specials
 from seqjax.errors import UserError
 
 PREFETCH_BATCHES = 4
@@ -33,8 +33,8 @@ class StreamCorpus(Corpus):
     """A corpus of shards that are tokenised while they are read."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int):
-        train, evaluate = slimpajama.resolve(
-            slimpajama.REGIMES[config.regime],
+        train, evaluate = regimes.resolve(
+            regimes.REGIMES[config.regime],
             train=config.train_domains,
             evaluate=config.eval_domains,
             known=slimpajama.NAMES,
@@ -142,19 +142,17 @@ class StreamCorpus(Corpus):
     def _read_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         block = self.seq_len + 1
         tokenizer = self.tokenizer
-        dtype = id_dtype(tokenizer.vocab_size)
         pieces: list[np.ndarray] = []
         total = 0
         for shard in self._candidates(split, domain):
             for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name)):
-                ids = tokenizer.encode(text)
-                pieces.append(np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(dtype))
-                total += len(ids) + 2
+                pieces.append(with_specials(tokenizer, tokenizer.encode(text)))
+                total += len(pieces[-1])
                 if total >= count * block:
                     break
             if total >= count * block:
                 break
-        stream = np.concatenate(pieces) if pieces else np.empty(0, dtype)
+        stream = np.concatenate(pieces) if pieces else np.empty(0, id_dtype(tokenizer.vocab_size))
         n_blocks = min(count, total // block)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
         owners = document_index.block_documents(lengths, block=block, n_blocks=n_blocks)

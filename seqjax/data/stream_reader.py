@@ -14,7 +14,7 @@ import grain
 import numpy as np
 
 from seqjax.data import shards
-from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.data.tokenizer import Tokenizer, with_specials
 from seqjax.errors import UserError
 
 WINDOW = 1024  # lines shuffled together, fewer where they are long
@@ -125,7 +125,6 @@ class DomainIterator(grain.DatasetIterator):
 def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[str, int], np.ndarray]]:
     """Yield (position, ids with BOS and EOS) of every document from `position` on, over endless epochs."""
     tokenizer = reader.tokenizer
-    dtype = id_dtype(tokenizer.vocab_size)
     epoch, first_shard, first_window = position["epoch"], position["shard"], position["window"]
     first_document, token = position["document"], position["token"]
     while True:
@@ -142,9 +141,8 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
                 for start in range(first_document, len(texts), ENCODE):
                     encoded = tokenizer.encode_batch(texts[start : start + ENCODE])
                     for document, ids in enumerate(encoded, start):
-                        with_specials = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(dtype)
                         here = {"epoch": epoch, "shard": number, "window": window, "document": document}
-                        yield {**here, "token": token}, with_specials
+                        yield {**here, "token": token}, with_specials(tokenizer, ids)
                         token = 0
                         found = True
                 first_document = 0

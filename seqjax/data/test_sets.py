@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seqjax import store
+from seqjax import urls
 from seqjax.data.corpus import Corpus, EvalBlocks
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import UserError
@@ -64,7 +64,7 @@ def set_names(paths: Sequence[str]) -> dict[str, str]:
     """Return the directory or URL of every test set by its name; raise `UserError` for two of one name."""
     named: dict[str, str] = {}
     for path in map(str, paths):
-        name = store.url_of(path).rpartition("/")[2] or Path(path).resolve().name
+        name = urls.url_of(path).rpartition("/")[2] or Path(path).resolve().name
         if name in named:
             raise UserError(
                 f"config.eval.path: {named[name]} and {path} are both named {name!r}, and a domain is named after its "

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from seqjax.config import DataConfig
-from seqjax.data import hold_out, slimpajama, tfds_datasets, tfds_documents
+from seqjax.data import hold_out, regimes, tfds_datasets, tfds_documents
 from seqjax.data.blocks import allow_open_files
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.document_blocks import DocumentBlocks
@@ -66,8 +66,7 @@ class _Opener:
         content = [VERSION, self._tokenizer.hash, documents.feature, documents.files]
         name = documents.name.translate(str.maketrans("/ ", "--", "[]:%+"))
         file = f"{name}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]}.npz"
-        given = self._config.cache_dir
-        path = (Path(given).expanduser() if given else cache_directory()) / "tfds" / file
+        path = cache_directory(self._config.cache_dir) / "tfds" / file
         counts = counted(path, documents, self._tokenizer, workers=self._config.workers)
         self.digests[key] = counts.digest
         self.unused += int((counts.lengths == 0).sum())
@@ -102,7 +101,7 @@ def open_tfds(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Bloc
         config = dataclasses.replace(
             config, train_domains=tuple(found), eval_domains=config.eval_domains or tuple(found)
         )
-    train, evaluate = slimpajama.choose(
+    train, evaluate = regimes.choose(
         config, train=found, evaluate=found, where=f"{names} in {root}", fix="build the datasets that hold them"
     )
     opener = _Opener(config, tokenizer, block=seq_len + 1)

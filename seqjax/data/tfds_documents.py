@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.data.tfds_datasets import FORMAT, how_to_build, require
-from seqjax.errors import UserError
+from seqjax.errors import UserError, first_line
 
 
 class Dataset:
@@ -76,10 +76,9 @@ class SplitDocuments:
         try:
             value = self._source[index]
         except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
-            why = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"{self._directory} is damaged: document {index} of {self._split} cannot be read ({why}). Put back a "
-                "copy of it, or delete the directory and build it again."
+                f"{self._directory} is damaged: document {index} of {self._split} cannot be read "
+                f"({first_line(error)}). Put back a copy of it, or delete the directory and build it again."
             ) from error
         for part in self.feature.split("."):
             value = value[part]
@@ -100,9 +99,9 @@ def _builder(directory: Path) -> Any:
         builder = tfds.builder_from_directory(str(directory))
         own, others = builder.info.file_format, builder.info.alternative_file_formats
     except Exception as error:  # It raises what its readers of JSON, protocol buffers and features do.
-        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{directory} cannot be read ({type(error).__name__}: {why}); delete it, and build the dataset again."
+            f"{directory} cannot be read ({type(error).__name__}: {first_line(error)}); delete it, and build the "
+            "dataset again."
         ) from error
     wanted = tfds.core.FileFormat(FORMAT)
     if own == wanted:

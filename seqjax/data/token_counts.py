@@ -18,15 +18,14 @@ import numpy as np
 from absl import logging
 
 from seqjax.data import hold_out
-from seqjax.data.document_blocks import Documents, with_specials
-from seqjax.data.tokenizer import Tokenizer
+from seqjax.data.document_blocks import Documents
+from seqjax.data.tokenizer import BATCH_CHARS, Tokenizer, with_specials
 from seqjax.errors import UserError
 from seqjax.files import replacing
 from seqjax.processes import end_with_parent
 from seqjax.terminal import StatusLine
 
 RANGE = 1024  # documents counted together; the digest depends on it
-BATCH_CHARS = 1 << 19  # characters of text passed to the tokenizer at a time
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,8 @@ MIXTRAL_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e1340
 NAMES = ("byte", "mixtral", "huggingface")
 _INSTALL = "install it with `pip install 'seqjax[mixtral]'`, or take the byte tokenizer"
 
+BATCH_CHARS = 1 << 19  # characters of text to pass to `encode_batch` at a time
+
 MAX_WORDS = 1 << 18  # in each half of the cache, about 50 MB
 MAX_WORD_CHARS = 48
 
@@ -70,6 +72,11 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special and unknown ids are dropped, and invalid UTF-8 becomes U+FFFD."""
         ...
+
+
+def with_specials(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """Return BOS + ids + EOS, a document, in `id_dtype`."""
+    return np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(id_dtype(tokenizer.vocab_size))
 
 
 class ByteTokenizer:

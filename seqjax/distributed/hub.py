@@ -22,6 +22,7 @@ import socket
 import sys
 from typing import Any
 
+from seqjax.distributed import jax_private
 from seqjax.errors import LOST
 
 BEAT_SECONDS = 5.0
@@ -108,17 +109,18 @@ class Hub:
         assert self._late is not None
         self._late.cancel()
         hosts = [self._hellos[i]["host"] for i in range(self._count)]
-        self._tell({"go": {"port": self._start_service(), "hosts": hosts}})
+        try:
+            port = self._start_service()
+        except Exception as error:  # Nobody sees it here, and the members would wait for ever.
+            self._end(f"JAX's coordination service does not start ({type(error).__name__}: {error})", status=1)
+            return
+        self._tell({"go": {"port": port, "hosts": hosts}})
 
     def _start_service(self) -> int:
         """Start JAX's coordination service and return its port."""
-        # Here, because the import takes longer than most roll calls.
-        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-
         with socket.create_server(("", 0)) as probe:
             port = probe.getsockname()[1]
-        # Its own timeouts are longer than the hub's, which has better messages.
-        self._service = _jax.get_distributed_runtime_service(f"[::]:{port}", self._count, shutdown_timeout=300)
+        self._service = jax_private.start_service(port, count=self._count)
         return port
 
     async def _listen(self, reader: asyncio.StreamReader, index: int) -> str:

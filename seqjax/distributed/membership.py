@@ -19,11 +19,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import jax
-from jax._src import distributed as jax_distributed
-from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 import seqjax
-from seqjax.distributed import hub
+from seqjax.distributed import hub, jax_private
 from seqjax.distributed.place import Place
 from seqjax.errors import LOST, UserError, leave, reporting
 
@@ -39,8 +37,9 @@ def join(place: Place, *, start_seconds: float = START_SECONDS) -> "Membership":
         start_seconds: The hub waits so long for the next process, and a process for the hub.
 
     A process that is missing ends this one, as later a process that is lost. Raises `UserError` if the coordinator's
-    port is taken.
+    port is taken, or the installed JAX lacks what is needed.
     """
+    jax_private.require()
     started = _start_hub(place, start_seconds) if place.index == 0 else None
     connection = _connected(place, start_seconds)
     versions = {"seqjax": seqjax.__version__, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib")}
@@ -204,13 +203,5 @@ def _initialize_jax(place: Place, *, port: int) -> None:
     if place.devices:
         for platform in ("cuda", "rocm"):
             jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, place.devices)))
-    state = jax_distributed.global_state
     host = f"[{place.host}]" if ":" in place.host else place.host
-    state.coordinator_address = f"{host}:{port}"
-    state.process_id, state.num_processes = place.index, place.count
-    client = _jax.get_distributed_runtime_client(
-        state.coordinator_address, place.index, init_timeout=300, use_compression=True
-    )
-    state.client = client
-    client.connect()
-    state.initialize_preemption_sync_manager()
+    jax_private.connect(f"{host}:{port}", index=place.index, count=place.count)

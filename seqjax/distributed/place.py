@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jax._src import clusters
-
+from seqjax.distributed import jax_private
 from seqjax.errors import UserError
 
 HOW = (
@@ -47,11 +46,7 @@ def find_place(
     local = environment.get("JAX_LOCAL_DEVICE_IDS")
     devices = tuple(map(int, local.split(","))) if local else None
     if None in (address, count, index, devices):
-        # JAX exports no name for this; its signature is the same from 0.10 to 0.12.
-        address, count, index, found = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            address, count, index, devices, None, 300
-        )
-        devices = None if found is None else tuple(found)
+        address, count, index, devices = jax_private.find_cluster(address, count, index, devices)
     if address is None or count is None or index is None:
         absent = {"the coordinator": address, "the number of processes": count, "the number of this one": index}
         raise UserError(f"--distributed: unknown: {', '.join(k for k, v in absent.items() if v is None)}. {HOW}")

@@ -14,7 +14,7 @@ Complete runs are read; the others are trained or resumed, N at a time. The comm
 import sys
 from pathlib import Path
 
-from seqjax import store
+from seqjax import urls
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
 from seqjax.study import (
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
     args = parser.parse_args(argv)
     if args.analyse is not None:
-        store.require_local(args.analyse, "--analyse")
+        urls.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
         analyse(args.analyse)
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
         return
     out: Path | None = args.out
     if out is not None:
-        store.require_local(out, "--out")
+        urls.require_local(out, "--out")
     if out is None and not args.only:
         raise UserError("Say where the tables and pictures go: --out=DIR.")
     if args.partial:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from seqjax import dry_run
-from seqjax.data import slimpajama
+from seqjax.data import regimes
 from seqjax.models import Model, flops
 from seqjax.study.runner import Run
 from seqjax.terminal import duration
@@ -43,7 +43,7 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
         found = dry_run.recorded_speed(config, n_params=flops.n_params(model), per_token=per_token, device=None)
         speed, source = (None, "") if found is None else (found.tokens_per_s, f"recorded on one {found.device}")
     n_evaluations = 1 + tokens // config.eval.every if config.eval.every else 1
-    domains = config.data.eval_domains or slimpajama.REGIMES[config.data.regime].eval
+    domains = config.data.eval_domains or regimes.REGIMES[config.data.regime].eval
     evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0
     seconds = None if speed is None else (tokens + EVALUATION * evaluated) / speed
     return Estimate(steps, tokens, tokens * per_token, seconds, source)

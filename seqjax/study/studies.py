@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax import presets, store
+from seqjax import presets, urls
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
 from seqjax.study import protocol
@@ -102,7 +102,7 @@ def _run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
     return Run(
         index,
         label,
-        store.location(str(run["workdir"])),
+        urls.location(str(run["workdir"])),
         _config(run["config"]) if "config" in run else None,
         model=run.get("model", label),
         seed=run.get("seed", 0),

@@ -1,23 +1,16 @@
 """The lock of a workdir: at any time one run writes to it; a second one is refused with the first one's host and pid.
 
 The lock is the file `run.lock`, which a run creates with O_EXCL, touches while it lives, and removes at its end. It
-names the host, the process and its start. What a killed run leaves behind is recognised
-
-* on the same host by the process: there is none of that pid, or it started at another time;
-* on another host, or in another container, by the file's time: it is older than `STALE_SECONDS`. A job that a
-  scheduler starts again waits for that, or for a sign of life.
+names the host, the process and its start, so what a killed run leaves behind is recognised (lock_holder.py), on another
+host by the file's time. A job that a scheduler starts again waits until the file is old, or for a sign of life.
 
 Times are compared with that of a file written beside it, so they come from one clock, that of the file server.
 Readers (evaluate, generate, reports) need no lock.
 """
 
 import contextlib
-import dataclasses
-import datetime
 import json
 import os
-import socket
-import sys
 import threading
 import time
 import uuid
@@ -25,53 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seqjax.errors import UserError
+from seqjax.training import lock_holder
+from seqjax.training.lock_holder import Holder
 
 FILE = "run.lock"
 BEAT_SECONDS = 20.0
-STALE_SECONDS = 180.0
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 0.2  # in which others that saw the same dead lock put back what they moved
-
-
-@dataclasses.dataclass(frozen=True)
-class Holder:
-    """The process that holds a lock.
-
-    Attributes:
-        host: Name of its machine.
-        pid: Process id.
-        space: Identifies the boot and the pid namespace (a container has one of its own) that `pid` belongs to.
-        started: Start of the process in the kernel's units, which tells it from a later one of the same pid.
-        since: Date and time of the lock.
-        token: Identifies the lock itself.
-    """
-
-    host: str
-    pid: int
-    space: str
-    started: str
-    since: str
-    token: str
-
-    @classmethod
-    def of_this_process(cls) -> "Holder":
-        """Return what a lock says that this process takes now."""
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        pid = os.getpid()
-        return cls(socket.gethostname(), pid, _pid_space(), _start_of(pid), now, uuid.uuid4().hex)
-
-    @property
-    def alive(self) -> bool | None:
-        """Whether the process is running; None if it is out of sight, on another host or in another container."""
-        if (self.host, self.space) != (socket.gethostname(), _pid_space()):
-            return None
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:  # another user's
-            pass
-        return self.started == _start_of(self.pid)
 
 
 class WorkdirLock:
@@ -99,8 +52,8 @@ class WorkdirLock:
         if self._lost_to is not None:
             raise UserError(
                 f"{self._path.parent} was taken by {self._lost_to}: this run did not move for more than "
-                f"{STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; let the other "
-                "one go on."
+                f"{lock_holder.STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; "
+                "let the other one go on."
             )
 
     def release(self) -> None:
@@ -137,7 +90,7 @@ def locked(workdir: str | Path, *, wait: bool = False) -> Iterator[WorkdirLock]:
     """A context in which this process alone writes to `workdir`, which is created if it does not exist.
 
     A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, a run on another
-    host is waited for until it has released the lock, has touched it, or has not for `STALE_SECONDS`.
+    host is waited for until it has released the lock, has touched it, or has not for `lock_holder.STALE_SECONDS`.
 
     Raises `UserError` if another run holds it or it cannot be written.
     """
@@ -176,8 +129,8 @@ def _acquire(path: Path, *, wait: bool = False) -> Holder:
             _remove_dead(path)
             removed = True
             continue
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(dataclasses.asdict(mine), file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(mine.content())
             file.flush()
             os.fsync(file.fileno())
         if removed:
@@ -194,14 +147,10 @@ def _await_life(path: Path) -> None:
     A job that starts again on another host finds what its first start left behind, perhaps seconds ago.
     """
     holder, age = _read(path), _age(path)
-    if age is None or age >= STALE_SECONDS or (holder is not None and holder.alive is not None):
+    if age is None or age >= lock_holder.STALE_SECONDS or (holder is not None and holder.alive is not None):
         return
-    who = f"process {holder.pid} on {holder.host}" if holder is not None else "another process"
-    sys.stderr.write(
-        f"{path.parent} was left in use by {who}; waiting up to {STALE_SECONDS - age:.0f} s for a sign of life.\n"
-    )
-    sys.stderr.flush()
-    while age < STALE_SECONDS:
+    lock_holder.say_waiting(str(path.parent), holder, age=age)
+    while age < lock_holder.STALE_SECONDS:
         time.sleep(LOOK_SECONDS)
         before, age = age, _age(path)
         if age is None or age < before:
@@ -213,21 +162,7 @@ def _remove_dead(path: Path) -> None:
     holder, age = _read(path), _age(path)
     if age is None:  # released a moment ago
         return
-    alive = holder.alive if holder is not None else None
-    if alive or (alive is None and age < STALE_SECONDS):
-        who = (
-            f"process {holder.pid} on {holder.host}, since {holder.since}" if holder is not None else "another process"
-        )
-        wait = (
-            ""
-            if alive
-            else f" It cannot be seen from here and showed signs of life {age:.0f} s ago: if it is dead, try again in "
-            f"{STALE_SECONDS - age:.0f} s."
-        )
-        raise UserError(
-            f"{path.parent} is in use by {who}.{wait} Give another --workdir, or stop that run first; this one would "
-            "then go on from its last checkpoint."
-        )
+    lock_holder.require_dead(str(path.parent), holder, age=age)
     # Renamed before it is removed: of two processes that find the same dead lock only one gets it, and if the other has
     # put a living one in its place in between, that one is put back.
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
@@ -245,8 +180,8 @@ def _remove_dead(path: Path) -> None:
 def _read(path: Path) -> Holder | None:
     """Return who holds a lock, or None if there is none or its content is not (yet) complete."""
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        return Holder.read(path.read_bytes())
+    except FileNotFoundError:
         return None
 
 
@@ -269,22 +204,3 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _pid_space() -> str:
-    """Return what a pid is relative to, the boot and the pid namespace; empty where there is no /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def _start_of(pid: int) -> str:
-    """Return the start of a process in ticks since the boot; empty if it has ended, or where there is no /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return "" if state == "Z" else fields[18]  # a zombie has ended, but its parent has not looked yet

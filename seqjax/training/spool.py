@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.errors import UserError
 from seqjax.files import as_json, cache_directory, write_json
 from seqjax.training import stored_checkpoints
@@ -38,10 +38,10 @@ class Spool:
 
     def __init__(self, workdir: str | os.PathLike[str]):
         """Raise `UserError` if `workdir` is a URL where no run can be kept. Nothing is read or written."""
-        self.url = store.url_of(workdir)
+        self.url = urls.url_of(workdir)
         self.directory = Path(workdir)
         if self.url:
-            store.require_workdir(self.url)
+            urls.require_workdir(self.url)
             self.directory = _cached("spool", self.url)
         self._sent: dict[str, tuple[int, int]] = {}  # name -> time and size of what is in the store
         self._guard = threading.Lock()
@@ -52,7 +52,7 @@ class Spool:
     @property
     def is_direct(self) -> bool:
         """Whether Orbax writes the checkpoints where they are kept, though that is a store."""
-        return store.scheme(self.url) in store.DIRECT
+        return urls.scheme(self.url) in urls.DIRECT
 
     @property
     def copies_checkpoints(self) -> bool:
@@ -164,10 +164,10 @@ def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> 
     A copy that this process made less than `fresh_seconds` ago is taken as it is. Raises `UserError` for a URL that
     cannot be read.
     """
-    url = store.url_of(workdir)
+    url = urls.url_of(workdir)
     if not url:
         return Path(workdir)
-    store.require_workdir(url)
+    urls.require_workdir(url)
     seconds, copy = _read.get(url, (-math.inf, Path()))
     if time.monotonic() - seconds < fresh_seconds and copy.is_dir():
         return copy
@@ -190,17 +190,17 @@ def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> 
 
 def has_checkpoint(workdir: str | os.PathLike[str], step: int) -> bool:
     """Return whether a run has a complete checkpoint of a step."""
-    url = store.url_of(workdir)
+    url = urls.url_of(workdir)
     directory = f"{CHECKPOINTS}/{step}"
     if not url:
         return (Path(workdir) / directory).is_dir()
-    marker = ORBAX_MARKER if store.scheme(url) in store.DIRECT else stored_checkpoints.MARKER
+    marker = ORBAX_MARKER if urls.scheme(url) in urls.DIRECT else stored_checkpoints.MARKER
     return marker in store.sizes(f"{url}/{directory}")
 
 
 def write_result(workdir: str | os.PathLike[str], name: str, value: Any) -> str:
     """Write `value` as the JSON file `name` of a workdir that was read, and return its full name."""
-    if url := store.url_of(workdir):
+    if url := urls.url_of(workdir):
         store.write(f"{url}/{name}", as_json(value))
         return f"{url}/{name}"
     write_json(Path(workdir) / name, value)

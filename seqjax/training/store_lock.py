@@ -9,10 +9,7 @@ writers, as a lock of a local file system is.
 """
 
 import contextlib
-import dataclasses
-import json
 import os
-import sys
 import threading
 import time
 import uuid
@@ -20,8 +17,9 @@ from collections.abc import Iterator
 
 from seqjax import store
 from seqjax.errors import UserError
-from seqjax.training import lock
-from seqjax.training.lock import STALE_SECONDS, Holder, WorkdirLock
+from seqjax.training import lock, lock_holder
+from seqjax.training.lock import WorkdirLock
+from seqjax.training.lock_holder import Holder
 from seqjax.training.spool import Spool
 
 BEAT_SECONDS = 30.0
@@ -48,8 +46,8 @@ class StoreLock:
         if self._lost_to is not None:
             raise UserError(
                 f"{self._url} was taken by process {self._lost_to.pid} on {self._lost_to.host}: this run did not reach "
-                f"the store for more than {STALE_SECONDS / 60:.0f} minutes and was taken for dead. The last checkpoint "
-                "there is good; let the other one go on."
+                f"the store for more than {lock_holder.STALE_SECONDS / 60:.0f} minutes and was taken for dead. The "
+                "last checkpoint there is good; let the other one go on."
             )
 
     def release(self) -> None:
@@ -82,7 +80,7 @@ def locked(workdir: str | os.PathLike[str] | Spool, *, wait: bool = False) -> It
     """A context in which this process alone writes to a workdir, on this machine or in a store.
 
     With `wait`, a run on another host is waited for until it has released the lock, has written it anew, or has not
-    for `STALE_SECONDS`.
+    for `lock_holder.STALE_SECONDS`.
 
     Raises `UserError` if another run holds it, or it cannot be written.
     """
@@ -102,10 +100,12 @@ def locked(workdir: str | os.PathLike[str] | Spool, *, wait: bool = False) -> It
 def _acquire(url: str, *, wait: bool) -> Holder:
     """Write the lock and return its content, or raise `UserError` that names who holds it."""
     mine = Holder.of_this_process()
-    if not store.create(f"{url}/{lock.FILE}", _content(mine)):
+    if not store.create(f"{url}/{lock.FILE}", mine.content()):
         if wait:
             _await_life(url)
-        _require_dead(url)
+        holder, age = _read(url), _age(url)
+        if holder is not None and age is not None:  # not released a moment ago
+            lock_holder.require_dead(url, holder, age=age)
         _write(url, mine)
         time.sleep(SETTLE_SECONDS)
     found = _read(url)
@@ -120,51 +120,20 @@ def _await_life(url: str) -> None:
     if holder is None or age is None or holder.alive is not None:
         return
     written, begin = store.modified(f"{url}/{lock.FILE}"), time.monotonic() - age
-    if age < STALE_SECONDS:
-        sys.stderr.write(
-            f"{url} was left in use by process {holder.pid} on {holder.host}; waiting up to "
-            f"{STALE_SECONDS - age:.0f} s for a sign of life.\n"
-        )
-        sys.stderr.flush()
-    while time.monotonic() - begin < STALE_SECONDS:
+    if age < lock_holder.STALE_SECONDS:
+        lock_holder.say_waiting(url, holder, age=age)
+    while time.monotonic() - begin < lock_holder.STALE_SECONDS:
         time.sleep(LOOK_SECONDS)
         if store.modified(f"{url}/{lock.FILE}") != written:
             return
 
 
-def _require_dead(url: str) -> None:
-    """Raise `UserError` if whoever holds the lock lives or may live."""
-    holder, age = _read(url), _age(url)
-    if holder is None or age is None:  # released a moment ago
-        return
-    alive = holder.alive
-    if alive or (alive is None and age < STALE_SECONDS):
-        wait = (
-            ""
-            if alive
-            else f" It cannot be seen from here and showed signs of life {age:.0f} s ago: if it is dead, try again in "
-            f"{STALE_SECONDS - age:.0f} s."
-        )
-        raise UserError(
-            f"{url} is in use by process {holder.pid} on {holder.host}, since {holder.since}.{wait} Give another "
-            "--workdir, or stop that run first; this one would then go on from its last checkpoint."
-        )
-
-
 def _read(url: str) -> Holder | None:
-    content = store.read(f"{url}/{lock.FILE}")
-    try:
-        return Holder(**json.loads(content)) if content else None
-    except (ValueError, TypeError):
-        return None
+    return Holder.read(store.read(f"{url}/{lock.FILE}"))
 
 
 def _write(url: str, holder: Holder) -> None:
-    store.write(f"{url}/{lock.FILE}", _content(holder))
-
-
-def _content(holder: Holder) -> bytes:
-    return json.dumps(dataclasses.asdict(holder)).encode()
+    store.write(f"{url}/{lock.FILE}", holder.content())
 
 
 def _age(url: str) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from seqjax import mixers, store
+from seqjax import mixers, urls
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
@@ -87,7 +87,7 @@ def save_config(workdir: str | Path | Spool, config: Config) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
     parser.add_argument(
-        "--workdir", required=True, type=store.location, help="the directory of a run, also s3:// or gs://"
+        "--workdir", required=True, type=urls.location, help="the directory of a run, also s3:// or gs://"
     )
     parser.add_argument(
         "--allow-code",
@@ -112,7 +112,7 @@ def _called_and_read(workdir: str | Path | Spool) -> tuple[str, Path]:
     """Return what the user calls a workdir, and the directory of this machine where its files are read."""
     if isinstance(workdir, Spool):
         return str(workdir), workdir.directory
-    return store.url_of(workdir) or str(workdir), readable(workdir)
+    return urls.url_of(workdir) or str(workdir), readable(workdir)
 
 
 def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Config:

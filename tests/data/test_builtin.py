@@ -1,7 +1,9 @@
 """The built-in corpus: always the same, split by package, and cached without harm from a race."""
 
 import dataclasses
+import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from seqjax.data.builtin import corpus as builtin
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
+from tests import support
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,12 @@ def test_two_builds_are_the_same(cache: str, tmp_path: Path):
     assert kept.name == other.name
     for path in kept.iterdir():
         assert path.read_bytes() == (other / path.name).read_bytes()
+
+
+def test_the_text_of_every_requirement_is_read():
+    requirements = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=]", requirement)[0].replace("_", "-").lower() for requirement in requirements}
+    assert {"jax", "scipy", "ml-collections"} <= names <= extract.distributions().keys()
 
 
 def test_what_it_holds(cache: str):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ from seqjax.errors import UserError
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
 
 BYTE = ByteTokenizer()
+# What a spawned worker imports: the module of the program that started it, and those of its functions.
+WITHOUT_JAX = """
+import sys
+import seqjax.__main__, seqjax.cli, seqjax.data.prepare.__main__
+from seqjax.data import prepare
+from seqjax.data.prepare import pack, progress, tokenize, worker
+prepare.prepare(*sys.argv[1:], tokenizer="byte", seq_len=16, workers=1)
+heavy = {name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib", "flax", "grain", "orbax"}
+assert not heavy, heavy
+"""
 
 
 def stream(out: Path, manifest: dict[str, Any], split: str, domain: str) -> np.ndarray:
@@ -231,3 +242,11 @@ def test_flags_that_refuse(tmp_path: Path, flag: str, says: str):
     args = command(tmp_path / "source", tmp_path / "out", "--workers=1", flag)
     with pytest.raises(UserError, match=says):
         prepare.main(args[3:])
+
+
+def test_no_worker_imports_jax(corpus_dir: Path, tmp_path: Path):
+    """Every worker process would take two seconds and some 200 MB for it."""
+    args = [sys.executable, "-c", WITHOUT_JAX, str(corpus_dir), str(tmp_path / "out")]
+    done = subprocess.run(args, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "manifest.json").is_file()

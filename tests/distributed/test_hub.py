@@ -87,6 +87,20 @@ def test_all_are_let_go_and_leave_together(start):
     second.leave()
 
 
+def test_a_service_that_does_not_start_ends_all(start, monkeypatch):
+    def fails(self):
+        raise UserError("no port is free")
+
+    port = start()
+    monkeypatch.setattr(Hub, "_start_service", fails)
+    first, second = Member(port, 0), Member(port, 1)
+    for member in (first, second):
+        message = member.hears()
+        assert message["end"] == "JAX's coordination service does not start (UserError: no port is free)"
+        assert message["status"] == 1
+        member.leave()
+
+
 def test_who_does_not_come_is_named(start, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
     port = start(4, start_seconds=0.3)

@@ -15,7 +15,7 @@ import pytest
 
 from seqjax import presets
 from seqjax.config import from_config_dict
-from seqjax.data import open_corpus, slimpajama
+from seqjax.data import open_corpus, regimes
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.prepare import __main__ as prepare
 from seqjax.errors import UserError
@@ -45,7 +45,7 @@ def test_every_size_builds(name):
         whats = {(config.model, config.train, config.optim, config.data) for config in configs}
         assert len(whats) == len(configs), "the same run twice"
         for config in configs:
-            known = builtin.REGIMES if config.data.corpus == "builtin" else slimpajama.REGIMES
+            known = builtin.REGIMES if config.data.corpus == "builtin" else regimes.REGIMES
             sets = {Path(path).name for path in config.eval.path}
             own = {domain for domain in found.domains if domain.rpartition(".")[0] not in sets}
             assert {*own, *found.against} <= {*(config.data.eval_domains or known[config.data.regime].eval)}

@@ -17,7 +17,7 @@ import pytest
 
 from seqjax import train as train_module
 from seqjax.errors import UserError
-from seqjax.training import lock
+from seqjax.training import lock, lock_holder
 from seqjax.training.lock import locked
 from tests import support
 
@@ -70,7 +70,7 @@ def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, o
         locked(tmp_path / "run").__enter__()
     other.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while lock._start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
+    while lock_holder.start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
         time.sleep(0.01)
     assert (tmp_path / "run" / lock.FILE).exists(), "it could not clean up"
     with locked(tmp_path / "run"):
@@ -79,8 +79,8 @@ def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, o
 
 def test_a_later_process_of_the_same_pid_is_another_one(tmp_path):
     """In a container that starts again, the pid of the killed run is that of the new one."""
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock._pid_space()}
-    write_lock(tmp_path, **mine, started=lock._start_of(os.getpid()))
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock_holder.pid_space()}
+    write_lock(tmp_path, **mine, started=lock_holder.start_of(os.getpid()))
     with pytest.raises(UserError, match="in use by process"):
         locked(tmp_path).__enter__()
     write_lock(tmp_path, **mine, started="12345")
@@ -97,7 +97,7 @@ def test_on_another_host_the_age_decides(tmp_path, changes):
         locked(tmp_path).__enter__()
     assert "another --workdir" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [lock.FILE], "nothing else is left behind"
-    write_lock(tmp_path, age=lock.STALE_SECONDS + 10, **changes)
+    write_lock(tmp_path, age=lock_holder.STALE_SECONDS + 10, **changes)
     with locked(tmp_path):
         pass
     assert not any(tmp_path.iterdir())
@@ -106,7 +106,7 @@ def test_on_another_host_the_age_decides(tmp_path, changes):
 @pytest.mark.parametrize("ends", ["released", "dead", "alive"])
 def test_a_job_that_starts_again_waits_for_its_first_start(tmp_path, monkeypatch, capsys, ends):
     monkeypatch.setattr(lock, "LOOK_SECONDS", 0.02)
-    write_lock(tmp_path, age=lock.STALE_SECONDS - (1 if ends == "dead" else 90))
+    write_lock(tmp_path, age=lock_holder.STALE_SECONDS - (1 if ends == "dead" else 90))
     path = tmp_path / lock.FILE
     if ends != "dead":
         threading.Timer(0.2, path.unlink if ends == "released" else path.touch).start()
@@ -142,7 +142,7 @@ def test_a_lock_that_is_being_written_holds(tmp_path):
     (tmp_path / lock.FILE).touch()
     with pytest.raises(UserError, match="in use by another process"):
         locked(tmp_path).__enter__()
-    write_lock(tmp_path, age=lock.STALE_SECONDS + 10)
+    write_lock(tmp_path, age=lock_holder.STALE_SECONDS + 10)
     os.truncate(tmp_path / lock.FILE, 5)
     os.utime(tmp_path / lock.FILE, (1, 1))
     with locked(tmp_path):

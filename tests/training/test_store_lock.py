@@ -10,8 +10,8 @@ import pytest
 
 from seqjax import store
 from seqjax.errors import UserError
-from seqjax.training import lock, store_lock
-from seqjax.training.lock import Holder
+from seqjax.training import lock, lock_holder, store_lock
+from seqjax.training.lock_holder import Holder
 from seqjax.training.store_lock import locked
 
 
@@ -47,7 +47,7 @@ def test_a_local_workdir_has_the_local_lock(tmp_path):
         assert (tmp_path / "run" / lock.FILE).is_file()
 
 
-@pytest.mark.parametrize(("age", "refused"), [(0, True), (lock.STALE_SECONDS + 10, False)])
+@pytest.mark.parametrize(("age", "refused"), [(0, True), (lock_holder.STALE_SECONDS + 10, False)])
 def test_on_another_machine_the_age_decides(memory, monkeypatch, age, refused):
     url = f"{memory}/run"
     write_lock(url)
@@ -68,7 +68,7 @@ def test_on_another_machine_the_age_decides(memory, monkeypatch, age, refused):
 def test_what_is_started_again_waits_for_a_sign_of_life(memory, monkeypatch, capsys, lives):
     url = f"{memory}/run"
     write_lock(url)
-    monkeypatch.setattr(store_lock, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(lock_holder, "STALE_SECONDS", 0.3)
     monkeypatch.setattr(store_lock, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(store_lock, "SETTLE_SECONDS", 0.0)
     if lives:

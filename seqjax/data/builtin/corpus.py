@@ -23,10 +23,10 @@ import numpy as np
 from absl import logging
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, document_index, slimpajama
+from seqjax.data import blocks, document_index, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
-from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from seqjax.data.tokenizer import Tokenizer, id_dtype
 from seqjax.errors import UserError
 from seqjax.files import cache_directory, write_json
 
@@ -37,15 +37,14 @@ NOTE = (
     "SlimPajama; compare losses only under the same manifest hash."
 )
 REGIMES = {
-    "limited": slimpajama.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
-    "mixed": slimpajama.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
+    "limited": regimes.Regime(train=("prose", "doctest"), eval=extract.DOMAINS),
+    "mixed": regimes.Regime(train=extract.DOMAINS, eval=extract.DOMAINS),
 }
 
 
-def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
+def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> BlockCorpus:
     """Return the built-in corpus in blocks of `seq_len` + 1 tokens; it is built first if the cache lacks it."""
-    tokenizer = load_tokenizer(config.tokenizer, config.tokenizer_path)
-    train, evaluate = slimpajama.resolve(
+    train, evaluate = regimes.resolve(
         REGIMES[config.regime],
         train=config.train_domains,
         evaluate=config.eval_domains,
@@ -81,7 +80,7 @@ def open_builtin(config: DataConfig, *, seq_len: int) -> BlockCorpus:
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     """Return the directory of the corpus under this tokenizer; build it first if it does not exist."""
-    root = Path(cache_dir).expanduser() if cache_dir else cache_directory()
+    root = cache_directory(cache_dir)
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
     if (directory / document_index.FILE).is_file():  # a corpus of an older version lacks it

@@ -22,20 +22,22 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-# The requirements in pyproject.toml; their own requirements are read from their metadata.
+# The requirements in pyproject.toml; their own requirements, scipy among them, are read from their metadata.
 ROOTS = (
-    *(
-        "absl-py",
-        "array_record",
-        "flax",
-        "fsspec",
-        "grain",
-        "jax",
-        "jaxtyping",
-        "matplotlib",
-        "ml_collections",
-    ),
-    *("numpy", "optax", "orbax-checkpoint", "tensorboardX", "zstandard"),
+    "absl-py",
+    "array_record",
+    "flax",
+    "fsspec",
+    "grain",
+    "jax",
+    "jaxtyping",
+    "matplotlib",
+    "ml_collections",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "tensorboardX",
+    "zstandard",
 )
 DOMAINS = ("prose", "doctest", "math_docs", "python", "c_code")
 CAPS = {"python": 3_000_000, "c_code": 2_000_000}  # bytes

@@ -1,6 +1,6 @@
 """Converts shards of text to ArrayRecord files of token blocks per domain, with a manifest.
 
-    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte [--seq_len=2048]
+    seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
 Every document becomes BOS + tokens + EOS; the documents of a domain and split are concatenated in the order of the
 shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seqjax import store
+from seqjax import urls
 from seqjax.data import blocks, document_index, hold_out, parquet, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import Layout, clean
 from seqjax.data.prepare import executors, progress
@@ -69,7 +69,8 @@ def prepare(
         source: Directory or glob of shards, anything that fsspec can open.
         out: Local directory.
         tokenizer: byte | mixtral | huggingface.
-        tokenizer_path: A sentencepiece file instead of the one that mistral-common ships.
+        tokenizer_path: mixtral: a sentencepiece file instead of the one that mistral-common ships; huggingface: the
+            directory of a public model.
         seq_len: T; blocks hold T + 1 tokens.
         workers: Number of processes; 0 = one per core, 1 = this process alone.
         executor: What runs the jobs: local, the processes of this machine, or dask:ADDRESS, the workers of a running
@@ -86,7 +87,7 @@ def prepare(
         UserError: An argument is invalid, nothing was read, a domain that is asked for is not there, `out` holds
             something else, a line is bad (if strict), the disk is full, or the cluster cannot do it.
     """
-    store.require_local(out, "--out")
+    urls.require_local(out, "--out")
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
@@ -96,7 +97,7 @@ def prepare(
     kept = _kept(domains, layout)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(store.url_of(source) or str(source), suffixes=shards.suffixes(layout))
+    found = shards.find_shards(urls.url_of(source) or str(source), suffixes=shards.suffixes(layout))
     if any(shard.name.endswith(shards.PARQUET) for shard in found):
         parquet.require()
     validation = _validation(validation, layout, found)

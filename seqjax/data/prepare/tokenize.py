@@ -15,11 +15,10 @@ from seqjax.data import document_index, hold_out, shards
 from seqjax.data.layout import Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report
-from seqjax.data.tokenizer import MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
+from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import UserError
 from seqjax.files import measure, replacing, write_json
 
-BATCH_CHARS = 1 << 19  # characters of text passed to the tokenizer at a time
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000
 PART = (".bin", ".npz")  # files of a part, beside its report

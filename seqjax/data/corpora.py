@@ -1,0 +1,175 @@
+"""Opens the corpus that a configuration names, and test sets: checks that they are what the configuration needs."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from seqjax.config import DataConfig
+from seqjax.data import block_cache, document_index, regimes, stored_tokenizer
+from seqjax.data.blocks import RecordBlocks, allow_open_files, manifest_hash, read_manifest
+from seqjax.data.builtin import open_builtin
+from seqjax.data.corpus import BlockCorpus, Corpus
+from seqjax.data.stream import StreamCorpus
+from seqjax.data.test_sets import TestedCorpus, set_names
+from seqjax.data.tfds_corpus import open_tfds
+from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from seqjax.errors import MissingPackageError, UserError
+
+
+def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets: Sequence[str] = ()) -> Corpus:
+    """Return the corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
+
+    `test_sets` are directories of prepared blocks that it is evaluated on as well (`config.eval.path`).
+
+    Raises:
+        UserError: The data is missing or empty, lacks a domain, or was prepared with another tokenizer or block
+            length, or the tokenizer has more ids than `vocab_size`.
+    """
+    tokenizer = _tokenizer(config, vocab_size=vocab_size)
+    if config.corpus == "builtin":
+        corpus: Corpus = open_builtin(config, tokenizer, seq_len=seq_len)
+    elif config.corpus == "blocks":
+        corpus = _open_blocks(config, tokenizer, seq_len=seq_len)
+    elif config.corpus == "tfds":
+        corpus = open_tfds(config, tokenizer, seq_len=seq_len)
+    else:
+        corpus = StreamCorpus(config, tokenizer, seq_len=seq_len)
+    if not test_sets:
+        return corpus
+    return TestedCorpus(corpus, _open_test_sets(config, tokenizer, test_sets, seq_len=seq_len))
+
+
+def open_test_sets(config: DataConfig, paths: Sequence[str], *, seq_len: int, vocab_size: int) -> Corpus:
+    """Return test sets alone, without the corpus that was trained on; raise `UserError` as `open_corpus` does."""
+    config = dataclasses.replace(config, corpus="blocks", path=paths[0])
+    tokenizer = _tokenizer(config, vocab_size=vocab_size)
+    return TestedCorpus(None, _open_test_sets(config, tokenizer, paths, seq_len=seq_len))
+
+
+def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
+    tokenizer = _load_tokenizer(config)
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"The {tokenizer.name} tokenizer has {tokenizer.vocab_size} ids, config.model.vocab_size is "
+            f"{vocab_size}; set config.model.vocab_size to at least {tokenizer.vocab_size}, or change "
+            "config.data.tokenizer."
+        )
+    return tokenizer
+
+
+def _load_tokenizer(config: DataConfig) -> Tokenizer:
+    """Return the tokenizer, or without its package the one stored beside prepared blocks, which only counts."""
+    try:
+        return load_tokenizer(config.tokenizer, config.tokenizer_path)
+    except MissingPackageError as error:
+        if config.corpus != "blocks":
+            raise
+        manifest = read_manifest(config.path)  # If there are no blocks at all, that is to be said first.
+        path = block_cache.small_files(config.path, manifest, cache_dir=config.cache_dir) / stored_tokenizer.FILE
+        if not path.is_file():
+            raise
+        stored = stored_tokenizer.read(path, why=str(error))
+        if stored.name != config.tokenizer or not stored.is_of(config.tokenizer_path):
+            raise
+        return stored
+
+
+def _open_blocks(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
+    manifest = _manifest(config, tokenizer, seq_len=seq_len)
+    present = {split: {d for d, e in domains.items() if e["blocks"]} for split, domains in manifest["splits"].items()}
+    in_train, in_validation = (present.get(split, set()) for split in ("train", "validation"))
+    train, evaluate = regimes.choose(
+        config,
+        train=in_train,
+        evaluate=in_train | in_validation,
+        where=config.path,
+        fix="prepare a source that has them",
+    )
+    return _block_corpus(config, tokenizer, manifest, seq_len=seq_len, train=train, evaluate=evaluate)
+
+
+def _open_test_sets(
+    config: DataConfig, tokenizer: Tokenizer, paths: Sequence[str], *, seq_len: int
+) -> dict[str, Corpus]:
+    return {
+        name: _open_test_set(dataclasses.replace(config, path=str(path)), tokenizer, seq_len=seq_len)
+        for name, path in set_names(paths).items()
+    }
+
+
+def _open_test_set(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> Corpus:
+    """Return the blocks in `config.path` as a corpus without training domains, evaluated on every domain it has."""
+    manifest = _manifest(config, tokenizer, seq_len=seq_len)
+    splits = manifest["splits"]
+    present = sorted({d for domains in splits.values() for d, entry in domains.items() if entry["blocks"]})
+    if not present:
+        raise UserError(f"config.eval.path: {config.path} holds no block of {seq_len + 1} tokens; prepare longer text.")
+    config = dataclasses.replace(config, weights=())
+    return _block_corpus(config, tokenizer, manifest, seq_len=seq_len, train=(), evaluate=tuple(present))
+
+
+def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict[str, Any]:
+    """Return the manifest of the blocks in `config.path`; raise `UserError` if they are not what the config needs."""
+    manifest = read_manifest(config.path)
+    made = manifest["tokenizer"]
+    again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"
+    if made["sha256"] != tokenizer.hash:
+        raise UserError(
+            f"The blocks in {config.path} were made with the {made['name']} tokenizer (sha256 "
+            f"{made['sha256'][:12]}), the config says {tokenizer.name} ({tokenizer.hash[:12]}); set "
+            f"config.data.tokenizer={made['name']!r} or {again}."
+        )
+    dtype = manifest.get("dtype", "uint16")
+    if dtype != id_dtype(tokenizer.vocab_size).name:
+        raise UserError(
+            f"{config.path}/manifest.json says that ids are {dtype}, {tokenizer.vocab_size} ids are "
+            f"{id_dtype(tokenizer.vocab_size).name}; {again}."
+        )
+    if manifest["block"] != seq_len + 1:
+        raise UserError(
+            f"The blocks in {config.path} hold {manifest['block']} tokens, config.train.seq_len={seq_len} "
+            f"needs {seq_len + 1}; set config.train.seq_len={manifest['block'] - 1} or {again}."
+        )
+    return manifest
+
+
+def _block_corpus(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    manifest: dict[str, Any],
+    *,
+    seq_len: int,
+    train: tuple[str, ...],
+    evaluate: tuple[str, ...],
+) -> Corpus:
+    splits = manifest["splits"]
+    used = {*train, *evaluate}
+    directory = block_cache.copied(config.path, manifest, used, cache_dir=config.cache_dir)
+    sources = {
+        split: {
+            domain: RecordBlocks(
+                directory,
+                entry,
+                block=seq_len + 1,
+                vocab_size=tokenizer.vocab_size,
+                dtype=id_dtype(tokenizer.vocab_size),
+            )
+            for domain, entry in domains.items()
+            if domain in used and entry["files"]
+        }
+        for split, domains in splits.items()
+    }
+    allow_open_files(sum(len(entry["files"]) for domains in splits.values() for entry in domains.values()))
+    return BlockCorpus(
+        name="blocks",
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        train_domains=train,
+        eval_domains=evaluate,
+        manifest_hash=manifest_hash(manifest),
+        sources=sources,
+        documents=document_index.read(directory / document_index.FILE),
+        weights=config.weights,
+        seed=config.seed,
+        workers=config.workers,
+    )

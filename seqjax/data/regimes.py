@@ -1,0 +1,84 @@
+"""The two regimes of the protocol, and which domains of a corpus are trained on and evaluated.
+
+*limited* trains on CommonCrawl and C4 and tests on both and, out of domain, on arXiv, GitHub and
+StackExchange. *mixed* trains and tests on all seven domains of SlimPajama. Tokens are drawn in their natural shares
+unless weights are given.
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+from seqjax.config import DataConfig
+from seqjax.data import slimpajama
+from seqjax.errors import UserError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Regime:
+    """The names of the domains that a run trains on and of those that it is evaluated on."""
+
+    train: tuple[str, ...]
+    eval: tuple[str, ...]
+
+
+REGIMES = {
+    "limited": Regime(
+        train=("commoncrawl", "c4"),
+        eval=("commoncrawl", "c4", "arxiv", "github", "stackexchange"),
+    ),
+    "mixed": Regime(train=slimpajama.NAMES, eval=slimpajama.NAMES),
+}
+
+
+def resolve(
+    regime: Regime, *, train: tuple[str, ...], evaluate: tuple[str, ...], known: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the domains to train on and to evaluate (in-domain first); explicit lists replace the regime's.
+
+    Raises `UserError` for a domain that is not in `known` or that is listed twice.
+    """
+    chosen_train = train or regime.train
+    chosen_eval = evaluate or tuple(dict.fromkeys(chosen_train + regime.eval if train else regime.eval))
+    for key, names in (("train_domains", chosen_train), ("eval_domains", chosen_eval)):
+        for name in names:
+            if name not in known:
+                raise UserError(f"config.data.{key}: {name!r} is not a domain of this corpus.{nearest(name, known)}")
+        if len(set(names)) != len(names):
+            raise UserError(f"config.data.{key} names a domain twice: {', '.join(names)}.")
+    in_domain = [name for name in chosen_eval if name in chosen_train]
+    return chosen_train, tuple(in_domain + [name for name in chosen_eval if name not in in_domain])
+
+
+def choose(
+    config: DataConfig, *, train: Collection[str], evaluate: Collection[str], where: str, fix: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the domains to train on and to evaluate, of a corpus with certain ones to train on and to evaluate on.
+
+    If all are SlimPajama's, the regime says which; a corpus with domains of its own has them all evaluated. Raises
+    `UserError` for a domain that the corpus lacks, with `where` it is and how to `fix` that, or if nothing says which
+    of its own domains to train on.
+    """
+    known = {*train, *evaluate}
+    own = not known <= set(slimpajama.NAMES)
+    if own and config.regime != "mixed" and len(known) > 1 and not config.train_domains:
+        raise UserError(
+            f"{where} has the domains {', '.join(sorted(known))}: name those to train on in config.data.train_domains; "
+            "the others are evaluated out of domain. config.data.regime='mixed' trains on all."
+        )
+    domains = tuple(sorted(known))
+    chosen = resolve(
+        Regime(train=domains, eval=domains) if own else REGIMES[config.regime],
+        train=config.train_domains,
+        evaluate=config.eval_domains,
+        known=domains if own else slimpajama.NAMES,
+    )
+    for key, wanted, present in (("train", chosen[0], train), ("eval", chosen[1], evaluate)):
+        absent = [domain for domain in wanted if domain not in present]
+        if absent:
+            splits = "train" if key == "train" else "validation or train"
+            raise UserError(
+                f"{where} has no {splits} blocks of {', '.join(absent)}, which config.data.regime={config.regime!r} "
+                f"needs; {fix}, or name those to use in config.data.{key}_domains. "
+                f"Present: {', '.join(sorted(present)) or 'none'}."
+            )
+    return chosen
