@@ -3,7 +3,6 @@
 They come from a separate forward pass, not from that of training, and all of them exist at once: for short sequences.
 """
 
-import jax
 import jax.numpy as jnp
 
 from seqjax.errors import UserError
