@@ -81,9 +81,11 @@ print(f"in domain: {', '.join(study.against) or 'the training loss'}; out of dom
 # ## Loss out of domain over loss in domain
 #
 # A model that learns faster is better everywhere, and this says little about its architecture. So models are compared
-# at the same loss in domain, however many tokens each of them needed to get there. Training goes from left to right. Of
-# two lines in the upper row, the higher one belongs to the model that does worse out of domain at equal loss in domain.
-# The other rows show how much worse, one for each reference.
+# at the same loss in domain, however many tokens each of them needed to get there. In domain is held-out text of the
+# domains that were trained on, or the training loss in a study that names no such domains.
+#
+# Training goes from left to right. Of two lines in the upper row, the higher one belongs to the model that does worse
+# out of domain at equal loss in domain. The other rows show how much worse, one for each reference.
 
 # %%
 from IPython.display import Image, Markdown, display
@@ -145,10 +147,11 @@ rows = [row for row in comparison.compare(study, REFERENCE) if row.lowest and en
 n_worse = 0
 for row in rows:
     gap = row.lowest.estimates[quantity]
-    said = ("worse" if gap.gap > 0 else "better") if gap.differs else "cannot be told apart"
+    sign = "worse" if gap.gap > 0 else "better"
+    said = {None: f"{sign}, no interval", False: "cannot be told apart", True: sign}[gap.differs]
     n_worse += said == "worse"
     inside = ends[row.model] - ends[REFERENCE]
-    print(f"{row.model:<26} in domain {inside:+.3f}, out of domain {gap.gap:+.3f}: {said} ({row.lowest.seeds} seed(s))")
+    print(f"{row.model:<26} in domain {inside:+.3f}, out of domain {gap.gap:+.3f}: {said}; seeds: {row.lowest.seeds}")
 print(f"\nOf {len(rows)} models that end lower in domain than {REFERENCE}, {n_worse} are worse out of domain.")
 
 # %% [markdown]

@@ -153,7 +153,7 @@ def test_read_a_study(tmp_path, monkeypatch):
     assert "61 runs of 17 models" in text
     assert "| Gated DeltaNet | 3 | 3.071 | +0.260 ± 0.045 |" in text
     assert "Yes, it costs. At a loss in domain of 3.071" in text
-    assert "Gated DeltaNet             in domain -0.024, out of domain +0.190: worse (3 seed(s))" in text
+    assert "Gated DeltaNet             in domain -0.024, out of domain +0.190: worse; seeds: 3" in text
     assert "Of 5 models that end lower in domain than Transformer++, QK norm, 4 are worse out of domain." in text
     assert {path.name for path in (tmp_path / "runs" / "read_a_study").glob("*.png")} == {"losses.png", "gaps.png"}
 
