@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from absl import logging
+
 ON_GPU = os.environ.get("SEQJAX_TEST_GPU") == "1"
 # Before jax is imported: it reads these once. Eight devices so that a mesh can be tested anywhere; without LLVM's
 # optimisation the tests, which compile thousands of small programs and hardly run them, take half the time.
@@ -96,6 +98,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(autouse=True)
+def verbosity() -> Iterator[None]:
+    """Commands that run in this process set what absl logs, for the rest of the process."""
+    before = logging.get_verbosity()
+    yield
+    logging.set_verbosity(before)
 
 
 @pytest.fixture(scope="session")

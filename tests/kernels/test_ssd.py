@@ -11,7 +11,7 @@ import pytest
 import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.ssd import reference
-from kernels_pallas.ssd.triton import refusal
+from kernels_pallas.ssd.triton import refusal, scan
 from kernels_pallas.triton import runtime
 from seqjax.ops.ssd import ssd
 from tests.kernels.common import assert_close, fast_jit
@@ -78,6 +78,8 @@ CASES = [
     ((1, 23, 2, 3, 4), 7, 0.3),
     ((1, 70, 2, 8, 20), 64, 20.0),
     ((1, 70, 2, 8, 20), 64, 1e-4),
+    ((1, 48, 2, 5, 20), 8, 0.3),  # six segments for Triton
+    ((2, 45, 1, 8, 8), 5, 1e-2),  # nine
 ]
 
 
@@ -151,6 +153,15 @@ def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
     assert_trees_close(got, with_gradients(run, each[0]), "float32")
     grad = jax.grad(lambda *a: run(*a)[0].sum(), argnums=1)
     assert_close(fast_jit(jax.vmap(grad))(*stacked)[1], fast_jit(grad)(*each[1]), "float32")
+
+
+@pytest.mark.parametrize(
+    ("programs", "chunks", "pieces"),
+    [(48, 800, 5), (24, 800, 10), (24, 797, 1), (24, 40, 5), (24, 16, 1), (100, 800, 1), (300, 800, 1)],
+)
+def test_long_sequences_are_cut_where_a_pass_over_time_leaves_the_gpu_idle(monkeypatch, programs, chunks, pieces):
+    monkeypatch.setattr(scan.interpreter, "is_chosen", lambda: False)
+    assert scan.segments(programs, chunks) == pieces
 
 
 def test_memory_of_the_backward_pass_is_linear() -> None:

@@ -38,6 +38,16 @@ def test_local_starts_one_process_on_the_gpus_that_are_asked_for():
     assert command[2] == "CUDA_VISIBLE_DEVICES=3,5"
 
 
+def test_windows_trains_looks_at_and_compares_every_config():
+    lines = launch("windows.sh", "--dry_run", "--out=a b", "--configs=mamba2,rwkv7", "--config.train.steps=3").stdout
+    first, needle, tasks, second, *_, recall = [shlex.split(line)[4:] for line in lines.splitlines()]
+    assert first == ["--config=mamba2:demo", "--workdir=a b/mamba2", "--config.train.steps=3"]
+    assert needle == ["--workdir=a b/mamba2", "--lengths=1024", "--samples=100"]
+    assert tasks == ["--workdir=a b/mamba2", "--tasks=local"]
+    assert second[:2] == ["--config=rwkv7:demo", "--workdir=a b/rwkv7"]
+    assert recall == ["--size=demo", "--models=Transformer++;Top-1 Chunk, exact;Mamba-2", "--out=a b/recall"]
+
+
 def test_slurm_starts_a_task_per_gpu_and_a_run_per_array_index():
     (command,) = commands("slurm.sbatch", *RUN)
     assert command == ["srun", "--kill-on-bad-exit=1", "python", "-m", "seqjax.main", "--distributed", *RUN]
@@ -87,6 +97,8 @@ def test_gke_asks_xpk_for_tpus_or_gpus(device, kind):
         ("local.sh", (), "say what to train"),
         ("local.sh", ("--gpus=two", *RUN), "--gpus=two is not a number"),
         ("slurm.sbatch", RUN[1:], "--config= is missing"),
+        ("windows.sh", ("--configs=mamba2",), "say where results go"),
+        ("windows.sh", ("--out=a", "--steps=3"), "--steps=3 is not an option"),
         ("slurm_study.sbatch", (), "say which study"),
         ("slurm_study.sbatch", ("--study=my.py",), "submit an array"),
         ("tpu_vm.sh", ("--name=n", "--", *RUN), "--zone= is missing"),

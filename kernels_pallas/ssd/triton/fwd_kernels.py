@@ -30,13 +30,14 @@ def state_passing_kernel(
     v_ptr, g_ptr, dt_ptr, u_ptr, start_ptr, other_ptr, states_ptr, last_ptr, overlap_ptr,
     T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
     Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, WITH_DT: tl.constexpr, BOUNDED: tl.constexpr,
-    REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    REVERSE: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{g_end} S + U^T (w V) over all chunks, for one batch entry, head and BLOCK of the N rows of S.
 
     Forward: v is x [B, T, H, V], u is B [B, T, N], w_j = e^{g_end - g_j} dt_j. In reverse, for the states' gradient: v
     is dy, u is C, w_i = e^{g_i}. g and dt [B, c, H, Q]; states and other [B, c, H, N, V], each state before its chunk
     is added; start and last [B, H, N, V] fp32. In reverse overlap [B, c, H, N / BLOCK] is e^{g_end} <S, other>.
+    Without KEEP only last is written.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
@@ -60,11 +61,13 @@ def state_passing_kernel(
             u_QN = tl.load(u_ptrs)
         g_Q = load_row(g_ptr + head * Q, i, Q)
         end = tl.load(g_ptr + head * Q + Q - 1)
-        tl.store(states_ptr + head * (N * V) + at_NV, s_NV.to(states_ptr.dtype.element_ty), mask=is_NV)
+        if KEEP:
+            tl.store(states_ptr + head * (N * V) + at_NV, s_NV.to(states_ptr.dtype.element_ty), mask=is_NV)
         if REVERSE:
             w_Q = tl.exp(g_Q)
-            other_NV = tl.load(other_ptr + head * (N * V) + at_NV, mask=is_NV, other=0.0).to(tl.float32)
-            tl.store(overlap_ptr + head * n_blocks + block, tl.exp(end) * tl.sum(s_NV * other_NV))
+            if KEEP:
+                other_NV = tl.load(other_ptr + head * (N * V) + at_NV, mask=is_NV, other=0.0).to(tl.float32)
+                tl.store(overlap_ptr + head * n_blocks + block, tl.exp(end) * tl.sum(s_NV * other_NV))
         else:
             w_Q = tl.exp(tl.where(i < Q, end - g_Q, 0.0))
             if WITH_DT:

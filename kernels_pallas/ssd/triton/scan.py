@@ -45,6 +45,10 @@ TILES = {
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
 }
 
+# Programs of a pass over time are brought to at most so many, two for each multiprocessor of an H100, by segments of at
+# least so many chunks.
+PROGRAMS, SEGMENT = 264, 8
+
 
 def tile(kernel: str, x: Array) -> Tile:
     """Return the table's entry; the interpreter's is so small that tests see several blocks and groups of heads."""
@@ -139,16 +143,62 @@ def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[
 
 
 def _pass_states(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = False) -> tuple[Array, ...]:
-    """Return (states, last, overlap) of `state_passing_kernel`; overlap is of use in reverse only."""
-    (B, _, H, V), N, n_chunks = v.shape, u.shape[-1], g.shape[1]
+    """Return (states, last, overlap) of `state_passing_kernel`; overlap is of use in reverse only.
+
+    The kernel goes through time once per batch entry, head and block of rows: a long sequence alone leaves most of the
+    GPU idle. It is then cut into segments. A first pass takes each from a state of zero to its last one, these make the
+    states between segments, and the second pass starts from them.
+    """
+    (B, T, H, V), N, (_, n_chunks, _, Q) = v.shape, u.shape[-1], g.shape
     n_blocks = -(-N // min(tile("state_passing", v).block, padded(N)))
-    out = [
-        jax.ShapeDtypeStruct((B, n_chunks, H, N, V), v.dtype),
-        start,
-        jax.ShapeDtypeStruct((B, n_chunks, H, n_blocks) if reverse else (1,), g.dtype),
-    ]
-    launch = partial(_launch, "state_passing", fwd_kernels.state_passing_kernel, x=v, g=g, n=u, has_dt=has_dt)
-    return launch(v, g, dt, u, start, other, out=out, REVERSE=reverse)
+    n_segments = segments(B * H * n_blocks, n_chunks) if n_chunks * Q == T else 1
+
+    def cut(x: Array) -> Array:
+        return x if x.ndim < 3 else x.reshape(B * n_segments, x.shape[1] // n_segments, *x.shape[2:])
+
+    def launch(start_BHNV: Array, *, keep: bool) -> tuple[Array, ...]:
+        rows, chunks = B * n_segments, n_chunks // n_segments
+        nothing = jax.ShapeDtypeStruct((1,), g.dtype)  # what is not written has the size of one entry
+        out = [
+            jax.ShapeDtypeStruct((rows, chunks, H, N, V), v.dtype) if keep else nothing,
+            start_BHNV,
+            jax.ShapeDtypeStruct((rows, chunks, H, n_blocks), g.dtype) if keep and reverse else nothing,
+        ]
+        operands = [cut(v), cut(g), cut(dt), cut(u), start_BHNV, cut(other) if reverse else other]
+        run = partial(_launch, "state_passing", fwd_kernels.state_passing_kernel, x=operands[0], g=operands[1])
+        return run(*operands, n=operands[3], has_dt=has_dt, out=out, REVERSE=reverse, KEEP=keep)
+
+    if n_segments == 1:
+        return launch(start, keep=True)
+    _, lasts, _ = launch(jnp.zeros((B * n_segments, *start.shape[1:]), start.dtype), keep=False)
+    log_decay_BsH = jnp.sum(g[..., -1].reshape(B, n_segments, -1, H), axis=2)
+    starts = _between_segments(lasts.reshape(B, n_segments, H, N, V), log_decay_BsH, start, reverse=reverse)
+    states, lasts, overlap = launch(starts.reshape(-1, H, N, V), keep=True)
+    last = lasts.reshape(B, n_segments, H, N, V)[:, 0 if reverse else -1]
+    states = states.reshape(B, n_chunks, H, N, V)
+    return states, last, overlap.reshape(B, n_chunks, H, n_blocks) if reverse else overlap
+
+
+def segments(n_programs: int, n_chunks: int) -> int:
+    """Return into how many segments to cut the chunks of a sequence of which one pass has so many programs."""
+    enough, shortest = (24, 1) if interpreter.is_chosen() else (PROGRAMS, SEGMENT)
+    most = min(enough // n_programs, n_chunks // shortest)
+    # There are two passes then, so two segments would gain nothing.
+    return next((n for n in range(most, 2, -1) if n_chunks % n == 0), 1)
+
+
+def _between_segments(lasts_BsHNV: Array, log_decay_BsH: Array, start_BHNV: Array, *, reverse: bool) -> Array:
+    """Return the state at the start of every segment [B, s, H, N, V] from those that each makes of zero.
+
+    One after the other: differences of sums of `log_decay` would cancel where the sums are large.
+    """
+    decay_BsHNV = jnp.exp(log_decay_BsH)[..., None, None]
+    n_segments = lasts_BsHNV.shape[1]
+    order = range(n_segments - 1, 0, -1) if reverse else range(n_segments - 1)
+    starts = [start_BHNV]
+    for s in order:
+        starts.append(decay_BsHNV[:, s] * starts[-1] + lasts_BsHNV[:, s])
+    return jnp.stack(starts[::-1] if reverse else starts, axis=1)
 
 
 def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, **constants: Any) -> tuple[Array, ...]:
