@@ -126,11 +126,9 @@ for layer in range(n_layers):
         panel = axes[layer][head]
         panel.fill_between(positions, own_T - 0.5, own_T + 0.5, color="0.88", linewidth=0, step="mid")
         exact_T, approx_T = (chosen_LBTH[rule][layer, 0, :, head] for rule in ("exact", "approx"))
-        for (label, color), same in zip(LOOKS.items(), (True, False), strict=True):
+        for color, same in zip(LOOKS.values(), (True, False), strict=True):
             shown = (own_T > 0) & ((exact_T == approx_T) == same)
-            panel.plot(
-                positions[shown], exact_T[shown], "|", color=color, markersize=6, markeredgewidth=0.8, label=label
-            )
+            panel.plot(positions[shown], exact_T[shown], "|", color=color, markersize=6, markeredgewidth=0.8)
         panel.set_title(f"layer {layer}, head {head}", loc="left", fontsize=9)
         panel.set_yticks(range(0, own_T[-1] + 1, max(1, len(distances) // 3)))
         panel.spines[["top", "right"]].set_visible(False)
@@ -183,9 +181,8 @@ plt.show()
 
 far = np.mean(back_LBTH[:, :, own_T > 0] == 1)
 print(f"{far:.0%} of the queries choose the chunk just before their own; at random it would be {at_random[0]:.0%}.")
-print(
-    f"Both rules agree for {agree_LH.mean():.0%} of the queries: {agree_LH.min():.0%} to {agree_LH.max():.0%} by head."
-)
+low, high = agree_LH.min(), agree_LH.max()
+print(f"Both rules agree for {agree_LH.mean():.0%} of the queries: {low:.0%} to {high:.0%} by head.")
 
 # %% [markdown]
 # ## How sharp the choice is
@@ -242,9 +239,8 @@ for label, shares, color in (("own chunk", in_own_LBTH, "0.8"), ("chosen chunk",
     height = shares[:, :, later].mean((1, 2, 3))
     right.bar(range(n_layers), height, bottom=bottom, color=color, width=0.6, label=label)
     bottom += height
-right.bar(
-    range(n_layers), 1 - bottom, bottom=bottom, color="white", edgecolor="0.6", width=0.6, label="the rest, dropped"
-)
+rest = {"color": "white", "edgecolor": "0.6", "label": "the rest, dropped"}
+right.bar(range(n_layers), 1 - bottom, bottom=bottom, width=0.6, **rest)
 right.set_ylabel("share of the weight")
 right.set_title(f"where the weight lies ({DOMAIN})", loc="left", fontsize=10)
 for panel in (left, right):
@@ -277,7 +273,7 @@ def marked(ids, at):
     return f"{text_of(ids[:at])}»{text_of(ids[at : at + 1])}«{text_of(ids[at + 1 :])}"
 
 
-queries_LBTHK, keys_LBTGK = (per_layer(x) for x in scored[DOMAIN])
+queries_LBTHK, keys_LBTGK = (per_layer(x.astype(jnp.float32)) for x in scored[DOMAIN])
 candidate_T = (own_T >= 2) & (np.arange(seq_len) % chunk >= chunk // 2)
 for layer in range(n_layers):
     sure_BTH = np.where(candidate_T[:, None], in_chosen_LBTH[layer], 0)
@@ -286,10 +282,8 @@ for layer in range(n_layers):
     past = slice(choice * chunk, (choice + 1) * chunk)
     group = head // (n_heads // keys_LBTGK.shape[3])
     seen = int(np.argmax(keys_LBTGK[layer, block, past, group] @ queries_LBTHK[layer, block, at, head]))
-    ids = tokens[DOMAIN][block].tolist()
-    print(
-        f"layer {layer}, head {head}: chunk {choice} of {own_T[at]} has {sure_BTH[block, at, head]:.0%} of all weight"
-    )
+    ids, share = tokens[DOMAIN][block].tolist(), sure_BTH[block, at, head]
+    print(f"layer {layer}, head {head}: chunk {choice} of the {own_T[at]} before has {share:.0%} of all weight")
     print(f"  query   {marked(ids[start : at + 1], at - start)}")
     print(f"  chosen  {marked(ids[past], seen)}\n")
 
