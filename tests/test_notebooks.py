@@ -4,6 +4,7 @@ They run in a directory of their own, in a kernel of this environment. A cell af
 them small; all else is what a reader runs.
 """
 
+import subprocess
 from pathlib import Path
 
 import jupytext
@@ -11,6 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from seqjax.study import figures, forest
 from tests import support
 
 COLAB = support.ROOT / "colab"
@@ -41,7 +43,7 @@ def test_both_halves_say_the_same_and_hold_no_outputs(name):
 
 def test_every_notebook_has_both_halves():
     assert sorted(path.stem for path in COLAB.glob("*.ipynb")) == NAMES
-    assert len(NAMES) == 2
+    assert len(NAMES) == 4
 
 
 def test_the_address_of_the_repository_is_a_placeholder_in_one_place():
@@ -65,6 +67,25 @@ def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, has_gpu):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     exec(cell, {})
     assert commands == [f"seqjax{'[cuda12]' if has_gpu else ''} @ git+https://github.com/OWNER/seqjax"]
+
+
+def test_a_study_is_cloned_where_only_the_package_is(monkeypatch, tmp_path):
+    """The cell of read_a_study that finds the results: the working directory, the checkout, a clone."""
+    (cell,) = [cell for cell in code(read("read_a_study")) if '"clone"' in cell]
+    commands = []
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
+    monkeypatch.chdir(tmp_path)
+    names = {"subprocess": subprocess, "REPOSITORY": "https://a/b", "STUDY": "docs/results/limited_110m"}
+    exec(cell, names)
+    assert names["directory"] == support.ROOT / names["STUDY"]
+    monkeypatch.setattr("seqjax.__file__", str(tmp_path / "installed" / "seqjax" / "__init__.py"))
+    assert commands == []
+    exec(cell, names)
+    assert commands == [["git", "clone", "--quiet", "--depth=1", "https://a/b", "seqjax_repository"]]
+    assert names["directory"] == Path("seqjax_repository") / names["STUDY"]
+    Path(names["STUDY"]).mkdir(parents=True)
+    exec(cell, names)
+    assert (len(commands), names["directory"]) == (1, Path(names["STUDY"]))
 
 
 def run(name: str, parameters: str, where: Path, monkeypatch: pytest.MonkeyPatch) -> list[nbformat.NotebookNode]:
@@ -122,3 +143,51 @@ def test_your_mixer(corpus_cache, tmp_path, monkeypatch):
     assert "\nThe " in text_of(outputs)
     assert pictures(outputs) == 1
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"gated_ema-debug", "transformer_pp-debug"}
+
+
+def check_study(text: str) -> None:
+    """The study of the repository, as its page has it (docs/results/limited_110m)."""
+    assert "61 runs of 17 models" in text
+    assert "Yes, it costs. At a loss in domain of 3.071" in text
+    assert "Gated DeltaNet             in domain -0.024, out of domain +0.190: worse; seeds: 3" in text
+    assert "Of 5 models that end lower in domain than Transformer++, QK norm, 4 are worse out of domain." in text
+
+
+def test_read_a_study_without_a_kernel_and_pictures(tmp_path, monkeypatch, capsys):
+    for module in (figures, forest):
+        monkeypatch.setattr(module, "save", lambda figure, path: path.touch())
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for cell in code(read("read_a_study")):
+        exec(cell, names)
+    check_study(capsys.readouterr().out)
+    assert {path.name for path in (tmp_path / "runs" / "read_a_study").iterdir()} == {"losses.png", "gaps.png"}
+
+
+@pytest.mark.slow
+def test_read_a_study(tmp_path, monkeypatch):
+    outputs = run("read_a_study", "", tmp_path, monkeypatch)
+    text = text_of(outputs)
+    check_study(text)
+    assert "| Gated DeltaNet | 3 | 3.071 | +0.260 ± 0.045 |" in text
+    assert pictures(outputs) == 2
+    assert {path.name for path in (tmp_path / "runs" / "read_a_study").glob("*.png")} == {"losses.png", "gaps.png"}
+
+
+@pytest.mark.slow
+def test_what_top1_selects(blocks_dir, tmp_path, monkeypatch):
+    """On prepared blocks, with four chunks of eight tokens."""
+    settings = support.run_settings(blocks_dir, train__steps=2, eval__every=0, checkpoint__every=0)
+    settings |= {"model.mixer.chunk_size": 8}
+    config = "top1_chunk:debug," + ",".join(f"{key}={value}" for key, value in settings.items())
+    parameters = f'CONFIG = "{config}"\nDOMAIN = "github"\nN_BLOCKS = 3'
+    outputs = run("what_top1_selects", parameters, tmp_path, monkeypatch)
+    text = text_of(outputs)
+    assert "2 layers of 2 heads; 32 tokens in 4 chunks of 8" in text
+    assert "choose the chunk just before their own; at random it would be 61%." in text  # (1 + 1/2 + 1/3) / 3
+    assert "Both rules agree for " in text
+    assert "of the weight on past chunks, an even split 61%" in text
+    for layer in range(2):
+        assert f"layer {layer}, head " in text
+    assert text.count("  query   ") == text.count("  chosen  ") == 2
+    assert pictures(outputs) == 3

@@ -164,6 +164,12 @@ class AttentionMixer(base.Mixer):
             q_BTHK, k_BTGK = rope(q_BTHK, *angles), rope(k_BTGK, *angles)
         return q_BTHK, k_BTGK, v_BTGK
 
+    def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array]:
+        """Return the queries [B, T, H, K] and keys [B, T, G, K], normalised and rotated, of a whole sequence."""
+        positions_T = jnp.arange(x_BTD.shape[1])
+        q_BTHK, k_BTGK, _ = self.split_heads(*self.project(x_BTD, positions_T), positions_T, x_BTD.shape[1])
+        return q_BTHK, k_BTGK
+
     def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
         """Attend over a whole sequence of projections; return [B, T, H, K] and the filled cache (or None)."""
         seq_len = q_BTE.shape[1]

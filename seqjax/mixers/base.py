@@ -82,6 +82,14 @@ class Mixer(nnx.Module):
         del x_BTD
         return None
 
+    def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array] | None:
+        """Return the queries [B, T, H, K] and keys [B, T, G, K] that are scored with each other; None without them.
+
+        The batch size is 1 where they are a position table, the same for all sequences.
+        """
+        del x_BTD
+        return None
+
     @property
     def longest(self) -> int:
         """The maximum sequence length in tokens, if there is a position table; 0 means no limit."""

@@ -146,8 +146,12 @@ class Mixer(TimeMix):
 
     def entropy(self, x_BTD: Array) -> Array | None:
         """Return the entropy of the core's weights in nats, float32 [B, T, H]; None for the Top-1 cores."""
+        return self.core.weights_entropy(*self.queries_and_keys(x_BTD))
+
+    def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array]:
+        """Return the core's queries and keys [B, T, H, K], normalised and rotated."""
         x, seq_len = self._shifted_inputs(x_BTD, None), x_BTD.shape[1]
         k_BTD = self.core.k(x["k"])
-        # The entropy does not depend on the values, so the keys are passed in their place.
+        # They do not depend on the values, so the keys are passed in their place.
         q_BTHK, k_BTHK, _ = self.core.split_heads(self.core.q(x["r"]), k_BTD, k_BTD, jnp.arange(seq_len), seq_len)
-        return self.core.weights_entropy(q_BTHK, k_BTHK)
+        return q_BTHK, k_BTHK

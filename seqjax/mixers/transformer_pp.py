@@ -89,9 +89,7 @@ class Mixer(AttentionMixer):
 
     def entropy(self, x_BTD: Array) -> Array:
         """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
-        seq_len = x_BTD.shape[1]
-        positions_T = jnp.arange(seq_len)
-        q_BTHK, k_BTGK, _ = self.split_heads(*self.project(x_BTD, positions_T), positions_T, seq_len)
+        q_BTHK, k_BTGK = self.queries_and_keys(x_BTD)
         e_BTH = self.weights_entropy(q_BTHK, jnp.broadcast_to(k_BTGK, (q_BTHK.shape[0], *k_BTGK.shape[1:])))
         return jnp.broadcast_to(e_BTH, (x_BTD.shape[0], *e_BTH.shape[1:]))
 

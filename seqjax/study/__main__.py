@@ -12,6 +12,7 @@ Complete runs are read; the others are trained or resumed, N at a time. The comm
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from seqjax import urls
@@ -126,7 +127,7 @@ def analyse(directory: str | Path) -> None:
     report = tables.report(found)
     (directory / "gaps.md").write_text(report, encoding="utf-8")
     has_reference = any(comparison.common_runs(found, name) for name in found.references)
-    pictures = {"losses.png": figures.against_loss_in_domain}
+    pictures: dict[str, Callable[[Path, records.Records], None]] = {"losses.png": figures.against_loss_in_domain}
     if any(row.lowest for name in found.references for row in comparison.compare(found, name)):
         pictures = {"gaps.png": forest.gaps} | pictures
     if cost.run_speeds(found) and has_reference:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from seqjax.errors import UserError
 from seqjax.study import protocol, statistics
 from seqjax.study.protocol import Contrast, Record
 from seqjax.study.records import Records
@@ -50,6 +51,13 @@ class Row:
 def models(records: Records) -> list[str]:
     """Return the models of the study in its order."""
     return list(dict.fromkeys(run.model for run in records.runs))
+
+
+def require_model(records: Records, name: str) -> None:
+    """Raise `UserError` unless the study has a model of that name."""
+    known = models(records)
+    if name not in known:
+        raise UserError(f"The study has no model {name!r}. Its models: {'; '.join(known)}.")
 
 
 def full_runs(records: Records, model: str) -> list[Record]:

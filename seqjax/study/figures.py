@@ -5,7 +5,7 @@ where these begin anew; its seeds are line styles, the same for all models. Lear
 (rates.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,19 @@ END_POINTS: dict[str, Any] = {
 }
 
 
-def against_loss_in_domain(path: str | Path, records: Records) -> None:
+def against_loss_in_domain(path: str | Path, records: Records, *, models: Collection[str] | None = None) -> None:
     """Draw the losses of every model at the common learning rate, one line per seed, and its gaps to each reference.
 
-    Writes a PNG at `path`, and an SVG beside it.
+    Writes a PNG at `path`, and an SVG beside it. `models` are those that are drawn, with the references; None draws
+    all. A model looks the same whichever others are drawn. Raises `UserError` for one that the study has not.
     """
-    names = comparison.models(records)
+    styles = {name: style(i) for i, name in enumerate(comparison.models(records))}
+    chosen = set(styles) if models is None else {*models, *records.references}
+    for name in () if models is None else models:
+        comparison.require_model(records, name)
+    names = [name for name in styles if name in chosen]
     runs = {name: comparison.common_runs(records, name) for name in names}
     references = [name for name in records.references if runs.get(name)]
-    styles = {name: style(i) for i, name in enumerate(names)}
     columns = _columns(records.domains)
     n_rows = 1 + len(references)
     width = 3.6 if len(columns) > 1 else 4.8

@@ -187,10 +187,10 @@ def _number(value: float | None, unit: float, name: str, *, digits: int = 1) -> 
 
 def _gaps(records: Records, reference: str) -> str:
     rows = comparison.compare(records, reference)
-    several = any(row.lowest is not None and row.lowest.seeds > 1 for row in rows)
+    several = _has_seeds(rows)
     sections = [
         "At the lowest loss in domain that both reached:\n",
-        _table(records, rows, [row.lowest for row in rows], seeds=several),
+        gap_table(records, reference),
         f"Averaged over the lowest {records.unit.range} {records.unit.name.split()[0]} of loss in domain that both "
         "passed through:\n",
         _table(records, rows, [row.over_range for row in rows], seeds=several),
@@ -212,6 +212,20 @@ def _gaps(records: Records, reference: str) -> str:
         sections.append(_readings(records, rows))
     sections.append(_ranking(records, reference, rows, several=several))
     return "\n".join(sections)
+
+
+def gap_table(records: Records, reference: str) -> str:
+    """Return the table of the gaps of all models to a reference, at the lowest loss in domain that both reached.
+
+    Raises `UserError` if the study has no model of that name.
+    """
+    comparison.require_model(records, reference)
+    rows = comparison.compare(records, reference)
+    return _table(records, rows, [row.lowest for row in rows], seeds=_has_seeds(rows))
+
+
+def _has_seeds(rows: Sequence[Row]) -> bool:
+    return any(row.lowest is not None and row.lowest.seeds > 1 for row in rows)
 
 
 def _table(records: Records, rows: Sequence[Row], gaps: Sequence[Gap | None], *, seeds: bool) -> str:

@@ -47,6 +47,7 @@ def test_the_rest_has_defaults():
     assert mixer.state_size(100) == 4
     assert (mixer.flops_per_token(7), mixer.train_flops_per_token(7), mixer.longest) == (0, 0, 0)
     assert mixer.entropy(x_BTD) is None
+    assert mixer.queries_and_keys(x_BTD) is None
 
 
 class Summing(layer_probe.Block):

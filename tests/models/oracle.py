@@ -380,18 +380,26 @@ def layers(config, params):
         yield mixers[i % len(mixers)], one(params["blocks"][str(i % len(mixers))], i // len(mixers))
 
 
-def weights_of(m, p, x):
-    """The softmax weights over the past of a mixer that has some, [T, H, S]."""
-    if m.name in ("transformer", "transformer_pp"):
-        return softmax_weights(m, *queries_and_keys(m, p, x, x))
-    if m.name != "rwkv7_shell" or m.core.startswith("top1"):
+def scored(m, p, x):
+    """(settings of the attention, queries, keys [T, H, K]) of a mixer that has some."""
+    if m.name in CORES:
+        return m, *queries_and_keys(m, p, x, x)
+    if m.name != "rwkv7_shell":
         return None
     x_q, x_k = (lerp(x, p["mu"][name]) if m.token_shift else x for name in "rk")
-    return softmax_weights(Core(m), *queries_and_keys(Core(m), p["core"], x_q, x_k))
+    return Core(m), *queries_and_keys(Core(m), p["core"], x_q, x_k)
+
+
+def weights_of(m, p, x):
+    """The softmax weights over the past of a mixer that has some, [T, H, S]."""
+    if m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
+        return None
+    found = scored(m, p, x)
+    return None if found is None else softmax_weights(*found)
 
 
 def hidden(config, params, row, seen=None):
-    """The residual stream behind the last layer [T, D]; `seen`, a list, gets the softmax weights of each layer."""
+    """The residual stream behind the last layer [T, D]; `seen`, a list, gets what each layer's mixer is given."""
     x, v_first = params["embed"][row], None
     if config.embed_norm:
         x = norm(config, params["embed_norm"], x)
@@ -400,7 +408,7 @@ def hidden(config, params, row, seen=None):
     for m, p in layers(config, params):
         h = norm(config, p["norm1"], x)
         if seen is not None:
-            seen.append(weights_of(m, p["mixer"], h))
+            seen.append((m, p["mixer"], h))
         if m.name in CARRYING:
             y, own = CARRYING[m.name](m, p["mixer"], h, v_first)
             v_first = own if v_first is None else v_first
@@ -428,6 +436,13 @@ def loss(config, params, tokens_BT1):
     return -np.log(np.take_along_axis(p, tokens_BT1[:, 1:, None], -1)).sum()
 
 
+def queries_and_keys_of_layers(config, params, row):
+    """Per layer (queries, keys), each [T, H, K], or None."""
+    seen: list[Any] = []
+    hidden(config, as_float64(params), row, seen)
+    return [None if (found := scored(*each)) is None else found[1:] for each in seen]
+
+
 def attention_entropy(config, params, tokens_BT):
     """Means over heads and positions i >= 1 of the layers that have softmax weights, each [L, B].
 
@@ -437,7 +452,7 @@ def attention_entropy(config, params, tokens_BT):
     for row in tokens_BT:
         seen: list[Any] = []
         hidden(config, params, row, seen)
-        each = [entropy(weights)[1:] for weights in seen if weights is not None]
+        each = [entropy(weights)[1:] for given in seen if (weights := weights_of(*given)) is not None]
         nats.append([e.mean() for e in each])
         shares.append([(e / np.log(np.arange(2, len(row) + 1))[:, None]).mean() for e in each])
     return np.array(nats).T, np.array(shares).T

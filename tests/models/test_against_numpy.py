@@ -10,8 +10,10 @@ import pytest
 
 from seqjax import mixers
 from seqjax.config import from_config_dict
+from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy
+from seqjax.models.queries_and_keys import queries_and_keys
 from tests import support
 from tests.models import oracle
 
@@ -158,6 +160,41 @@ def test_entropy_is_that_of_the_equations(name, text):
     assert (want[1] < 0.97).all(), "uniform weights: the comparison would say nothing"
     for ours, theirs in zip(got, want, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------- queries and keys
+SCORED = [
+    ("top1_chunk", ""),
+    ("top1_chunk", "model.mixer.kv_heads=2,model.mixer.position=none"),
+    ("top1_element", ""),
+    ("transformer_pp", "model.mixer.const=qk"),
+    ("rwkv7_shell", ""),
+    ("based", ""),  # a pattern, in which one mixer of three has them
+    ("based", "model.scan_layers=False"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), support.slow_unless(lambda *case: case in (SCORED[0], SCORED[5]), SCORED))
+def test_queries_and_keys_are_those_of_the_equations(name, text):
+    """Of every layer, in their order."""
+    model = build(name, text)
+    got = jax.jit(functools.partial(queries_and_keys, model))(weights(name, text), tokens())
+    for b, row in enumerate(np.asarray(tokens())):
+        want = oracle.queries_and_keys_of_layers(model.config, weights(name, text), row)
+        assert [each is None for each in got] == [each is None for each in want]
+        for ours, theirs in zip(got, want, strict=True):
+            if ours is None or theirs is None:
+                continue
+            q_THK, k_TGK = (np.asarray(x[b]) for x in ours)
+            k_THK = np.repeat(k_TGK, q_THK.shape[1] // k_TGK.shape[1], axis=1)
+            np.testing.assert_allclose(q_THK, theirs[0], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(k_THK, theirs[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_queries_and_keys_says_so():
+    model = build("mamba2")
+    with pytest.raises(UserError, match=r"mamba2: no layer has queries and keys\. Take .*--config=top1_chunk"):
+        jax.eval_shape(functools.partial(queries_and_keys, model), model.shapes, tokens())
 
 
 # ---------------------------------------------------------------------------------------------- straight-through values

@@ -211,6 +211,23 @@ def test_many_domains_are_drawn_as_their_mean(tmp_path, drawn, monkeypatch):
     assert figure.axes[0].lines[1].get_ydata() == pytest.approx([3.2], abs=1e-5)
 
 
+def test_some_models_are_drawn_as_they_are_among_all(tmp_path, undrawn_pictures, monkeypatch):
+    """With the references, in their colours; one that the study has not is refused."""
+    runs = entry(tmp_path, "slow", noise=0) | entry(tmp_path, "x", noise=1, offset=0.1)
+    runs |= entry(tmp_path, "y", noise=2, offset=-0.2)
+    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
+    found = records.read(tmp_path / "out")
+    composed = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: composed.append(figure))
+    for chosen, models in ((None, (0, 1, 2)), (["y"], (0, 2))):
+        figures.against_loss_in_domain(tmp_path / "losses.png", found, models=chosen)
+        lines = [line for line in composed[-1].axes[0].lines if len(line.get_xdata())]  # without the legend's
+        assert [line.get_color() for line in lines] == [figures.style(i)["color"] for i in models]
+    assert [text.get_text() for text in composed[-1].legends[0].get_texts()] == ["slow", "y"]
+    with pytest.raises(UserError, match=r"The study has no model 'z'\. Its models: slow; x; y\."):
+        figures.against_loss_in_domain(tmp_path / "losses.png", found, models=["z"])
+
+
 def test_entropy_and_gap_over_the_setting_that_varies(tmp_path, drawn):
     """The entropy is that of the end of each run; models without a number there are left out."""
     runs = entry(tmp_path, "slow", noise=0)

@@ -1,0 +1,82 @@
+"""The answer to a study's question in words: does a model cost base capabilities, and how sure is that?"""
+
+import numpy as np
+
+from seqjax.errors import UserError
+from seqjax.study import comparison
+from seqjax.study.comparison import Gap, Row
+from seqjax.study.records import Records
+from seqjax.study.statistics import Estimate
+
+
+def verdict(records: Records, model: str, reference: str) -> str:
+    """Return some sentences on how `model` does out of domain at the loss in domain at which `reference` is as good.
+
+    The numbers are those of `comparison.compare`: the gap of the mean over the domains, positive where the model is
+    worse, its 95% interval, and what is left of it where a study tested another cause. Raises `UserError` for a model
+    that the study has not.
+    """
+    for name in (model, reference):
+        comparison.require_model(records, name)
+    if model == reference:
+        raise UserError(f"{model} is compared with itself; name another reference of {', '.join(records.references)}.")
+    row = next(row for row in comparison.compare(records, reference) if row.model == model)
+    if row.lowest is None:
+        return f"It cannot be said: no seed of {model} and {reference} passed through a common loss in domain."
+    quantity, unit, at = comparison.main_quantity(records), records.unit.name, row.lowest.low
+    estimate = row.lowest.estimates[quantity]
+    of_domains = ", ".join(f"{domain} {_signed(row.lowest.estimates[domain])}" for domain in records.domains)
+    sentences = [
+        f"{_answer(row.lowest, estimate)} At a loss in domain of {at:.3f} {unit}, the lowest that both reached, "
+        f"{model} is {_distance(estimate, unit)} out of domain than {reference} ({quantity}).",
+        f"By domain: {of_domains}." if len(records.domains) > 1 else "",
+        f"In domain {model} ends at {_end(records, model):.3f}, {reference} at {_end(records, reference):.3f}.",
+        _certainty(row.lowest, estimate),
+        _cause(row, quantity),
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _answer(gap: Gap, estimate: Estimate) -> str:
+    if estimate.differs is None:
+        return "How sure it is, is not known."
+    if not estimate.differs:
+        return "The two cannot be told apart."
+    where = "" if gap.seeds > 1 else " in these two runs"
+    return f"Yes, it costs{where}." if estimate.gap > 0 else f"No, it gains{where}."
+
+
+def _distance(estimate: Estimate, unit: str) -> str:
+    width = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    return f"{abs(estimate.gap):.3f}{width} {unit} {'worse' if estimate.gap > 0 else 'better'}"
+
+
+def _signed(estimate: Estimate) -> str:
+    width = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    return f"{estimate.gap:+.3f}{width}"
+
+
+def _end(records: Records, model: str) -> float:
+    """Return the loss in domain at the end of the full runs at the common rate, the mean over seeds."""
+    return float(np.mean([run.losses_in_domain(records.against)[-1] for run in comparison.common_runs(records, model)]))
+
+
+def _certainty(gap: Gap, estimate: Estimate) -> str:
+    if estimate.differs is None:
+        return "The losses of single blocks were not kept, so there is no interval."
+    if gap.seeds > 1:
+        return f"± is half the 95% interval over documents and {gap.seeds} seeds."
+    return "± is half the 95% interval over documents alone: there is one seed, and another may move the gap further."
+
+
+def _cause(row: Row, quantity: str) -> str:
+    """Return what is left of a gap where another cause was tested; nothing for a gap that is none."""
+    reading = comparison.reading(row, quantity)
+    if reading in ("none", "no interval"):
+        return ""
+    if reading.startswith("not tested"):
+        turns = " Over higher losses in domain its sign changes." if reading != "not tested" else ""
+        return f"Whether the learning rate or its schedule is behind it was not tested.{turns}"
+    what = {"learning rate": "each at its best learning rate", "schedule": "with schedules that have ended"}
+    found = [f"{what[cause]} it is {_signed(gap.estimates[quantity])}" for cause, gap in comparison.causes(row).items()]
+    return f"The gap {'stays' if reading == 'stays' else 'is ' + reading}: {', '.join(found)}."
