@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax import store
+from seqjax import urls
 from seqjax.arguments import command_parser, words
 from seqjax.errors import MissingPackageError, UserError, run_command
 from seqjax.training import workdir as workdirs
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--{name} must be at least 0, not {getattr(args, name)}.")
     if not args.tasks:
         raise UserError("--tasks: give paper, local, or names of tasks with commas.")
-    if args.out is None and store.url_of(args.workdir):
+    if args.out is None and urls.url_of(args.workdir):
         raise UserError(f"--workdir={args.workdir}: give a directory of this machine for the results as --out.")
     out = args.out or Path(args.workdir) / "harness"
     with _as_in_seqjax():

@@ -157,7 +157,7 @@ def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
 
 @pytest.mark.parametrize(
     ("programs", "chunks", "pieces"),
-    [(48, 800, 5), (24, 800, 10), (24, 797, 1), (24, 40, 5), (24, 16, 1), (100, 800, 1), (300, 800, 1)],
+    [(48, 800, 8), (24, 800, 16), (24, 797, 1), (24, 40, 5), (24, 16, 1), (150, 800, 1), (300, 800, 1)],
 )
 def test_long_sequences_are_cut_where_a_pass_over_time_leaves_the_gpu_idle(monkeypatch, programs, chunks, pieces):
     monkeypatch.setattr(scan.interpreter, "is_chosen", lambda: False)

@@ -45,9 +45,9 @@ TILES = {
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
 }
 
-# Programs of a pass over time are brought to at most so many, two for each multiprocessor of an H100, by segments of at
+# Programs of a pass over time are brought to at most so many, three for each multiprocessor of an H100, by segments of at
 # least so many chunks.
-PROGRAMS, SEGMENT = 264, 8
+PROGRAMS, SEGMENT = 396, 8
 
 
 def tile(kernel: str, x: Array) -> Tile:
