@@ -42,6 +42,11 @@ def ssd(
     acc = accumulation_dtype(x_BTHV, log_a_BTH)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, b_BTN.shape[-1], n_value), acc)
+    if seq_len == 1 and return_state and implementation is None:
+        dt_BH = jnp.ones((1, 1), acc) if dt_BTH is None else dt_BTH[:, 0].astype(acc)
+        log_a_BH = jnp.maximum(log_a_BTH[:, 0].astype(acc), FLOOR)
+        y_BHV, state_BHNV = _step(x_BTHV[:, 0], log_a_BH, b_BTN[:, 0], c_BTN[:, 0], dt_BH, initial_state.astype(acc))
+        return y_BHV[:, None], state_BHNV
     y_BTHV, state_BHNV = kernels_pallas.ssd(
         time_to_heads(x_BTHV),
         jnp.maximum(time_to_heads(log_a_BTH).astype(acc), FLOOR),
@@ -54,3 +59,16 @@ def ssd(
     )
     y_BTHV = heads_to_time(y_BTHV)
     return (y_BTHV, state_BHNV) if return_state else y_BTHV
+
+
+def _step(x_BHV: Array, log_a_BH: Array, b_BN: Array, c_BN: Array, dt_BH: Array, s_BHNV: Array) -> tuple[Array, Array]:
+    """Return the output and the state of one token.
+
+    Without products of matrices, of which the chunked form has one row each: a decoding step then reads and writes the
+    state once.
+    """
+    acc = s_BHNV.dtype
+    x_BH1V = (x_BHV.astype(acc) * dt_BH[..., None])[:, :, None]
+    b_B1N1, c_B1N1 = b_BN.astype(acc)[:, None, :, None], c_BN.astype(acc)[:, None, :, None]
+    s_BHNV = jnp.exp(log_a_BH)[..., None, None] * s_BHNV + b_B1N1 * x_BH1V
+    return jnp.sum(c_B1N1 * s_BHNV, axis=2).astype(x_BHV.dtype), s_BHNV

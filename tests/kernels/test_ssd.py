@@ -126,6 +126,15 @@ def test_without_dt_and_without_a_state(implementation) -> None:
     assert_trees_close(got, want, "float32")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_token_updates_the_state_without_a_kernel(dtype) -> None:
+    arrays = draw(2, 1, 3, 5, 6, dtype=dtype)
+    y, state = op(*arrays)
+    assert [y.dtype, state.dtype] == [dtype, jnp.float32]
+    want = with_gradients(oracle, arrays, wide=True)[0]
+    assert_trees_close((y, state), want, dtype)
+
+
 def test_is_causal_and_repeats_its_bits(implementation) -> None:
     arrays = draw(1, 50, 3, 6, 4)
     run = partial(op, implementation=implementation)
