@@ -45,8 +45,8 @@ TILES = {
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
 }
 
-# Programs of a pass over time are brought to at most so many, three for each multiprocessor of an H100, by segments of at
-# least so many chunks.
+# Programs of a pass over time are brought to at most so many, three for each multiprocessor of an H100, by segments of
+# at least so many chunks.
 PROGRAMS, SEGMENT = 396, 8
 
 
