@@ -130,7 +130,8 @@ class SeqjaxLM(TemplateLM):
                 mesh=self.pretrained.mesh,
             )
         except ValueError as error:
-            raise UserError(f"The task asks for what cannot be scored: {error}.") from None
+            longer = "" if self.pretrained.model.longest else " A larger max_length is possible with this model."
+            raise UserError(f"The task asks for what cannot be scored: {error}.{longer}") from None
         for (texts, _, _), result in zip(requests, scores, strict=True):
             if texts is not None:  # a window of a longer text has none
                 self.cache_hook.add_partial("loglikelihood", texts, tuple(result))
