@@ -1,6 +1,6 @@
 """The paper's table 3: the models of figure 7 at 102,400 tokens, training and inference, relative to full attention:
 
-    python -m benchmarks.table3 [--quick] [--models="RWKV-7,Mamba-2"]
+    python -m benchmarks.table3 [--quick] [--models="RWKV-7;Mamba-2"]
 
 Training is the step of `benchmarks.train_step` at size 135m_100k, one sequence of 102,400 tokens. Inference is that of
 the paper: prompts of 50,000 tokens, 5,000 new ones for each, 64 sequences, of which as many at a time as fit into the
@@ -16,7 +16,9 @@ benchmarks/results/table3.json and table3.png after every model; a quick or part
 from benchmarks.harness import options
 
 FLAGS = options.flags(__doc__, quick="the debug size, short prompts, as on a CPU")
-FLAGS.add_argument("--models", type=options.words, default=[], help="only these of figure 7; all by default")
+FLAGS.add_argument(
+    "--models", type=options.labels, default=[], help="only these of figure 7, with ; between them (all)"
+)
 FLAGS.add_argument("--sequences", type=int, default=64, help="sequences in all, and at most at a time (64)")
 FLAGS.add_argument("--timed", type=int, default=50, help="decoding steps timed at each position (50)")
 FLAGS.add_argument("--seconds", type=float, default=540, help="begin no further model after so many (540)")

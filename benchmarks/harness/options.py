@@ -41,6 +41,11 @@ def words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 
+def labels(text: str) -> list[str]:
+    """The type of a flag that holds a list of labels, which may have commas: "a, b;c" -> ["a, b", "c"]."""
+    return [label.strip() for label in text.split(";") if label.strip()]
+
+
 def integers(text: str) -> list[int]:
     """The type of a flag that holds a list of numbers: "1,2" -> [1, 2]."""
     return [int(word) for word in words(text)]

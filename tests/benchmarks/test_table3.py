@@ -21,6 +21,12 @@ def test_the_paper_names_models_of_figure_7():
     assert table3.PAPER_TRAINING[table3.FIGURE.REFERENCE] == 1
 
 
+def test_models_are_chosen_by_labels_that_have_commas():
+    given = table3.FLAGS.parse_args(["--models=RWKV-7 shell, full attention; Mamba-2"])
+    assert given.models == ["RWKV-7 shell, full attention", "Mamba-2"]
+    assert set(given.models) < set(table3.FIGURE.MODELS)
+
+
 def test_a_prompt_and_steps_are_timed(model_and_params):
     row = table3.infer(*model_and_params, table3.Inference(prompt=33, new=16, sequences=4, timed=1, size="debug"))
     assert row["at_a_time"] == 4
