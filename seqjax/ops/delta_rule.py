@@ -12,7 +12,6 @@ W is affine in S, so all products but one per chunk run over all chunks at once 
 positive where they are used. The inverse, decays, beta and states are float32, products take the dtype of the inputs.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -107,10 +106,11 @@ def gated_delta_rule_step(
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
     """Return the output, in the dtype of `q_BHK`, and the state after one step, computed in the dtype of the state."""
-    exact, dtype, acc = jax.lax.Precision.HIGHEST, q_BHK.dtype, s_BHKV.dtype
+    dtype, acc = q_BHK.dtype, s_BHKV.dtype
     q_BHK, k_BHK, v_BHV, beta_BH = (x.astype(acc) for x in (q_BHK, k_BHK, v_BHV, beta_BH))
     if log_g_BH is not None:
         s_BHKV = s_BHKV * jnp.exp(log_g_BH.astype(acc))[..., None, None]
-    w_BHV = beta_BH[..., None] * (v_BHV - jnp.einsum("bhk,bhkv->bhv", k_BHK, s_BHKV, precision=exact))
+    # Sums and not products of matrices with one row, so that XLA makes one loop over the state of each line.
+    w_BHV = beta_BH[..., None] * (v_BHV - jnp.sum(k_BHK[..., None] * s_BHKV, axis=-2))
     s_BHKV = s_BHKV + k_BHK[..., :, None] * w_BHV[..., None, :]
-    return jnp.einsum("bhk,bhkv->bhv", q_BHK, s_BHKV, precision=exact).astype(dtype), s_BHKV
+    return jnp.sum(q_BHK[..., None] * s_BHKV, axis=-2).astype(dtype), s_BHKV

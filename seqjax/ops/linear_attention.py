@@ -51,12 +51,26 @@ def wkv6(
     acc = accumulation_dtype(v_BTHV, log_w_BTHK)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, n_key, v_BTHV.shape[-1]), acc)
+    if seq_len == 1 and return_state:
+        log_w_BHK = jnp.maximum(log_w_BTHK[:, 0].astype(acc), FLOOR)
+        y_BHV, state_BHKV = _step(r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0], log_w_BHK, u_HK, initial_state.astype(acc))
+        return y_BHV[:, None], state_BHKV
     r_BTHK, k_BTHK, v_BTHV, log_w_BTHK = (time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK))
     log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
     chunk = min(chunk_size or CHUNK, seq_len)
     y_BTHV, state_BHKV = _chunked(r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, u_HK, initial_state.astype(acc), chunk)
     y_BTHV = heads_to_time(y_BTHV)
     return (y_BTHV, state_BHKV) if return_state else y_BTHV
+
+
+def _step(
+    r_BHK: Array, k_BHK: Array, v_BHV: Array, log_w_BHK: Array, u_HK: Array, s_BHKV: Array
+) -> tuple[Array, Array]:
+    """Return the output and the state of one token; decoding then reads and writes the state, and little else."""
+    acc = s_BHKV.dtype
+    r_BHK1, k_BHK1, v_BH1V = r_BHK.astype(acc)[..., None], k_BHK.astype(acc)[..., None], v_BHV.astype(acc)[:, :, None]
+    y_BHV = jnp.sum(r_BHK1 * (s_BHKV + u_HK.astype(acc)[..., None] * k_BHK1 * v_BH1V), axis=-2)
+    return y_BHV.astype(v_BHV.dtype), jnp.exp(log_w_BHK)[..., None] * s_BHKV + k_BHK1 * v_BH1V
 
 
 @functools.partial(jax.checkpoint, static_argnums=(6,), prevent_cse=False)

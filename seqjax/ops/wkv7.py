@@ -13,7 +13,6 @@ grows: a chunk of C positions may not decay by more than e^-80 in all. RWKV-7's 
 default is 64. U is affine in S, so all products but one per chunk run over all chunks at once (`state_scan`).
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -47,6 +46,10 @@ def wkv7(
     acc = accumulation_dtype(r_BTHK)
     shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
     s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
+    if seq_len == 1 and return_state:  # decoding: without chunks, what is read and written is the state
+        token = [x[:, 0] for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)]
+        o_BHV, s_BHKV = wkv7_step(*token, s_BHKV)
+        return o_BHV[:, None], s_BHKV
     chunk = min(chunk_size or CHUNK, seq_len)
     operands = [time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)]
     o_BTHV, s_BHKV = _chunked(chunk, *operands, s_BHKV)
@@ -107,11 +110,12 @@ def wkv7_step(
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
     """Return the output, in the dtype of `r_BHK`, and the state after one step, computed in the dtype of the state."""
-    exact, dtype, acc = jax.lax.Precision.HIGHEST, r_BHK.dtype, s_BHKV.dtype
+    dtype, acc = r_BHK.dtype, s_BHKV.dtype
     r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK = (
         x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK)
     )
-    correction_BHV = jnp.einsum("bhk,bhkv->bhv", a_BHK, s_BHKV, precision=exact)
+    # Sums and not products of matrices with one row, so that XLA makes one loop over the state of each line.
+    correction_BHV = jnp.sum(a_BHK[..., None] * s_BHKV, axis=-2)
     s_BHKV = jnp.exp(log_w_BHK)[..., None] * s_BHKV + b_BHK[..., :, None] * correction_BHV[..., None, :]
     s_BHKV = s_BHKV + k_BHK[..., :, None] * v_BHV[..., None, :]
-    return jnp.einsum("bhk,bhkv->bhv", r_BHK, s_BHKV, precision=exact).astype(dtype), s_BHKV
+    return jnp.sum(r_BHK[..., None] * s_BHKV, axis=-2).astype(dtype), s_BHKV
