@@ -118,10 +118,10 @@ def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
     arrays(partial(backend.backward, chunk_size=None), x, dt, a, bc, bc, d, starts, x, state)
 
 
-def ssd(*, dim: int, dtype: str) -> None:
+def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024) -> None:
     from kernels_pallas.ssd.triton import scan as backend
 
-    B, T, H, N = 2, 1024, 24, 128
+    B, T, H, N = batch, seq_len, 24, 128
     x, row, bc, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, T, N), dtype), ((B, H, N, dim), "float32")
 
     def call(x, log_a, b, c, initial, dt, *cotangents):
@@ -133,6 +133,7 @@ def ssd(*, dim: int, dtype: str) -> None:
 
 CASES = [
     Case("ssd", ssd),
+    Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192)),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan),
     Case("selective-scan-1", partial(selective_scan, batch=1)),
