@@ -123,6 +123,11 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
         log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {spool}")
     if n_micro > 1 or config.train.accumulate is not None:
         log.say(f"Each step: {division(config.train, mesh)}")
+    if 0 < config.eval.every < tokens_per_step:
+        log.say(
+            f"It evaluates after every step: config.eval.every={config.eval.every} counts tokens, of which a step has "
+            f"{tokens_per_step:,}."
+        )
     if mesh.size > 1:
         log.say("\n".join(parameter_table(model, state_sharding.params)))
 

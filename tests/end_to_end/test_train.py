@@ -140,6 +140,14 @@ def test_the_regime_decides_the_domains(blocks_dir, tmp_path):
     assert "out of domain" not in (tmp_path / "mixed" / "report.md").read_text()
 
 
+def test_an_interval_of_evaluation_shorter_than_a_step_is_told(blocks_dir, tmp_path, capsys):
+    config = support.run_config(blocks_dir, train__steps=1, eval__every=10, checkpoint__every=0)
+    n_tokens = config.train.batch_size * config.train.seq_len
+    assert train(config, tmp_path / "run")
+    told = f"after every step: config.eval.every=10 counts tokens, of which a step has {n_tokens:,}."
+    assert told in capsys.readouterr().err
+
+
 def test_the_profiler_window_is_written(blocks_dir, tmp_path):
     config = support.run_config(
         blocks_dir, "transformer_pp", train__steps=4, log__profile_start=2, log__profile_steps=50, eval__every=0
