@@ -47,8 +47,9 @@ def wkv7(
     shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
     s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
     if seq_len == 1 and return_state:  # decoding: without chunks, what is read and written is the state
-        token = [x[:, 0] for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)]
-        o_BHV, s_BHKV = wkv7_step(*token, s_BHKV)
+        r_BHK, k_BHK, v_BHV = r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0]
+        log_w_BHK, a_BHK, b_BHK = log_w_BTHK[:, 0], a_BTHK[:, 0], b_BTHK[:, 0]
+        o_BHV, s_BHKV = wkv7_step(r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK, s_BHKV)
         return o_BHV[:, None], s_BHKV
     chunk = min(chunk_size or CHUNK, seq_len)
     operands = [time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)]
