@@ -51,7 +51,7 @@ def wkv6(
     acc = accumulation_dtype(v_BTHV, log_w_BTHK)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, n_key, v_BTHV.shape[-1]), acc)
-    if seq_len == 1 and return_state:
+    if seq_len == 1 and return_state:  # decoding
         log_w_BHK = jnp.maximum(log_w_BTHK[:, 0].astype(acc), FLOOR)
         y_BHV, state_BHKV = _step(r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0], log_w_BHK, u_HK, initial_state.astype(acc))
         return y_BHV[:, None], state_BHKV

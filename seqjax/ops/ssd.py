@@ -42,7 +42,7 @@ def ssd(
     acc = accumulation_dtype(x_BTHV, log_a_BTH)
     if initial_state is None:
         initial_state = jnp.zeros((n_batch, n_heads, b_BTN.shape[-1], n_value), acc)
-    if seq_len == 1 and return_state and implementation is None:
+    if seq_len == 1 and return_state and implementation is None:  # decoding
         dt_BH = jnp.ones((1, 1), acc) if dt_BTH is None else dt_BTH[:, 0].astype(acc)
         log_a_BH = jnp.maximum(log_a_BTH[:, 0].astype(acc), FLOOR)
         y_BHV, state_BHNV = _step(x_BTHV[:, 0], log_a_BH, b_BTN[:, 0], c_BTN[:, 0], dt_BH, initial_state.astype(acc))
