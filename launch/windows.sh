@@ -2,10 +2,11 @@
 # Trains several architectures and looks at each through every window: loss by domain, a needle in a text (S-NIAH), tasks
 # of lm-evaluation-harness that need no network, and small models of the same mixers on recall and state tasks.
 #
-#   launch/windows.sh --out=DIR [--configs=a,b] [--size=demo] [--lengths=512,1024] [--samples=N] [--tasks=local]
+#   launch/windows.sh --out=DIR [--configs=a,b] [--size=demo] [--jobs=N] [--lengths=512,1024] [--samples=N] [--tasks=local]
 #                     [--recall=MODELS] [--recall_size=demo] [--dry_run] [--config.KEY=VALUE ...]
 #
 # --configs      configs to train (transformer_pp,top1_chunk,mamba2)
+# --jobs         configs at a time, and processes of the recall tasks (1); each has a GPU if there are any, or shares one
 # --lengths      tokens of the S-NIAH prompts (1024), of which --samples each (100)
 # --tasks        of `seqjax harness` (local)
 # --recall       labels of `seqjax recall`, with ; between them; those of the three configs above without it
@@ -13,10 +14,10 @@
 # --dry_run      print the commands and start nothing
 #
 # The same command goes on after an interruption. Results stay in DIR/CONFIG (report.md, niah.json, harness/table.md) and
-# DIR/recall.
+# DIR/recall; with --jobs, what a config's commands say goes to DIR/CONFIG.log.
 set -euo pipefail
 
-out="" configs=transformer_pp,top1_chunk,mamba2 size=demo lengths=1024 samples=100 tasks=local
+out="" configs=transformer_pp,top1_chunk,mamba2 size=demo jobs=1 lengths=1024 samples=100 tasks=local
 recall="Transformer++;Top-1 Chunk, exact;Mamba-2" recall_size=demo dry_run=false settings=()
 for argument in "$@"; do
   value=${argument#*=}
@@ -24,6 +25,7 @@ for argument in "$@"; do
     --out=*) out=$value ;;
     --configs=*) configs=$value ;;
     --size=*) size=$value ;;
+    --jobs=*) jobs=$value ;;
     --lengths=*) lengths=$value ;;
     --samples=*) samples=$value ;;
     --tasks=*) tasks=$value ;;
@@ -38,16 +40,67 @@ if [[ -z $out ]]; then
   echo "error: say where results go: launch/windows.sh --out=runs/windows" >&2
   exit 2
 fi
+if [[ ! $jobs =~ ^[1-9][0-9]*$ ]]; then
+  echo "error: --jobs=$jobs is not a number of processes; give --jobs=1 or more." >&2
+  exit 2
+fi
 
 run() {
   printf '+ '; printf '%q ' "$@"; echo
   $dry_run || "$@"
 }
 
-for config in ${configs//,/ }; do
-  workdir=$out/$config
-  run python -m seqjax.main --config="$config:$size" --workdir="$workdir" ${settings[@]+"${settings[@]}"}
-  run python -m seqjax.harness.niah --workdir="$workdir" --lengths="$lengths" --samples="$samples"
+# All of one config, one after the other.
+windows_of() {
+  local workdir=$out/$1
+  run python -m seqjax.main --config="$1:$size" --workdir="$workdir" ${settings[@]+"${settings[@]}"}
+  run python -m seqjax.harness.niah --workdir="$workdir" --lengths="$lengths" --samples="$samples" --batch_size=32
   run python -m seqjax.harness --workdir="$workdir" --tasks="$tasks"
-done
-run python -m seqjax.harness.recall --size="$recall_size" --models="$recall" --out="$out/recall"
+}
+
+# The n-th of the GPUs for what is started next, and its share of the memory if there are fewer GPUs than jobs.
+take_gpu() {
+  local gpus n
+  if [[ -n ${CUDA_VISIBLE_DEVICES-} ]]; then
+    IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"
+  else
+    n=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU') || return 0
+    read -ra gpus <<< "$(seq -s ' ' 0 $((n - 1)))"
+  fi
+  n=${#gpus[@]}
+  export CUDA_VISIBLE_DEVICES=${gpus[$1 % n]}
+  export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION-.$((90 / ((jobs + n - 1) / n)))}
+}
+
+IFS=, read -ra names <<< "$configs"
+if ((jobs == 1)) || $dry_run; then
+  for name in "${names[@]}"; do windows_of "$name"; done
+else
+  # Each in a process group of its own, so that a signal to this script can be passed on to all that it started.
+  set -m
+  mkdir -p "$out"
+  groups=() failed=()
+  stop() {
+    for group in ${groups[@]+"${groups[@]}"}; do kill -TERM -- "-$group" 2>/dev/null || true; done
+    wait
+    exit 130
+  }
+  trap stop INT TERM
+  for ((first = 0; first < ${#names[@]}; first += jobs)); do
+    groups=() now=("${names[@]:first:jobs}")
+    for slot in "${!now[@]}"; do
+      (take_gpu "$slot"; windows_of "${now[$slot]}") > "$out/${now[$slot]}.log" 2>&1 &
+      groups+=($!)
+      echo "${now[$slot]}: $out/${now[$slot]}.log"
+    done
+    for slot in "${!now[@]}"; do wait "${groups[$slot]}" || failed+=("${now[$slot]}"); done
+  done
+  trap - INT TERM
+  set +m
+  if ((${#failed[@]})); then
+    for name in "${failed[@]}"; do tail -n 5 "$out/$name.log" >&2; done
+    echo "error: failed: ${failed[*]}; their logs in $out say why, and the same command goes on." >&2
+    exit 1
+  fi
+fi
+run python -m seqjax.harness.recall --size="$recall_size" --models="$recall" --jobs="$jobs" --out="$out/recall"

@@ -6,7 +6,6 @@ beginning, as in the harness's own `hf` model, with whose results tests/harness/
 """
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from seqjax.errors import UserError
 from seqjax.evaluate import restore
 from seqjax.harness.generation import Prompt, generate
 from seqjax.harness.scoring import score
-from seqjax.nn.params import count, names
+from seqjax.nn.params import count, fingerprint
 from seqjax.pretrained import Pretrained, load
 
 MAX_NEW_TOKENS = 256  # of a task that does not say, as in the harness's `hf` model
@@ -190,7 +189,7 @@ class SeqjaxLM(TemplateLM):
             "step": m.step,
             "model_num_parameters": count(m.params),
             "model_dtype": str(np.dtype(m.model.dtype)),
-            "parameters_sha256": fingerprint(m),
+            "parameters_sha256": fingerprint(m.params),
             "tokenizer": self.tokenizer_name,
             "max_length": self.max_length,
             "add_bos_token": self.add_bos_token,
@@ -226,15 +225,6 @@ def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], i
     if not do_sample:
         return until, n_new, Sampling(temperature=0.0)
     return until, n_new, dataclasses.replace(Sampling(temperature=1.0 if temperature is None else temperature), **top)
-
-
-def fingerprint(m: Pretrained) -> str:
-    """Return the sha256 of all parameters, in the order of their names."""
-    content = hashlib.sha256()
-    for name, x in sorted(names(m.params)):
-        content.update(f"{name}{x.shape}{x.dtype}".encode())
-        content.update(np.ascontiguousarray(jax.device_get(x)).data)
-    return content.hexdigest()
 
 
 def _load(workdir: str | os.PathLike[str], allow_code: Collection[str]) -> Pretrained:

@@ -5,8 +5,8 @@
 The passkey task of RULER (S-NIAH-1), with the samples that lm-evaluation-harness draws with this tokenizer and seed
 (seqjax/harness/passkey.py): repeated lines, a number in one of them, and the question for it at the end. The prompt
 goes through the cache as in `seqjax generate`, the answer is the most likely tokens, and a sample counts if the number
-is in their text. Below it stand the accuracies of the paper (arXiv 2505.18522, table 3). Results go to niah.json in the
-workdir.
+is in their text. Below it stand the accuracies of the paper (arXiv 2505.18522, table 3). Each length's result goes to
+niah.json in the workdir as it ends, and the same command goes on with the lengths that are missing.
 """
 
 import random
@@ -22,8 +22,9 @@ import seqjax
 from seqjax.arguments import command_parser
 from seqjax.decoding import Sampling, TextDecoder, encode, tokens
 from seqjax.errors import UserError, run_command
-from seqjax.files import write_json
+from seqjax.files import read_json, write_json
 from seqjax.harness import passkey
+from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
 
 # Models of 135M trained at 100k tokens, percent of 500 samples each; five lengths, of which only the last, 100k, can be
@@ -101,6 +102,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--samples", type=int, default=500, help="samples of each length (500, as in RULER)")
     parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in the harness)")
     parser.add_argument("--batch_size", type=int, default=4, help="prompts at a time (4)")
+    parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
     parser.add_argument(
         "--prefill_chunk", type=int, default=1024, help="tokens of a prompt fed at a time; 0 = all (1024)"
     )
@@ -112,7 +114,12 @@ def main(argv: list[str]) -> None:
     m = seqjax.load(args.workdir)
     if m.model.longest and m.model.longest < max(lengths) + 1:
         raise UserError(f"--lengths: this model has a table of {m.model.longest} positions; give shorter ones.")
-    rng, results = random.Random(args.seed), {}
+    path = Path(args.workdir) / "niah.json"
+    # Samples follow from the seed and from the lengths before, so only the same lengths have the same samples.
+    asked = {"seed": args.seed, "samples": args.samples, "asked": lengths}
+    identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | asked
+    results = {} if args.again else _found_before(path, identity)
+    rng = random.Random(args.seed)
     for length in lengths:
         try:
             drawn = list(
@@ -120,14 +127,16 @@ def main(argv: list[str]) -> None:
             )
         except ValueError as error:
             raise UserError(f"--lengths: {error}.") from None
-        share = accuracy(m, drawn, batch_size=args.batch_size, prefill_chunk=args.prefill_chunk)
-        results[str(length)] = {"accuracy": share, "samples": len(drawn)}
+        if str(length) not in results:
+            share = accuracy(m, drawn, batch_size=args.batch_size, prefill_chunk=args.prefill_chunk)
+            results[str(length)] = {"accuracy": share, "samples": len(drawn)}
+            _save(path, identity | {"lengths": results})
+        share = results[str(length)]["accuracy"]
         sys.stdout.write(f"{length:9,}  {100 * share:6.2f}%  of {len(drawn)}\n")
         sys.stdout.flush()
     sys.stdout.write("The paper's models, at five lengths of which the last is 100k:\n")
     for name, values in PAPER.items():
         sys.stdout.write(f"  {name:30}{''.join(f'{value:8.2f}' for value in values)}\n")
-    _save(Path(args.workdir) / "niah.json", {"step": m.step, "seed": args.seed, "lengths": results})
 
 
 def _lengths(text: str) -> list[int]:
@@ -135,6 +144,13 @@ def _lengths(text: str) -> list[int]:
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--lengths={text}: give numbers of tokens with commas, as in --lengths=4096,8192.")
     return [int(word) for word in words]
+
+
+def _found_before(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the results by length in a file of this checkpoint and these samples, or none."""
+    written = read_json(path) if path.is_file() else {}
+    same = all(written.get(key) == value for key, value in identity.items())
+    return written["lengths"] if same else {}
 
 
 def _save(path: Path, result: dict[str, Any]) -> None:

@@ -5,11 +5,13 @@ the model is a plain dict under `jax.jit`, `jax.grad` and `jax.lax.scan`, and `T
 inside a trace in order to call its methods. Layers that share a template are stacked along a leading axis.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from seqjax.nn.initializers import Init
@@ -85,3 +87,12 @@ def names(tree: Params) -> list[tuple[str, Any]]:
     """Return every leaf with its path, as ('blocks.0.mixer.q.w', leaf)."""
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)[0]
     return [(".".join(str(k.key) for k in path), leaf) for path, leaf in flat]
+
+
+def fingerprint(params: Params) -> str:
+    """Return the sha256 of all arrays, in the order of their names."""
+    content = hashlib.sha256()
+    for name, x in sorted(names(params)):
+        content.update(f"{name}{x.shape}{x.dtype}".encode())
+        content.update(np.ascontiguousarray(jax.device_get(x)).data)
+    return content.hexdigest()

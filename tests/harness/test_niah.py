@@ -115,7 +115,40 @@ def test_the_command_on_a_run(few_words, tmp_path, capsys) -> None:
     settings = ["train.steps=2", "eval.tokens=128", "log.sample_tokens=0", "train.batch_size=8"]
     main.main(["--config=rwkv7:debug", f"--workdir={tmp_path}", *(f"--config.{s}" for s in settings)])
     capsys.readouterr()
-    niah.main([f"--workdir={tmp_path}", "--lengths=600", "--samples=3", "--batch_size=2"])
-    assert "600    0.00%  of 3" in capsys.readouterr().out, "two steps teach nothing"
+    command = [f"--workdir={tmp_path}", "--lengths=600,700", "--samples=3", "--batch_size=2"]
+    niah.main(command)
+    said = capsys.readouterr().out
+    assert "600    0.00%  of 3" in said and "700    0.00%  of 3" in said, "two steps teach nothing"
     written = json.loads((tmp_path / "niah.json").read_text())
-    assert written == {"step": 2, "seed": 0, "lengths": {"600": {"accuracy": 0.0, "samples": 3}}}
+    nothing = {"accuracy": 0.0, "samples": 3}
+    assert len(written.pop("parameters_sha256")) == 64
+    asked = {"step": 2, "seed": 0, "samples": 3, "asked": [600, 700]}
+    assert written == asked | {"lengths": {"600": nothing, "700": nothing}}
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_with_the_length_that_is_missing(few_words, tmp_path, capsys, monkeypatch) -> None:
+    from seqjax import main
+
+    settings = ["train.steps=2", "eval.tokens=128", "log.sample_tokens=0", "train.batch_size=8"]
+    main.main(["--config=rwkv7:debug", f"--workdir={tmp_path}", *(f"--config.{s}" for s in settings)])
+    command = [f"--workdir={tmp_path}", "--lengths=600,700", "--samples=3", "--batch_size=2"]
+    scored: list[tuple[str, ...]] = []
+
+    def cut(m, samples, **settings) -> float:
+        scored.append(tuple(sample.value for sample in samples))
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(niah, "accuracy", cut)
+    with pytest.raises(KeyboardInterrupt):
+        niah.main(command)
+    niah.main(command)
+    assert scored[1] == scored[2], "the second length has the samples that it would have had"
+    assert len(scored) == 3 and "600  100.00%" in capsys.readouterr().out
+    niah.main(command)
+    assert len(scored) == 3, "nothing is missing"
+    niah.main([*command, "--again"])
+    niah.main([*command[:1], "--lengths=700", *command[2:]])
+    assert len(scored) == 6 and scored[5] != scored[4], "other lengths have other samples"

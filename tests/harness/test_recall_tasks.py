@@ -27,9 +27,12 @@ TASKS: list[Task] = [
     Induction(length=20),
     Ngram(length=40, ids=12),
     Ngram(length=30, ids=5, n=3),
+    Ngram(length=30, queries=4),
+    Ngram(length=12, ids=16, queries=3),
     Position(length=20, longest=32),
     Copy(length=30, shortest=2, longest=14),
     S5(length=12),
+    S5(length=6, moved=5),
 ]
 by_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
 
@@ -47,10 +50,12 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         return {task.length - 1: row[row.index(task.ids) + 1]}
     if isinstance(task, Ngram):
         end = row.index(task.ids)
-        asked = row[end + 1 :]
-        starts = [i for i in range(end - task.n) if row[i : i + task.n] == asked]
-        assert len(starts) == 1, "there is one answer"
-        return {task.length - 1: row[starts[0] + task.n]}
+        found = {}
+        for at in range(end + 1, task.length, task.n):
+            starts = [i for i in range(end - task.n) if row[i : i + task.n] == row[at : at + task.n]]
+            assert len(starts) == 1, "there is one answer"
+            found[at + task.n - 1] = row[starts[0] + task.n]
+        return found
     if isinstance(task, Position):
         return {task.length - 1: row[row[-1] - task.ids]}
     if isinstance(task, Copy):
@@ -94,6 +99,16 @@ def test_distinct_integers_are_uniform(size, below) -> None:
     for column in (rows[:, 0], rows[:, -1]):
         counts = np.bincount(column, minlength=below)
         assert len(counts) == below and np.allclose(counts, 6000 / below, atol=5 * np.sqrt(6000 / below))
+
+
+def test_swaps_move_two_things_and_reach_every_permutation() -> None:
+    permutations = list(itertools.permutations(range(5)))
+    inputs, targets = S5(length=40).examples(np.random.default_rng(0), 200)
+    given = {permutations[number] for number in np.unique(inputs)}
+    assert len(given) == 11 and {sum(i != p for i, p in enumerate(permutation)) for permutation in given} == {0, 2}
+    assert len(np.unique(targets)) == 120
+    anything, _ = S5(length=9, moved=5).examples(np.random.default_rng(0), 200)
+    assert len(np.unique(anything)) == 120
 
 
 def test_queries_of_mqar_come_early() -> None:
@@ -146,6 +161,9 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
         lambda: Induction(length=2),
         lambda: Ngram(length=1000),
         lambda: Ngram(length=4),
+        lambda: Ngram(length=12, queries=4),
+        lambda: Ngram(length=12, queries=0),
+        lambda: S5(length=4, moved=1),
         lambda: Position(length=300),
         lambda: Copy(length=20, shortest=2, longest=10),
         lambda: Copy(length=20, shortest=0, longest=5),

@@ -12,7 +12,7 @@ Six ask for something that came before, which selection over the whole sequence 
 One asks for a state, which a fixed number of attention layers cannot keep for long sequences:
 
     s5              the product so far of permutations of five things (Merrill et al., "The Illusion of State in
-                    State-Space Models", arXiv 2404.08819)
+                    State-Space Models", arXiv 2404.08819); those given are swaps of two
 
 Every task is a frozen dataclass; `examples` draws sequences, and a test that is longer or holds more is the same
 dataclass with other numbers.

@@ -79,27 +79,34 @@ class Induction(Task):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ngram(Task):
-    """A string, a separator and `n` tokens in a row of the string; asked for is the token that followed them.
+    """A string, a separator and `queries` times `n` tokens in a row of the string; asked for is what followed each.
 
-    No n-gram of the string appears twice, so there is one answer.
+    No n-gram of the string appears twice, so there is one answer; queries are different ones.
     """
 
     ids: int = 32
     n: int = 2
+    queries: int = 1
 
     def __post_init__(self):
-        self._require(self.length >= 2 * self.n + 2, "is too short for its n-grams")
+        self._require(self.queries >= 1, "needs a query")
+        self._require(self._string >= self.n + self.queries, "is too short for its n-grams")
         # Not half of all n-grams, so that drawing anew ends soon.
         self._require(self._string <= self.ids**self.n // 2, "needs more ids for n-grams that appear once")
 
     @property
     def _string(self) -> int:
-        return self.length - 1 - self.n
+        return self.length - 1 - self.n * self.queries
 
     @property
     def vocab_size(self) -> int:
         """The tokens and the separator."""
         return self.ids + 1
+
+    @property
+    def answers(self) -> int:
+        """One for each query."""
+        return self.queries
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
@@ -108,10 +115,11 @@ class Ngram(Task):
         while len(again):
             strings[again], complete = self._strings(rng, len(again))
             again = again[~complete]
-        starts = rng.integers(self._string - self.n, size=n)
-        asked = np.take_along_axis(strings, starts[:, None] + np.arange(self.n + 1), 1)
+        starts = distinct(rng, n, self.queries, below=self._string - self.n)
+        asked = np.take_along_axis(strings[:, None], starts[:, :, None] + np.arange(self.n + 1), 2)
         inputs[:, : self._string], inputs[:, self._string] = strings, self.ids
-        inputs[:, self._string + 1 :], targets[:, -1] = asked[:, : self.n], asked[:, self.n]
+        inputs[:, self._string + 1 :] = asked[:, :, : self.n].reshape(n, -1)
+        targets[:, self._string + self.n :: self.n] = asked[:, :, self.n]
         return Examples(inputs, targets)
 
     def _strings(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,19 +8,36 @@ import numpy as np
 
 from seqjax.harness.recall.tasks.base import Examples, Task
 
+PERMUTATIONS = list(itertools.permutations(range(5)))  # an id is the number in this list
+
 
 @functools.cache
 def _products() -> np.ndarray:
-    """The number of the product of two permutations of five things, int32 [120, 120]: first a, then b is [b, a]."""
-    all_of_them = list(itertools.permutations(range(5)))
-    number = {permutation: i for i, permutation in enumerate(all_of_them)}
-    table = [[number[tuple(b[i] for i in a)] for a in all_of_them] for b in all_of_them]
+    """The id of the product of two permutations, int32 [120, 120]: first a, then b is [b, a]."""
+    number = {permutation: i for i, permutation in enumerate(PERMUTATIONS)}
+    table = [[number[tuple(b[i] for i in a)] for a in PERMUTATIONS] for b in PERMUTATIONS]
     return np.array(table, np.int32)
+
+
+@functools.cache
+def _moving(most: int) -> np.ndarray:
+    """The ids of permutations that leave all but `most` things in their places, int32 [N]."""
+    moved = [sum(i != place for i, place in enumerate(permutation)) for permutation in PERMUTATIONS]
+    return np.array([i for i, n in enumerate(moved) if n <= most], np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class S5(Task):
-    """Permutations of five things; asked for at each is the product of all so far."""
+    """Permutations of five things; asked for at each is the product of all so far.
+
+    Those given move at most `moved` things: with 2 they are ten swaps and the one that changes nothing, whose products
+    are all 120; with 5 they are any.
+    """
+
+    moved: int = 2
+
+    def __post_init__(self):
+        self._require(2 <= self.moved <= 5, "needs to move 2 to 5 things")
 
     @property
     def vocab_size(self) -> int:
@@ -34,7 +51,7 @@ class S5(Task):
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
-        inputs = rng.integers(self.vocab_size, size=(n, self.length)).astype(np.int32)
+        inputs = rng.choice(_moving(self.moved), size=(n, self.length))
         targets = inputs.copy()
         for i in range(1, self.length):
             targets[:, i] = _products()[inputs[:, i], targets[:, i - 1]]
