@@ -13,8 +13,8 @@
 # --config.*     passed to the training of each, as in `seqjax train`
 # --dry_run      print the commands and start nothing
 #
-# The same command goes on after an interruption. Results stay in DIR/CONFIG (report.md, niah.json, harness/table.md) and
-# DIR/recall; with --jobs, what a config's commands say goes to DIR/CONFIG.log.
+# DIR/report.md has all on one page, DIR/CONFIG (report.md, niah.json, harness/table.md) and DIR/recall the details; with
+# --jobs, what a config's commands say goes to DIR/CONFIG.log. The same command goes on after an interruption.
 set -euo pipefail
 
 out="" configs=transformer_pp,top1_chunk,mamba2 size=demo jobs=1 lengths=1024 samples=100 tasks=local
@@ -104,3 +104,4 @@ else
   fi
 fi
 run python -m seqjax.harness.recall --size="$recall_size" --models="$recall" --jobs="$jobs" --out="$out/recall"
+run python -m seqjax.harness.windows --out="$out"

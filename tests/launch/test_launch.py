@@ -42,13 +42,13 @@ def test_local_starts_one_process_on_the_gpus_that_are_asked_for():
 
 def test_windows_trains_looks_at_and_compares_every_config():
     lines = launch("windows.sh", "--dry_run", "--out=a b", "--configs=mamba2,rwkv7", "--config.train.steps=3").stdout
-    first, needle, tasks, second, *_, recall = [shlex.split(line)[4:] for line in lines.splitlines()]
+    first, needle, tasks, second, *_, recall, page = [shlex.split(line)[4:] for line in lines.splitlines()]
     assert first == ["--config=mamba2:demo", "--workdir=a b/mamba2", "--config.train.steps=3"]
     assert needle == ["--workdir=a b/mamba2", "--lengths=1024", "--samples=100", "--batch_size=32"]
     assert tasks == ["--workdir=a b/mamba2", "--tasks=local"]
     assert second[:2] == ["--config=rwkv7:demo", "--workdir=a b/rwkv7"]
     recalled = ["--size=demo", "--models=Transformer++;Top-1 Chunk, exact;Mamba-2", "--jobs=1", "--out=a b/recall"]
-    assert recall == recalled
+    assert recall == recalled and page == ["--out=a b"]
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_windows_gives_jobs_at_a_time_a_gpu_each_or_a_share(tmp_path, pretended)
         "seqjax.main config=b:demo gpu 7 .45",
         "seqjax.main config=c:demo gpu 4 .45",
     ]
-    assert sum("harness.niah" in line for line in said) == 3 and len(said) == 10
-    assert said[-1].startswith("seqjax.harness.recall size=demo gpu 4,7")
+    assert sum("harness.niah" in line for line in said) == 3 and len(said) == 11
+    assert said[-2].startswith("seqjax.harness.recall size=demo gpu 4,7")
     assert "+ python -m seqjax.main --config=b:demo" in (tmp_path / "o" / "b.log").read_text()
 
 
