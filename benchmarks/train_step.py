@@ -56,7 +56,7 @@ from seqjax.errors import UserError, run_command
 from seqjax.models import Model, flops
 from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, to_devices
-from seqjax.training import metrics, optim
+from seqjax.training import facts, optim
 from seqjax.training.batches import micro_batches
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 
@@ -108,14 +108,14 @@ class Stepper:
 
 def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | None = None) -> dict[str, Any]:
     """Compile one step on these devices, or all, and run it `repeats` times `steps` times."""
-    train, before = config.train, metrics.device_peak_bytes()
+    train, before = config.train, facts.device_peak_bytes()
     stepper, n_devices = Stepper(config, devices), len(devices or jax.devices())
     seconds_per_call(stepper, calls=2, repeats=1)
     times = seconds_per_call(stepper, calls=steps, repeats=repeats)
     rates = [train.batch_size * train.seq_len / seconds for seconds in times]
 
     memory: Any = stepper.compiled.memory_analysis()
-    after, per_token = metrics.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
+    after, per_token = facts.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
     rate = statistics.median(rates)
     return {
         "tokens_per_s": rate,

@@ -24,10 +24,11 @@ from seqjax.models.entropy import require_entropy
 from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.terminal import StatusLine
-from seqjax.training import metrics, not_finite, report
+from seqjax.training import not_finite, report
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.facts import run_facts
 from seqjax.training.lock import WorkdirLock
 from seqjax.training.log import TrainLog
 from seqjax.training.optim import optimizer as make_optimizer
@@ -151,7 +152,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
                 used = kernels_pallas.backends_used()
                 if used:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
-                facts = metrics.run_facts(
+                facts = run_facts(
                     backends=used,
                     manifest=corpus.manifest_hash,
                     test_sets=corpus.test_sets,

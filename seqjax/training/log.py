@@ -11,6 +11,8 @@ from seqjax.data import EvalBlocks
 from seqjax.models import flops
 from seqjax.training import block_losses, metrics
 from seqjax.training.clock import ThroughputClock
+from seqjax.training.facts import device_peak_gib
+from seqjax.training.progress import Progress
 from seqjax.training.wandb_run import WandbRun
 
 
@@ -26,7 +28,7 @@ class TrainLog:
         self._workdir, self._config, self._lead = workdir, config, lead
         self._flops_per_token = flops_per_token
         self._tokens_per_step = config.train.batch_size * config.train.seq_len
-        self._progress = metrics.Progress(config.train.steps, quiet=not lead)
+        self._progress = Progress(config.train.steps, quiet=not lead)
         self._writer = metrics.NullWriter()
         self._loss_sum, self._loss_count = 0.0, 0
 
@@ -81,7 +83,7 @@ class TrainLog:
             "tokens_per_s": rate,
             "mfu": mfu,
             "seconds": self.clock.seconds,
-            "device_peak_gib": metrics.device_peak_gib(),
+            "device_peak_gib": device_peak_gib(),
         }
         self._writer.write(step, row)
         eta = (n_steps - step) * self._tokens_per_step / rate

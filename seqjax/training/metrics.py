@@ -1,19 +1,11 @@
-"""The output of a running run: `metrics.jsonl`, TensorBoard and Weights & Biases, and a line on the terminal."""
+"""The rows that a run writes: `metrics.jsonl`, TensorBoard and Weights & Biases."""
 
-import io
 import json
 import os
-import platform
-import subprocess
-from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from seqjax.errors import UserError
-from seqjax.terminal import StatusLine, duration
 from seqjax.training.spool import readable
 from seqjax.training.wandb_run import WandbRun
 
@@ -125,77 +117,3 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return rows
-
-
-class Progress:
-    """Shows the progress of a training run on the terminal."""
-
-    def __init__(self, total: int, *, quiet: bool = False, stream: io.TextIOBase | None = None):
-        self._total = total
-        self._line = StatusLine(stream=stream, quiet=quiet)
-
-    def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
-        """Show the progress; `eta` is in seconds."""
-        parts = [f"step {step}/{self._total}", f"loss {loss:.3f}", f"{tokens_per_s:,.0f} tokens/s"]
-        parts += [f"MFU {mfu:.1%}"] if mfu is not None else []
-        self._line.show(" | ".join([*parts, f"ETA {duration(eta)}"]), last=step >= self._total)
-
-    def say(self, text: str) -> None:
-        """Print a permanent line above the progress line."""
-        self._line.say(text)
-
-
-def device_peak_bytes() -> int | None:
-    """Return the peak memory in bytes of this process's first device, or None if the device does not report it."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-
-
-def device_peak_gib() -> float | None:
-    """Return `device_peak_bytes` in GiB."""
-    peak = device_peak_bytes()
-    return None if peak is None else peak / 2**30
-
-
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those of the packages that are installed."""
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def run_facts(**extra: Any) -> dict[str, Any]:
-    """Return the facts that identify a run: versions, devices, processes and commit, with `extra` added."""
-    packages = (
-        "seqjax",
-        "jax",
-        "jaxlib",
-        "flax",
-        "optax",
-        "orbax-checkpoint",
-        "grain",
-        "numpy",
-        "jax-triton",
-        "triton",
-    )
-    here = Path(__file__).parent
-
-    def git(*args: str) -> str:
-        try:
-            result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
-        except FileNotFoundError:  # a container without git
-            return ""
-        return result.stdout.strip() if result.returncode == 0 else ""
-
-    return {
-        "python": platform.python_version(),
-        "versions": installed_versions(packages),
-        "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(),
-        "processes": jax.process_count(),
-        "commit": git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else ""),
-        **extra,
-    }

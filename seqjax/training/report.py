@@ -29,7 +29,7 @@ def write(
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
-    `facts` are those of `metrics.run_facts`; `called` is the URL of a workdir in a store, in place of its spool.
+    `facts` are those of `facts.run_facts`; `called` is the URL of a workdir in a store, in place of its spool.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """

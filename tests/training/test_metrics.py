@@ -1,15 +1,11 @@
-"""`metrics.jsonl` across a resume, the progress line, and what identifies a run."""
+"""`metrics.jsonl` across a resume."""
 
-import io
-import json
 import os
 
-import jax
 import pytest
 
 from seqjax.errors import UserError
-from seqjax.terminal import duration
-from seqjax.training.metrics import Metrics, Progress, read, run_facts
+from seqjax.training.metrics import Metrics, read
 
 
 def write(workdir, steps, **options):
@@ -87,66 +83,3 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     content = events.read_bytes()
     assert b"train/loss" in content
     assert b"mfu" not in content
-
-
-class Stream(io.TextIOWrapper):
-    """Text in memory that can say it is a terminal."""
-
-    def __init__(self, *, terminal=False):
-        super().__init__(io.BytesIO(), newline="", write_through=True)
-        self.terminal = terminal
-
-    def isatty(self):
-        return self.terminal
-
-    def getvalue(self):
-        return self.buffer.getvalue().decode()
-
-
-def update(progress, step):
-    progress.update(step, loss=2.5, tokens_per_s=12345.6, mfu=0.4217, eta=75)
-
-
-def test_the_progress_line_on_a_terminal_is_one_line():
-    stream = Stream(terminal=True)
-    progress = Progress(10, stream=stream)
-    update(progress, 1)
-    update(progress, 10)
-    progress.say("evaluated")
-    text = stream.getvalue()
-    assert "step 1/10 | loss 2.500 | 12,346 tokens/s | MFU 42.2% | ETA 1m15s" in text
-    assert text.count("\n") == 1
-    assert text.endswith("\revaluated\n")
-
-
-def test_the_progress_in_a_file_is_a_line_now_and_then():
-    stream = Stream()
-    progress = Progress(100, stream=stream)
-    for step in range(1, 101):
-        update(progress, step)
-    lines = stream.getvalue().splitlines()
-    assert [line.split(" |")[0] for line in lines] == ["step 1/100", "step 100/100"]
-    assert "\r" not in stream.getvalue()
-
-
-def test_only_one_process_talks():
-    stream = Stream()
-    progress = Progress(10, quiet=True, stream=stream)
-    update(progress, 10)
-    progress.say("evaluated")
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (75, "1m15s"), (3600, "1h00m"), (-3, "0s")]
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_run_facts_identify_the_run():
-    facts = json.loads(json.dumps(run_facts(manifest="abc")))
-    assert facts["manifest"] == "abc"
-    assert facts["versions"]["jax"] == jax.__version__
-    assert facts["devices"] == jax.device_count()
-    assert "commit" in facts
