@@ -158,6 +158,36 @@ def test_the_papers_averages():
     assert [round(sum(row) / len(row), 2) for row in rows] == pytest.approx(printed, abs=0.011)
 
 
+def test_local_tasks_ask_for_the_text_as_it_stands(corpus_cache, tasks):
+    """A context and its right continuation are a piece of a held-out text, white space and all."""
+    import lm_eval
+    from lm_eval.api.model import LM
+
+    from seqjax.harness.local import data
+
+    asked = []
+
+    class Recorder(LM):
+        def loglikelihood(self, requests):
+            asked.extend(request.args for request in requests)
+            return [(-1.0, False)] * len(requests)
+
+        def generate_until(self, requests):
+            raise NotImplementedError
+
+        loglikelihood_rolling = generate_until
+
+    for task, right in (("local_continuation", lambda i: i // 4 % 4 == i % 4), ("local_last_word", lambda i: True)):
+        asked.clear()
+        manager = tasks.manager([task], [], cache_dir=corpus_cache)
+        lm_eval.simple_evaluate(model=Recorder(), tasks=[task], task_manager=manager, limit=8, bootstrap_iters=0)
+        texts = data.held_out(corpus_cache)
+        if task == "local_last_word":  # its passages have one space for any white space
+            texts = [" ".join(text.split()) for text in texts]
+        wholes = [context + target for i, (context, target) in enumerate(asked) if right(i)]
+        assert len(wholes) == 8 and all(any(whole in text for text in texts) for whole in wholes), task
+
+
 @pytest.mark.slow
 def test_local_tasks_on_a_run(blocks_dir, corpus_cache, tmp_path, capsys):
     """A random model, twice: the second time nothing is measured, and another checkpoint is refused."""
