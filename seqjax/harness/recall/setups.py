@@ -139,23 +139,23 @@ _DEMO = (
     TaskSetup(
         name="mqar",
         question="values of keys",
-        steps=300,
-        train=tuple(MQAR(length=64, pairs=k, ids=64) for k in (2, 4, 8)),
-        tests={f"{k} in {n}": MQAR(length=n, pairs=k, ids=64) for n, k in ((64, 4), (64, 8), (128, 16))},
-        own="8 in 64",
+        steps=800,
+        train=tuple(MQAR(length=32, pairs=k, ids=32) for k in (1, 2, 4)),
+        tests={f"{k} in {n}": MQAR(length=n, pairs=k, ids=32) for n, k in ((32, 2), (32, 4), (64, 8))},
+        own="4 in 32",
     ),
     TaskSetup(
         name="induction",
         question="what followed the marker",
-        steps=300,
+        steps=400,
         train=tuple(Induction(length=n) for n in (8, 16, 32, 64)),
-        tests={str(n): Induction(length=n) for n in (64, 128)},
+        tests={str(n): Induction(length=n) for n in (64, 128, 256)},
         own="64",
     ),
     TaskSetup(
         name="s5",
         question="the product of permutations",
-        steps=300,
+        steps=800,
         train=tuple(S5(length=n) for n in (2, 4, 8)),
         tests={str(n): S5(length=n) for n in (4, 8, 16)},
         own="8",
@@ -163,7 +163,7 @@ _DEMO = (
 )
 
 SETUPS = {
-    "demo": Setup(batch_size=32, rounds=((32, 3e-3),), test_sequences=256, steps_per_call=10, tasks=_DEMO),
+    "demo": Setup(batch_size=64, rounds=((32, 1e-2),), test_sequences=256, steps_per_call=10, tasks=_DEMO),
     "small": Setup(
         batch_size=256,
         rounds=tuple((dim, rate) for rate in (3.2e-3, 1e-3, 1e-2) for dim in (128, 64)),
