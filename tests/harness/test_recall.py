@@ -106,6 +106,15 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
         command.main(["--size=demo", f"--out={tmp_path}"])
 
 
+def test_results_of_a_task_that_was_asked_otherwise_are_refused(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command, "train", lambda *_, rate, **__: {"tests": {}, "seconds": 0})
+    command._train(tiny, list(command._runs(tiny, ["Based"], ["s5"], tmp_path)), until=math.inf)
+    command._require_asked(tiny, tmp_path)
+    longer = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], train=(S5(length=5),)),))
+    with pytest.raises(UserError, match=r"based_32_0\.001\.json is of s5 with other sequences"):
+        command._require_asked(longer, tmp_path)
+
+
 def test_all_models_come_before_the_next_width_and_rate(tmp_path) -> None:
     runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar", "s5"], tmp_path))
     assert [run[:2] for run in runs[:4]] == [("Based", "mqar"), ("Mamba-2", "mqar"), ("Based", "s5"), ("Mamba-2", "s5")]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, nearest, run_command
-from seqjax.files import write_json
+from seqjax.files import read_json, write_json
 from seqjax.harness.recall import report
 from seqjax.harness.recall.setups import MODELS, SETUPS, Setup
 from seqjax.harness.recall.train import train
@@ -49,6 +49,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--jobs={args.jobs}: give at least 1.")
     out = Path(args.out)
     _require_same(out / "size.json", args.size)
+    _require_asked(setup, out)
     runs = list(_runs(setup, models, tasks, out))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
@@ -119,6 +120,17 @@ def _require_same(path: Path, size: str) -> None:
         raise UserError(f"{path.parent} holds results of another size; give another --out.")
 
 
+def _require_asked(setup: Setup, out: Path) -> None:
+    """Raise `UserError` if a result is of a task that has other sequences, tests or steps now."""
+    for task in setup.tasks:
+        for path in sorted((out / "runs" / task.name).glob("*.json")):
+            if read_json(path).get("asked") != setup.asked(task.name):
+                raise UserError(
+                    f"{path} is of {task.name} with other sequences, tests or steps than now; give another --out, or "
+                    f"delete {path.parent}."
+                )
+
+
 def _train(setup: Setup, runs: Iterable[Run], *, until: float, claims: Path | None = None) -> None:
     """Train what has no result yet, and with `claims` what no other process has taken, started before `until`."""
     use_compile_cache()
@@ -129,7 +141,7 @@ def _train(setup: Setup, runs: Iterable[Run], *, until: float, claims: Path | No
             continue
         run.path.parent.mkdir(parents=True, exist_ok=True)
         result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate)
-        write_json(run.path, {"model": run.model, "task": run.task, **result})
+        write_json(run.path, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
         tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
         sys.stdout.write(
             f"{run.task:14} {run.model:24} width {run.dim} rate {run.rate:g}  {tests}  {result['seconds']:.0f} s\n"

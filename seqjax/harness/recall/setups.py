@@ -6,6 +6,7 @@ to 256 tokens in batches of 256, tested on 4 to 256 pairs in 64 to 1,024. docs/r
 """
 
 import dataclasses
+import hashlib
 
 from seqjax.harness.recall.tasks import MQAR, S5, Copy, CopySelected, Induction, Ngram, Position, Task
 
@@ -48,6 +49,12 @@ class Setup:
     def task(self, name: str) -> TaskSetup:
         """Return the task of a name."""
         return next(task for task in self.tasks if task.name == name)
+
+    def asked(self, name: str) -> str:
+        """Return what identifies the training and the tests of a task, so that results of others are not beside it."""
+        task = self.task(name)
+        settings = (self.batch_size, self.test_sequences, task.steps, task.train, task.tests)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
 # label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these.
