@@ -19,6 +19,7 @@ from seqjax.harness.recall.tasks import (
 )
 from seqjax.harness.recall.tasks.base import distinct
 from seqjax.harness.recall.train import batch, batches, model_config, padded
+from seqjax.models import Model
 
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
@@ -183,8 +184,10 @@ def test_every_size_names_tasks_whose_tests_hold_what_they_say(size) -> None:
             assert test.vocab_size <= task.vocab_size
 
 
+@pytest.mark.parametrize("dim", sorted({dim for setup in SETUPS.values() for dim, _ in setup.rounds}))
 @pytest.mark.parametrize("label", MODELS)
-def test_every_model_has_the_width_and_vocabulary(label) -> None:
-    config = model_config(MODELS[label], dim=64, vocab_size=50)
-    assert (config.dim, config.vocab_size) == (64, 50)
+def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
+    config = model_config(MODELS[label], dim=dim, vocab_size=50)
+    assert (config.dim, config.vocab_size) == (dim, 50)
     assert config.n_layers in (2, 4, 5)
+    assert Model(config, max_len=8).abstract_blocks(), "the mixers accept their settings at this width"

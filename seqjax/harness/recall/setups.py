@@ -59,6 +59,7 @@ class Setup:
 
 # label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these.
 MODELS = {
+    "Transformer": "transformer",
     "Transformer++": "transformer_pp",
     "Transformer++, QK norm": "transformer_pp:model.mixer.qk_norm=True",
     "Top-1 Element": "top1_element",
@@ -68,6 +69,7 @@ MODELS = {
     "Based": "based",
     "Mamba-1": "mamba1",
     "Mamba-2": "mamba2",
+    "RWKV-5": "rwkv5",
     "RWKV-6": "rwkv6",
     "RWKV-7": "rwkv7",
     "DeltaNet": "deltanet",

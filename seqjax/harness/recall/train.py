@@ -23,14 +23,19 @@ CURVE = 10  # points of the learning curve
 
 
 def model_config(text: str, *, dim: int, vocab_size: int) -> ModelConfig:
-    """Return the shipped config `NAME[:SETTINGS]` at size debug, with heads of 32 and this width."""
+    """Return the shipped config `NAME[:SETTINGS]` at size debug, with this width and heads of 32.
+
+    RWKV-5 and RWKV-6 keep their own heads of 64, if the width has room for one; the channels of Mamba-1 have none.
+    """
     name, _, settings = text.partition(":")
     heads = max(1, dim // 32)
     # Few layers, unrolled, and few answers, with their logits at once: less to launch in a step.
     sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.scan_layers=False,model.loss_chunk=16384"
     shipped: Any = presets.read_config(f"{name}:debug")
-    if "heads" in shipped.model.mixer:  # the channels of Mamba-1 are on their own
+    if "heads" in shipped.model.mixer:
         sized += f",model.mixer.heads={heads}"
+    elif "head_dim" in shipped.model.mixer:
+        sized += f",model.mixer.head_dim={min(dim, shipped.model.mixer.head_dim)}"
     config: Any = presets.read_config(f"{name}:{','.join(filter(None, (sized, settings)))}")
     return from_config_dict(config).model
 
