@@ -1,6 +1,6 @@
 """What transformers itself writes is read here, and what is written here transformers reads: logits, ids, settings.
 
-These tests need transformers, torch and tokenizers, which are no dependencies: elsewhere they are skipped. fla's models
+Without transformers, torch and tokenizers, which are no dependencies of seqjax itself, these tests are skipped. fla's models
 are compared by tests/golden/make_convert.py, because its kernels need Triton.
 """
 
