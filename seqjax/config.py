@@ -45,7 +45,7 @@ class ModelConfig:
     residual_dtype: Literal["compute", "float32"] = "compute"
     remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
     scan_layers: bool = True
-    loss_chunk: int = 4096  # number of tokens whose logits exist at a time in the loss
+    loss_chunk: int = 4096  # number of tokens of a device whose logits exist at a time in the loss
 
     @property
     def mixers(self) -> tuple[Any, ...]:

@@ -67,6 +67,14 @@ def time_pieces(x: Array) -> int:
     return mesh.shape["seq"] if _is_split(x) else 1
 
 
+def token_pieces(x: Array) -> int:
+    """Return the number of pieces into which the mesh splits the tokens of [B, T, ...], along B and T; 1 outside it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not batch_axes(mesh, x.shape[0]):
+        return time_pieces(x)
+    return mesh.shape["data"] * mesh.shape["fsdp"] * time_pieces(x)
+
+
 def time_to_rows(x: Array, before: Array | None = None) -> Array:
     """Return the pieces of time of [B, T, ...] as rows, [S * B, T / S, ...], for what does not reach across tokens.
 

@@ -22,7 +22,7 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses
-from seqjax.sequence_sharding import layer_gradients_first, time_pieces, time_to_rows
+from seqjax.sequence_sharding import layer_gradients_first, time_pieces, time_to_rows, token_pieces
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -108,9 +108,9 @@ class Model:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
-            n_batch, n_pieces = h_BTD.shape[0], time_pieces(h_BTD)
+            n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), self._loss_chunk(h_BTD)
             h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
-            losses_B = sequence_losses(h_BTD, head_DO, targets_BT, self.config.loss_chunk)
+            losses_B = sequence_losses(h_BTD, head_DO, targets_BT, chunk)
             return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
@@ -139,8 +139,9 @@ class Model:
         h_BTD = _at(self.hidden(params, inputs_BT), positions_BA)
         head_DO = self._embedder(params).unembedding
         with jax.named_scope("loss"):
+            chunk = self._loss_chunk(h_BTD)
             h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
-            total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, self.config.loss_chunk)
+            total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, chunk)
         return total, jnp.sum(weights_BT)
 
     def continuation_scores(
@@ -161,13 +162,17 @@ class Model:
         h_BTD, embedder = self.hidden(params, tokens_BT), self._embedder(params)
         last_BD = jnp.take_along_axis(h_BTD, last_B[:, None, None], axis=1)[:, 0]
         log_p_BO = jax.nn.log_softmax(embedder.decode(last_BD), axis=-1)
-        n_batch, n_pieces = h_BTD.shape[0], time_pieces(h_BTD)
+        n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), self._loss_chunk(h_BTD)
         targets_BT = jnp.roll(tokens_BT, -1, axis=1)
         h_BTD, targets_BT, marks_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
-        sums = marked_scores(h_BTD, embedder.unembedding, targets_BT, marks_BT, self.config.loss_chunk)
+        sums = marked_scores(h_BTD, embedder.unembedding, targets_BT, marks_BT, chunk)
         marked_B, missed_B = (x.reshape(n_pieces, n_batch).sum(0) for x in sums)
         best_B = jnp.argmax(log_p_BO, axis=-1).astype(jnp.int32)
         return marked_B, missed_B, jnp.take_along_axis(log_p_BO, candidates_BC, axis=1), best_B
+
+    def _loss_chunk(self, h_BTD: Array) -> int:
+        """Return of how many tokens the logits exist at a time, on all devices: smaller products would be slower."""
+        return self.config.loss_chunk * token_pieces(h_BTD)
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Return the final normalised hidden states [B, T, D], the input of the head."""

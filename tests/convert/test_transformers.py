@@ -1,7 +1,7 @@
 """What transformers itself writes is read here, and what is written here transformers reads: logits, ids, settings.
 
-Without transformers, torch and tokenizers, which are no dependencies of seqjax itself, these tests are skipped. fla's models
-are compared by tests/golden/make_convert.py, because its kernels need Triton.
+Without transformers, torch and tokenizers, which seqjax itself does not need, these tests are skipped. fla's models are
+compared by tests/golden/make_convert.py, because its kernels need Triton.
 """
 
 import random

@@ -12,10 +12,11 @@ import pytest
 from tests import support
 
 LAUNCH = support.ROOT / "launch"
+OF_GPUS = ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # which a benchmark that is imported may set
 
 
 def launch(script: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | environment
+    env = {name: value for name, value in os.environ.items() if name not in OF_GPUS} | environment
     return subprocess.run(
         ["bash", str(LAUNCH / script), *args], env=env, capture_output=True, text=True, check=False, timeout=60
     )

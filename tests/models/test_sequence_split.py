@@ -232,6 +232,22 @@ def test_pieces_of_time_are_rows_and_follow_what_is_before_them():
     np.testing.assert_array_equal(back, x)
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"data": 1}, {"data": 2}, {"fsdp": 2, "data": 2}, {"seq": 2}, {"data": 2, "seq": 2}], ids=str
+)
+def test_a_device_has_the_logits_of_as_many_tokens_at_a_time_on_every_mesh(sizes):
+    n_devices = math.prod(sizes.values())
+    model = support.tiny_model("transformer_pp", train__seq_len=T, model__loss_chunk=12)
+    # Twice 24 tokens for each device.
+    tokens = support.random_tokens((2 * n_devices // sizes.get("seq", 1), T * sizes.get("seq", 1) + 1))
+    mesh = make_mesh(**sizes, devices=jax.devices()[:n_devices])
+    with jax.set_mesh(mesh):
+        program = jax.make_jaxpr(lambda params, tokens: jax.grad(lambda p: model.loss(p, tokens)[0])(params))
+        found = str(program(support.random_params(model), tokens))
+    assert f"f32[{2 * n_devices},6,{model.config.vocab_size}]" in found, "12 tokens of a device"
+    assert "length=4" in found
+
+
 def test_what_the_devices_cannot_share_is_refused():
     mesh = mesh_of("4")
     with pytest.raises(UserError, match=r"config\.mesh\.seq=4 does not divide config\.train\.seq_len=30"):
