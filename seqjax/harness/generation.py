@@ -4,14 +4,14 @@ Prompts of about the same length share a batch without padding (`decoding.tokens
 before the first of its stop strings, or after its number of tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.decoding import Sampling, StopStrings, TextDecoder, tokens
+from seqjax.decoding import PREFILL_CHUNK, Sampling, StopStrings, TextDecoder, tokens
 from seqjax.harness.scoring import bucket_of
 from seqjax.pretrained import Pretrained
 
@@ -27,7 +27,18 @@ class Prompt(NamedTuple):
     sampling: Sampling
 
 
-def generate(m: Pretrained, prompts: Sequence[Prompt], *, batch_tokens: int, seed: int) -> list[str]:
+Enough = Callable[[int, str], bool]  # of a prompt's number and the text after it so far: whether no more is needed
+
+
+def generate(
+    m: Pretrained,
+    prompts: Sequence[Prompt],
+    *,
+    batch_tokens: int,
+    seed: int,
+    prefill_chunk: int = PREFILL_CHUNK,
+    enough: Enough = lambda i, text: False,
+) -> list[str]:
     """Return the text that follows each prompt, in their order.
 
     Args:
@@ -35,6 +46,8 @@ def generate(m: Pretrained, prompts: Sequence[Prompt], *, batch_tokens: int, see
         prompts: Prompts of at least one token.
         batch_tokens: Caches of a batch have together at most about this many tokens; there is at least one prompt.
         seed: Of what is drawn, where a temperature is above 0.
+        prefill_chunk: Tokens of the prompts that are fed at a time, as in `decoding.tokens`.
+        enough: Ends texts earlier.
     """
     texts = [""] * len(prompts)
     for number, batch in enumerate(_batches(prompts, batch_tokens=batch_tokens, longest=m.model.longest)):
@@ -52,9 +65,10 @@ def generate(m: Pretrained, prompts: Sequence[Prompt], *, batch_tokens: int, see
             n_new=first.n_new,
             sampling=first.sampling,
             lengths_B=lengths_B,
+            prefill_chunk=prefill_chunk,
             mesh=m.mesh,
         )
-        for i, text in zip(batch, _texts(m.tokenizer, [prompts[i] for i in batch], new), strict=True):
+        for i, text in zip(batch, _texts(m.tokenizer, prompts, batch, new, enough), strict=True):
             texts[i] = text
     return texts
 
@@ -77,22 +91,24 @@ def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> I
         yield batch
 
 
-def _texts(tokenizer: Tokenizer, prompts: Sequence[Prompt], new: Iterator[np.ndarray]) -> list[str]:
-    """Return the texts of a batch; decoding ends when no text can change any more."""
-    decoders = [TextDecoder(tokenizer, [i for i in prompt.ids if i != tokenizer.bos]) for prompt in prompts]
-    stops = [StopStrings(prompt.until) for prompt in prompts]
-    texts, written, ended = [""] * len(prompts), [0] * len(prompts), [False] * len(prompts)
-    shortest = min(len(prompt.ids) for prompt in prompts)
+def _texts(
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], batch: Sequence[int], new: Iterator[np.ndarray], enough: Enough
+) -> list[str]:
+    """Return the texts of a batch of prompts, given their numbers; decoding ends when no text can change any more."""
+    decoders = [TextDecoder(tokenizer, [token for token in prompts[i].ids if token != tokenizer.bos]) for i in batch]
+    stops = [StopStrings(prompts[i].until) for i in batch]
+    texts, written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)
+    shortest = min(len(prompts[i].ids) for i in batch)
     for position, token_B in enumerate(new, start=shortest):
-        for b, prompt in enumerate(prompts):
-            if ended[b] or position < len(prompt.ids):
+        for b, i in enumerate(batch):
+            if ended[b] or position < len(prompts[i].ids):
                 continue
             token = int(token_B[b])
             is_end = token == tokenizer.eos
             written[b] += 1
             if not is_end:
                 texts[b] += stops[b].push(decoders[b].push(token))
-            if is_end or stops[b].found or written[b] == prompt.n_new:
+            if is_end or stops[b].found or written[b] == prompts[i].n_new or enough(i, texts[b]):
                 ended[b] = True
                 texts[b] += stops[b].push(decoders[b].flush()) + stops[b].flush()
         if all(ended):

@@ -11,19 +11,18 @@ niah.json in the workdir as it ends, and the same command goes on with the lengt
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 import seqjax
 from seqjax.arguments import command_parser
-from seqjax.decoding import Sampling, TextDecoder, encode, tokens
+from seqjax.decoding import Sampling, encode
 from seqjax.errors import UserError, run_command
 from seqjax.files import read_json, write_json
 from seqjax.harness import passkey
+from seqjax.harness.generation import Prompt, generate
+from seqjax.harness.scoring import bucket_of
 from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
 
@@ -39,59 +38,24 @@ PAPER = {
 
 
 def accuracy(m: Pretrained, samples: Sequence[passkey.Sample], *, batch_size: int, prefill_chunk: int) -> float:
-    """Return the share of samples whose number the model writes.
-
-    Prompts of the same number of tokens go together, `batch_size` at a time; fewer are filled up, so that one program
-    serves all.
-    """
-    right = 0
-    for group in _groups(m, samples, batch_size):
-        prompts_BT = np.stack([ids for ids, _ in group])
-        filled_BT = np.resize(prompts_BT, (batch_size, prompts_BT.shape[1]))
-        new = tokens(
-            m.params,
-            filled_BT,
-            jax.random.key(0),
-            model=m.model,
+    """Return the share of samples whose number the model writes; `batch_size` prompts at most go together."""
+    prompts = [
+        Prompt(
+            ids=[m.tokenizer.bos, *encode(m.tokenizer, sample.prompt, vocab_size=m.model.config.vocab_size).tolist()],
+            until=(),
             n_new=passkey.NEW_TOKENS,
             sampling=Sampling(temperature=0.0),
-            prefill_chunk=prefill_chunk,
-            mesh=m.mesh,
         )
-        right += sum(_found(m, new, [(ids.tolist(), sample.value) for ids, sample in group]))
-    return right / len(samples)
-
-
-def _groups(
-    m: Pretrained, samples: Sequence[passkey.Sample], batch_size: int
-) -> Iterator[list[tuple[np.ndarray, passkey.Sample]]]:
-    """Yield the prompts as ids with BOS, at most `batch_size` of one length together."""
-    by_length: dict[int, list[tuple[np.ndarray, passkey.Sample]]] = {}
-    for sample in samples:
-        ids = encode(m.tokenizer, sample.prompt, vocab_size=m.model.config.vocab_size)
-        by_length.setdefault(len(ids), []).append((np.array([m.tokenizer.bos, *ids], np.int32), sample))
-    for _, of_length in sorted(by_length.items()):
-        for i in range(0, len(of_length), batch_size):
-            yield of_length[i : i + batch_size]
-
-
-def _found(m: Pretrained, new: Iterator[np.ndarray], group: list[tuple[list[int], str]]) -> list[bool]:
-    """Return which of a batch write their number before they end; decoding stops when nothing can change any more."""
-    decoders = [TextDecoder(m.tokenizer, ids) for ids, _ in group]
-    texts, ended, found = [""] * len(group), [False] * len(group), [False] * len(group)
-    for token_B in new:
-        for i, (decoder, (_, value)) in enumerate(zip(decoders, group, strict=True)):
-            if not ended[i]:
-                is_end = int(token_B[i]) == m.tokenizer.eos
-                texts[i] += decoder.flush() if is_end else decoder.push(int(token_B[i]))
-                found[i] = passkey.is_right(texts[i], value)
-                ended[i] = is_end or found[i]
-        if all(ended):
-            break
-    return [
-        was or passkey.is_right(text + ("" if end else decoder.flush()), value)
-        for was, text, end, decoder, (_, value) in zip(found, texts, ended, decoders, group, strict=True)
+        for sample in samples
     ]
+
+    def found(i: int, text: str) -> bool:
+        return passkey.is_right(text, samples[i].value)
+
+    longest = max(len(prompt.ids) for prompt in prompts) + passkey.NEW_TOKENS
+    batch_tokens = batch_size * bucket_of(longest, longest=m.model.longest)
+    texts = generate(m, prompts, batch_tokens=batch_tokens, seed=0, prefill_chunk=prefill_chunk, enough=found)
+    return sum(found(i, text) for i, text in enumerate(texts)) / len(samples)
 
 
 def main(argv: list[str]) -> None:
@@ -101,7 +65,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--lengths", required=True, help="tokens of the prompts with their answers: 4096,8192")
     parser.add_argument("--samples", type=int, default=500, help="samples of each length (500, as in RULER)")
     parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in the harness)")
-    parser.add_argument("--batch_size", type=int, default=4, help="prompts at a time (4)")
+    parser.add_argument("--batch_size", type=int, default=4, help="prompts at a time, at most (4)")
     parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
     parser.add_argument(
         "--prefill_chunk", type=int, default=1024, help="tokens of a prompt fed at a time; 0 = all (1024)"

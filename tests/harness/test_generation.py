@@ -24,10 +24,10 @@ def prompt(text, until=(), n_new=12, sampling=GREEDY):
 def written(monkeypatch):
     """What a model writes that says `said(prompt)` and then the end of the document, and the batches it was given."""
 
-    def write(said, prompts, *, batch_tokens=1024):
+    def write(said, prompts, *, batch_tokens=1024, **options):
         batches = []
 
-        def tokens(params, prompt_BT, key, *, model, n_new, sampling, lengths_B, mesh):
+        def tokens(params, prompt_BT, key, *, model, n_new, sampling, lengths_B, prefill_chunk, mesh):
             own = [row[:n].tolist() for row, n in zip(prompt_BT, lengths_B, strict=True)]
             batches.append([BYTES.decode(ids) for ids in own])
             rows = [[*ids, *BYTES.encode(said(BYTES.decode(ids))).tolist(), BYTES.eos] for ids in own]
@@ -38,7 +38,7 @@ def written(monkeypatch):
         config = support.tiny("transformer_pp", model__vocab_size=BYTES.vocab_size)
         m = Pretrained(model=Model(config.model, max_len=8), params={}, config=config, step=0, mesh=make_mesh())
         m.__dict__["tokenizer"] = BYTES
-        return generation.generate(m, prompts, batch_tokens=batch_tokens, seed=0), batches
+        return generation.generate(m, prompts, batch_tokens=batch_tokens, seed=0, **options), batches
 
     return write
 
@@ -63,6 +63,17 @@ def test_a_text_ends_with_its_document_its_stop_string_or_its_tokens(written):
     texts, batches = written(said.__getitem__, prompts)
     assert texts == ["short", "one", "x, y", "abcdefghijkl", "", "ends\n"]
     assert batches == [["eeeee", "dddd", "ccc", "bb", "a", "f", "eeeee", "eeeee"]], "the longest first, filled to eight"
+
+
+def test_a_text_ends_when_it_is_enough(written):
+    seen = []
+
+    def enough(i, text):
+        seen.append((i, text))
+        return text.endswith("3")
+
+    texts, _ = written(lambda text: f"1234{text}", [prompt("a"), prompt("bbb")], enough=enough)
+    assert texts == ["123", "123"] and (1, "123") in seen and (0, "1234") not in seen
 
 
 def test_who_shares_a_batch(written):
