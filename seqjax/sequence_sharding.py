@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from seqjax.errors import UserError
-from seqjax.sharding import batch_axes, constrain_batch, head_axes, splits_time
+from seqjax.sharding import BATCH, batch_axes, constrain_batch, head_axes, splits_time
 from seqjax.types import Array, Params
 
 
@@ -73,6 +73,16 @@ def token_pieces(x: Array) -> int:
     if mesh.empty or not batch_axes(mesh, x.shape[0]):
         return time_pieces(x)
     return mesh.shape["data"] * mesh.shape["fsdp"] * time_pieces(x)
+
+
+def constrain_pieces(x: Array) -> Array:
+    """Constrain [N, ...], one for each of the `token_pieces` of a batch, to be split along N; the rest is XLA's."""
+    if x.shape[0] == 1:
+        return x
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = ("seq", *(BATCH[0] if x.shape[0] > mesh.shape["seq"] else ()))
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(axes, *free))
 
 
 def time_to_rows(x: Array, before: Array | None = None) -> Array:

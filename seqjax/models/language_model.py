@@ -139,9 +139,9 @@ class Model:
         h_BTD = _at(self.hidden(params, inputs_BT), positions_BA)
         head_DO = self._embedder(params).unembedding
         with jax.named_scope("loss"):
-            chunk = self._loss_chunk(h_BTD)
+            chunk, pieces = self._loss_chunk(h_BTD), token_pieces(h_BTD)
             h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
-            total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, chunk)
+            total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, chunk, pieces)
         return total, jnp.sum(weights_BT)
 
     def continuation_scores(

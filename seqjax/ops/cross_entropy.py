@@ -4,6 +4,8 @@ L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and 
 logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss is a scalar, so its gradient is linear
 in the incoming cotangent: the forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
 backward pass only scales them. This takes three matrix products instead of the four with recomputation.
+
+Devices that share the batch each add up a dL/dW of their own, and their sum is taken once, after all chunks.
 """
 
 from functools import partial
@@ -12,28 +14,33 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from seqjax.sequence_sharding import constrain_pieces
 from seqjax.types import Array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def cross_entropy(
     h_BTD: Float[Array, "B T D"],
     w_DO: Float[Array, "D O"],
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
     chunk: int = 4096,
+    pieces: int = 1,
 ) -> Float[Array, ""]:
     """Return the weighted sum over tokens in nats, float32 [].
 
-    `chunk` bounds the number of tokens whose logits exist at a time (at least one per row). It is differentiable in
-    `h_BTD` and `w_DO`. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
+    `chunk` bounds the number of tokens whose logits exist at a time (at least one per row), and `pieces` are those into
+    which a mesh splits the rows. It is differentiable in `h_BTD` and `w_DO`. Logits are computed in the dtype of
+    `h_BTD` with float32 accumulation.
     """
+    del pieces
     w_DO = w_DO.astype(h_BTD.dtype)
 
-    def body(loss, xs):
-        return loss + _logits_and_loss(w_DO, *xs)[2], None
+    def body(loss_B, xs):
+        return loss_B + _logits_and_losses(w_DO, *xs)[2], None
 
-    return jax.lax.scan(body, jnp.zeros((), jnp.float32), _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0]
+    init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
+    return jnp.sum(jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0])
 
 
 def sequence_losses(
@@ -101,32 +108,32 @@ def _logits(w_DO: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array
     return logits_BCO, lse_BC, target_logit_BC
 
 
-def _logits_and_loss(w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
+def _logits_and_losses(w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
     logits_BCO, lse_BC, target_logit_BC = _logits(w_DO, h_BCD, y_BC)
-    return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - target_logit_BC))
+    return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - target_logit_BC), axis=1)
 
 
-def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int):
+def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int, pieces: int):
     cast_w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(carry, xs):
         h_BCD, y_BC, weight_BC = xs
-        logits_BCO, lse_BC, loss = _logits_and_loss(cast_w_DO, *xs)
+        logits_BCO, lse_BC, loss_B = _logits_and_losses(cast_w_DO, *xs)
         p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
         one_hot_BCO = y_BC[..., None] == jnp.arange(cast_w_DO.shape[1])
         g_BCO = ((p_BCO - one_hot_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
-        dw_DO = _weight_gradient(h_BCD, g_BCO)
-        return (carry[0] + loss, carry[1] + dw_DO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
+        dw_NDO = constrain_pieces(carry[1] + _weight_gradients(h_BCD, g_BCO, pieces))
+        return (carry[0] + loss_B, dw_NDO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
 
-    init = (jnp.zeros((), jnp.float32), jnp.zeros(w_DO.shape, jnp.float32))
-    (loss, dw_DO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
     n_batch, seq_len, dim = h_BTD.shape
+    init = (jnp.zeros(n_batch, jnp.float32), constrain_pieces(jnp.zeros((pieces, *w_DO.shape), jnp.float32)))
+    (loss_B, dw_NDO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
     dh_BTD = jnp.moveaxis(dh_cBCD, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
-    return loss, (dh_BTD, dw_DO.astype(w_DO.dtype))
+    return jnp.sum(loss_B), (dh_BTD, jnp.sum(dw_NDO, axis=0).astype(w_DO.dtype))
 
 
-def _weight_gradient(h_BCD: Array, g_BCO: Array) -> Array:
-    """Return the gradient of the weights in float32.
+def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
+    """Return the gradient of the weights in float32 for each of the pieces of the rows, [N, D, O].
 
     Where a table of embeddings is the head as well, this is transposed, and XLA's CPU backend then ends with
     "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). With float32 operands the sums
@@ -134,11 +141,12 @@ def _weight_gradient(h_BCD: Array, g_BCO: Array) -> Array:
     """
     if jax.default_backend() == "cpu":
         h_BCD, g_BCO = h_BCD.astype(jnp.float32), g_BCO.astype(jnp.float32)
-    return jnp.einsum("bcd,bco->do", h_BCD, g_BCO, preferred_element_type=jnp.float32)
+    h_NRD, g_NRO = (x.reshape(pieces, -1, x.shape[-1]) for x in (h_BCD, g_BCO))
+    return jnp.einsum("nrd,nro->ndo", h_NRD, g_NRO, preferred_element_type=jnp.float32)
 
 
-def _backward(chunk: int, grads: tuple[Array, Array], cotangent: Array):
-    del chunk
+def _backward(chunk: int, pieces: int, grads: tuple[Array, Array], cotangent: Array):
+    del chunk, pieces
     dh_BTD, dw_DO = grads
     return (dh_BTD * cotangent.astype(dh_BTD.dtype), dw_DO * cotangent.astype(dw_DO.dtype), None, None)
 

@@ -1,11 +1,16 @@
 """The streamed cross-entropy against the dense one in float64, and that it does not hold the logits of the batch."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from seqjax.ops.cross_entropy import cross_entropy
+from seqjax.sharding import make_mesh
 
 B, T, D, O = 3, 11, 8, 29  # 11 is a prime: no chunk but 1 and 11 divides it
 
@@ -110,3 +115,37 @@ def test_the_logits_of_the_batch_are_never_there(with_grad):
     all_logits = 4 * batch * length * vocab
     assert temporaries(128) < all_logits / 8
     assert temporaries(batch * length) > all_logits / 2, "the measure does not see logits at all"
+
+
+@pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+@pytest.mark.parametrize(
+    "sizes", [{"data": 2}, {"data": 2, "fsdp": 2}, {"seq": 2}, {"data": 2, "seq": 2, "tensor": 2}], ids=str
+)
+def test_devices_add_up_their_gradients_once(sizes):
+    """Rows on several devices: the dense numbers, and nothing goes between devices while there are chunks."""
+    n_devices = math.prod(sizes.values())
+    mesh = make_mesh(**sizes, devices=jax.devices()[:n_devices])
+    pieces = n_devices // sizes.get("tensor", 1)
+    h, w, targets, weights = problem()
+    h, targets, weights = (jnp.concatenate([x] * 4) for x in (h, targets, weights))
+    want = dense(h, w, targets, weights)
+    by_row = NamedSharding(mesh, PartitionSpec(("seq", "data", "fsdp")))
+    whole = NamedSharding(mesh, PartitionSpec())
+    function = jax.jit(
+        jax.value_and_grad(lambda h, w, y, m: cross_entropy(h, w, y, m, 24, pieces), argnums=(0, 1)),
+        in_shardings=(by_row, whole, by_row, by_row),
+        out_shardings=(whole, (by_row, whole)),
+    )
+    with jax.set_mesh(mesh):
+        compiled = function.lower(h, w, targets, weights).compile()
+        placed = [
+            jax.device_put(x, s) for x, s in zip((h, w, targets, weights), (by_row, whole, by_row, by_row), strict=True)
+        ]
+        loss, (dh, dw) = compiled(*placed)
+    np.testing.assert_allclose(loss, want[0], rtol=1e-5)
+    np.testing.assert_allclose(dh, want[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dw, want[2], rtol=1e-4, atol=1e-4)
+    text = compiled.as_text()
+    loops, entry = text.split("\nENTRY ")
+    assert "while(" in entry and "all-reduce" in entry
+    assert not re.search(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\(", loops)
