@@ -75,12 +75,12 @@ def token_pieces(x: Array) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"] * time_pieces(x)
 
 
-def constrain_pieces(x: Array) -> Array:
-    """Constrain [N, ...], one for each of the `token_pieces` of a batch, to be split along N; the rest is XLA's."""
-    if x.shape[0] == 1:
+def constrain_pieces(x: Array, pieces: int) -> Array:
+    """Constrain [N * R, ...] to be split into the `pieces` N, those of a batch's tokens; other axes are left to XLA."""
+    if pieces == 1:
         return x
     mesh = jax.sharding.get_abstract_mesh()
-    axes = ("seq", *(BATCH[0] if x.shape[0] > mesh.shape["seq"] else ()))
+    axes = ("seq", *(BATCH[0] if pieces > mesh.shape["seq"] else ()))
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(axes, *free))
 

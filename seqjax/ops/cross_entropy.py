@@ -122,18 +122,22 @@ def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, ch
         p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
         one_hot_BCO = y_BC[..., None] == jnp.arange(cast_w_DO.shape[1])
         g_BCO = ((p_BCO - one_hot_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
-        dw_NDO = constrain_pieces(carry[1] + _weight_gradients(h_BCD, g_BCO, pieces))
-        return (carry[0] + loss_B, dw_NDO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
+        dw_MO = constrain_pieces(carry[1] + _weight_gradients(h_BCD, g_BCO, pieces), pieces)
+        return (carry[0] + loss_B, dw_MO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
 
-    n_batch, seq_len, dim = h_BTD.shape
-    init = (jnp.zeros(n_batch, jnp.float32), constrain_pieces(jnp.zeros((pieces, *w_DO.shape), jnp.float32)))
-    (loss_B, dw_NDO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
+    (n_batch, seq_len, dim), n_vocab = h_BTD.shape, w_DO.shape[1]
+    init_MO = constrain_pieces(jnp.zeros((pieces * dim, n_vocab), jnp.float32), pieces)
+    init = (jnp.zeros(n_batch, jnp.float32), init_MO)
+    (loss_B, dw_MO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
     dh_BTD = jnp.moveaxis(dh_cBCD, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
-    return jnp.sum(loss_B), (dh_BTD, jnp.sum(dw_NDO, axis=0).astype(w_DO.dtype))
+    dw_DO = jnp.sum(dw_MO.reshape(pieces, dim, n_vocab), axis=0)
+    return jnp.sum(loss_B), (dh_BTD, dw_DO.astype(w_DO.dtype))
 
 
 def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
-    """Return the gradient of the weights in float32 for each of the pieces of the rows, [N, D, O].
+    """Return the gradients of the weights in float32, one below the other for the pieces of the rows, [N * D, O].
+
+    So a device has a matrix, to which XLA can add a product where it is computed.
 
     Where a table of embeddings is the head as well, this is transposed, and XLA's CPU backend then ends with
     "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). With float32 operands the sums
@@ -142,7 +146,8 @@ def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
     if jax.default_backend() == "cpu":
         h_BCD, g_BCO = h_BCD.astype(jnp.float32), g_BCO.astype(jnp.float32)
     h_NRD, g_NRO = (x.reshape(pieces, -1, x.shape[-1]) for x in (h_BCD, g_BCO))
-    return jnp.einsum("nrd,nro->ndo", h_NRD, g_NRO, preferred_element_type=jnp.float32)
+    dw_NDO = jnp.einsum("nrd,nro->ndo", h_NRD, g_NRO, preferred_element_type=jnp.float32)
+    return dw_NDO.reshape(-1, dw_NDO.shape[-1])
 
 
 def _backward(chunk: int, pieces: int, grads: tuple[Array, Array], cotangent: Array):
