@@ -109,14 +109,19 @@ def test_lengths_are_numbers(given) -> None:
         niah.main(["--workdir=runs/none", f"--lengths={given}"])
 
 
-@pytest.mark.slow
-def test_the_command_on_a_run(few_words, tmp_path, capsys) -> None:
+@pytest.fixture
+def command(few_words, tmp_path, capsys) -> list[str]:
+    """The arguments for two lengths, on a run of two steps."""
     from seqjax import main
 
     settings = ["train.steps=2", "eval.tokens=128", "log.sample_tokens=0", "train.batch_size=8"]
     main.main(["--config=rwkv7:debug", f"--workdir={tmp_path}", *(f"--config.{s}" for s in settings)])
     capsys.readouterr()
-    command = [f"--workdir={tmp_path}", "--lengths=600,700", "--samples=3", "--batch_size=2"]
+    return [f"--workdir={tmp_path}", "--lengths=600,700", "--samples=3", "--batch_size=2"]
+
+
+@pytest.mark.slow
+def test_the_command_on_a_run(command, tmp_path, capsys) -> None:
     niah.main(command)
     said = capsys.readouterr().out
     assert "600    0.00%  of 3" in said and "700    0.00%  of 3" in said, "two steps teach nothing"
@@ -128,12 +133,7 @@ def test_the_command_on_a_run(few_words, tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_with_the_length_that_is_missing(few_words, tmp_path, capsys, monkeypatch) -> None:
-    from seqjax import main
-
-    settings = ["train.steps=2", "eval.tokens=128", "log.sample_tokens=0", "train.batch_size=8"]
-    main.main(["--config=rwkv7:debug", f"--workdir={tmp_path}", *(f"--config.{s}" for s in settings)])
-    command = [f"--workdir={tmp_path}", "--lengths=600,700", "--samples=3", "--batch_size=2"]
+def test_the_same_command_goes_on_with_the_length_that_is_missing(command, capsys, monkeypatch) -> None:
     scored: list[tuple[str, ...]] = []
 
     def cut(m, samples, **settings) -> float:
