@@ -14,7 +14,7 @@ import pytest
 from seqjax.config import OptimConfig
 from seqjax.errors import UserError
 from seqjax.harness.recall import __main__ as command
-from seqjax.harness.recall import setups, train
+from seqjax.harness.recall import report, setups, train
 from seqjax.harness.recall.setups import Setup, TaskSetup
 from seqjax.harness.recall.tasks import IGNORED, S5, Examples
 from seqjax.models import Model
@@ -101,6 +101,10 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     capsys.readouterr()
     command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
     assert "Transformer++" not in capsys.readouterr().out, "what has a result is not trained again"
+    command.main(["--size=demo", "--models=Transformer++", "--seeds=2", f"--out={tmp_path}"])
+    other = json.loads((tmp_path / "runs" / "s5" / "transformer-_32_0.001_s1.json").read_text())
+    assert (result["seed"], other["seed"]) == (0, 1) and other["curve"] != result["curve"]
+    assert "(of 2), 2 runs |" in (tmp_path / "report.md").read_text()
     (tmp_path / "size.json").write_text('"small"\n')
     with pytest.raises(UserError, match="results of another size"):
         command.main(["--size=demo", f"--out={tmp_path}"])
@@ -149,15 +153,42 @@ def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
         return subprocess.Popen([sys.executable, "-c", script, str(tmp_path), claims])
 
     monkeypatch.setattr(command, "_start", start)
-    runs = [command.Run("Based", "s5", 32, 1e-3, tmp_path / f"{name}.json") for name in "abc"]
+    runs = [command.Run("Based", "s5", 32, 1e-3, 0, tmp_path / f"{name}.json") for name in "abc"]
     assert command._in_processes([], runs, until=math.inf, jobs=1) == 1
     assert (tmp_path / "a.json").exists() and (tmp_path / "c.json").exists() and not (tmp_path / "b.json").exists()
 
 
+def result(rate: float, *, easy: float, hard: float, seconds: float = 1.0) -> dict:
+    """A run's result with two tests."""
+    tests = {name: {"accuracy": share, "whole": share / 2} for name, share in (("easy", easy), ("hard", hard))}
+    return {"model": "Based", "dim": 32, "rate": rate, "tests": tests, "seconds": seconds}
+
+
 def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:
-    results = [{"tests": {"a": {"accuracy": x}, "b": {"accuracy": 1 - x}}} for x in (0.2, 0.7, 0.4)]
-    assert train.best(results, "a") is results[1]
-    assert train.best(results, "b") is results[0]
+    results = [result(1e-3, easy=0.2, hard=0.8), result(2e-3, easy=0.7, hard=0.3), result(3e-3, easy=0.4, hard=0.6)]
+    best = report.best_rate(results, "easy")
+    assert (best["rate"], best["tried"], best["runs"]) == (2e-3, 3, 1)
+    assert report.best_rate(results, "hard")["rate"] == 1e-3
+    assert report._cell(best["tests"]["easy"]) == "70.0 (35.0)"
+
+
+def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
+    once = result(1e-3, easy=0.705, hard=0.5)
+    twice = [result(2e-3, easy=0.7, hard=0.1, seconds=3), result(2e-3, easy=0.706, hard=0.3)]
+    # On average the other rate is better.
+    assert report.best_rate([once, *twice], "easy")["rate"] == 1e-3
+    best = report.best_rate(twice, "easy")
+    assert (best["tried"], best["runs"], best["seconds"]) == (1, 2, (1, 3))
+    assert report._cell(best["tests"]["easy"]) == "70.3 (35.1)"
+    assert report._cell(best["tests"]["hard"]) == "20.0 [10.0, 30.0]"
+
+
+def test_seeds_come_after_one_another(tmp_path) -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based"], ["s5"], tmp_path, seeds=2))
+    half = len(runs) // 2
+    assert [run.seed for run in runs] == [0] * half + [1] * half
+    assert runs[half].path.name == runs[0].path.stem + "_s1.json"
+    assert len({run.path for run in runs}) == len(runs)
 
 
 def test_labels_hold_commas() -> None:
@@ -172,7 +203,8 @@ def test_labels_hold_commas() -> None:
         (["--size=demo", "--models=Mamba"], "--models=Mamba: there is no such thing"),
         (["--size=demo", "--tasks=mqr"], "--tasks=mqr: there is no such thing. Did you mean 'mqar'"),
         (["--size=large"], "--size=large"),
-        (["--size=demo", "--jobs=0"], "at least 1"),
+        (["--size=demo", "--jobs=0"], "--jobs=0: give at least 1"),
+        (["--size=demo", "--seeds=0"], "--seeds=0: give at least 1"),
     ],
 )
 def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:

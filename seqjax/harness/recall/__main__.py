@@ -3,14 +3,17 @@
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
+    seqjax recall --size=small --seeds=3                       each run with three seeds
     seqjax recall --size=small --report                        the report of what is there; nothing is trained
 
 Every model is trained on every task for every width and learning rate of the size, all with the first width and rate
-before any with the next. seqjax/harness/recall/tasks has the tasks with their sources, setups.py the sizes. A run's
-result goes to OUT/runs/TASK/MODEL_WIDTH_RATE.json as it ends, and runs that have one are not repeated, so the same
-command goes on after an interruption. report.md and accuracy.png are written from all results in OUT.
+before any with the next, and all with the first seed before any with the second. seqjax/harness/recall/tasks has the
+tasks with their sources, setups.py the sizes. A run's result goes to OUT/runs/TASK/MODEL_WIDTH_RATE.json (with _s1 for
+the second seed) as it ends, and runs that have one are not repeated, so the same command goes on after an
+interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
+import itertools
 import math
 import os
 import subprocess
@@ -38,6 +41,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--models", default="", help=f"labels with ; or , between them: {'; '.join(MODELS)} (all)")
     parser.add_argument("--tasks", default="", help="names with commas: mqar,s5 (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of each run, from 0 on (1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
     parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
@@ -45,12 +49,13 @@ def main(argv: list[str]) -> None:
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
     models = _known("models", _labels(args.models), MODELS)
     tasks = _known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
-    if args.jobs < 1:
-        raise UserError(f"--jobs={args.jobs}: give at least 1.")
+    for option, given in (("jobs", args.jobs), ("seeds", args.seeds)):
+        if given < 1:
+            raise UserError(f"--{option}={given}: give at least 1.")
     out = Path(args.out)
     _require_same(out / "size.json", args.size)
     _require_asked(setup, out)
-    runs = list(_runs(setup, models, tasks, out))
+    runs = list(_runs(setup, models, tasks, out, seeds=args.seeds))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
@@ -61,6 +66,7 @@ def main(argv: list[str]) -> None:
     jobs = min(args.jobs, sum(not run.path.exists() for run in runs))
     if jobs > 1 and not args.report:
         command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
+        command.append(f"--seeds={args.seeds}")
         failed = _in_processes(command, runs, until=until, jobs=jobs)
     elif not args.report:
         _train(setup, runs, until=until)
@@ -74,22 +80,22 @@ _CHILD = "SEQJAX_RECALL_CLAIMS"  # in the processes that `--jobs` starts: the di
 
 
 class Run(NamedTuple):
-    """One model, trained on a task with a width and a learning rate; its result goes to `path`."""
+    """One model, trained on a task with a width, a learning rate and a seed; its result goes to `path`."""
 
     model: str
     task: str
     dim: int
     rate: float
+    seed: int
     path: Path
 
 
-def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], out: Path) -> Iterator[Run]:
-    """Yield all runs: all models with one width and rate first, so that an early end leaves a table."""
-    for dim, rate in setup.rounds:
-        for task in tasks:
-            for model in models:
-                slug = "".join(c if c.isalnum() else "-" for c in model.lower()).replace("--", "-")
-                yield Run(model, task, dim, rate, out / "runs" / task / f"{slug}_{dim}_{rate:g}.json")
+def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], out: Path, *, seeds: int = 1) -> Iterator[Run]:
+    """Yield all runs: all models with one seed, width and rate first, so that an early end leaves a table."""
+    for seed, (dim, rate), task, model in itertools.product(range(seeds), setup.rounds, tasks, models):
+        slug = "".join(c if c.isalnum() else "-" for c in model.lower()).replace("--", "-")
+        name = f"{slug}_{dim}_{rate:g}" + (f"_s{seed}" if seed else "")
+        yield Run(model, task, dim, rate, seed, out / "runs" / task / f"{name}.json")
 
 
 def _labels(text: str) -> list[str]:
@@ -140,12 +146,11 @@ def _train(setup: Setup, runs: Iterable[Run], *, until: float, claims: Path | No
         if run.path.exists() or (claims and not _taken(claims / _claim(run))):
             continue
         run.path.parent.mkdir(parents=True, exist_ok=True)
-        result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate)
+        result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate, seed=run.seed)
         write_json(run.path, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
         tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
-        sys.stdout.write(
-            f"{run.task:14} {run.model:24} width {run.dim} rate {run.rate:g}  {tests}  {result['seconds']:.0f} s\n"
-        )
+        settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
+        sys.stdout.write(f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s\n")
         sys.stdout.flush()
 
 

@@ -10,7 +10,6 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from seqjax.files import read_json
 from seqjax.harness.recall.setups import MODELS, TaskSetup
-from seqjax.harness.recall.train import best
 from seqjax.study import figures
 from seqjax.study.tables import markdown
 
@@ -25,12 +24,26 @@ def read(directory: Path, task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]
         of_model = [result for result in found if result["model"] == label]
         dims = sorted({result["dim"] for result in of_model})
         if dims:
-            by_model[label] = [_best([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
+            by_model[label] = [best_rate([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
     return by_model
 
 
-def _best(of_width: Sequence[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
-    return {**best(of_width, own), "tried": len(of_width)}
+def best_rate(of_width: Sequence[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
+    """Return the result of the rate that is best in the test `own`, with the mean of its runs and their range."""
+    rates = sorted({result["rate"] for result in of_width})
+    by_rate = [_together([result for result in of_width if result["rate"] == rate]) for rate in rates]
+    return {**max(by_rate, key=lambda result: result["tests"][own]["accuracy"]), "tried": len(rates)}
+
+
+def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the first of several runs that differ in seed at most, with the tests of all."""
+    tests = {}
+    for name in runs[0]["tests"]:
+        accuracies, wholes = ([run["tests"][name][key] for run in runs] for key in ("accuracy", "whole"))
+        mean = {"accuracy": statistics.mean(accuracies), "whole": statistics.mean(wholes)}
+        tests[name] = {**mean, "lowest": min(accuracies), "highest": max(accuracies)}
+    seconds = [run["seconds"] for run in runs]
+    return {**runs[0], "tests": tests, "runs": len(runs), "seconds": (min(seconds), max(seconds))}
 
 
 def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | None:
@@ -50,9 +63,10 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
 ABOUT = (
     "Share of right answers in percent, over sequences that were not trained on; beside it, where a sequence has "
     "several answers, the share of sequences without a wrong one. In italics is the test that is like the training; "
-    "the learning rate is the best there of so many. The mean is that of all tests. The state is how many numbers "
-    "decoding keeps at the end of the test in italics, over all layers and with those of convolutions; for attention "
-    "they grow with the sequence."
+    "the learning rate is the best there of so many. Several runs of a model are shown as their mean, with the lowest "
+    "and the highest where these are a percent or more apart. The last column is the mean of all tests. The state is "
+    "how many numbers decoding keeps at the end of the test in italics, over all layers and with those of "
+    "convolutions; for attention they grow with the sequence."
 )
 
 
@@ -65,7 +79,7 @@ def _table(task: TaskSetup, results: Results) -> str:
             cells = [_cell(result["tests"][name]) for name in task.tests]
             state = f"{result['state'][task.own]:,}"
             mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
-            rate = f"{result['rate']:g} (of {result['tried']})"
+            rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
             rows.append([label, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
@@ -76,7 +90,7 @@ def _training(results: Results) -> str:
     """Say how long the models were trained, and on what."""
     every = [result for of_model in results.values() for result in of_model]
     steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
-    seconds = sorted(result["seconds"] for result in every)
+    seconds = sorted(second for result in every for second in result["seconds"])
     devices = ", ".join(sorted({result.get("device", "") for result in every} - {""}))
     on = f" on {devices}" if devices else ""
     took = f"{seconds[0]:.0f} to {seconds[-1]:.0f} s"
@@ -84,8 +98,11 @@ def _training(results: Results) -> str:
 
 
 def _cell(test: Mapping[str, float]) -> str:
-    accuracy, whole = (100 * test[key] for key in ("accuracy", "whole"))
-    return f"{accuracy:.1f}" if accuracy == whole else f"{accuracy:.1f} ({whole:.1f})"
+    accuracy, whole, lowest, highest = (100 * test[key] for key in ("accuracy", "whole", "lowest", "highest"))
+    if highest - lowest >= 1:
+        return f"{accuracy:.1f} [{lowest:.1f}, {highest:.1f}]"
+    shown, of_sequences = f"{accuracy:.1f}", f"{whole:.1f}"
+    return shown if shown == of_sequences else f"{shown} ({of_sequences})"
 
 
 PANELS = 4  # in a row
@@ -109,6 +126,8 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
             y = [100 * result["tests"][test]["accuracy"] for result in of_model]
             look: dict[str, Any] = figures.style(list(MODELS).index(label)) | {"markersize": 6, "linewidth": 1.0}
             (handles[label],) = panel.plot(x, y, label=label, **look)
+            ends = [[100 * result["tests"][test][end] for result in of_model] for end in ("lowest", "highest")]
+            panel.vlines(x, *ends, color=look["color"], linewidth=1.0)
         chance = 100 * next(iter(results[task.name].values()))[0]["chance"]
         panel.axhline(chance, color="0.6", linewidth=0.8, linestyle=":")
         panel.set_xscale("log")
