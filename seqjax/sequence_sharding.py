@@ -75,6 +75,14 @@ def token_pieces(x: Array) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"] * time_pieces(x)
 
 
+def copies(w: Array, pieces: int) -> Array:
+    """Return [N, ...], a copy of a parameter for each of the `pieces` of a batch's tokens, on the device that has it.
+
+    The gradient of the parameter is the sum of theirs, taken over the devices once, whatever each is the sum of.
+    """
+    return constrain_pieces(jnp.broadcast_to(w, (pieces, *w.shape)), pieces)
+
+
 def constrain_pieces(x: Array, pieces: int) -> Array:
     """Constrain [N * R, ...] to be split into the `pieces` N, those of a batch's tokens; other axes are left to XLA."""
     if pieces == 1:

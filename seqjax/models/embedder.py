@@ -11,6 +11,7 @@ from seqjax.config import ModelConfig
 from seqjax.mixers.base import make_norm
 from seqjax.nn.initializers import GPT_INIT, Init, uniform
 from seqjax.nn.params import param
+from seqjax.ops.lookup import lookup
 from seqjax.sharding import gather_fsdp
 from seqjax.types import Array
 
@@ -33,9 +34,13 @@ class Embedder(nnx.Module):
         self.head = None if config.tie_embeddings else param(rngs, head, shape[::-1], ("embed", "vocab"))
         self.norm = make_norm(config, rngs=rngs)
 
-    def encode(self, tokens_BT: Array, start: Array | int = 0) -> Array:
-        """Return the embeddings [B, T, D] of tokens from position `start` on."""
-        x_BTD = gather_fsdp(self.embed[...], EMBED_AXES)[tokens_BT]
+    def encode(self, tokens_BT: Array, start: Array | int = 0, *, copies_NOD: Array | None = None) -> Array:
+        """Return the embeddings [B, T, D] of tokens from position `start` on.
+
+        With `copies_NOD`, a copy of the table for each piece of the tokens, its gradient goes to these.
+        """
+        table_OD = gather_fsdp(self.embed[...], EMBED_AXES)
+        x_BTD = table_OD[tokens_BT] if copies_NOD is None else lookup(table_OD, copies_NOD, tokens_BT)
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
         if self.positions is not None:

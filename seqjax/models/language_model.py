@@ -22,7 +22,7 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses
-from seqjax.sequence_sharding import layer_gradients_first, time_pieces, time_to_rows, token_pieces
+from seqjax.sequence_sharding import copies, layer_gradients_first, time_pieces, time_to_rows, token_pieces
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -136,13 +136,23 @@ class Model:
         """
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
-        h_BTD = _at(self.hidden(params, inputs_BT), positions_BA)
-        head_DO = self._embedder(params).unembedding
+        embed_NOD = self._embedding_copies(params, inputs_BT) if positions_BA is None else None
+        state = self.initial_state(params, inputs_BT, embed_NOD=embed_NOD)
+        h_BTD, head_DO = _at(self._hidden(params, state), positions_BA), self._embedder(params).unembedding
         with jax.named_scope("loss"):
             chunk, pieces = self._loss_chunk(h_BTD), token_pieces(h_BTD)
+            head_NDO = copies(head_DO, pieces) if embed_NOD is None else jnp.swapaxes(embed_NOD, 1, 2)
             h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
-            total: Any = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, chunk, pieces)
+            total = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, chunk, head_NDO)
         return total, jnp.sum(weights_BT)
+
+    def _embedding_copies(self, params: Params, tokens_BT: Array) -> Array | None:
+        """Return copies of a table that is the head too, so that both gradients of it are summed over devices at once.
+
+        None where the tokens are not split.
+        """
+        pieces = token_pieces(tokens_BT)
+        return copies(params["embed"], pieces) if self.config.tie_embeddings and pieces > 1 else None
 
     def continuation_scores(
         self, params: Params, tokens_BT: Array, marks_BT: Array, last_B: Array, candidates_BC: Array
@@ -176,6 +186,9 @@ class Model:
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Return the final normalised hidden states [B, T, D], the input of the head."""
+        return self._hidden(params, self.initial_state(params, tokens_BT))
+
+    def _hidden(self, params: Params, state: State) -> Array:
         apply = rematerialize(self._apply_block, self.config.remat, in_scan=self.config.scan_layers)
 
         def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
@@ -186,13 +199,13 @@ class Model:
                 state = apply(template, *inputs, first_layer + i)
             return state, None
 
-        (x_BTD, _), _ = self.over_layers(group, self.initial_state(params, tokens_BT), params["blocks"])
+        (x_BTD, _), _ = self.over_layers(group, state, params["blocks"])
         return self._normalize(params, x_BTD)
 
-    def initial_state(self, params: Params, tokens_BT: Array) -> State:
+    def initial_state(self, params: Params, tokens_BT: Array, *, embed_NOD: Array | None = None) -> State:
         """Return the input of the first block: the embeddings [B, T, D] and the initial carry."""
         self._check_length(tokens_BT.shape[1])
-        x_BTD = constrain_batch(self.embed(params, tokens_BT))
+        x_BTD = constrain_batch(self.embed(params, tokens_BT, embed_NOD=embed_NOD))
         return x_BTD, self._init_carry(x_BTD)
 
     def over_layers(
@@ -266,9 +279,14 @@ class Model:
         return x, tuple(new)
 
     # ------------------------------------------------------------------------------------------------ both ends
-    def embed(self, params: Params, tokens_BT: Array, start: Array | int = 0) -> Array:
-        """Return the embeddings [B, T, D] of tokens from position `start` on, in the residual stream's dtype."""
-        return self._embedder(params).encode(tokens_BT, start).astype(self.residual_dtype)
+    def embed(
+        self, params: Params, tokens_BT: Array, start: Array | int = 0, *, embed_NOD: Array | None = None
+    ) -> Array:
+        """Return the embeddings [B, T, D] of tokens from position `start` on, in the residual stream's dtype.
+
+        The gradient of the table goes to its copies `embed_NOD`, if there are any.
+        """
+        return self._embedder(params).encode(tokens_BT, start, copies_NOD=embed_NOD).astype(self.residual_dtype)
 
     def _init_carry(self, x: Array) -> Carry:
         carry: Carry = {}

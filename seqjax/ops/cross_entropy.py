@@ -5,7 +5,8 @@ logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss 
 in the incoming cotangent: the forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
 backward pass only scales them. This takes three matrix products instead of the four with recomputation.
 
-Devices that share the batch each add up a dL/dW of their own, and their sum is taken once, after all chunks.
+Devices that share the batch each add up a dL/dW of their own, and their sum is taken once, after all chunks: each is
+the gradient of a copy of W (`seqjax.sequence_sharding.copies`).
 """
 
 from functools import partial
@@ -18,22 +19,29 @@ from seqjax.sequence_sharding import constrain_pieces
 from seqjax.types import Array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def cross_entropy(
     h_BTD: Float[Array, "B T D"],
     w_DO: Float[Array, "D O"],
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
     chunk: int = 4096,
-    pieces: int = 1,
+    copies_NDO: Float[Array, "N D O"] | None = None,
 ) -> Float[Array, ""]:
     """Return the weighted sum over tokens in nats, float32 [].
 
-    `chunk` bounds the number of tokens whose logits exist at a time (at least one per row), and `pieces` are those into
-    which a mesh splits the rows. It is differentiable in `h_BTD` and `w_DO`. Logits are computed in the dtype of
-    `h_BTD` with float32 accumulation.
+    `chunk` bounds the number of tokens whose logits exist at a time (at least one per row). It is differentiable in
+    `h_BTD` and `w_DO`, or in `copies_NDO` instead of the latter, if given: one copy for each of the pieces into which a
+    mesh splits the rows. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
     """
-    del pieces
+    copies_NDO = w_DO[None] if copies_NDO is None else copies_NDO
+    return _cross_entropy(h_BTD, jax.lax.stop_gradient(w_DO), copies_NDO, targets_BT, weights_BT, chunk)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _cross_entropy(
+    h_BTD: Array, w_DO: Array, copies_NDO: Array, targets_BT: Array, weights_BT: Array, chunk: int
+) -> Array:
+    del copies_NDO
     w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(loss_B, xs):
@@ -113,8 +121,8 @@ def _logits_and_losses(w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array)
     return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - target_logit_BC), axis=1)
 
 
-def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, chunk: int, pieces: int):
-    cast_w_DO = w_DO.astype(h_BTD.dtype)
+def _forward(h_BTD: Array, w_DO: Array, copies_NDO: Array, targets_BT: Array, weights_BT: Array, chunk: int):
+    cast_w_DO, pieces = w_DO.astype(h_BTD.dtype), len(copies_NDO)
 
     def body(carry, xs):
         h_BCD, y_BC, weight_BC = xs
@@ -130,8 +138,7 @@ def _forward(h_BTD: Array, w_DO: Array, targets_BT: Array, weights_BT: Array, ch
     init = (jnp.zeros(n_batch, jnp.float32), init_MO)
     (loss_B, dw_MO), dh_cBCD = jax.lax.scan(body, init, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))
     dh_BTD = jnp.moveaxis(dh_cBCD, 0, 1).reshape(n_batch, -1, dim)[:, :seq_len]
-    dw_DO = jnp.sum(dw_MO.reshape(pieces, dim, n_vocab), axis=0)
-    return jnp.sum(loss_B), (dh_BTD, dw_DO.astype(w_DO.dtype))
+    return jnp.sum(loss_B), (dh_BTD, dw_MO.reshape(copies_NDO.shape).astype(copies_NDO.dtype))
 
 
 def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
@@ -150,10 +157,16 @@ def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
     return dw_NDO.reshape(-1, dw_NDO.shape[-1])
 
 
-def _backward(chunk: int, pieces: int, grads: tuple[Array, Array], cotangent: Array):
-    del chunk, pieces
-    dh_BTD, dw_DO = grads
-    return (dh_BTD * cotangent.astype(dh_BTD.dtype), dw_DO * cotangent.astype(dw_DO.dtype), None, None)
+def _backward(chunk: int, grads: tuple[Array, Array], cotangent: Array):
+    del chunk
+    dh_BTD, d_copies_NDO = grads
+    return (
+        dh_BTD * cotangent.astype(dh_BTD.dtype),
+        None,
+        d_copies_NDO * cotangent.astype(d_copies_NDO.dtype),
+        None,
+        None,
+    )
 
 
-cross_entropy.defvjp(_forward, _backward)
+_cross_entropy.defvjp(_forward, _backward)

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seqjax.ops.cross_entropy import cross_entropy
+from seqjax.sequence_sharding import copies
 from seqjax.sharding import make_mesh
 
 B, T, D, O = 3, 11, 8, 29  # 11 is a prime: no chunk but 1 and 11 divides it
@@ -132,7 +133,7 @@ def test_devices_add_up_their_gradients_once(sizes):
     by_row = NamedSharding(mesh, PartitionSpec(("seq", "data", "fsdp")))
     whole = NamedSharding(mesh, PartitionSpec())
     function = jax.jit(
-        jax.value_and_grad(lambda h, w, y, m: cross_entropy(h, w, y, m, 24, pieces), argnums=(0, 1)),
+        jax.value_and_grad(lambda h, w, y, m: cross_entropy(h, w, y, m, 24, copies(w, pieces)), argnums=(0, 1)),
         in_shardings=(by_row, whole, by_row, by_row),
         out_shardings=(whole, (by_row, whole)),
     )

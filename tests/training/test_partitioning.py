@@ -1,6 +1,7 @@
 """The steps of training and evaluation on a mesh of data x fsdp x tensor: what XLA's partitioner makes of them."""
 
 import dataclasses
+import math
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from seqjax import mixers, testing
 from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
-from seqjax.models import Model
+from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.nn import param
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
@@ -21,6 +22,7 @@ from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.optim import schedule
 from seqjax.training.step import init_state, make_entropy_step, make_eval_step, make_train_step, state_shardings
 from tests import support
+from tests.kernels.test_scans_on_meshes import collectives
 
 pytestmark = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
 
@@ -72,6 +74,27 @@ def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
             out_shardings=(state, replicated(mesh)),
         )
     assert WARNING not in said, said
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer in ("top1_chunk", "mamba2"), support.FIRST)
+)
+def test_the_gradient_of_each_parameter_goes_between_devices_once(mixer, variant, tied) -> None:
+    """Data parallel; a table of embeddings that is the head too has two gradients, and one sum over devices."""
+    model = support.tiny_model(mixer, variant, model__scan_layers=False, model__tie_embeddings=tied)
+    mesh = make_mesh(data=4, devices=jax.devices()[:4])
+    params, tokens = shardings(mesh, model.shapes, model.axes), jax.ShapeDtypeStruct((8, 24), jnp.int32)
+    gradient = jax.jit(
+        jax.grad(lambda p, t: model.loss(p, t)[0]),
+        in_shardings=(params, batch_sharding(mesh)),
+        out_shardings=params,
+    )
+    with jax.set_mesh(mesh):
+        program = str(gradient.lower(model.shapes, tokens).compile().as_text())
+    found = collectives(program)
+    assert set(found) == {"all-reduce"}
+    assert sum(math.prod(shape) for shape in found["all-reduce"]) == flops.n_params(model)
 
 
 @pytest.mark.parametrize(
