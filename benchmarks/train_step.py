@@ -17,7 +17,8 @@ splits --batch sequences over the N devices instead (mesh.seq=N). "scaling" is t
 times those on one, in the same run.
 
 Memory is per device: what XLA reserves for the compiled step (arguments and temporaries; outputs take the arguments'
-place) and, where the device counts it, its peak, if this architecture raised that. Writes
+place) and, where the device counts it, its peak, if this architecture raised that. "exch. MB" is what the collective
+operations of a step make on each device: of a sum of gradients its result, of a gathered parameter the whole. Writes
 benchmarks/results/train_step.json (with --devices=N train_step_N_devices.json) after every architecture and the plot
 beside it at the end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/.
 """
@@ -49,6 +50,7 @@ import numpy as np
 
 from benchmarks.harness import plot, report
 from benchmarks.harness.configs import chosen, configured, label
+from benchmarks.harness.exchanged import exchanged
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
 from seqjax.config import Config
@@ -68,6 +70,7 @@ TABLE = report.Table(
         report.Column("mfu", "MFU", ">8.1%"),
         report.Column("compiled_bytes", "GiB", ">8.2f", 2**-30),
         report.Column("device_peak_bytes", "device", ">8.2f", 2**-30),
+        report.Column("exchanged_bytes", "exch. MB", ">10.1f", 1e-6),
         report.Column("compile_s", "compile s", ">11.1f"),
         report.Column("scaling", "scaling", ">9.3f"),
         report.Column("of_recorded", "/ recorded", ">12.3f"),
@@ -127,6 +130,7 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
         "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
         "device_peak_bytes": after if after is not None and after > (before or 0) else None,
+        "exchanged_bytes": exchanged(stepper.compiled.as_text()).total(),
         "compile_s": stepper.compile_s,
         "loss": float(stepper()["loss"]),
     }
