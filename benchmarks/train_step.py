@@ -42,11 +42,14 @@ options.parse_early(FLAGS, __name__)
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from benchmarks.harness import plot, report
 from benchmarks.harness.configs import chosen, configured, label
@@ -60,7 +63,7 @@ from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, to_devices
 from seqjax.training import facts, optim
 from seqjax.training.batches import micro_batches
-from seqjax.training.step import init_state, jit_train_step, state_shardings
+from seqjax.training.step import TrainState, init_state, jit_train_step, state_shardings
 
 TABLE = report.Table(
     30,
@@ -78,29 +81,48 @@ TABLE = report.Table(
 )
 
 
+class Step(NamedTuple):
+    """The training step of a config on a mesh, not compiled yet: what makes its state, and how its inputs are split."""
+
+    model: Model
+    init: Callable[[], TrainState]
+    state_shardings: TrainState
+    tokens: jax.ShapeDtypeStruct
+    lowered: Any
+
+
+def lower(config: Config, mesh: Mesh) -> Step:
+    """Return the step of `seqjax.train`, lowered for the devices of a mesh."""
+    train = config.train
+    require_equal_pieces(train.seq_len, mesh)
+    n_micro = micro_batches(train, mesh)
+    model = Model(config.model, max_len=train.seq_len)
+    optimizer = optim.optimizer(config.optim, train.steps)
+    init = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
+    shapes = jax.eval_shape(init)
+    by_leaf = state_shardings(mesh, model, optimizer, shapes)
+    batch = batch_sharding(mesh, leading=1)
+    step = jit_train_step(model, optimizer, optim.schedule(config.optim, train.steps), state=by_leaf, tokens=batch)
+    shape = (n_micro, train.batch_size // n_micro, train.seq_len + 1)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch)
+    with jax.set_mesh(mesh):
+        return Step(model, init, by_leaf, tokens, step.lower(shapes, tokens))
+
+
 class Stepper:
     """The compiled training step of a config, with its state and one batch of random tokens; a call makes a step."""
 
     def __init__(self, config: Config, devices: list[Any] | None = None):
-        train = config.train
         mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
-        require_equal_pieces(train.seq_len, mesh)
-        n_micro = micro_batches(train, mesh)
-        self.model = Model(config.model, max_len=train.seq_len)
-        optimizer = optim.optimizer(config.optim, train.steps)
-        init_fn = lambda: init_state(self.model, optimizer, jax.random.key(train.seed))  # noqa: E731
-        by_leaf = state_shardings(mesh, self.model, optimizer, jax.eval_shape(init_fn))
-        batch = batch_sharding(mesh, leading=1)
-        step = jit_train_step(
-            self.model, optimizer, optim.schedule(config.optim, train.steps), state=by_leaf, tokens=batch
-        )
+        step = lower(config, mesh)
+        self.model = step.model
         rng = np.random.default_rng(0)
-        shape = (n_micro, train.batch_size // n_micro, train.seq_len + 1)
         with jax.set_mesh(mesh):
-            self.tokens = to_devices(rng.integers(0, config.model.vocab_size, shape, np.int32), batch)
-            self.state = jax.jit(init_fn, out_shardings=by_leaf)()
+            tokens = rng.integers(0, config.model.vocab_size, step.tokens.shape, np.int32)
+            self.tokens = to_devices(tokens, step.tokens.sharding)
+            self.state = jax.jit(step.init, out_shardings=step.state_shardings)()
             start = time.perf_counter()
-            self.compiled = step.lower(self.state, self.tokens).compile()
+            self.compiled = step.lowered.compile()
             self.compile_s = time.perf_counter() - start
 
     def __call__(self) -> dict[str, jax.Array]:
@@ -117,7 +139,6 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
     times = seconds_per_call(stepper, calls=steps, repeats=repeats)
     rates = [train.batch_size * train.seq_len / seconds for seconds in times]
 
-    memory: Any = stepper.compiled.memory_analysis()
     after, per_token = facts.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
     rate = statistics.median(rates)
     return {
@@ -127,12 +148,20 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
         "devices": n_devices,
         "flops_per_token": per_token,
         "params": flops.n_params(stepper.model),
-        "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
+        **of_program(stepper.compiled),
         "device_peak_bytes": after if after is not None and after > (before or 0) else None,
-        "exchanged_bytes": exchanged(stepper.compiled.as_text()).total(),
         "compile_s": stepper.compile_s,
         "loss": float(stepper()["loss"]),
+    }
+
+
+def of_program(compiled: Any) -> dict[str, int]:
+    """What XLA says of a compiled step: the bytes that it reserves on a device, and those exchanged with others."""
+    memory = compiled.memory_analysis()
+    return {
+        "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "exchanged_bytes": exchanged(compiled.as_text()).total(),
     }
 
 

@@ -1,0 +1,111 @@
+"""What XLA makes of a training step for GPUs that are not here: memory, and bytes exchanged, per GPU:
+
+    JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 python -m benchmarks.described --devices=4
+    ... --devices=8 --layouts=fsdp --size=1b3 --batch=4 --mixers=transformer_pp,mamba2
+
+For a machine without a GPU, with `pip install 'seqjax[cuda13]'`. The step of `benchmarks.train_step`, with its flags,
+is lowered with the fused kernels and compiled ahead for H200s that are described alone, for one of them and for N.
+Products are not tuned, for want of a GPU to try them on. Nothing is run, and there are no times.
+docs/results/devices.md compares with what real ones said.
+"""
+
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__)
+FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these configs; all by default")
+FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
+FLAGS.add_argument("--batch", type=int, default=16, help="sequences on each device (16)")
+FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
+FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
+FLAGS.add_argument("--devices", type=int, required=True, help="GPUs of one host")
+FLAGS.add_argument("--layouts", type=options.words, default=["data"], help="data, fsdp, seq (data)")
+options.parse_early(FLAGS, __name__)
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from benchmarks import train_step
+from benchmarks.harness import report
+from benchmarks.harness.configs import chosen, configured
+from seqjax.errors import UserError, run_command
+from seqjax.sharding import make_mesh
+
+CAPABILITY = 90
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 device_memory_size: 150000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 12 }
+runtime_version { major: 13 }
+device_description_str: "NVIDIA H200"
+"""
+TABLE = report.Table(
+    40,
+    (
+        report.Column("compiled_bytes", "GiB", ">8.2f", 2**-30),
+        report.Column("temp_bytes", "temporary", ">11.2f", 2**-30),
+        report.Column("exchanged_bytes", "exch. MB", ">10.1f", 1e-6),
+    ),
+)
+
+
+def described(n_devices: int) -> list[Any]:
+    """H200s of one host. Raises `UserError` where JAX has no plugin for CUDA."""
+    try:
+        found = topologies.get_topology_desc("", platform="cuda", target_config=H200, topology=f"1x1x{n_devices}")
+    except (NotImplementedError, RuntimeError) as error:
+        raise UserError(
+            f"JAX describes no GPU here ({error}): it needs pip install 'seqjax[cuda13]', and "
+            "JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 on a machine without one."
+        ) from None
+    return list(found.devices)
+
+
+def pretend() -> None:
+    """Let what chooses a backend, and jax-triton, find the GPU that is only described."""
+    import jaxlib.gpu_triton as records
+
+    from kernels_pallas import device
+
+    jax.default_backend = lambda: "gpu"
+    device.compute_capability = lambda: CAPABILITY
+    setattr(records, "get_compute_capability", lambda device: CAPABILITY)  # noqa: B010 - pyright knows no such name
+
+
+def main(argv: list[str]) -> None:
+    """Compile one after the other, print and write as it goes."""
+    given = FLAGS.parse_args(argv)
+    options.check_known("layouts", given.layouts, ["data", "fsdp", "seq"])
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"  # read when JAX begins
+    devices = described(given.devices)
+    pretend()
+    settings = {name: getattr(given, name) for name in ("size", "batch", "seq_len", "remat", "devices")}
+    written: dict[str, Any] = {"jax": jax.__version__, "settings": settings, "results": {}}
+    path = options.destination(given.json, f"described_{given.devices}_devices", recorded=not given.mixers)
+    print(TABLE.header())
+    for name in chosen(given.mixers):
+        config = configured(name, given.size, batch=given.batch, seq_len=given.seq_len, remat=given.remat)
+        for layout, laid_out in train_step.layouts(config, given.devices, given.layouts).items():
+            try:
+                mesh = make_mesh(**dataclasses.asdict(laid_out.mesh), devices=devices[: given.devices if layout else 1])
+                result = train_step.of_program(train_step.lower(laid_out, mesh).lowered.compile())
+            except (RuntimeError, ValueError, TypeError, NotImplementedError, UserError) as error:
+                result = {"error": f"{type(error).__name__}: {error}"}
+            written["results"][f"{name} {layout}".rstrip()] = result
+            print(TABLE.row(train_step.title_of(name, layout), result), flush=True)
+            report.save(path, written)
+    print(f"Wrote {path}.")
+
+
+if __name__ == "__main__":
+    run_command(main)
