@@ -1,7 +1,7 @@
 """What XLA makes of a training step for GPUs that are not here: memory, and bytes exchanged, per GPU:
 
-    JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 python -m benchmarks.described --devices=4
-    ... --devices=8 --layouts=fsdp --size=1b3 --batch=4 --mixers=transformer_pp,mamba2
+    python -m benchmarks.described [--devices=4] [--mixers=a,b]
+    python -m benchmarks.described --devices=8 --layouts=fsdp --size=1b3 --batch=4
 
 For a machine without a GPU, with `pip install 'seqjax[cuda13]'`. The step of `benchmarks.train_step`, with its flags,
 is lowered with the fused kernels and compiled ahead for H200s that are described alone, for one of them and for N.
@@ -17,7 +17,7 @@ FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences on each device (16)")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
-FLAGS.add_argument("--devices", type=int, required=True, help="GPUs of one host")
+FLAGS.add_argument("--devices", type=int, default=4, help="GPUs of one host (4)")
 FLAGS.add_argument("--layouts", type=options.words, default=["data"], help="data, fsdp, seq (data)")
 options.parse_early(FLAGS, __name__)
 
@@ -65,10 +65,16 @@ def described(n_devices: int) -> list[Any]:
         found = topologies.get_topology_desc("", platform="cuda", target_config=H200, topology=f"1x1x{n_devices}")
     except (NotImplementedError, RuntimeError) as error:
         raise UserError(
-            f"JAX describes no GPU here ({error}): it needs pip install 'seqjax[cuda13]', and "
-            "JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 on a machine without one."
+            f"JAX describes no GPU here ({error}); it can with its plugin for CUDA: pip install 'seqjax[cuda13]'."
         ) from None
     return list(found.devices)
+
+
+def begin() -> None:
+    """Before JAX looks for devices: it asks for no GPU, tries no product on one, and its plugin needs no driver."""
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    jax.config.update("jax_platforms", "cpu")
 
 
 def pretend() -> None:
@@ -86,7 +92,7 @@ def main(argv: list[str]) -> None:
     """Compile one after the other, print and write as it goes."""
     given = FLAGS.parse_args(argv)
     options.check_known("layouts", given.layouts, ["data", "fsdp", "seq"])
-    os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"  # read when JAX begins
+    begin()
     devices = described(given.devices)
     pretend()
     settings = {name: getattr(given, name) for name in ("size", "batch", "seq_len", "remat", "devices")}

@@ -1,7 +1,6 @@
 """`benchmarks.described`: what a step takes on GPUs that are not here. That XLA compiles for them is not tested."""
 
 import json
-import os
 
 import jax
 import pytest
@@ -23,9 +22,9 @@ def test_without_the_plugin_for_cuda_it_says_what_is_missing(monkeypatch) -> Non
 @pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
 def test_the_report_has_one_device_and_several(monkeypatch, tmp_path) -> None:
     """With CPU devices in place of those that are described."""
-    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     monkeypatch.setattr(described, "described", lambda n_devices: jax.devices()[:n_devices])
-    monkeypatch.setattr(described, "pretend", lambda: None)
+    for step in ("begin", "pretend"):
+        monkeypatch.setattr(described, step, lambda: None)
     size = ["--size=debug", "--batch=2", "--seq_len=32", "--mixers=transformer_pp", f"--json={tmp_path}/x.json"]
     described.main(["--devices=2", "--layouts=data,fsdp", *size])
     results = json.loads((tmp_path / "x.json").read_text())["results"]
