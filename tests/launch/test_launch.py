@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -91,6 +92,15 @@ def test_windows_says_which_config_failed_and_ends_the_others_first(tmp_path, pr
     assert said.count("niah") == 1 and "recall" not in said
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """An interrupt that is not ignored, as a shell makes it for what it starts with "&"; bash could not trap it then."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_a_stopped_windows_stops_what_it_started(tmp_path, pretended):
     command = ["bash", str(LAUNCH / "windows.sh"), f"--out={tmp_path}/o", "--configs=long,long2", "--jobs=2"]
     said = tmp_path / "said"
