@@ -94,7 +94,7 @@ def test_windows_says_which_config_failed_and_ends_the_others_first(tmp_path, pr
 
 @pytest.fixture
 def heeded() -> Iterator[None]:
-    """An interrupt that is not ignored, as a shell makes it for what it starts with "&"; bash could not trap it then."""
+    """An interrupt is not ignored, as in what a shell starts with "&": bash could not trap it then."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
