@@ -31,6 +31,7 @@ from jax.experimental import topologies
 from benchmarks import train_step
 from benchmarks.harness import report
 from benchmarks.harness.configs import chosen, configured
+from benchmarks.harness.machine import machine
 from seqjax.errors import UserError, run_command
 from seqjax.sharding import make_mesh
 
@@ -93,10 +94,10 @@ def main(argv: list[str]) -> None:
     given = FLAGS.parse_args(argv)
     options.check_known("layouts", given.layouts, ["data", "fsdp", "seq"])
     begin()
-    devices = described(given.devices)
+    devices, compiled_on = described(given.devices), machine()
     pretend()
     settings = {name: getattr(given, name) for name in ("size", "batch", "seq_len", "remat", "devices")}
-    written: dict[str, Any] = {"jax": jax.__version__, "settings": settings, "results": {}}
+    written: dict[str, Any] = {"machine": compiled_on, "settings": settings, "results": {}}
     path = options.destination(given.json, f"described_{given.devices}_devices", recorded=not given.mixers)
     print(TABLE.header())
     for name in chosen(given.mixers):
