@@ -12,11 +12,7 @@ docs/results/devices.md compares with what real ones said.
 from benchmarks.harness import options
 
 FLAGS = options.flags(__doc__)
-FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these configs; all by default")
-FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
-FLAGS.add_argument("--batch", type=int, default=16, help="sequences on each device (16)")
-FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
-FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
+options.add_models(FLAGS)
 FLAGS.add_argument("--devices", type=int, default=4, help="GPUs of one host (4)")
 FLAGS.add_argument("--layouts", type=options.words, default=["data"], help="data, fsdp, seq (data)")
 options.parse_early(FLAGS, __name__)

@@ -26,11 +26,7 @@ beside it at the end; a run that is quick, partial or against a recorded one wri
 from benchmarks.harness import options
 
 FLAGS = options.flags(__doc__, quick="the debug size, as on a CPU")
-FLAGS.add_argument("--mixers", type=options.words, default=[], help="only these configs; all by default")
-FLAGS.add_argument("--size", default="110m", help="size of the configs (110m)")
-FLAGS.add_argument("--batch", type=int, default=16, help="sequences per step (16)")
-FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
-FLAGS.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
+options.add_models(FLAGS)
 FLAGS.add_argument("--devices", type=int, default=0, help="on one device and on so many; without it on all, once")
 FLAGS.add_argument("--layouts", type=options.words, default=["data", "fsdp"], help="with --devices (data,fsdp)")
 FLAGS.add_argument("--repeats", type=int, default=5, help="timed runs, whose median counts (5)")

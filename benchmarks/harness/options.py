@@ -30,6 +30,15 @@ def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.
     return parser
 
 
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which configs, at which size: mixers, size, batch, seq_len, remat."""
+    parser.add_argument("--mixers", type=words, default=[], help="only these configs; all by default")
+    parser.add_argument("--size", default="110m", help="size of the configs (110m)")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step, with --devices on each (16)")
+    parser.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
+    parser.add_argument("--remat", default="none", choices=["none", "full", "dots", "attention"], help="(none)")
+
+
 def parse_early(parser: argparse.ArgumentParser, module: str) -> None:
     """Answer `--help` and refuse unknown flags if `module`, a `__name__`, is what Python was asked to run."""
     if module == "__main__":
