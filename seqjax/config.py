@@ -93,7 +93,8 @@ class OptimConfig:
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0  # global gradient norm at which gradients are clipped; None = not clipped
     warmup_steps: int = 2500
-    final_lr: float = 0.0  # linear decay from lr to this over the rest of the run
+    final_lr: float = 0.0  # linear decay from lr to this over the rest of the run, or over every cooldown
+    cooldown: float = 0.2  # share of the steps up to an end (train.ends) over which lr decays; unused without ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,9 @@ class TrainConfig:
     """The length of the run and its batches."""
 
     steps: int
+    # Shares of `steps` at which the run ends, each after a cooldown of its own from a trunk with a constant rate; the
+    # last is 1. Empty: one end, with a linear decay over the whole run, as in the paper.
+    ends: tuple[float, ...] = ()
     batch_size: int  # sequences per optimiser step, over all devices
     seq_len: int  # T: tokens per sequence that are predicted; a block holds T + 1
     per_device_batch_size: int | None = None  # sequences on a device at a time, at most; None = no limit

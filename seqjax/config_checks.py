@@ -35,6 +35,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "optim.clip_norm": (0, math.inf),
     "optim.warmup_steps": (0, math.inf),
     "optim.final_lr": (0, math.inf),
+    "optim.cooldown": (0, 1),
     "eval.every": (0, math.inf),
     "eval.tokens": (1, math.inf),
     "eval.batch_size": (1, math.inf),
@@ -77,6 +78,8 @@ def check(config: Any) -> None:
             f"config.checkpoint.keep_period={period} keeps what is saved, so it must be a multiple of "
             f"config.checkpoint.every={every}."
         )
+    if train.ends:
+        _check_ends(config)
     if train.accumulate is not None and train.batch_size % train.accumulate:
         raise UserError(
             f"config.train.batch_size={train.batch_size} must be a multiple of "
@@ -113,3 +116,31 @@ def check(config: Any) -> None:
             # The mixer does not know its index among several.
             text = str(error).replace("config.model.mixer.", f"config.model.mixer[{i}].")
             raise UserError(text) from error
+
+
+def _check_ends(config: Any) -> None:
+    """Raise `UserError` unless the run's ends ascend to its last step and every cooldown begins after warm-up."""
+    ends, steps, cooldown, warmup = (
+        config.train.ends,
+        config.train.steps,
+        config.optim.cooldown,
+        config.optim.warmup_steps,
+    )
+    last = [round(share * steps) for share in ends]
+    if not (0 < ends[0] and ends[-1] == 1 and all(a < b for a, b in zip(last, last[1:], strict=False))):
+        raise UserError(
+            f"config.train.ends={ends}: give shares of config.train.steps={steps} that ascend to 1, each at a step of "
+            "its own, such as (0.5, 0.65, 0.8, 1)."
+        )
+    if cooldown == 0:
+        raise UserError(
+            "config.optim.cooldown=0 would end config.train.ends at the full learning rate; give the share of the "
+            "steps up to an end over which it decays, such as 0.2."
+        )
+    first = last[0] - max(1, round(cooldown * last[0]))
+    if first < warmup:
+        raise UserError(
+            f"The cooldown to the first of config.train.ends={ends} begins after step {first}, which overlaps with the "
+            f"warm-up of config.optim.warmup_steps={warmup}. Give a later first end, a shorter warm-up, or a smaller "
+            f"config.optim.cooldown than {cooldown}."
+        )
