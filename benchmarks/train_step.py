@@ -56,7 +56,7 @@ from seqjax.config import Config
 from seqjax.errors import UserError, run_command
 from seqjax.models import Model, flops
 from seqjax.sequence_sharding import require_equal_pieces
-from seqjax.sharding import batch_sharding, make_mesh, to_devices
+from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.training import facts, optim
 from seqjax.training.batches import micro_batches
 from seqjax.training.step import TrainState, init_state, jit_train_step, state_shardings
@@ -93,16 +93,16 @@ def lower(config: Config, mesh: Mesh) -> Step:
     require_equal_pieces(train.seq_len, mesh)
     n_micro = micro_batches(train, mesh)
     model = Model(config.model, max_len=train.seq_len)
-    optimizer = optim.optimizer(config.optim, train.steps)
+    optimizer = optim.optimizer(config.optim)
     init = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init)
     by_leaf = state_shardings(mesh, model, optimizer, shapes)
     batch = batch_sharding(mesh, leading=1)
-    step = jit_train_step(model, optimizer, optim.schedule(config.optim, train.steps), state=by_leaf, tokens=batch)
+    step = jit_train_step(model, optimizer, state=by_leaf, tokens=batch)
     shape = (n_micro, train.batch_size // n_micro, train.seq_len + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch)
     with jax.set_mesh(mesh):
-        return Step(model, init, by_leaf, tokens, step.lower(shapes, tokens))
+        return Step(model, init, by_leaf, tokens, step.lower(shapes, tokens, jax.ShapeDtypeStruct((), jnp.float32)))
 
 
 class Stepper:
@@ -116,6 +116,7 @@ class Stepper:
         with jax.set_mesh(mesh):
             tokens = rng.integers(0, config.model.vocab_size, step.tokens.shape, np.int32)
             self.tokens = to_devices(tokens, step.tokens.sharding)
+            self.rate = to_devices(np.float32(config.optim.lr), replicated(mesh))
             self.state = jax.jit(step.init, out_shardings=step.state_shardings)()
             start = time.perf_counter()
             self.compiled = step.lowered.compile()
@@ -123,7 +124,7 @@ class Stepper:
 
     def __call__(self) -> dict[str, jax.Array]:
         """One step; the metrics are ready when it is done."""
-        self.state, step_metrics = self.compiled(self.state, self.tokens)
+        self.state, step_metrics = self.compiled(self.state, self.tokens, self.rate)
         return step_metrics
 
 

@@ -133,6 +133,7 @@ class CheckpointConfig:
     every: int = 1000  # steps; 0 = only at the end and when the run is stopped
     keep: int = 2  # the newest ones
     keep_period: int | None = None  # those of steps that it divides are kept too, for good; None = only the newest
+    ends: Literal["last", "all", "none"] = "last"  # which ends of a run with train.ends have a checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

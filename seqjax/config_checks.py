@@ -120,14 +120,10 @@ def check(config: Any) -> None:
 
 def _check_ends(config: Any) -> None:
     """Raise `UserError` unless the run's ends ascend to its last step and every cooldown begins after warm-up."""
-    ends, steps, cooldown, warmup = (
-        config.train.ends,
-        config.train.steps,
-        config.optim.cooldown,
-        config.optim.warmup_steps,
-    )
+    ends, steps = config.train.ends, config.train.steps
+    cooldown, warmup = config.optim.cooldown, config.optim.warmup_steps
     last = [round(share * steps) for share in ends]
-    if not (0 < ends[0] and ends[-1] == 1 and all(a < b for a, b in zip(last, last[1:], strict=False))):
+    if not (ends[0] > 0 and ends[-1] == 1 and last == sorted(set(last))):
         raise UserError(
             f"config.train.ends={ends}: give shares of config.train.steps={steps} that ascend to 1, each at a step of "
             "its own, such as (0.5, 0.65, 0.8, 1)."
@@ -138,7 +134,7 @@ def _check_ends(config: Any) -> None:
             "steps up to an end over which it decays, such as 0.2."
         )
     first = last[0] - max(1, round(cooldown * last[0]))
-    if first < warmup:
+    if first < max(1, warmup):
         raise UserError(
             f"The cooldown to the first of config.train.ends={ends} begins after step {first}, which overlaps with the "
             f"warm-up of config.optim.warmup_steps={warmup}. Give a later first end, a shorter warm-up, or a smaller "

@@ -28,7 +28,6 @@ from seqjax.sharding import batch_sharding, make_mesh
 from seqjax.terminal import duration, size
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.optim import optimizer as make_optimizer
-from seqjax.training.optim import schedule
 from seqjax.training.placement import bytes_per_device, parameter_table
 from seqjax.training.spool import readable
 from seqjax.training.step import init_state, jit_train_step, state_shardings
@@ -71,7 +70,7 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
     yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
     yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"
 
-    optimizer = make_optimizer(config.optim, train.steps)
+    optimizer = make_optimizer(config.optim)
     init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init_fn)
     state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
@@ -86,11 +85,10 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
         f"{size(state_bytes - params_bytes)}"
     )
     yield f"batch        {batch_bytes:,} bytes on each device"
-    step = jit_train_step(
-        model, optimizer, schedule(config.optim, train.steps), state=state_sharding, tokens=tokens_sharding
-    )
+    step = jit_train_step(model, optimizer, state=state_sharding, tokens=tokens_sharding)
+    rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
-        compiled = step.lower(shapes, batch).compile()
+        compiled = step.lower(shapes, batch, rate).compile()
         program = "the CPU's program; that of other devices differs" if described else "the compiled step"
         needed, text = _memory(compiled, kept=state_bytes + batch_bytes, program=program)
         yield f"memory       {text}"
@@ -217,7 +215,7 @@ def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:
     seconds = []
     for _ in range(1 + TIMED_STEPS):
         start = time.perf_counter()
-        state, metrics = compiled(state, tokens)
+        state, metrics = compiled(state, tokens, np.float32(0))
         assert math.isfinite(float(metrics["loss"]))
         seconds.append(time.perf_counter() - start)
     return sorted(seconds[1:])[TIMED_STEPS // 2]

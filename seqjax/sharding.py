@@ -168,10 +168,10 @@ def replicate(tree: Any) -> Any:
     return jax.lax.with_sharding_constraint(tree, PartitionSpec())
 
 
-def to_devices(local: np.ndarray, sharding: NamedSharding) -> Array:
-    """Return the global array of this process's part of a batch; the transfer is explicit, so the guard allows it."""
+def to_devices(local: np.ndarray | np.generic, sharding: NamedSharding) -> Array:
+    """Return the global array of this process's part of it; the transfer is explicit, so the guard allows it."""
     with jax.transfer_guard("allow"):
-        return jax.make_array_from_process_local_data(sharding, local)
+        return jax.make_array_from_process_local_data(sharding, np.asarray(local))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -202,11 +202,11 @@ def check_bfloat16(case: Case) -> None:
 def check_training(case: Case) -> None:
     """Steps on one batch are traced once, and the loss falls."""
     optimizer = optax.adam(1e-2)
-    train_step, traces = make_train_step(case.model, optimizer, lambda _: jnp.float32(1e-2)), []
+    train_step, traces = make_train_step(case.model, optimizer), []
 
     def counted(state: TrainState, tokens_ABT1: Array) -> Any:
         traces.append(tokens_ABT1.shape)  # Python runs when the step is traced, not when it is executed.
-        return train_step(state, tokens_ABT1)
+        return train_step(state, tokens_ABT1, 1.0)
 
     step = jax.jit(counted, donate_argnums=0)
     state = jax.jit(lambda: init_state(case.model, optimizer, jax.random.key(0)))()

@@ -2,22 +2,29 @@
 
 Metrics are fetched one step late, so the device never waits for the host; the data iterator, the optimiser and the
 position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals an uninterrupted one.
+
+A run is trained in segments (seqjax/training/segments.py): one, or a trunk and a cooldown to each of its ends.
+`train` goes through them, `_train` is the loop of each. All use the same compiled step.
 """
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import kernels_pallas
 from kernels_pallas import cpu_compiler
 from seqjax import generate
 from seqjax.config import Config
-from seqjax.data import MissingPackageError, open_corpus
+from seqjax.data import Corpus, MissingPackageError, open_corpus
+from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import UserError
-from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
+from seqjax.evaluate import Domain, evaluate, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
@@ -32,12 +39,38 @@ from seqjax.training.facts import run_facts
 from seqjax.training.lock import WorkdirLock
 from seqjax.training.log import TrainLog
 from seqjax.training.optim import optimizer as make_optimizer
-from seqjax.training.optim import schedule
 from seqjax.training.placement import parameter_table
+from seqjax.training.segments import Segment, is_complete, keeps_checkpoint, rates, segments
 from seqjax.training.signals import StopRequest
 from seqjax.training.spool import Spool
-from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
+from seqjax.training.step import TrainState, init_state, jit_train_step, make_eval_step, state_shardings
 from seqjax.training.store_lock import StoreLock, locked
+
+
+class Setup(NamedTuple):
+    """What all segments of a run share: its data, its model and the compiled steps."""
+
+    config: Config
+    mesh: jax.sharding.Mesh
+    corpus: Corpus
+    iterator: TrainIterator
+    domains: dict[str, Domain]
+    model: Model
+    init: Callable[[], TrainState]
+    target: TrainState  # shapes and shardings
+    tokens: jax.sharding.NamedSharding  # of a batch [A, B, T + 1]
+    n_micro: int  # A
+    train_step: Any
+    eval_step: Any
+
+
+class Place(NamedTuple):
+    """Where training is: the state on the devices, the position in the data, and the state of the log, if any."""
+
+    step: int
+    state: TrainState
+    data: dict[str, Any]
+    log: dict[str, Any] | None
 
 
 def train(config: Config, workdir: str | Path) -> bool:
@@ -57,29 +90,66 @@ def train(config: Config, workdir: str | Path) -> bool:
             f"--workdir={spool}: of several processes each has a part of the checkpoint on its own machine. Give a "
             "directory that they share, or gs://BUCKET/PATH, to which all of them write."
         )
+    if spool.url and config.train.ends:
+        raise UserError(
+            f"--workdir={spool}: a run with config.train.ends has a directory for each end and cannot be kept in a "
+            "store; give a directory of this machine."
+        )
     if jax.process_index() != 0:
-        return _train(config, spool, lock=None)
+        return _train_segments(config, spool, lock=None)
     # What a scheduler starts again may come before the lock of its first start has grown old.
     again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
     with locked(spool, wait=again) as lock:
-        return _train(config, spool, lock=lock)
+        return _train_segments(config, spool, lock=lock)
 
 
-def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None) -> bool:
-    workdir = spool.directory
-    n_steps, seq_len = config.train.steps, config.train.seq_len
-    tokens_per_step = config.train.batch_size * seq_len
-    lead = jax.process_index() == 0
-
-    # --------------------------------------------------------------------------------------------- workdir, mesh
-    if lead:
-        spool.pull(StatusLine().say)
+def _train_segments(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None) -> bool:
+    """Train every segment that is not complete, then report the run; return False if it was stopped early."""
+    say = StatusLine(quiet=jax.process_index() != 0).say
+    if jax.process_index() == 0:
+        spool.pull(say)
         workdirs.check_config(spool, config)
+    setup = _set_up(config)
+    checkpoints = _checkpoints(config, spool)
+    trunk = place = _restored(setup, checkpoints, spool) or _fresh(setup, checkpoints)
+    for line in _description(setup, trunk, spool):
+        say(line)
+    with StopRequest() as stop:
+        for segment in segments(config):
+            if not segment.is_cooldown:
+                if trunk.step < segment.end or not config.train.ends:
+                    trunk = place = _train(setup, segment, trunk, spool, checkpoints, stop=stop, lock=lock)
+            elif not is_complete(config, segment, spool.directory):
+                there = Spool(segment.directory(spool.directory))
+                of_end = _checkpoints(config, there)
+                place = _restored(setup, of_end, there) or _branch(trunk, segment, there)
+                say(f"Cooling down from step {place.step} to the end at step {segment.end} in {there}")
+                place = _train(setup, segment, place, there, of_end, stop=stop, lock=lock)
+                of_end.wait()
+                of_end.close()
+            if stop.agreed_on:
+                break
+    checkpoints.wait()
+    checkpoints.close()
+    if stop.agreed_on and place.step < config.train.steps:
+        say(
+            f"Stopped by {stop.name} after step {place.step}; everything is saved. Go on with the same command and "
+            f"--workdir={spool}"
+        )
+        return False
+    if jax.process_index() == 0:
+        say(_report(setup, place, spool))
+        spool.push_last()
+    return True
+
+
+def _set_up(config: Config) -> Setup:
+    """Open the data, build the model and its steps; nothing is compiled or written yet."""
+    seq_len = config.train.seq_len
+    # ------------------------------------------------------------------------------------------------ mesh, data
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
     require_equal_pieces(seq_len, mesh)
     n_micro = micro_batches(config.train, mesh)
-
-    # ------------------------------------------------------------------------------------------------------ data
     corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size, test_sets=config.eval.path)
     iterator = corpus.train_iterator(
         batch_size=config.train.batch_size // jax.process_count(),
@@ -87,68 +157,123 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
         process_count=jax.process_count(),
     )
     domains = load_domains(corpus, config, mesh=mesh)
-
-    # ----------------------------------------------------------------------------------------------------- model
+    # ----------------------------------------------------------------------------------------------- model, state
     model = Model(config.model, max_len=seq_len)
     if config.eval.entropy_tokens:
         require_entropy(model)
-    optimizer = make_optimizer(config.optim, n_steps)
-    log = TrainLog(workdir, config, lead=lead, flops_per_token=flops.flops_per_token(model, seq_len))
-
-    # ----------------------------------------------------------------------------------------------------- state
-    init_fn = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
-    shapes = jax.eval_shape(init_fn)
-    state_sharding, unsharded = state_shardings(mesh, model, optimizer, shapes), replicated(mesh)
-    tokens_sharding = batch_sharding(mesh, leading=1)
-    train_step = jit_train_step(
-        model, optimizer, schedule(config.optim, n_steps), state=state_sharding, tokens=tokens_sharding
+    optimizer = make_optimizer(config.optim)
+    init = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
+    shapes = jax.eval_shape(init)
+    state, tokens = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
+    return Setup(
+        config,
+        mesh,
+        corpus,
+        iterator,
+        domains,
+        model,
+        init=jax.jit(init, out_shardings=state),
+        target=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state),
+        tokens=tokens,
+        n_micro=n_micro,
+        train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
+        eval_step=jax.jit(make_eval_step(model), out_shardings=replicated(mesh)),
     )
-    eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
 
-    # --------------------------------------------------------------------------------------------------- restore
-    checkpoints = Checkpoints(spool, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
-    start, saved = checkpoints.latest or 0, None
-    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state_sharding)
-    if checkpoints.latest is not None and not checkpoints.params_only:
-        state, saved = checkpoints.restore(target, iterator)
-        if saved["manifest"] != corpus.manifest_hash:
-            raise UserError(
-                f"The data is not what {spool} was trained on (manifest {corpus.manifest_hash}, then "
-                f"{saved['manifest']}). Point config.data.path at the same data, or start in another --workdir."
-            )
-        log.say(f"Going on from step {start} of {n_steps} in {spool}")
-    else:
-        state = jax.jit(init_fn, out_shardings=state_sharding)()
-        if checkpoints.params_only:  # a workdir that seqjax.convert wrote
-            state = state._replace(params=checkpoints.restore_params(target.params)[0])
-        log.say(f"Training {config.name} ({config.size}, {n_steps} steps) in {spool}")
-    if n_micro > 1 or config.train.accumulate is not None:
-        log.say(f"Each step: {division(config.train, mesh)}")
+
+def _checkpoints(config: Config, spool: Spool) -> Checkpoints:
+    return Checkpoints(spool, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
+
+
+def _restored(setup: Setup, checkpoints: Checkpoints, spool: Spool) -> Place | None:
+    """Return the place of the newest checkpoint; None if there is none from which a run can go on."""
+    step = checkpoints.latest
+    if step is None or checkpoints.params_only:
+        return None
+    state, log = checkpoints.restore(setup.target, setup.iterator)
+    if log["manifest"] != setup.corpus.manifest_hash:
+        raise UserError(
+            f"The data is not what {spool} was trained on (manifest {setup.corpus.manifest_hash}, then "
+            f"{log['manifest']}). Point config.data.path at the same data, or start in another --workdir."
+        )
+    return Place(step, state, setup.iterator.get_state(), log)
+
+
+def _fresh(setup: Setup, checkpoints: Checkpoints) -> Place:
+    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote some."""
+    state = setup.init()
+    if checkpoints.params_only:
+        state = state._replace(params=checkpoints.restore_params(setup.target.params)[0])
+    return Place(0, state, setup.iterator.get_state(), None)
+
+
+def _branch(trunk: Place, segment: Segment, spool: Spool) -> Place:
+    """Return a copy of the trunk where a cooldown begins; the trunk goes on from the original."""
+    if trunk.step != segment.begin:
+        raise UserError(
+            f"{spool} lacks the results of this end, and the run has gone on from step {segment.begin}, where it "
+            f"branches off, to step {trunk.step}. Put the directory back, or start again in another --workdir."
+        )
+    assert trunk.log is not None, "a trunk has at least one step"
+    log = {"metrics": 0, "window": [0.0, 0], "seconds": trunk.log["seconds"]}
+    return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
+
+
+def _description(setup: Setup, start: Place, spool: Spool) -> list[str]:
+    """Return the lines that say what is trained, and how it is divided over devices."""
+    config, steps = setup.config, setup.config.train.steps
+    lines = [f"Training {config.name} ({config.size}, {steps} steps) in {spool}"]
+    if start.step:
+        lines = [f"Going on from step {start.step} of {steps} in {spool}"]
+    if setup.n_micro > 1 or config.train.accumulate is not None:
+        lines.append(f"Each step: {division(config.train, setup.mesh)}")
+    tokens_per_step = config.train.batch_size * config.train.seq_len
     if 0 < config.eval.every < tokens_per_step:
-        log.say(
+        lines.append(
             f"It evaluates after every step: config.eval.every={config.eval.every} counts tokens, of which a step has "
             f"{tokens_per_step:,}."
         )
-    if mesh.size > 1:
-        log.say("\n".join(parameter_table(model, state_sharding.params)))
+    if setup.mesh.size > 1:
+        lines += parameter_table(setup.model, jax.tree.map(lambda x: x.sharding, setup.target.params))
+    return lines
 
-    # ------------------------------------------------------------------------------------------------------ loop
-    stop = StopRequest()
+
+def _train(
+    setup: Setup,
+    segment: Segment,
+    start: Place,
+    spool: Spool,
+    checkpoints: Checkpoints,
+    *,
+    stop: StopRequest,
+    lock: WorkdirLock | StoreLock | None,
+) -> Place:
+    """Train a segment from `start`, and return where it ended: at its end, or earlier if it was stopped."""
+    config, mesh, corpus, iterator, domains, model = setup[:6]
+    workdir, lead, everywhere = spool.directory, jax.process_index() == 0, replicated(mesh)
+    tokens_per_step = config.train.batch_size * config.train.seq_len
+    rate_of = rates(config.optim, segment)
+    state, step = start.state, start.step
+    iterator.set_state(start.data)
+    log = TrainLog(
+        workdir, config, end=segment.end, lead=lead, flops_per_token=flops.flops_per_token(model, config.train.seq_len)
+    )
     pending = None  # the newest step, whose metrics are still on the device
     profiling = False
-    with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
-        log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
-        for step in range(start + 1, n_steps + 1):
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
+        log.start(start.step, start.log, {name: domain.blocks for name, domain in domains.items()})
+        for step in range(start.step + 1, segment.end + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
                 profiling = True
             batch = next(iterator)["tokens"]
-            tokens = to_devices(batch.reshape(n_micro, -1, seq_len + 1), tokens_sharding)
-            state, device_metrics = train_step(state, tokens)
+            tokens = to_devices(batch.reshape(setup.n_micro, -1, config.train.seq_len + 1), setup.tokens)
+            rate = to_devices(rate_of[step - segment.begin - 1], everywhere)
+            state, device_metrics = setup.train_step(state, tokens, rate)
             if pending is not None:  # of the previous step, while the device computes this one
                 log_step(*pending, log, spool, checkpoints)
             pending = (step, device_metrics, batch)
-            if step == start + 1:  # The step has been traced, so the backends of its kernels are known.
+            if step == start.step + 1:  # The step has been traced, so the backends of its kernels are known.
                 used = kernels_pallas.backends_used()
                 if used:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
@@ -167,14 +292,19 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
                     spool.push()
 
             every = config.eval.every
-            last = step == n_steps
-            stopping = stop.agreed(step)
+            last = step == segment.end
+            stopping = stop.agreed()
             if lock is not None:
                 lock.check()
-            evaluating = last or (every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every)
-            saving = last or stopping or (config.checkpoint.every and step % config.checkpoint.every == 0)
+            evaluating = (last and segment.is_end) or (
+                every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every
+            )
+            saving = (last and keeps_checkpoint(config, segment)) or (
+                config.checkpoint.every and step % config.checkpoint.every == 0
+            )
+            saving = saving or (stopping and not (last and segment.is_cooldown))
             profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
-            if not (evaluating or saving or profiled):
+            if not (evaluating or saving or profiled or last):
                 continue
             if lock is not None:
                 lock.check(look=True)
@@ -186,9 +316,9 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
             with log.clock.paused():
                 # -------------------------------------------------------------------------------------- evaluate
                 if evaluating:
-                    losses = evaluate(eval_step, state.params, domains, mesh=mesh)
+                    losses = evaluate(setup.eval_step, state.params, domains, mesh=mesh)
                     row = summarize(losses, domains, corpus)
-                    if last and config.eval.entropy_tokens:
+                    if last and segment.is_end and config.eval.entropy_tokens:
                         for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                     not_finite.check_evaluation(step, row)
@@ -200,35 +330,29 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
                     log.sync()
                     with jax.transfer_guard("allow"):
                         checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
-            if stopping and not last:
+            if stopping:
                 break
+        return Place(step, state, iterator.get_state(), log.state | {"manifest": corpus.manifest_hash})
 
-    # ---------------------------------------------------------------------------------------------------- finish
-    checkpoints.wait()
-    checkpoints.close()
-    if int(jax.device_get(state.step)) != n_steps:
-        log.say(
-            f"Stopped by {stop.name} after step {step}; everything is saved. Go on with the same command and "
-            f"--workdir={spool}"
-        )
-        return False
-    if lead:
-        sample = None
-        prompt, n_new = "The ", config.log.sample_tokens
-        if model.longest:  # Position tables have an end; the prompt takes BOS and at most one token per byte.
-            n_new = min(n_new, model.longest - 1 - len(prompt))
-        if n_new > 0 and jax.process_count() == 1:
-            key = jax.random.wrap_key_data(jax.device_get(state.rng))
-            try:
-                parts = generate.stream(model, state.params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh)
-                new = "".join(parts)
-                sample = prompt + new
-            except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
-                log.say(f"No sample of text: {error}")
-        facts = read_json(workdir / "run.json")
-        log.say(report.write(workdir, config, corpus, facts=facts, sample=sample, called=str(spool)))
-        spool.push_last()
-    return True
+
+def _report(setup: Setup, end: Place, spool: Spool) -> str:
+    """Write the report of a finished run, with a sample of text if its last state is at hand; return its table."""
+    config, model, corpus = setup.config, setup.model, setup.corpus
+    sample = None
+    prompt, n_new = "The ", config.log.sample_tokens
+    if model.longest:  # Position tables have an end; the prompt takes BOS and at most one token per byte.
+        n_new = min(n_new, model.longest - 1 - len(prompt))
+    if n_new > 0 and jax.process_count() == 1 and end.step == config.train.steps:
+        key = jax.random.wrap_key_data(jax.device_get(end.state.rng))
+        try:
+            parts = generate.stream(
+                model, end.state.params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=setup.mesh
+            )
+            sample = prompt + "".join(parts)
+        except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
+            StatusLine().say(f"No sample of text: {error}")
+    facts = read_json(spool.directory / "run.json")
+    return report.write(spool.directory, config, corpus, facts=facts, sample=sample, called=str(spool))
 
 
 def log_step(

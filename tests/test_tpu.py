@@ -19,10 +19,10 @@ def test_the_training_step_lowers_for_tpu(name, monkeypatch) -> None:
     monkeypatch.setattr(device, "platform", lambda: "tpu")
     config = from_config_dict(presets.read_config(f"{name}:debug,model.dtype=bfloat16"))
     model = Model(config.model, max_len=config.train.seq_len)
-    optimizer = optim.optimizer(config.optim, config.train.steps)
+    optimizer = optim.optimizer(config.optim)
     state = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
-    step = make_train_step(model, optimizer, optim.schedule(config.optim, config.train.steps))
+    step = make_train_step(model, optimizer)
     tokens = jax.ShapeDtypeStruct((1, config.train.batch_size, config.train.seq_len + 1), jnp.int32)
-    exported = jax.export.export(jax.jit(step), platforms=["tpu"])(state, tokens)
+    exported = jax.export.export(jax.jit(step), platforms=["tpu"])(state, tokens, jnp.float32(1))
     assert exported.platforms == ("tpu",)
     assert "while" in exported.mlir_module(), "the layers are scanned"

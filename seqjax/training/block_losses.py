@@ -33,7 +33,12 @@ def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None
 
 def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
     """Write the losses of one evaluation, "DOMAIN" -> [n], in nats per token."""
-    _save(workdir / DIRECTORY / f"{step:08d}.npz", {domain: loss.astype(np.float32) for domain, loss in losses.items()})
+    _save(path(workdir, step), {domain: loss.astype(np.float32) for domain, loss in losses.items()})
+
+
+def path(workdir: Path, step: int) -> Path:
+    """Return the file of an evaluation, which is written last of all that belongs to it."""
+    return workdir / DIRECTORY / f"{step:08d}.npz"
 
 
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:

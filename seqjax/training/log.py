@@ -23,12 +23,14 @@ class TrainLog:
     number of training losses since the last evaluation; and the training time so far in seconds.
     """
 
-    def __init__(self, workdir: Path, config: Config, *, lead: bool, flops_per_token: float):
+    def __init__(self, workdir: Path, config: Config, *, end: int, lead: bool, flops_per_token: float):
+        """Log the steps up to `end`."""
         self.clock = ThroughputClock()
         self._workdir, self._config, self._lead = workdir, config, lead
         self._flops_per_token = flops_per_token
         self._tokens_per_step = config.train.batch_size * config.train.seq_len
-        self._progress = Progress(config.train.steps, quiet=not lead)
+        self._end = end
+        self._progress = Progress(end, quiet=not lead)
         self._writer = metrics.NullWriter()
         self._loss_sum, self._loss_count = 0.0, 0
 
@@ -69,8 +71,7 @@ class TrainLog:
         """Add the loss of a step; every `log.every` steps and at the last one, write a row and show the progress."""
         self._loss_sum += values["loss"]
         self._loss_count += 1
-        n_steps = self._config.train.steps
-        if step % self._config.log.every and step != n_steps:
+        if step % self._config.log.every and step != self._end:
             return
         rate = self.clock.lap(step) * self._tokens_per_step
         mfu = flops.mfu(rate, self._flops_per_token)
@@ -86,7 +87,7 @@ class TrainLog:
             "device_peak_gib": device_peak_gib(),
         }
         self._writer.write(step, row)
-        eta = (n_steps - step) * self._tokens_per_step / rate
+        eta = (self._end - step) * self._tokens_per_step / rate
         self._progress.update(step, loss=values["loss"], tokens_per_s=rate, mfu=mfu, eta=eta)
 
     def evaluation(self, step: int, row: dict[str, float], losses: dict[str, np.ndarray]) -> None:

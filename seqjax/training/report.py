@@ -13,6 +13,7 @@ from seqjax.data import Corpus
 from seqjax.errors import UserError
 from seqjax.terminal import duration
 from seqjax.training import metrics
+from seqjax.training.segments import segments
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -29,18 +30,21 @@ def write(
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
-    `facts` are those of `facts.run_facts`; `called` is the URL of a workdir in a store, in place of its spool.
+    `facts` are those of `facts.run_facts`; `called` is the URL of a workdir in a store, in place of its spool. Of a run
+    with several ends, the table is that of the last one and the picture shows all.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
     workdir, called = Path(workdir), called or str(workdir)
-    rows = metrics.read(workdir)
-    train = [r for r in rows if "seconds" in r]
-    evals = [r for r in rows if any(k.startswith("eval/") for k in r)]
+    directories = [segment.directory(workdir) for segment in segments(config) if segment.is_cooldown]
+    curves = [[r for r in metrics.read(d) if "seconds" in r] for d in (workdir, *directories)]
+    train = sum((curves[0], *curves[-1:]), []) if directories else curves[0]
+    evals = [_evaluations(d)[-1:] for d in directories] if directories else [_evaluations(workdir)]
+    evals = sum(evals, [])
     if not train or not evals:
         raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
     bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
-    _plot(workdir / "report.png", config, corpus, train, evals, bigram)
+    _plot(workdir / "report.png", config, corpus, curves, evals, bigram)
 
     last = evals[-1]
     spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
@@ -102,6 +106,10 @@ def write(
     return "\n".join(shown)
 
 
+def _evaluations(workdir: Path) -> list[dict[str, Any]]:
+    return [row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)]
+
+
 def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     """Return how to generate text with a run of these mixers: with leave for a file from outside seqjax."""
     if any("." not in name and name not in mixers.names() for name in used):  # registered, in this process alone
@@ -128,15 +136,20 @@ def _plot(
     path: Path,
     config: Config,
     corpus: Corpus,
-    train: list[dict[str, Any]],
+    curves: list[list[dict[str, Any]]],
     evals: list[dict[str, Any]],
     bigram: float | None,
 ) -> None:
-    """Plot the training loss and every domain's loss over tokens; out-of-domain lines are dashed."""
+    """Plot the training loss (of the trunk and of every cooldown) and every domain's loss over tokens.
+
+    Out-of-domain lines are dashed. Of a run with several ends they go through the ends.
+    """
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()
-    tokens = [r["tokens"] / 1e6 for r in train]
-    axes.plot(tokens, [r["train/loss"] for r in train], color="0.75", linewidth=1, label="training")
+    for i, rows in enumerate(curves):
+        tokens = [r["tokens"] / 1e6 for r in rows]
+        losses = [r["train/loss"] for r in rows]
+        axes.plot(tokens, losses, color="0.6" if i else "0.75", linewidth=1, label=None if i else "training")
     ends = []
     for i, name in enumerate(corpus.eval_domains):
         losses = [r[f"eval/{name}/loss"] for r in evals]
@@ -153,10 +166,10 @@ def _plot(
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
     shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
-    shown += [r["train/loss"] for r in train[len(train) // 10 :]] + ([bigram] if bigram is not None else [])
+    shown += [r["train/loss"] for rows in curves for r in rows[len(rows) // 10 :]] + ([bigram] if bigram is not None else [])
     margin = 0.06 * (max(shown) - min(shown) + 0.1)
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
-    _label_ends(axes, ends, tokens[-1])
+    _label_ends(axes, ends, evals[-1]["tokens"] / 1e6)
     axes.set_xlabel("training tokens (millions)")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")

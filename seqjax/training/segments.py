@@ -1,10 +1,10 @@
-"""The segments of a run: a trunk with a constant rate, and the cooldowns that branch off it to the run's ends.
+"""The segments of a run, and its learning rates: a trunk with a constant rate, and the cooldowns that branch off it.
 
 A run whose `train.ends` is empty has one segment, with the paper's linear decay (arXiv 2505.18522, Appendix A). With
 ends, the rate stays constant after warm-up along the trunk, and every end has a cooldown of its own over the last
 `optim.cooldown` of the steps up to it, linear to `optim.final_lr`. A cooldown starts from the trunk's state and reads
-the batches that the trunk reads next, so its end is that of a run which was never meant to be longer (Hägele et al.,
-arXiv 2405.18392). Cooldowns of different ends may share steps, since each has a copy of the state.
+the batches that the trunk reads next, so its end is that of a run that was planned to be as long (arXiv 2405.18392).
+Cooldowns to different ends may take the same batches, since each has its own copy of the state.
 """
 
 from pathlib import Path
@@ -12,21 +12,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqjax.config import Config
+from seqjax.config import Config, OptimConfig
+from seqjax.training import block_losses
 
 DIRECTORY = "ends"  # in a workdir; holds a directory for each end, named by its step
 
 
 class Segment(NamedTuple):
-    """Steps `begin` + 1 to `end` of a run; a cooldown to an end if `cools`, else a part of the trunk."""
+    """Steps `begin` + 1 to `end` of a run; at its end is one of the run's ends, or else the trunk goes on."""
 
     begin: int
     end: int
-    cools: bool
+    is_end: bool
 
-    def directory(self, workdir: Path) -> Path:
-        """Return where the segment's files are: of a cooldown to an end its own directory, else the workdir."""
-        return workdir / DIRECTORY / str(self.end) if self.cools else workdir
+    @property
+    def is_cooldown(self) -> bool:
+        """Whether it branches off a trunk; the only segment of a run without ends does not."""
+        return self.is_end and self.begin > 0
+
+    def directory(self, workdir: str | Path) -> Path:
+        """Return where the segment's files are: of a cooldown its own directory, else the workdir."""
+        return Path(workdir) / DIRECTORY / str(self.end) if self.is_cooldown else Path(workdir)
 
 
 def end_steps(config: Config) -> list[int]:
@@ -36,36 +42,40 @@ def end_steps(config: Config) -> list[int]:
 
 def segments(config: Config) -> list[Segment]:
     """Return the segments in training order: each cooldown follows the part of the trunk that it branches off."""
-    ends = end_steps(config)
-    if not ends:
-        return [Segment(0, config.train.steps, cools=False)]
+    if not config.train.ends:
+        return [Segment(0, config.train.steps, is_end=True)]
     found, at = [], 0
-    for end in ends:
-        branch = end - cooldown_steps(config, end)
-        found += [Segment(at, branch, cools=False)] if branch > at else []
-        found.append(Segment(branch, end, cools=True))
-        at = max(at, branch)
+    for end in end_steps(config):
+        branch = end - max(1, round(config.optim.cooldown * end))
+        found += [Segment(at, branch, is_end=False)] if branch > at else []
+        found.append(Segment(branch, end, is_end=True))
+        at = branch
     return found
 
 
-def cooldown_steps(config: Config, end: int) -> int:
-    """Return the number of steps of the cooldown that ends after step `end`."""
-    return max(1, round(config.optim.cooldown * end))
+def keeps_checkpoint(config: Config, segment: Segment) -> bool:
+    """Return whether the last step of a segment is saved: the trunk goes on from it, `checkpoint.ends` names ends."""
+    if not segment.is_cooldown:
+        return True
+    return config.checkpoint.ends == "all" or (config.checkpoint.ends == "last" and segment.end == config.train.steps)
 
 
-def rates(config: Config, segment: Segment) -> np.ndarray:
+def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
+    """Return whether a cooldown has its evaluation, and its checkpoint if it is to be kept."""
+    directory = segment.directory(workdir)
+    kept = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
+    return kept and block_losses.path(directory, segment.end).is_file()
+
+
+def rates(optim: OptimConfig, segment: Segment) -> np.ndarray:
     """Return the learning rate of every step of a segment, float32 [end - begin].
 
-    It rises linearly from lr / warmup to lr in `optim.warmup_steps` steps. A decay would reach `final_lr` one step
-    after the last, so that with `final_lr` = 0 the last step still learns.
+    It rises linearly from lr / warmup to lr in `optim.warmup_steps` steps. A decay reaches `final_lr` one step after
+    the last, so that with `final_lr` = 0 the last step still learns.
     """
-    optim, steps = config.optim, np.arange(segment.begin, segment.end)
-    warmup = max(1, min(optim.warmup_steps, config.train.steps))
-    rising = optim.lr * (steps + 1) / warmup
-    if config.train.ends and not segment.cools:
-        after = np.full(len(steps), optim.lr)
-    else:
-        peak = segment.begin if segment.cools else warmup
-        share = (steps + 1 - peak) / (segment.end + 1 - peak)
-        after = optim.lr + (optim.final_lr - optim.lr) * share
-    return np.where(steps < warmup, rising, after).astype(np.float32)
+    taken = np.arange(segment.begin, segment.end) + 1
+    warmup = max(1, min(optim.warmup_steps, segment.end))
+    peak = max(segment.begin, warmup)  # the last step at the full rate
+    share = (taken - peak) / (segment.end + 1 - peak) if segment.is_end else 0.0
+    after = optim.lr + (optim.final_lr - optim.lr) * share
+    return np.where(taken < warmup, optim.lr * taken / warmup, after).astype(np.float32)

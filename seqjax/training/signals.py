@@ -17,6 +17,8 @@ class StopRequest:
 
     def __init__(self):
         self.name = ""
+        self.agreed_on = False
+        self._asked = 0
         self._old = {}
         self._several = jax.process_count() > 1
 
@@ -37,11 +39,14 @@ class StopRequest:
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def agreed(self, step: int) -> bool:
-        """Return whether to stop after `step`, which several processes, who must all ask at every step, agree on."""
-        if not self._several:
-            return bool(self.name)
-        stopping = ocp.multihost.reached_preemption(step)
-        if stopping and not self.name:
+    def agreed(self) -> bool:
+        """Return whether to stop after this step, on which several processes, who must all ask at every one, agree.
+
+        `agreed_on` is the last answer.
+        """
+        # A count of its own, because that of the steps goes back after a cooldown, which JAX's service does not expect.
+        self._asked += 1
+        self.agreed_on = ocp.multihost.reached_preemption(self._asked) if self._several else bool(self.name)
+        if self.agreed_on and not self.name:
             self.name = "a signal to one of the processes"
-        return stopping
+        return self.agreed_on

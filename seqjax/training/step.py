@@ -43,12 +43,13 @@ def state_shardings(
 
 
 def make_train_step(
-    model: Model, optimizer: optax.GradientTransformation, schedule: optax.Schedule
-) -> Callable[[TrainState, Array], tuple[TrainState, dict[str, Array]]]:
-    """Return (state, tokens int32 [A, B, T + 1]) -> (state, metrics), an update with A micro-batches' mean gradient.
+    model: Model, optimizer: optax.GradientTransformation
+) -> Callable[[TrainState, Array, Any], tuple[TrainState, dict[str, Array]]]:
+    """Return (state, tokens int32 [A, B, T + 1], rate float32 []) -> (state, metrics), one update of the parameters.
 
+    The update is that of `optimizer` for the mean gradient of A micro-batches, times the learning rate `rate`.
     `metrics` holds scalars: the loss in nats per token, the global norms of the gradient and of the new parameters, and
-    the learning rate. `schedule` is used only to report the latter; the optimiser has its own.
+    the learning rate.
     """
 
     def loss_and_grads(params: Params, tokens_BT1: Array) -> tuple[Array, Params]:
@@ -58,7 +59,7 @@ def make_train_step(
 
         return jax.value_and_grad(mean_loss)(params)
 
-    def train_step(state: TrainState, tokens_ABT1: Array) -> tuple[TrainState, dict[str, Array]]:
+    def train_step(state: TrainState, tokens_ABT1: Array, rate: Any) -> tuple[TrainState, dict[str, Array]]:
         n_micro = tokens_ABT1.shape[0]
         if n_micro == 1:
             loss, grads = loss_and_grads(state.params, tokens_ABT1[0])
@@ -72,10 +73,11 @@ def make_train_step(
             loss, grads = jax.tree.map(lambda x: x / n_micro, sums)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            updates = jax.tree.map(lambda u: u * jnp.asarray(rate, u.dtype), updates)
             params: Any = optax.apply_updates(state.params, updates)
         # The parameter norm is that after the update, because a finite loss does not imply a finite update.
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "param_norm": optax.tree.norm(params)}
-        metrics["lr"] = schedule(state.step)
+        metrics["lr"] = jnp.asarray(rate, jnp.float32)
         return TrainState(params, opt_state, state.step + 1, state.rng), metrics
 
     return train_step
@@ -84,20 +86,21 @@ def make_train_step(
 def jit_train_step(
     model: Model,
     optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
     *,
     state: TrainState,
     tokens: NamedSharding,
 ) -> Any:
     """Return `make_train_step` under `jax.jit`, for a state and tokens int32 [A, B, T + 1] with these shardings.
 
-    The buffers of the input state are donated to the output state. Call it inside `jax.set_mesh`.
+    The rate is replicated. The buffers of the input state are donated to the output state. Call it inside
+    `jax.set_mesh`.
     """
+    unsharded = replicated(cast(Mesh, tokens.mesh))
     return jax.jit(
-        make_train_step(model, optimizer, schedule),
+        make_train_step(model, optimizer),
         donate_argnums=0,
-        in_shardings=(state, tokens),
-        out_shardings=(state, replicated(cast(Mesh, tokens.mesh))),
+        in_shardings=(state, tokens, unsharded),
+        out_shardings=(state, unsharded),
     )
 
 

@@ -27,17 +27,14 @@ def test_its_step_is_sharded_and_computes_as_the_trainers() -> None:
     assert stepper.tokens.sharding == batch_sharding(mesh, leading=1)
     split = [x for x in jax.tree.leaves(stepper.state.params) if not x.sharding.is_fully_replicated]
     assert len(split) > 3, "hardly a parameter is split"
-    (state_in, _), _ = stepper.compiled.input_shardings
+    (state_in, _, _), _ = stepper.compiled.input_shardings
     for spec, x in zip(jax.tree.leaves(state_in), jax.tree.leaves(stepper.state), strict=True):
         assert spec.is_equivalent_to(x.sharding, x.ndim)
 
     model = Model(config.model, max_len=16)
-    optimizer, rate = (
-        optim.optimizer(config.optim, config.train.steps),
-        optim.schedule(config.optim, config.train.steps),
-    )
+    optimizer = optim.optimizer(config.optim)
     state = init_state(model, optimizer, jax.random.key(config.train.seed))
-    _, want = jax.jit(make_train_step(model, optimizer, rate))(state, np.asarray(stepper.tokens))
+    _, want = jax.jit(make_train_step(model, optimizer))(state, np.asarray(stepper.tokens), config.optim.lr)
     before = stepper.state
     got = stepper()
     np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-5)

@@ -120,7 +120,7 @@ def test_a_refused_run_leaves_nothing_in_the_way(blocks_dir, tmp_path, monkeypat
     assert list(kept.iterdir()) == []
 
     def no_memory(*args, **options):
-        def step(state, tokens):
+        def step(state, tokens, rate):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
         return step
@@ -182,8 +182,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(blocks_dir, workdir, monkeypatc
     def poisoned(*args):
         step = make_train_step(*args)
 
-        def train_step(state, tokens):
-            new, values = step(state, tokens)
+        def train_step(state, tokens, rate):
+            new, values = step(state, tokens, rate)
             return new, {**values, "loss": jnp.where(state.step == 17, jnp.nan, values["loss"])}
 
         return train_step

@@ -142,12 +142,12 @@ def test_bfloat16_gradients_are_finite(mixer, variant):
 def test_a_tiny_set_is_memorised_without_tracing_again(mixer, variant):
     model = support.tiny_model(mixer, variant, train__seq_len=16)
     optimizer = optax.adam(1e-2)
-    step = jax.jit(make_train_step(model, optimizer, lambda _: jnp.float32(1e-2)), donate_argnums=0)
+    step = jax.jit(make_train_step(model, optimizer), donate_argnums=0)
     state = jax.jit(lambda: init_state(model, optimizer, jax.random.key(0)))()
     tokens = support.random_tokens((1, 4, 17))
     losses = []
     for _ in range(80):
-        state, metrics = step(state, tokens)
+        state, metrics = step(state, tokens, 1.0)
         losses.append(float(metrics["loss"]))
     assert step._cache_size() == 1, "the train step was traced again"
     assert abs(losses[0] - np.log(48)) < 0.5

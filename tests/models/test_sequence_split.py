@@ -27,7 +27,6 @@ from seqjax.sequence_sharding import (
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.testing import loss_and_grads
 from seqjax.training.optim import optimizer as make_optimizer
-from seqjax.training.optim import schedule
 from seqjax.training.step import init_state, make_entropy_step, make_train_step, state_shardings
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
@@ -182,13 +181,15 @@ def test_what_a_layer_gets_may_have_integers():
 def test_a_training_step_moves_no_whole_array(mixer, variant, capfd):
     config = support.tiny(mixer, variant, train__seq_len=T)
     model, mesh = Model(config.model, max_len=T), mesh_of("2x2x2")
-    optimizer = make_optimizer(config.optim, 10)
+    optimizer = make_optimizer(config.optim)
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((1, B, T + 1), jnp.int32)
-    in_shardings = (state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1))
+    in_shardings = (state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1), replicated(mesh))
     with jax.set_mesh(mesh):
-        step = make_train_step(model, optimizer, schedule(config.optim, 10))
-        _, said = compile_and_listen(step, (shapes, tokens), capfd, in_shardings=in_shardings)
+        step = make_train_step(model, optimizer)
+        _, said = compile_and_listen(
+            step, (shapes, tokens, jax.ShapeDtypeStruct((), jnp.float32)), capfd, in_shardings=in_shardings
+        )
     assert WARNING not in said, said
 
 

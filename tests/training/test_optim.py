@@ -9,15 +9,15 @@ import optax
 import pytest
 
 from seqjax.config import OptimConfig
-from seqjax.training.optim import optimizer, schedule
+from seqjax.training.optim import optimizer
+from seqjax.training.segments import Segment, rates
 from seqjax.training.step import init_state, make_eval_step, make_train_step
 from tests import support
 
 
 @pytest.mark.parametrize(("warmup", "steps", "final"), [(10, 100, 0.0), (10, 100, 1e-4), (1, 7, 0.0), (0, 7, 0.0)])
 def test_schedule_corners(warmup, steps, final):
-    rate = jax.jit(schedule(OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), steps))
-    values = np.array([float(rate(jnp.asarray(s))) for s in range(steps)])
+    values = rates(OptimConfig(lr=1e-3, warmup_steps=warmup, final_lr=final), Segment(0, steps, is_end=True))
     peak = max(1, warmup) - 1
     assert values[0] == pytest.approx(1e-3 / max(1, warmup), rel=1e-5)
     assert values[peak] == pytest.approx(1e-3, rel=1e-5)
@@ -30,22 +30,21 @@ def test_schedule_corners(warmup, steps, final):
 
 
 def test_a_warmup_longer_than_the_run_only_rises():
-    rate = schedule(OptimConfig(lr=1e-3, warmup_steps=2500), 20)
-    values = [float(rate(s)) for s in range(20)]
+    values = list(rates(OptimConfig(lr=1e-3, warmup_steps=2500), Segment(0, 20, is_end=True)))
     assert values == sorted(values)
     assert values[-1] == pytest.approx(1e-3, rel=1e-5)
 
 
 def updates(config, grads, params, steps=1):
-    """What the optimiser adds to the parameters in its last step."""
-    transform = optimizer(config, 1)
+    """What the optimiser adds to the parameters in its last step, at a learning rate of 1."""
+    transform = optimizer(config)
     state = transform.init(params)
     for _ in range(steps):
         change, state = transform.update(grads, state, params)
     return change
 
 
-FLAT = OptimConfig(lr=1e-2, warmup_steps=0, final_lr=1e-2)
+PLAIN = OptimConfig()
 TREE = {
     "embed": jnp.ones((4, 3)),
     "norm": {"g": jnp.ones(3)},
@@ -55,17 +54,17 @@ TREE = {
 
 def test_adam_as_the_paper_has_it():
     """First step: the bias-corrected ratio is g / |g|; second step with another gradient by hand."""
-    config = dataclasses.replace(FLAT, clip_norm=None)
-    transform = optimizer(config, 2)
+    config = dataclasses.replace(PLAIN, clip_norm=None)
+    transform = optimizer(config)
     params = {"x": jnp.zeros(2)}
     state = transform.init(params)
     first, state = transform.update({"x": jnp.array([0.5, -2.0])}, state, params)
-    np.testing.assert_allclose(first["x"], [-1e-2, 1e-2], rtol=1e-4)
+    np.testing.assert_allclose(first["x"], [-1, 1], rtol=1e-4)
     second, _ = transform.update({"x": jnp.array([1.0, 1.0])}, state, params)
     g1, g2 = np.array([0.5, -2.0]), np.array([1.0, 1.0])
     m = (0.9 * 0.1 * g1 + 0.1 * g2) / (1 - 0.9**2)
     v = (0.95 * 0.05 * g1**2 + 0.05 * g2**2) / (1 - 0.95**2)
-    np.testing.assert_allclose(second["x"], -1e-2 * m / (np.sqrt(v) + 1e-8), rtol=1e-4)
+    np.testing.assert_allclose(second["x"], -m / (np.sqrt(v) + 1e-8), rtol=1e-4)
 
 
 @pytest.mark.parametrize(("clip", "scale"), [(1.0, 1.0), (1.0, 100.0), (None, 100.0)])
@@ -73,7 +72,7 @@ def test_clipping_bounds_the_global_norm(clip, scale):
     """Adam hides a common factor, so look at its first moment."""
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
     grads = jax.tree.map(lambda x: scale * jnp.ones_like(x), params)
-    transform = optimizer(dataclasses.replace(FLAT, clip_norm=clip), 1)
+    transform = optimizer(dataclasses.replace(PLAIN, clip_norm=clip))
     _, state = transform.update(grads, transform.init(params), params)
     moments = [s.mu for s in jax.tree.leaves(state, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu")]
     assert len(moments) == 1
@@ -83,10 +82,10 @@ def test_clipping_bounds_the_global_norm(clip, scale):
 
 def test_weight_decay_is_for_matrices():
     grads = jax.tree.map(jnp.zeros_like, TREE)
-    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(updates(FLAT, grads, TREE)))
-    decayed = updates(dataclasses.replace(FLAT, weight_decay=0.1), grads, TREE)
-    np.testing.assert_allclose(decayed["embed"], -1e-3, rtol=1e-5)
-    np.testing.assert_allclose(decayed["blocks"]["w"], -1e-3, rtol=1e-5)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(updates(PLAIN, grads, TREE)))
+    decayed = updates(dataclasses.replace(PLAIN, weight_decay=0.1), grads, TREE)
+    np.testing.assert_allclose(decayed["embed"], -0.1, rtol=1e-5)
+    np.testing.assert_allclose(decayed["blocks"]["w"], -0.1, rtol=1e-5)
     assert (np.asarray(decayed["norm"]["g"]) == 0).all()
     assert (np.asarray(decayed["blocks"]["g"]) == 0).all(), "gains of stacked layers are vectors, not a matrix"
 
@@ -94,12 +93,12 @@ def test_weight_decay_is_for_matrices():
 def test_micro_batches_give_the_gradient_of_the_batch():
     model = support.tiny_model("transformer_pp", train__seq_len=9)
     transform = optax.sgd(1.0)  # the update is the gradient
-    step = jax.jit(make_train_step(model, transform, lambda _: jnp.float32(0)))
+    step = jax.jit(make_train_step(model, transform))
     state = init_state(model, transform, jax.random.key(0))
     state = state._replace(params=support.random_params(model))
     tokens = support.random_tokens((8, 10))
-    whole, whole_metrics = step(state, tokens.reshape(1, 8, 10))
-    parts, part_metrics = step(state, tokens.reshape(4, 2, 10))
+    whole, whole_metrics = step(state, tokens.reshape(1, 8, 10), 1.0)
+    parts, part_metrics = step(state, tokens.reshape(4, 2, 10), 1.0)
     assert float(whole_metrics["grad_norm"]) > 0.1
     for name in ("loss", "grad_norm"):
         assert float(part_metrics[name]) == pytest.approx(float(whole_metrics[name]), rel=1e-5)

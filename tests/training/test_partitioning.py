@@ -19,7 +19,6 @@ from seqjax.models.entropy import require_entropy
 from seqjax.nn import param
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.training.optim import optimizer as make_optimizer
-from seqjax.training.optim import schedule
 from seqjax.training.step import init_state, make_entropy_step, make_eval_step, make_train_step, state_shardings
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
@@ -61,16 +60,16 @@ def test_the_warning_is_heard(capfd) -> None:
 def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
     config = support.tiny(mixer, variant, train__batch_size=8)
     model, mesh = Model(config.model, max_len=config.train.seq_len), mesh_of_eight()
-    optimizer = make_optimizer(config.optim, 10)
+    optimizer = make_optimizer(config.optim)
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
     state = state_shardings(mesh, model, optimizer, shapes)
     tokens = jax.ShapeDtypeStruct((2, 4, config.train.seq_len + 1), jnp.int32)
     with jax.set_mesh(mesh):
         _, said = compile_and_listen(
-            make_train_step(model, optimizer, schedule(config.optim, 10)),
-            (shapes, tokens),
+            make_train_step(model, optimizer),
+            (shapes, tokens, jax.ShapeDtypeStruct((), jnp.float32)),
             capfd,
-            in_shardings=(state, batch_sharding(mesh, leading=1)),
+            in_shardings=(state, batch_sharding(mesh, leading=1), replicated(mesh)),
             out_shardings=(state, replicated(mesh)),
         )
     assert WARNING not in said, said

@@ -14,9 +14,9 @@ from seqjax.training.signals import StopRequest
 def test_the_first_signal_is_noted(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert not stop.agreed(1)
+        assert not stop.agreed()
         os.kill(os.getpid(), number)
-        assert stop.agreed(2)
+        assert stop.agreed()
         assert stop.name == number.name
     assert signal.getsignal(number) is before
 
@@ -44,13 +44,13 @@ def test_several_processes_ask_jax_and_pass_an_interrupt_on(monkeypatch):
     before = signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
     try:
         with StopRequest() as stop:
-            assert [stop.agreed(step) for step in (1, 2, 3)] == [False, False, True]
+            assert [stop.agreed() for _ in range(3)] == [False, False, True]
             assert asked == [1, 2, 3]
             assert stop.name == "a signal to one of the processes"
         with StopRequest() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert (stop.name, terminations) == ("SIGINT", [True])
-            assert not stop.agreed(1), "not before all agree"
+            assert not stop.agreed(), "not before all agree"
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     finally:

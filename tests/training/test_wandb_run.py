@@ -64,7 +64,7 @@ def workdir(tmp_path):
 
 
 def log_of(workdir, blocks_dir, *, lead=True, **settings) -> TrainLog:
-    return TrainLog(workdir, support.run_config(blocks_dir, **settings), lead=lead, flops_per_token=1.0)
+    return TrainLog(workdir, support.run_config(blocks_dir, **settings), end=20, lead=lead, flops_per_token=1.0)
 
 
 def recorded(workdir) -> list[dict]:

@@ -16,6 +16,7 @@ from seqjax.harness.recall.setups import Setup, TaskSetup
 from seqjax.harness.recall.tasks import IGNORED, Examples, Task
 from seqjax.models import Model, flops
 from seqjax.training.optim import optimizer as make_optimizer
+from seqjax.training.segments import Segment, rates
 from seqjax.types import Array, Params
 
 TEST_SEED = 1  # of the sequences of the tests; those of the trainings have even ones
@@ -82,10 +83,7 @@ def batch(examples: Examples, answers: int) -> Batch:
 
 
 def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
-    """Return (params, opt_state, rate [], batches [K, ...]) -> the first two after K steps, and the losses [K].
-
-    `optimizer` is that of a learning rate of 1: the program is the same for all rates, and is compiled once.
-    """
+    """Return (params, opt_state, rates [K], batches [K, ...]) -> the first two after K steps, and the losses [K]."""
 
     def mean_loss(params: Params, batch: Batch) -> Array:
         inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
@@ -95,16 +93,16 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
         )
         return total / count
 
-    def steps(params: Params, opt_state: Any, rate: Array, batches: Batch) -> tuple[Params, Any, Array]:
-        def step(state: tuple[Params, Any], batch: Batch) -> tuple[tuple[Params, Any], Array]:
-            params, opt_state = state
+    def steps(params: Params, opt_state: Any, rates_K: Array, batches: Batch) -> tuple[Params, Any, Array]:
+        def step(state: tuple[Params, Any], inputs: tuple[Array, Batch]) -> tuple[tuple[Params, Any], Array]:
+            (params, opt_state), (rate, batch) = state, inputs
             loss, grads = jax.value_and_grad(mean_loss)(params, batch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             updates = jax.tree.map(lambda update: rate * update, updates)
             new_params: Any = optax.apply_updates(params, updates)
             return (new_params, opt_state), loss
 
-        (params, opt_state), losses_K = jax.lax.scan(step, (params, opt_state), batches)
+        (params, opt_state), losses_K = jax.lax.scan(step, (params, opt_state), (rates_K, batches))
         return params, opt_state, losses_K
 
     return jax.jit(steps, donate_argnums=(0, 1))
@@ -142,14 +140,16 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, se
     config = model_config(text, dim=dim, vocab_size=task.vocab_size)
     trained, longest = (max(t.length for t in tasks) for tasks in (task.train, (*task.train, *task.tests.values())))
     model = Model(config, max_len=longest)
-    optimizer = make_optimizer(OptimConfig(lr=1.0, warmup_steps=task.steps // 10, weight_decay=0.1), task.steps)
+    optim = OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1)
+    optimizer, rate_of = make_optimizer(optim), rates(optim, Segment(0, task.steps, is_end=True))
     params = jax.jit(model.init)(jax.random.key(seed))
     opt_state = jax.jit(optimizer.init)(params)
     steps, losses = make_steps(model, optimizer), []
     stream = batches(task.train, batch_size=setup.batch_size, seed=2 * seed)
     for done in range(0, task.steps, setup.steps_per_call):
         drawn = [next(stream) for _ in range(min(setup.steps_per_call, task.steps - done))]
-        params, opt_state, losses_K = steps(params, opt_state, jnp.float32(rate), jax.tree.map(_stack, *drawn))
+        rates_K = rate_of[done : done + len(drawn)]
+        params, opt_state, losses_K = steps(params, opt_state, rates_K, jax.tree.map(_stack, *drawn))
         losses.append(losses_K)
         jax.block_until_ready(losses[-2:][0])  # One call ahead at most, so that batches do not pile up.
     curve = np.concatenate(jax.device_get(losses))
