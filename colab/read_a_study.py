@@ -99,8 +99,8 @@ display(Image(pictures / "losses.png"))
 # ## The gaps
 #
 # At the lowest loss in domain that a model and the reference both reached: the distance between their lines, in nats
-# per token. Positive is worse. ± is half of the 95% interval. It covers other documents and, where there are several
-# seeds, other seeds too.
+# per token. Positive is worse. With several seeds, ± is half of the 95% interval over other documents and other seeds.
+# With one seed it covers other documents alone, and another seed may move the gap further.
 
 # %%
 from seqjax.study import tables
