@@ -27,6 +27,7 @@ from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import eval_batch_size
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.segments import trained
 from seqjax.training.spool import write_result
 from seqjax.training.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
@@ -127,6 +128,7 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
 def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
     """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
 
+    Of a run with several ends it is the checkpoint of the last one that has any.
     `allow_code` names the modules outside seqjax that a mixer may be imported from (`workdirs.load_config`).
     """
     config = workdirs.load_config(workdir, allow_code=allow_code)
@@ -143,7 +145,7 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     try:
-        checkpoints = Checkpoints(workdir, read_only=True)
+        checkpoints = Checkpoints(trained(config, workdir), read_only=True)
         params, step = checkpoints.restore_params(target)
         checkpoints.close()
     finally:

@@ -38,9 +38,8 @@ def write(
     workdir, called = Path(workdir), called or str(workdir)
     directories = [segment.directory(workdir) for segment in segments(config) if segment.is_cooldown]
     curves = [[r for r in metrics.read(d) if "seconds" in r] for d in (workdir, *directories)]
-    train = sum((curves[0], *curves[-1:]), []) if directories else curves[0]
-    evals = [_evaluations(d)[-1:] for d in directories] if directories else [_evaluations(workdir)]
-    evals = sum(evals, [])
+    train = [*curves[0], *curves[-1]] if directories else curves[0]
+    evals = [row for d in directories for row in _evaluations(d)[-1:]] if directories else _evaluations(workdir)
     if not train or not evals:
         raise UserError(f"{workdir}/metrics.jsonl lacks the rows of a finished run; it was cut or deleted.")
     bigram = corpus.bigram_loss(max_tokens=config.eval.tokens)
@@ -166,7 +165,8 @@ def _plot(
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
     shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
-    shown += [r["train/loss"] for rows in curves for r in rows[len(rows) // 10 :]] + ([bigram] if bigram is not None else [])
+    shown += [r["train/loss"] for rows in curves for r in rows[len(rows) // 10 :]]
+    shown += [bigram] if bigram is not None else []
     margin = 0.06 * (max(shown) - min(shown) + 0.1)
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
     _label_ends(axes, ends, evals[-1]["tokens"] / 1e6)

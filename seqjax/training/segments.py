@@ -67,6 +67,16 @@ def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
     return kept and block_losses.path(directory, segment.end).is_file()
 
 
+def trained(config: Config, workdir: str | Path) -> str | Path:
+    """Return the directory whose checkpoint stands for a run: that of its last end with one, else the workdir."""
+    cooldowns = [segment for segment in segments(config) if segment.is_cooldown]
+    for segment in reversed(cooldowns):
+        directory = segment.directory(workdir)
+        if (directory / "checkpoints" / str(segment.end)).is_dir():
+            return directory
+    return workdir
+
+
 def rates(optim: OptimConfig, segment: Segment) -> np.ndarray:
     """Return the learning rate of every step of a segment, float32 [end - begin].
 

@@ -1,0 +1,159 @@
+"""A run with several ends: every end is that of a run that was planned to be as long, however often it was killed."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqjax.errors import UserError
+from seqjax.models import Model
+from seqjax.train import train
+from seqjax.training import block_losses
+from seqjax.training.segments import end_steps, segments
+from tests import support
+from tests.end_to_end.kills import fingerprint
+
+STEPS, WARMUP, LR = 24, 3, 0.01
+# Cooldowns of a half, so that they share batches: from 6 to 12, from 9 to 18, from 12 to 24.
+ENDS = {
+    "train__steps": STEPS, "train__ends": (0.5, 0.75, 1.0), "optim__cooldown": 0.5, "optim__lr": LR,
+    "checkpoint__every": 4, "checkpoint__ends": "all", "eval__every": 0, "eval__tokens": 4 * support.SEQ_LEN,
+    "model__n_layers": 1,
+}  # fmt: skip
+BRANCH = {12: 6, 18: 9, 24: 12}
+
+
+def contents(workdir: Path):
+    """All that does not depend on the clock: rows, losses of blocks and parameters of the trunk and of every end."""
+    found = {}
+    for directory in (workdir, *(workdir / "ends" / str(end) for end in BRANCH)):
+        losses = block_losses.read(directory)[1]
+        of_blocks = {(step, name): x.tolist() for step, d in losses.items() for name, x in d.items()}
+        found[directory.relative_to(workdir).as_posix()] = (support.rows(directory), of_blocks)
+    return found, [fingerprint(workdir / "ends" / str(end)) for end in BRANCH]
+
+
+def command(blocks_dir: Path, workdir: Path) -> list[str]:
+    return support.command(blocks_dir, workdir, "transformer_pp", **ENDS)
+
+
+@pytest.fixture(scope="module")
+def alone(blocks_dir, tmp_path_factory) -> Path:
+    """A process of one device."""
+    workdir = tmp_path_factory.mktemp("ends") / "alone"
+    ended = support.run(command(blocks_dir, workdir))
+    assert ended.returncode == 0, ended.stderr
+    return workdir
+
+
+def test_each_step_has_the_rate_of_its_segment(alone):
+    rates = {row["step"]: row["train/lr"] for row in support.rows(alone) if "train/lr" in row}
+    assert list(rates) == list(range(1, 13)), "the trunk ends where the last cooldown begins"
+    assert rates == pytest.approx({step: LR * min(step, WARMUP) / WARMUP for step in rates})
+    for end, branch in BRANCH.items():
+        rates = {row["step"]: row["train/lr"] for row in support.rows(alone / "ends" / str(end)) if "train/lr" in row}
+        want = {step: LR * (end + 1 - step) / (end + 1 - branch) for step in range(branch + 1, end + 1)}
+        assert rates == pytest.approx(want)
+
+
+def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, blocks_dir, tmp_path):
+    """Which also reads the batches after the branch that the trunk reads again."""
+    short = support.command(blocks_dir, tmp_path, "transformer_pp", **ENDS | {"train__steps": 12, "train__ends": (1,)})
+    ended = support.run(short)
+    assert ended.returncode == 0, ended.stderr
+    assert support.rows(tmp_path / "ends" / "12") == support.rows(alone / "ends" / "12")
+    assert support.rows(tmp_path) == support.rows(alone)[:6]
+    assert fingerprint(tmp_path) == fingerprint(alone / "ends" / "12")
+    (_, mine), (_, theirs) = block_losses.read(tmp_path / "ends" / "12"), block_losses.read(alone / "ends" / "12")
+    assert list(mine) == list(theirs) == [12]
+    for name, losses in theirs[12].items():
+        np.testing.assert_array_equal(mine[12][name], losses)
+
+
+def test_the_run_stands_for_its_last_end(alone):
+    assert fingerprint(alone)[0] == STEPS
+    assert fingerprint(alone) == fingerprint(alone / "ends" / str(STEPS))
+    report = (alone / "report.md").read_text(encoding="utf-8")
+    last = support.rows(alone / "ends" / str(STEPS))[-1]
+    assert f"{last['eval/arxiv/loss']:.4f}" in report
+
+
+@pytest.mark.parametrize(
+    ("end", "row"), [(None, 7), (12, 3), (18, 2), (24, 12)], ids=["trunk", "first end", "second end", "last end"]
+)
+def test_a_killed_run_equals_one_that_was_left_alone(alone, blocks_dir, tmp_path, end, row):
+    watched = tmp_path if end is None else tmp_path / "ends" / str(end)
+    status, stderr = support.interrupt(command(blocks_dir, tmp_path), watched, at_row=row, number=signal.SIGKILL)
+    assert status == -signal.SIGKILL, f"the run was faster: {stderr}"
+    ended = support.run(command(blocks_dir, tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert contents(tmp_path) == contents(alone)
+
+
+def test_a_stop_in_a_cooldown_saves_and_resumes(alone, blocks_dir, tmp_path):
+    status, stderr = support.interrupt(
+        command(blocks_dir, tmp_path), tmp_path / "ends" / "18", at_row=2, number=signal.SIGTERM
+    )
+    assert status == 0, stderr
+    assert "Stopped by SIGTERM after step" in stderr
+    saved = support.checkpoint_steps(tmp_path / "ends" / "18")
+    assert saved and saved[-1] < 18, "stopped before its end"
+    ended = support.run(command(blocks_dir, tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert contents(tmp_path) == contents(alone)
+
+
+def test_a_finished_run_changes_nothing_and_a_lost_end_is_named(alone, blocks_dir, tmp_path):
+    workdir = tmp_path / "again"
+    shutil.copytree(alone, workdir)
+    before = contents(workdir)
+    assert train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)
+    assert contents(workdir) == before
+    shutil.rmtree(workdir / "ends" / "12")
+    with pytest.raises(UserError, match=r"ends/12 lacks the results of this end.*from step 6.*to step 12"):
+        train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)
+
+
+def test_a_branch_compiles_nothing(blocks_dir, tmp_path, monkeypatch):
+    traced, loss = [], Model.loss
+    monkeypatch.setattr(Model, "loss", lambda self, *args: traced.append(True) or loss(self, *args))
+    settings = ENDS | {"checkpoint__ends": "none", "train__steps": 8, "optim__warmup_steps": 1, "checkpoint__every": 0}
+    assert train(support.run_config(blocks_dir, "transformer_pp", **settings), tmp_path)
+    assert len(traced) == 1
+    for end in (4, 6, 8):
+        assert support.checkpoint_steps(tmp_path / "ends" / str(end)) == []
+        assert [row["step"] for row in support.rows(tmp_path / "ends" / str(end)) if "eval/arxiv/loss" in row] == [end]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"train__ends": (0.75, 0.5, 1)}, r"config\.train\.ends=.*ascend to 1"),
+        ({"train__ends": (0.5, 0.75)}, r"config\.train\.ends=.*ascend to 1"),
+        ({"train__ends": (0.5, 0.51, 1)}, r"config\.train\.ends=.*a step of its own"),
+        ({"optim__cooldown": 0.0}, r"config\.optim\.cooldown=0"),
+        ({"optim__cooldown": 0.8}, r"begins after step 2, which overlaps with the warm-up"),
+    ],
+)
+def test_schedules_that_cannot_be(blocks_dir, settings, named):
+    with pytest.raises(UserError, match=named):
+        support.run_config(blocks_dir, "transformer_pp", **ENDS | settings)
+
+
+def test_a_store_is_refused(blocks_dir):
+    with pytest.raises(UserError, match=r"config\.train\.ends.*a directory of this machine"):
+        train(support.run_config(blocks_dir, "transformer_pp", **ENDS), "gs://bucket/run")
+
+
+def test_the_segments_of_the_paper_and_of_the_study(blocks_dir):
+    plain = support.run_config(blocks_dir, "transformer_pp", **ENDS | {"train__ends": ()})
+    assert [(s.begin, s.end, s.is_end) for s in segments(plain)] == [(0, STEPS, True)]
+    assert end_steps(plain) == []
+    settings = {"train__steps": 1580, "train__ends": (0.5, 0.65, 0.8, 1), "optim__cooldown": 0.2}
+    study = support.run_config(blocks_dir, "transformer_pp", **ENDS | settings)
+    trunk = [(s.begin, s.end) for s in segments(study) if not s.is_end]
+    cooldowns = [(s.begin, s.end) for s in segments(study) if s.is_end]
+    assert trunk == [(0, 632), (632, 822), (822, 1011), (1011, 1264)]
+    assert cooldowns == [(632, 790), (822, 1027), (1011, 1264), (1264, 1580)]
