@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seqjax import testing
 from seqjax.errors import UserError
 from seqjax.mixers._attention import ConvKVCache, KVCache
 from seqjax.mixers.top1_chunk import Top1Cache
@@ -141,6 +142,20 @@ def test_pieces_of_any_length_follow_each_other(mixer, settings):
         parts.append(y_BD[:, None])
     assert int(cache.length) == 41
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max()))
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+@pytest.mark.skipif(jax.device_count() == 1, reason="several devices wanted")
+@pytest.mark.parametrize(
+    ("mixer", "variant"),
+    support.slow_unless(
+        lambda mixer, _: mixer == "transformer_pp",
+        [("transformer_pp", "conv_window_gqa"), ("top1_chunk", "conv"), ("top1_element", "conv")],
+    ),
+)
+def test_many_devices_equal_one(mixer, variant):
+    """Batch, parameters and channels split; tests/models/test_sequence_split.py splits the time."""
+    testing.check_sharding(testing.Case(support.tiny_model(mixer, variant)))
 
 
 # ------------------------------------------------------------------------------------------------------------- refused
