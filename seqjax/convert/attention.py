@@ -26,6 +26,7 @@ GATES = {("swiglu", False): "silu", ("geglu", False): "gelu", ("geglu", True): "
 ORDINARY: dict[str, tuple[Any, ...]] = {
     **PLAIN,
     "model.mixer.qk_norm": (False,),
+    "model.mixer.conv": (False,),
     "model.mixer.const": ("none",),
     "model.mixer.temperature": (None,),
 }

@@ -2,11 +2,16 @@
 
 A mixer of this family defines how queries attend to keys, over the whole sequence (`attend`) and for one query over a
 cache (`attend_step`).
+
+With `conv`, q, k and v are y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i} of their projections x, before QK norm and RoPE: a
+causal convolution of each channel with a residual connection, without bias and activation, and with taps drawn from
+U(+-1/2) (the Canon-B layer of Allen-Zhu, arXiv 2512.17351).
 """
 
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -17,9 +22,13 @@ from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm
+from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
 from seqjax.sequence_sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, LayerSpec
+
+# Projections and a cache (or None) to the attention's output [B, T, H, K] and the cache with the new tokens.
+Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,7 @@ class AttentionConfig:
     rope_base: float = 10_000.0
     qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
     bias: bool = False
+    conv: bool = False  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
 
     def check(self, *, dim: int, seq_len: int) -> None:
         """Raise `UserError` where these settings do not fit the model."""
@@ -77,6 +87,20 @@ class KVCache(NamedTuple):
     length: Array
 
 
+class ConvKVCache(NamedTuple):
+    """The cache of a mixer with `conv`: that of its attention, and the last projections, of which there are W - 1."""
+
+    attention: Any
+    q_BWE: Array
+    k_BWE: Array
+    v_BWE: Array
+
+    @property
+    def length(self) -> Array:
+        """The number of tokens seen so far, int32 []."""
+        return self.attention.length
+
+
 class Projection(Linear):
     """A `Linear` that also takes positions, which only a position table uses, and ignores them."""
 
@@ -84,6 +108,33 @@ class Projection(Linear):
         """Map [B, T, D] to [B, T, width]."""
         del positions_T
         return super().__call__(x_BTD)
+
+
+class ProjectionConv(nnx.Module):
+    """The convolutions of `conv`, x + conv(x), with filters of their own for the channels of q, of k and of v."""
+
+    def __init__(self, q_width: int, kv_width: int, *, rngs: nnx.Rngs):
+        self.q, self.k, self.v = (
+            ShortConv(width, silu=False, axis="heads", rngs=rngs) for width in (q_width, kv_width, kv_width)
+        )
+
+    def __call__(self, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, Array, Array]:
+        """Convolve the projections of whole sequences, [B, T, E] each."""
+        return q_BTE + self.q(q_BTE), k_BTE + self.k(k_BTE), v_BTE + self.v(v_BTE)
+
+    def extend(
+        self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: ConvKVCache
+    ) -> tuple[tuple[Array, Array, Array], ConvKVCache]:
+        """Convolve the projections of tokens that follow those of `cache`; the cache gets their last W - 1."""
+        q_conv_BTE, q_BWE = self.q.extend(q_BTE, cache.q_BWE)
+        k_conv_BTE, k_BWE = self.k.extend(k_BTE, cache.k_BWE)
+        v_conv_BTE, v_BWE = self.v.extend(v_BTE, cache.v_BWE)
+        convolved = q_BTE + q_conv_BTE, k_BTE + k_conv_BTE, v_BTE + v_conv_BTE
+        return convolved, cache._replace(q_BWE=q_BWE, k_BWE=k_BWE, v_BWE=v_BWE)
+
+    def init_cache(self, attention: Any, batch: int, dtype: Any) -> ConvKVCache:
+        """Return the empty cache around that of the attention."""
+        return ConvKVCache(attention, *(conv.init_cache(batch, dtype) for conv in (self.q, self.k, self.v)))
 
 
 class AttentionMixer(base.Mixer):
@@ -108,6 +159,8 @@ class AttentionMixer(base.Mixer):
         )
         self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
+        # Drawn last, so that the mixer's other parameters start alike with and without it.
+        self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if config.conv else None
 
     def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
         """Return the module that computes queries [B, T, width] from the input and the positions."""
@@ -167,7 +220,10 @@ class AttentionMixer(base.Mixer):
     def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array]:
         """Return the queries [B, T, H, K] and keys [B, T, G, K], normalised and rotated, of a whole sequence."""
         positions_T = jnp.arange(x_BTD.shape[1])
-        q_BTHK, k_BTGK, _ = self.split_heads(*self.project(x_BTD, positions_T), positions_T, x_BTD.shape[1])
+        projections = self.project(x_BTD, positions_T)
+        if self.conv is not None:
+            projections = self.conv(*projections)
+        q_BTHK, k_BTGK, _ = self.split_heads(*projections, positions_T, x_BTD.shape[1])
         return q_BTHK, k_BTGK
 
     def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
@@ -201,27 +257,46 @@ class AttentionMixer(base.Mixer):
         cache, o_TBHK = lax.scan(body, cache, inputs)
         return jnp.moveaxis(o_TBHK, 0, 1), cache
 
+    def convolve_and_attend(
+        self, attend: Attend, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any
+    ) -> tuple[Array, Any]:
+        """Convolve the projections, with `conv`, and let them `attend`, by `attend_sequence` or `attend_next`."""
+        if self.conv is None:
+            return attend(q_BTE, k_BTE, v_BTE, cache)
+        if cache is None:
+            return attend(*self.conv(q_BTE, k_BTE, v_BTE), None)
+        convolved, cache = self.conv.extend(q_BTE, k_BTE, v_BTE, cache)
+        o_BTHK, attention = attend(*convolved, cache.attention)
+        return o_BTHK, cache._replace(attention=attention)
+
     def __call__(self, x_BTD: Array) -> Array:
         """Apply the parallel form: [B, T, D] to [B, T, D]."""
         return self.prefill(x_BTD, None)[0]
 
     def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the parallel form to a prompt and fill an empty cache, or return None for a cache of None."""
-        o_BTHK, cache = self.attend_sequence(*self.project(x_BTD, jnp.arange(x_BTD.shape[1])), cache)
+        projections = self.project(x_BTD, jnp.arange(x_BTD.shape[1]))
+        o_BTHK, cache = self.convolve_and_attend(self.attend_sequence, *projections, cache)
         return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
     def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the mixer to T tokens after those that `cache` has seen."""
         positions_T = cache.length + jnp.arange(x_BTD.shape[1])
-        o_BTHK, cache = self.attend_next(*self.project(x_BTD, positions_T), cache)
+        o_BTHK, cache = self.convolve_and_attend(self.attend_next, *self.project(x_BTD, positions_T), cache)
         return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
     def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the recurrent form to one token."""
-        o_BTHK, cache = self.attend_next(*self.project(x_BD[:, None], cache.length[None]), cache)
+        projections = self.project(x_BD[:, None], cache.length[None])
+        o_BTHK, cache = self.convolve_and_attend(self.attend_next, *projections, cache)
         return self.out(o_BTHK.reshape(x_BD.shape[0], -1)), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
+        """Return the empty cache of the attention, inside a `ConvKVCache` if there are convolutions."""
+        attention = self.init_attention_cache(batch, max_len, dtype)
+        return attention if self.conv is None else self.conv.init_cache(attention, batch, dtype)
+
+    def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
         """Return an empty `KVCache` of `max_len` entries, or of `window` entries if that is fewer."""
         slots = min(max_len, self.window or max_len)
         shape = (batch, slots, self.kv_heads, self.head_dim)

@@ -7,7 +7,7 @@ arXiv 2505.18522, the experiments at 100k tokens: only the sequence modelling of
 recurrence are removed: decay and eta, k_k, k_a and the bonus. Shift, value residual, gate and GroupNorm stay and can be
 disabled: 137.1M parameters untied with all (without the first layer's v-LoRA, which it does not use), 134.1M with
 none. W_k is initialised orthogonal with scale 1, not RWKV's 0.1, which would make the softmax uniform; queries and keys
-are normalised only for Top-1. ChannelMix keeps its own token shift.
+are normalised only for Top-1, unless `qk_norm` is set. ChannelMix keeps its own token shift.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ class Config:
     chunk_size: int = 128
     position: Literal["rope", "none"] = "rope"
     rope_base: float = 1e6
+    qk_norm: bool | None = None  # as that of the attention mixers; None = for the Top-1 cores only
     key_init: float = 1.0  # scale of the orthogonal initialisation of W_k
     # Which parts of RWKV-7's time mix stay around the core.
     token_shift: bool = True
@@ -53,6 +54,7 @@ class Config:
             "heads": self.heads,
             "position": self.position,
             "rope_base": self.rope_base,
+            "qk_norm": self.core.startswith("top1") if self.qk_norm is None else self.qk_norm,
             "implementation": self.implementation,
         }
         if self.core.startswith("top1"):

@@ -63,9 +63,9 @@ class Mixer(AttentionMixer):
             implementation=self.config.implementation,
         )
 
-    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
+    def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
         """Return an empty cache of `max_len` entries."""
-        cache = super().init_cache(batch, max_len, dtype)
+        cache = super().init_attention_cache(batch, max_len, dtype)
         mean_BcGK = None
         if self.config.selection == "approx":
             n_chunks = max_len // self.config.chunk_size

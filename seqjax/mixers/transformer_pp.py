@@ -5,8 +5,8 @@ RMSNorm and GeGLU around it this is the paper's Transformer++ (109.5M parameters
 its sliding-window model.
 
 Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, are a trained position
-table, whose length limits the sequence), `temperature` (q and k of unit length; the scores are their cosine times
-sqrt(K) / temperature; `Mixer.entropy` is the entropy of the weights).
+table, whose length limits the sequence; not with `conv`), `temperature` (q and k of unit length; the scores are their
+cosine times sqrt(K) / temperature; `Mixer.entropy` is the entropy of the weights).
 """
 
 import dataclasses
@@ -45,6 +45,12 @@ class Config(AttentionConfig):
             raise UserError(
                 f"config.model.mixer.implementation={self.implementation!r} computes a softmax per sequence; "
                 "const='qk' needs one for all of them: None or 'xla'."
+            )
+        if self.const != "none" and self.conv:
+            raise UserError(
+                f"config.model.mixer.conv convolves projections of the input; with config.model.mixer.const="
+                f"{self.const!r} a position table is in their place. Set config.model.mixer.conv=False or "
+                "config.model.mixer.const=none."
             )
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or None for none.")

@@ -68,9 +68,15 @@ def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
     testing.check_step(built(mixer, variant), [n_prompt])
 
 
-# Kinds of caches: a ring buffer, a table of chunk means, keys and values beside RWKV's tokens before, states. Keys and
-# values alone go through tests/end_to_end/test_generate.py too.
-PIECES = [("transformer_pp", "window"), ("top1_chunk", "approx"), ("rwkv7_shell", "top1_exact"), ("mamba2", "full")]
+# Kinds of caches: a ring buffer, that beside the last inputs of convolutions, a table of chunk means, keys and values
+# beside RWKV's tokens before, states. Keys and values alone go through tests/end_to_end/test_generate.py too.
+PIECES = [
+    ("transformer_pp", "window"),
+    ("transformer_pp", "conv_window_gqa"),
+    ("top1_chunk", "approx"),
+    ("rwkv7_shell", "top1_exact"),
+    ("mamba2", "full"),
+]
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(lambda *case: case in PIECES, support.CASES))
@@ -104,15 +110,22 @@ STATE = {
     "transformer_pp/window": lambda n: 64 * min(n, 5),
     "transformer_pp/gqa": lambda n: 32 * n,
     "transformer_pp/alibi_window_gqa": lambda n: 32 * min(n, 5),
+    "transformer_pp/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
+    "transformer_pp/conv_window_gqa": lambda n: 32 * min(n, 5) + 3 * (32 + 16 + 16),
+    "transformer_pp/conv_alibi": lambda n: 64 * n + 3 * (32 + 32 + 32),
     "top1_element": lambda n: 64 * n,
+    "top1_element/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
     "top1_element/gqa": lambda n: 32 * n,
     "top1_chunk": lambda n: 64 * n,
     "top1_chunk/gqa": lambda n: 32 * n,
     "top1_chunk/approx": lambda n: 64 * n + 32 * (n // 4),  # and a mean key per chunk
     "top1_chunk/approx_gqa": lambda n: 16 * n + 8 * (n // 4),
+    "top1_chunk/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
+    "top1_chunk/conv_approx_gqa": lambda n: 32 * n + 16 * (n // 4) + 3 * (32 + 16 + 16),
     "rwkv7_shell": lambda n: 64 * n + 32,  # and the token before
     "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
     "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
+    "rwkv7_shell/window_norm": lambda n: 64 * min(n, 5) + 32,
     "rwkv5": lambda n: 4 * 8 * 8 + 32,
     "rwkv6": lambda n: 4 * 8 * 8 + 32,
     "rwkv7": lambda n: 4 * 8 * 8 + 32,
@@ -152,6 +165,7 @@ FLOPS_FLOOR = {
     "transformer/window": 0.65,
     "transformer_pp/window": 0.65,
     "transformer_pp/alibi_window_gqa": 0.6,
+    "transformer_pp/conv_window_gqa": 0.6,
     "top1_chunk": 0.6,
     "rwkv7_shell": 0.6,
 }
@@ -164,7 +178,12 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
     testing.check_flops(built(mixer, variant), floor)
 
 
-ATTENTION = [(m, v) for m, v in support.CASES if issubclass(mixers.load(m).Mixer, AttentionMixer) and "gqa" not in v]
+ATTENTION = [
+    (m, v)
+    for m, v in support.CASES
+    # A convolution reads further back than the keys that are counted.
+    if issubclass(mixers.load(m).Mixer, AttentionMixer) and "gqa" not in v and "conv" not in v
+]
 
 
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, ATTENTION))

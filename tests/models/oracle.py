@@ -89,22 +89,32 @@ def slopes(n):
     return np.array(first + [2 ** (-4 * t / low) for t in range(1, 2 * low, 2)][: n - low])
 
 
-def short_conv(p, x_TE):
-    """Causal and depthwise, the last tap for the token itself, then SiLU."""
+def causal_conv(p, x_TE):
+    """Depthwise, the last tap for the token itself."""
     width = p["w"].shape[1]
     y = np.zeros_like(x_TE)
     for t in range(len(x_TE)):
         for tap in range(width):
             at = t - (width - 1) + tap
             y[t] += p["w"][:, tap] * x_TE[at] if at >= 0 else 0.0
-    return silu(y + p.get("b", 0.0))
+    return y + p.get("b", 0.0)
+
+
+def short_conv(p, x_TE):
+    return silu(causal_conv(p, x_TE))
 
 
 # ------------------------------------------------------------------------------------------------------- attention
+def convolved(m, p, name, x_TE):
+    """A projection plus its own convolution over time, if the settings have one."""
+    return x_TE + causal_conv(p["conv"][name], x_TE) if getattr(m, "conv", False) else x_TE
+
+
 def queries_and_keys(m, p, x_q, x_k):
-    """After projection or table, norm and rotation, one key head per query head."""
+    """After projection or table, convolution, norm and rotation, one key head per query head."""
     inputs = {"q": x_q, "k": x_k}
     q, k = (p[n]["table"][: len(x)] if "table" in p[n] else linear(p[n], x) for n, x in inputs.items())
+    q, k = convolved(m, p, "q", q), convolved(m, p, "k", k)
     q, k = heads_of(q, m.heads), heads_of(k, getattr(m, "kv_heads", None) or m.heads)
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
@@ -175,7 +185,7 @@ CORES = {
 
 def attention(m, p, x):
     q, k = queries_and_keys(m, p, x, x)
-    v = heads_of(linear(p["v"], x), m.kv_heads or m.heads)
+    v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
     o = CORES[m.name](m, q, k, np.repeat(v, m.heads // v.shape[1], axis=1))
     return linear(p["out"], o.reshape(len(x), -1))
 
@@ -329,7 +339,7 @@ class Core:
     def __init__(self, m):
         self.heads, self.position, self.rope_base = m.heads, m.position, m.rope_base
         self.chunk_size, self.selection = m.chunk_size, m.core.removeprefix("top1_")
-        self.qk_norm = m.core.startswith("top1")
+        self.qk_norm = m.core.startswith("top1") if m.qk_norm is None else m.qk_norm
         self.window = m.window if m.core == "window" else None
 
 
@@ -341,7 +351,7 @@ def rwkv7_shell(m, p, x, v_first):
     q, k = queries_and_keys(core, p["core"], mixed["r"], mixed["k"])
     own = linear(p["core"]["v"], mixed["v"])
     v = value_residual(p, mixed["v"], own, v_first) if m.value_residual else own
-    attend = top1_chunk if core.qk_norm else softmax_attention
+    attend = top1_chunk if m.core.startswith("top1") else softmax_attention
     o = attend(core, q, k, heads_of(v, m.heads))
     y = head_norm(o, p["norm"]) if m.head_norm else o.reshape(len(x), -1)
     y = y * lora(p["g_lora"], mixed["g"], sigmoid) if m.gate else y

@@ -34,6 +34,7 @@ ATTENTION = {
     "default": "",
     "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0",
     "bias": "bias=True,position=none",
+    "conv": "conv=True,kv_heads=2",
 }
 # For each config what is set under `model.mixer`; several settings at once, since each of them must be right.
 VARIANTS = {
@@ -43,6 +44,7 @@ VARIANTS = {
         "temperature": "temperature=0.4",
         "const_k": "const=k,temperature=2.0",
         "const_qk": "const=qk,kv_heads=2",
+        "conv_norm": "conv=True,qk_norm=True,bias=True,window=5",
     },
     "top1_chunk": ATTENTION | {"approx": "selection=approx,chunk_size=3", "no_norm": "qk_norm=False,rope_base=37.0"},
     "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
@@ -62,6 +64,7 @@ VARIANTS = {
     "rwkv7_shell": {
         "default": "rope_base=37.0", "approx": "core=top1_approx,chunk_size=3", "window": "core=window",
         "no_shift": "core=full,token_shift=False,value_residual=False", "bare": "gate=False,head_norm=False",
+        "full_norm": "core=full,qk_norm=True", "window_norm": "core=window,qk_norm=True", "no_norm": "qk_norm=False",
     },
     "based": {"default": ""},
 }  # fmt: skip
@@ -80,6 +83,7 @@ CASES = [
 ] + [(name, f"model-{what}", text) for what, (name, text) in MODELS.items()]
 # The same attention in another mixer, and settings that are off: with the slow tests.
 SLOW = {f"top1_{kind}-{variant}" for kind in ("chunk", "element") for variant in ("sizes", "bias")}
+SLOW |= {"rwkv7_shell-window_norm", "rwkv7_shell-no_norm"}
 SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none", "mamba2-no_conv", "rwkv7_shell-bare"}
 every_case = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]
@@ -148,7 +152,9 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.window=5,model.mixer.position=alibi,model.mixer.kv_heads=2"),
     ("transformer_pp", "model.mixer.const=k"),
     ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
+    ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("rwkv7_shell", "model.mixer.core=full"),
+    ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("rwkv7_shell", "model.mixer.core=window,model.mixer.window=6"),
 ]
 
@@ -168,7 +174,10 @@ SCORED = [
     ("top1_chunk", "model.mixer.kv_heads=2,model.mixer.position=none"),
     ("top1_element", ""),
     ("transformer_pp", "model.mixer.const=qk"),
+    ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
+    ("top1_chunk", "model.mixer.conv=True"),
     ("rwkv7_shell", ""),
+    ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("based", ""),  # a pattern, in which one mixer of three has them
     ("based", "model.scan_layers=False"),
 ]

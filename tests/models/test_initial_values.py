@@ -97,7 +97,10 @@ NORMS = {
 }
 OUTSIDE = {r"embed": GPT, r"positions": GPT, r"head": GPT}
 MLP = {r"mlp\.(gate|up)\.w": GPT, r"mlp\.down\.w": RESIDUAL, r"(mlp|mixer)\.\w+\.b": exactly(0.0)}
-ATTENTION = {r"mixer\.[qkv]\.w": GPT, r"mixer\.[qk]\.table": normal(0.02 * math.sqrt(D)), r"mixer\.out\.w": RESIDUAL}
+ATTENTION = {
+    r"mixer\.[qkv]\.w": GPT, r"mixer\.[qk]\.table": normal(0.02 * math.sqrt(D)), r"mixer\.out\.w": RESIDUAL,
+    r"mixer\.conv\.[qkv]\.w": around(0.5),
+}  # fmt: skip
 GPT_LIKE = NORMS | OUTSIDE | MLP | ATTENTION
 SSM = NORMS | OUTSIDE | {
     r"mixer\.([xz]|bc|dt)\.w": around(D**-0.5), r"mixer\.conv(_\w+)?\.[wb]": around(0.5), r"mixer\.dt_bias": STEP,
@@ -137,6 +140,7 @@ LORAS = {
 CASES = {
     "transformer:": GPT_LIKE,
     "transformer_pp:model.tie_embeddings=False,model.mixer.const=qk,model.mixer.qk_norm=True": GPT_LIKE,
+    "transformer_pp:model.mixer.conv=True,model.mixer.kv_heads=1": GPT_LIKE,
     "based:model.n_layers=5": GPT_LIKE | {
         r"mlp\.down\.w|mixer\.out\.w": normal(0.02 / math.sqrt(10)), r"mixer\.(enter|gate)\.w": GPT,
         r"mixer\.conv\.w": around(3**-0.5),

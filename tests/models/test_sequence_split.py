@@ -108,10 +108,12 @@ def test_losses_of_sequences_and_entropy_are_those_of_one_device():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
 
 
-def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads():
+@pytest.mark.parametrize("conv", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads(conv):
     """Of attention: no array has all of the time and all of the width, and nothing is gathered."""
     n_tokens, dim, heads = 96, 32, 4
-    model = support.tiny_model("transformer_pp", train__seq_len=n_tokens, model__loss_chunk=n_tokens)
+    settings = {"train__seq_len": n_tokens, "model__loss_chunk": n_tokens, "model__mixer__conv": conv}
+    model = support.tiny_model("transformer_pp", **settings)
     tokens, mesh = jax.ShapeDtypeStruct((1, n_tokens + 1), jnp.int32), mesh_of("4")
     with jax.set_mesh(mesh):
         compiled = jax.jit(jax.grad(lambda p, t: model.loss(p, t)[0])).lower(model.shapes, tokens).compile()

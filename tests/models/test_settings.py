@@ -49,6 +49,7 @@ ATTENTION = {
     "rope_base": (37.0, "forward"),
     "qk_norm": (True, "shapes"),
     "bias": (True, "shapes"),
+    "conv": (True, "shapes"),
 }
 SOFTMAX = ATTENTION | {
     "window": (3, "forward"),
@@ -95,7 +96,7 @@ MIXERS = {
         "chunk_size": (3, "forward"), "position": ("none", "forward"), "rope_base": (37.0, "forward"),
         "value_rank": (2, "shapes"), "gate_rank": (2, "shapes"), "key_init": (0.1, "start"),
         "token_shift": (False, "shapes"), "value_residual": (False, "shapes"), "gate": (False, "shapes"),
-        "head_norm": (False, "shapes"),
+        "head_norm": (False, "shapes"), "qk_norm": (False, "shapes"),
         "implementation": ("nowhere", "refused"),
     },
     "based_conv": {"expand": (1, "shapes"), "conv_width": (2, "shapes")},
