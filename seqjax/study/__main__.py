@@ -99,7 +99,8 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
     """Write the results of the runs that are not `missing` (label -> why) into `out`."""
     out = Path(out)
     runs = [run for run in study.runs if run.label not in missing]
-    present = {run.model for run in runs if run.rate == run.schedule == 1}
+    number = runner.protocol(runs)
+    present = {run.model for run in runs if number == 2 or run.rate == run.schedule == 1}
     if not present.intersection(study.references):
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
         raise UserError(f"No reference has results, so there is nothing to compare with ({why}).")
@@ -111,7 +112,7 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
         "speeds": study.speeds,
         "unit": study.unit,
         "sweep": study.sweep,
-    }
+    } | ({"protocol": number} if number > 1 else {})
     workdirs = {run.label: run.workdir for run in runs}
     found = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
     messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)

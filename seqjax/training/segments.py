@@ -7,6 +7,7 @@ the batches that the trunk reads next, so its end is that of a run which was nev
 arXiv 2405.18392). Cooldowns of different ends may share steps, since each has a copy of the state.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,22 @@ class Segment(NamedTuple):
 
     def directory(self, workdir: Path) -> Path:
         """Return where the segment's files are: of a cooldown to an end its own directory, else the workdir."""
-        return workdir / DIRECTORY / str(self.end) if self.cools else workdir
+        return end_directory(workdir, self.end) if self.cools else workdir
 
 
 def end_steps(config: Config) -> list[int]:
     """Return the steps of the run's ends, ascending; [] for a run with one linear decay."""
-    return [round(share * config.train.steps) for share in config.train.ends]
+    return steps_of_shares(config.train.ends, steps=config.train.steps)
+
+
+def steps_of_shares(ends: Sequence[float], *, steps: int) -> list[int]:
+    """Return the steps that are these shares of all `steps`; what reads a run has the shares from its config.json."""
+    return [round(share * steps) for share in ends]
+
+
+def end_directory(workdir: Path, step: int) -> Path:
+    """Return where the files of the end after `step` are."""
+    return workdir / DIRECTORY / str(step)
 
 
 def segments(config: Config) -> list[Segment]:
