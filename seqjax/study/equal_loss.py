@@ -137,9 +137,23 @@ def runs_at(records: Records, model: str, rate: float) -> list[Record]:
     return sorted(found, key=lambda run: run.seed)
 
 
-def primary_runs(records: Records) -> dict[str, list[Record]]:
-    """Return the runs of every model at the learning rate of its primary gap."""
-    return {model: runs_at(records, model, rates(records, model).primary) for model in comparison.models(records)}
+def shown_runs(records: Records, model: str) -> list[Record]:
+    """Return the runs that stand for a model, one per seed: at the rate of its primary gap, or the common one.
+
+    The latter is that of protocol 1; pictures and costs of both protocols are those of these runs.
+    """
+    if records.protocol == 1:
+        return comparison.common_runs(records, model)
+    return runs_at(records, model, rates(records, model).primary) if model in comparison.models(records) else []
+
+
+def estimates(records: Records, reference: str) -> dict[str, Estimate]:
+    """Return the main gap of every model that has one: the primary one, or that at the lowest common loss."""
+    main = comparison.main_quantity(records)
+    if records.protocol == 1:
+        rows = comparison.compare(records, reference)
+        return {row.model: row.lowest.estimates[main] for row in rows if row.lowest is not None}
+    return {row.model: row.gaps[main].estimate for row in compare(records, reference) if row.gaps is not None}
 
 
 @functools.lru_cache(maxsize=128)
@@ -384,7 +398,7 @@ def verdicts(rows: Sequence[Row], quantity: str, *, limit: float) -> list[Verdic
     said = []
     for i, row in enumerate(rows):
         if i not in tested:
-            said.append(CANNOT_TELL._replace(why=_untested(row)))
+            said.append(CANNOT_TELL._replace(why=untested(row)))
             continue
         words = _words(with_rates[tested.index(i)], limit)
         if words:
@@ -400,7 +414,8 @@ def verdicts(rows: Sequence[Row], quantity: str, *, limit: float) -> list[Verdic
     return said
 
 
-def _untested(row: Row) -> str:
+def untested(row: Row) -> str:
+    """Return why a gap has no standard error and so is not tested."""
     if row.gaps is None:
         return "no overlap" if row.seeds else "no common seed"
     return NUMBERS.get(row.seeds, "no losses of blocks")

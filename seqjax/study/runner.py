@@ -95,7 +95,7 @@ class Run:
     def last_row(self) -> dict[str, Any]:
         """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""
         files = self.files
-        directories = [files, *(segments.end_directory(files, step) for step in self.ends)]
+        directories = [*(segments.end_directory(files, step) for step in reversed(self.ends)), files]
         return max(map(_last_row, directories), key=lambda row: row.get("step", -1))
 
 
