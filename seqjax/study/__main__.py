@@ -21,6 +21,8 @@ from seqjax.errors import UserError, run_command
 from seqjax.study import (
     comparison,
     cost,
+    equal_loss,
+    equal_loss_tables,
     estimate,
     figures,
     forest,
@@ -99,7 +101,8 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
     """Write the results of the runs that are not `missing` (label -> why) into `out`."""
     out = Path(out)
     runs = [run for run in study.runs if run.label not in missing]
-    present = {run.model for run in runs if run.rate == run.schedule == 1}
+    number = runner.protocol(runs)
+    present = {run.model for run in runs if number == 2 or run.rate == run.schedule == 1}
     if not present.intersection(study.references):
         why = "; ".join(f"{label}: {text}" for label, text in missing.items())
         raise UserError(f"No reference has results, so there is nothing to compare with ({why}).")
@@ -111,7 +114,7 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
         "speeds": study.speeds,
         "unit": study.unit,
         "sweep": study.sweep,
-    }
+    } | ({"protocol": number} if number > 1 else {})
     workdirs = {run.label: run.workdir for run in runs}
     found = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
     messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)
@@ -124,17 +127,18 @@ def analyse(directory: str | Path) -> None:
     """Make the tables and pictures of a study from its records in `directory`."""
     directory = Path(directory)
     found = records.read(directory)
-    report = tables.report(found)
+    report = equal_loss_tables.report(found) if found.protocol == 2 else tables.report(found)
     (directory / "gaps.md").write_text(report, encoding="utf-8")
-    has_reference = any(comparison.common_runs(found, name) for name in found.references)
+    known = [name for name in found.references if equal_loss.shown_runs(found, name)]
+    has_reference = bool(known)
     pictures: dict[str, Callable[[Path, records.Records], None]] = {"losses.png": figures.against_loss_in_domain}
-    if any(row.lowest for name in found.references for row in comparison.compare(found, name)):
-        pictures = {"gaps.png": forest.gaps} | pictures
+    if any(equal_loss.estimates(found, name) for name in known):
+        pictures = {"gaps.png": forest.primary_gaps if found.protocol == 2 else forest.gaps} | pictures
     if cost.run_speeds(found) and has_reference:
         pictures["cost.png"] = cost.gap_over_speed
     if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):
         pictures["rates.png"] = rates.end_points
-    if found.sweep and sweep.values_of(found) and has_reference:
+    if found.sweep and found.protocol == 1 and sweep.values_of(found) and has_reference:
         pictures["sweep.png"] = sweep.over_setting
     for name, draw in pictures.items():
         draw(directory / name, found)

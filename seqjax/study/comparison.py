@@ -149,7 +149,7 @@ def _at_end(records: Records, runs: Sequence[Record]) -> tuple[float, float]:
 def evaluate(records: Records, contrast: Contrast) -> Gap:
     """Return the gap that a contrast stands for, of every quantity, with its interval."""
     gaps, slope = contrast.gaps(records.domains).mean(0), contrast.slope(records.domains)
-    blocks = _block_gaps(records, contrast, [*records.domains, *records.against])
+    blocks = block_gaps(records, contrast, [*records.domains, *records.against])
     estimates = {}
     for name, weights in quantities(records).items():
         # The documents in domain are a sample, too: an error in the losses that are matched moves the gap by the slope.
@@ -159,7 +159,7 @@ def evaluate(records: Records, contrast: Contrast) -> Gap:
     return Gap(contrast.low, contrast.high, len(contrast.seeds), estimates)
 
 
-def _block_gaps(
+def block_gaps(
     records: Records, contrast: Contrast, domains: Sequence[str]
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
     """Return per domain the gap of every seed and block [seeds, blocks] and the documents; None if any is unknown."""

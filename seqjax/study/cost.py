@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from seqjax.study import comparison
+from seqjax.study import comparison, equal_loss
 from seqjax.study.figures import save, style
 from seqjax.study.records import Records
 
@@ -19,7 +19,7 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
     The gap is that to the first reference that has results. The first panel has the speeds of the runs themselves, the
     others those that the study file gives in `speeds`.
     """
-    reference = next(name for name in records.references if comparison.common_runs(records, name))
+    reference = next(name for name in records.references if equal_loss.shown_runs(records, name))
     gaps = gaps_to(records, reference)
     given = {"tokens/s of these runs": run_speeds(records)} | records.speeds
     speeds = {what: of_model for what, of_model in given.items() if gaps.keys() & of_model.keys()}
@@ -39,8 +39,8 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
 
 
 def run_speeds(records: Records) -> dict[str, float]:
-    """Return the tokens/s of every model's run at the common rate; models whose speed is unknown are left out."""
-    found = {name: comparison.common_runs(records, name) for name in comparison.models(records)}
+    """Return the tokens/s of the runs that stand for every model; models whose speed is unknown are left out."""
+    found = {name: equal_loss.shown_runs(records, name) for name in comparison.models(records)}
     return {
         name: float(np.median([run.facts["tokens_per_s"] for run in runs]))
         for name, runs in found.items()
@@ -49,10 +49,8 @@ def run_speeds(records: Records) -> dict[str, float]:
 
 
 def gaps_to(records: Records, reference: str) -> dict[str, tuple[float, float]]:
-    """Return the gap of every model at the lowest common loss and half the width of its interval, 0 if unknown."""
-    main = comparison.main_quantity(records)
-    lowest = {row.model: row.lowest for row in comparison.compare(records, reference)}
-    found = {name: gap.estimates[main] for name, gap in lowest.items() if gap is not None}
+    """Return the main gap of every model and half the width of its interval, 0 if unknown."""
+    found = equal_loss.estimates(records, reference)
     return {reference: (0.0, 0.0)} | {name: (e.gap, e.half_width or 0.0) for name, e in found.items()}
 
 

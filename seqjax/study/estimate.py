@@ -33,7 +33,8 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
     config, train = run.config, run.config.train
     model = Model(config.model, max_len=train.seq_len)
     per_token = flops.flops_per_token(model, train.seq_len)
-    steps = 0 if run.complete else train.steps - run.last_row().get("step", 0)
+    done, total = run.progress
+    steps = 0 if run.complete else total - done
     tokens = steps * train.batch_size * train.seq_len
     of_model = [other for other in runs if other.model == run.model]
     seen = [row["tokens_per_s"] for other in of_model if (row := other.last_row())]
@@ -42,7 +43,7 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
     else:
         found = dry_run.recorded_speed(config, n_params=flops.n_params(model), per_token=per_token, device=None)
         speed, source = (None, "") if found is None else (found.tokens_per_s, f"recorded on one {found.device}")
-    n_evaluations = 1 + tokens // config.eval.every if config.eval.every else 1
+    n_evaluations = max(1, len(train.ends)) + (tokens // config.eval.every if config.eval.every else 0)
     domains = config.data.eval_domains or regimes.REGIMES[config.data.regime].eval
     evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0
     seconds = None if speed is None else (tokens + EVALUATION * evaluated) / speed

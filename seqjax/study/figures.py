@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from seqjax.study import comparison
+from seqjax.study import comparison, equal_loss
 from seqjax.study.protocol import Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
@@ -39,7 +39,10 @@ END_POINTS: dict[str, Any] = {
 
 
 def against_loss_in_domain(path: str | Path, records: Records, *, models: Collection[str] | None = None) -> None:
-    """Draw the losses of every model at the common learning rate, one line per seed, and its gaps to each reference.
+    """Draw the losses of every model, one line per seed, and its gaps to each reference.
+
+    The runs are those at the common learning rate; in protocol 2, with a marker for each decayed end, those at the rate
+    of the model's primary gap.
 
     Writes a PNG at `path`, and an SVG beside it. `models` are those that are drawn, with the references; None draws
     all. A model looks the same whichever others are drawn. Raises `UserError` for one that the study has not.
@@ -49,7 +52,7 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
     for name in () if models is None else models:
         comparison.require_model(records, name)
     names = [name for name in styles if name in chosen]
-    runs = {name: comparison.common_runs(records, name) for name in names}
+    runs = {name: equal_loss.shown_runs(records, name) for name in names}
     references = [name for name in records.references if runs.get(name)]
     columns = _columns(records.domains)
     n_rows = 1 + len(references)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqjax.errors import UserError
-from seqjax.study import comparison, cost, figures, tables
+from seqjax.study import comparison, cost, equal_loss, equal_loss_tables, figures, tables
 from seqjax.study.protocol import Point, Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
@@ -39,7 +39,8 @@ def write(path: str | Path, records: Records) -> None:
             f"--page needs the package {error.name}: install seqjax with the extra `study`, e.g. "
             "pip install 'seqjax[study]'."
         ) from error
-    html = markdown_it.MarkdownIt("commonmark").enable("table").render(tables.report(records))
+    text = equal_loss_tables.report(records) if records.protocol == 2 else tables.report(records)
+    html = markdown_it.MarkdownIt("commonmark").enable("table").render(text)
     html = html.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
     pictures = {
         "Loss out of domain over loss in domain": _lines(go, records, _in_domain(records), "loss in domain"),
@@ -124,13 +125,13 @@ def _hover(run: Record, p: Point) -> str:
 
 def _cost(go: Any, records: Records, speeds: dict[str, float]) -> Any:
     """Return a figure with every model's gap over its speed, and a menu of the references."""
-    known = [name for name in records.references if comparison.common_runs(records, name)]
+    known = [name for name in records.references if equal_loss.shown_runs(records, name)]
     gaps = {name: cost.gaps_to(records, name) for name in known}
     models = [name for name in comparison.models(records) if name in speeds]
     figure = go.Figure()
     for model in models:
         gap, width = gaps[known[0]].get(model, (None, None))
-        run = comparison.common_runs(records, model)[0]
+        run = equal_loss.shown_runs(records, model)[0]
         figure.add_scatter(
             x=[speeds[model]],
             y=[gap],

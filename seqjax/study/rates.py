@@ -35,7 +35,7 @@ def end_points(path: str | Path, records: Records) -> None:
         for rate, (inside, outside) in ends.items():
             panel.plot(inside, outside, **look | {"linestyle": "none", "markersize": SIZE * rate**0.35})
         handles += panel.plot([], [], label=name, **look)
-        if name in records.references:
+        if name in records.references and records.protocol == 1:
             shorter = np.array(list(comparison.by_schedule(records, name).values()))
             panel.plot(*shorter.T, **END_POINTS | {"color": look["color"]})
     if any(run.schedule != 1 for run in records.runs):

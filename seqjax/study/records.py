@@ -23,9 +23,11 @@ from seqjax.config import Config
 from seqjax.errors import UserError
 from seqjax.files import read_json, replacing, write_json
 from seqjax.models import Model, flops
+from seqjax.study import runner
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
-from seqjax.training import block_losses, metrics
+from seqjax.training import block_losses, metrics, segments
+from seqjax.training.spool import readable
 
 COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
@@ -50,7 +52,8 @@ class Records:
     """All that a comparison needs.
 
     `missing` says of runs without results what they lack, `speeds` are those that the study file gives beside the runs'
-    own, per condition and model in tokens/s, `sweep` the setting that it varies.
+    own, per condition and model in tokens/s, `sweep` the setting that it varies. `protocol` is 2 if the runs are
+    trunks, whose points are their decayed ends (docs/protocol.md).
     """
 
     title: str
@@ -63,10 +66,15 @@ class Records:
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     unit: Unit = NATS
     sweep: str = ""
+    protocol: int = 1
 
 
 def progress(run: Run) -> str:
     """Return what a run lacks for a comparison, or "" if it has all of its evaluations."""
+    if run.ends:
+        if not (lacking := run.lacking):
+            return ""
+        return "not begun" if not run.last_row() else f"no evaluation yet at the {_named(lacking)}"
     try:
         step = read_points(run.workdir)[-1].step
     except UserError:
@@ -75,12 +83,18 @@ def progress(run: Run) -> str:
     return "" if step >= steps else f"step {step} of {steps}"
 
 
+def _named(ends: Sequence[int]) -> str:
+    return f"end{'s' * (len(ends) > 1)} after step {', '.join(map(str, ends))}"
+
+
 def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
     """Return the evaluations and facts of runs.
 
-    Raises `UserError` if one has no evaluation, lacks the loss of one of `domains`, or, in nats per token, has another
-    tokenizer or read other data than the others.
+    Raises `UserError` if one has no evaluation, at one of its ends if it has several, lacks the loss of one of
+    `domains`, or, in nats per token, has another tokenizer or read other data than the others; and if some have ends
+    and others have not.
     """
+    runner.protocol(runs)
     found = [_collect(run, unit) for run in runs]
     for record in found:
         lacking = [domain for domain in domains if any(domain not in p.domains for p in record.points)]
@@ -117,17 +131,24 @@ def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
 
 def _collect(run: Run, unit: Unit) -> Record:
     facts: dict[str, Any] = {}
+    files, ends = run.files, run.ends
     for name in ("run.json", "config.json"):
-        if (run.files / name).is_file():
-            value = read_json(run.files / name)
+        if (files / name).is_file():
+            value = read_json(files / name)
             facts |= value if name == "run.json" else {"config": value}
     if run.config is not None:
         facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
-    if entropy := _entropy(run.files):
+    if entropy := _entropy(segments.end_directory(files, ends[-1]) if ends else files):
         facts["entropy"] = entropy
-    points = read_points(run.workdir, unit=unit)
+    if lacking := run.lacking:
+        raise UserError(
+            f"{run.label} has no evaluation at the {_named(lacking)} ({run.workdir}); train it to the end, or compare "
+            "what has finished with --partial."
+        )
+    of_ends = [read_points(segments.end_directory(files, step), unit=unit)[-1] for step in ends]
+    points = of_ends or read_points(run.workdir, unit=unit)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
 
 
@@ -175,7 +196,7 @@ def write(
     `UserError` if runs were evaluated on different blocks.
     """
     if study.get("unit", "nats") == "nats":
-        arrays, messages = _gather_blocks(runs, workdirs, max_bytes=max_bytes)
+        arrays, messages = _gather_blocks(runs, workdirs, of_ends=study.get("protocol") == 2, max_bytes=max_bytes)
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     out.mkdir(parents=True, exist_ok=True)
@@ -198,10 +219,13 @@ def write(
 
 
 def _gather_blocks(
-    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, max_bytes: int
+    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, of_ends: bool, max_bytes: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the arrays of blocks.npz, at most `max_bytes` of them."""
-    of_run = {run.label: block_losses.read(workdirs[run.label]) for run in runs}
+    """Return the arrays of blocks.npz, at most `max_bytes` of them; `of_ends` says that points are those of ends."""
+    of_run = {
+        run.label: _of_ends(run, workdirs[run.label]) if of_ends else block_losses.read(workdirs[run.label])
+        for run in runs
+    }
     without = [label for label, (described, _) in of_run.items() if not described]
     messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
     known = {label: described for label, (described, _) in of_run.items() if described}
@@ -235,6 +259,24 @@ def _gather_blocks(
             [of_run[label][1].get(step, {}).get(domain, nothing) for label, step in kept], dtype
         )
     return arrays, messages
+
+
+def _of_ends(run: Record, workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
+    """Return what `block_losses.read` does, of the run's ends; empty if one of them has no losses of blocks.
+
+    Raises `UserError` if ends were evaluated on different blocks.
+    """
+    described: dict[str, np.ndarray] = {}
+    losses = {}
+    for point in run.points:
+        of_end, of_step = block_losses.read(segments.end_directory(readable(workdir), point.step))
+        if not of_end:
+            return {}, {}
+        if described and any(not np.array_equal(of_block, of_end[key]) for key, of_block in described.items()):
+            raise UserError(f"{run.label}: the end after step {point.step} was evaluated on other blocks than another.")
+        described = of_end
+        losses |= {point.step: of_step.get(point.step, {})}
+    return described, losses
 
 
 def read(directory: str | Path) -> Records:
@@ -273,6 +315,7 @@ def read(directory: str | Path) -> Records:
         study.get("speeds", {}),
         UNITS[study.get("unit", "nats")],
         study.get("sweep", ""),
+        study.get("protocol", 1),
     )
 
 

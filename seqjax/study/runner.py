@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqjax.config import Config
 from seqjax.errors import UserError
+from seqjax.files import read_json
 from seqjax.terminal import duration
-from seqjax.training import metrics
+from seqjax.training import metrics, segments
 from seqjax.training.spool import LOG, Spool, has_checkpoint, readable
 
 POLL_SECONDS = 1.0
@@ -42,8 +43,44 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the run has its final checkpoint."""
-        return self.config is None or has_checkpoint(self.workdir, self.config.train.steps)
+        """Whether the run has its final checkpoint, or an evaluation at each of its ends if it has several."""
+        if self.config is None:
+            return True
+        if self.config.train.ends:
+            return not self.lacking
+        return has_checkpoint(self.workdir, self.config.train.steps)
+
+    @property
+    def ends(self) -> list[int]:
+        """The steps of the run's ends, ascending; [] for a run with one linear decay (seqjax/training/segments.py).
+
+        Those of a run that is only read are in its config.json.
+        """
+        if self.config is not None:
+            return segments.end_steps(self.config)
+        path = self.files / "config.json"
+        train = read_json(path).get("train", {}) if path.is_file() else {}
+        return segments.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
+
+    @property
+    def lacking(self) -> list[int]:
+        """The steps of the ends that have no evaluation yet."""
+        files = readable(self.workdir)
+        return [step for step in self.ends if not _is_evaluated(segments.end_directory(files, step), step)]
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The number of steps trained so far and in all, those of every cooldown included."""
+        assert self.config is not None, "a run that is only read has no steps to train"
+        if not self.config.train.ends:
+            return self.last_row().get("step", 0), self.config.train.steps
+        done = total = 0
+        trunk = _last_row(self.files).get("step", 0)
+        for segment in segments.segments(self.config):
+            at = _last_row(segment.directory(self.files)).get("step", 0) if segment.is_cooldown else trunk
+            done += min(max(at - segment.begin, 0), segment.end - segment.begin)
+            total += segment.end - segment.begin
+        return done, total
 
     @property
     def files(self) -> Path:
@@ -56,11 +93,41 @@ class Run:
         return Spool(self.workdir).directory / LOG
 
     def last_row(self) -> dict[str, Any]:
-        """Return the newest row of training metrics, or an empty dict if there is none."""
-        if not (self.files / "metrics.jsonl").is_file():
-            return {}
-        rows = [row for row in metrics.read(self.files) if "tokens_per_s" in row]
-        return rows[-1] if rows else {}
+        """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""
+        files = self.files
+        directories = [*(segments.end_directory(files, step) for step in reversed(self.ends)), files]
+        return max(map(_last_row, directories), key=lambda row: row.get("step", -1))
+
+
+def _last_row(directory: Path) -> dict[str, Any]:
+    if not (directory / "metrics.jsonl").is_file():
+        return {}
+    rows = [row for row in metrics.read(directory) if "tokens_per_s" in row]
+    return rows[-1] if rows else {}
+
+
+def _is_evaluated(directory: Path, step: int) -> bool:
+    rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
+    return any(row["step"] == step and any(key.startswith("eval/") for key in row) for row in rows)
+
+
+def protocol(runs: Sequence[Run]) -> int:
+    """Return the protocol of the runs (docs/protocol.md): 2 if they have ends, 1 if each has one linear decay.
+
+    Runs that are only read and have no config.json count for neither.
+    Raises `UserError` if there are runs of both kinds: an end of a trunk has another schedule than a linear decay.
+    """
+    kinds: dict[bool, list[str]] = {}
+    for run in runs:
+        if run.config is not None or (run.files / "config.json").is_file():
+            kinds.setdefault(bool(run.ends), []).append(run.label)
+    if len(kinds) > 1:
+        raise UserError(
+            f"These runs have ends (train.ends): {', '.join(kinds[True])}; and these one linear decay: "
+            f"{', '.join(kinds[False])}. They cannot be compared; give all of them ends (train.ends=(1.0,) for one), "
+            "or none."
+        )
+    return 2 if True in kinds else 1
 
 
 def select(runs: list[Run], only: str) -> list[Run]:
@@ -85,7 +152,7 @@ def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[
         elif run.complete:
             state = "complete"
         else:
-            progress = f"step {row.get('step', 0)}/{run.config.train.steps}"
+            progress = "step {}/{}".format(*run.progress)
             state = "failed" if run.index in failed else progress if row or run.index in running else "not begun"
         speed = f"{row['tokens_per_s']:>10,.0f} tokens/s  loss {row['train/loss']:.3f}" if row else ""
         mark = "*" if run.index in running else " "
@@ -102,7 +169,8 @@ def eta_seconds(runs: list[Run], *, jobs: int) -> float | None:
     total = 0.0
     for run in runs:
         if run.config is not None and not run.complete:
-            left = run.config.train.steps - run.last_row().get("step", 0)
+            done, steps = run.progress
+            left = steps - done
             tokens = left * run.config.train.batch_size * run.config.train.seq_len
             total += tokens / (speeds[run.index] or sum(seen) / len(seen))
     return total / jobs

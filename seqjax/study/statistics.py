@@ -9,15 +9,24 @@ document d and m_d their number,
 is the estimate of a ratio with its linearised variance; with m_d = 1 it is var(G) / D. With S >= 2 seeds, var(seed
 gaps) / S is added, and Student's t takes Satterthwaite's degrees of freedom. Without seeds the interval is that of the
 documents alone: it says nothing about another initialisation or order of the data.
+
+Three seeds alone leave two degrees of freedom. Where many models have the same seeds, `seed_parts` pools the variance
+of seeds over the models, and `holm` keeps the level of all tests of a study together.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 LEVEL = 0.95
+# The level at which variances of seeds are held to differ between models. Few seeds seldom show a difference, and a
+# pooled variance misleads where there is one: at 5% and with three seeds, a model with three times the standard
+# deviation of ten others would stay unnoticed in three of four studies.
+AGREEMENT = 0.2
+NULL_DRAWS = 4000
 
 
 class Estimate(NamedTuple):
@@ -54,14 +63,19 @@ def half_width(variances: Sequence[np.ndarray], degrees: Sequence[float], *, lev
     `degrees` are the degrees of freedom of each part; those of the sum are Satterthwaite's.
     """
     parts = np.stack([np.asarray(variance) for variance in np.broadcast_arrays(*variances)])
+    freedom = _freedom(parts, degrees)
+    return np.asarray(special.stdtrit(freedom, (1 + level) / 2) * np.sqrt(parts.sum(0)))
+
+
+def _freedom(parts: np.ndarray, degrees: Sequence[float]) -> np.ndarray:
+    """Return Satterthwaite's degrees of freedom of the sum of variances [parts, ...]."""
     total = parts.sum(0)
     shape = (-1,) + (1,) * total.ndim
     of_sum = (parts**2 / np.reshape(np.asarray(degrees, float), shape)).sum(0)
     # No variance at all, or an infinite one, has no degrees of freedom; the width is zero or infinite with any.
     usable = np.isfinite(total) & (of_sum > 0)
     freedom = np.where(usable, np.square(total, where=usable, out=np.ones_like(total)), 1.0)
-    freedom = freedom / np.where(usable, of_sum, 1.0)
-    return np.asarray(special.stdtrit(freedom, (1 + level) / 2) * np.sqrt(total))
+    return np.asarray(freedom / np.where(usable, of_sum, 1.0))
 
 
 def mean_half_width(
@@ -72,18 +86,121 @@ def mean_half_width(
     `blocks` holds, per domain, the gaps [..., seeds, blocks] and the document of each block [blocks]. Documents of
     different domains are independent; a seed moves all domains together, so that its part is taken of the sum.
     """
-    variances, degrees = [], []
-    for (gaps, documents), weight in zip(blocks, weights, strict=True):
-        variance, n = document_variance(gaps.mean(-2), documents)
-        if weight:  # zero times an infinite variance is no number
-            variances.append(np.asarray(weight**2 * variance))
-            degrees.append(max(n - 1, 1))
+    variances, degrees = document_parts(blocks, weights)
     n_seeds = blocks[0][0].shape[-2]
     if n_seeds > 1:
         of_seed = sum(weight * gaps.mean(-1) for (gaps, _), weight in zip(blocks, weights, strict=True))
         variances.append(np.asarray(np.var(of_seed, axis=-1, ddof=1) / n_seeds))
         degrees.append(n_seeds - 1)
     return half_width(variances, degrees)
+
+
+def document_parts(
+    blocks: Sequence[tuple[np.ndarray, np.ndarray]], weights: Sequence[float] | np.ndarray
+) -> tuple[list[np.ndarray], list[float]]:
+    """Return the variances [...] that the documents of each domain add to a weighted sum, and their degrees of freedom.
+
+    `blocks` and `weights` are those of `mean_half_width`; the gaps are averaged over seeds.
+    """
+    variances, degrees = [], []
+    for (gaps, documents), weight in zip(blocks, weights, strict=True):
+        variance, n = document_variance(gaps.mean(-2), documents)
+        if weight:  # zero times an infinite variance is no number
+            variances.append(np.asarray(weight**2 * variance))
+            degrees.append(float(max(n - 1, 1)))
+    return variances, degrees
+
+
+class Part(NamedTuple):
+    """A part of the variance of an estimate, and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+def combined(parts: Sequence[Part]) -> Part:
+    """Return the sum of independent parts, with Satterthwaite's degrees of freedom."""
+    variances = np.array([part.variance for part in parts])
+    return Part(float(variances.sum()), float(_freedom(variances, [part.freedom for part in parts])))
+
+
+def seed_parts(gaps: Sequence[Mapping[int, float]]) -> tuple[list[Part | None], bool]:
+    """Return the variance that seeds give each model's mean gap, and whether the variances of the models agree.
+
+    `gaps` holds, per model, the gap to one reference at every seed. With y the loss of a model at a seed, the layout is
+
+        y_ms = model_m + seed_s + e_ms,    e_ms of variance s^2,
+
+    of which the gaps, and zeros for the reference, are all that is needed: subtracting the reference shifts every seed.
+    s^2 is the residual variance of the fit by least squares, with (M - 1) (S - 1) degrees of freedom for M models (with
+    the reference) that all have S seeds, and the mean gap of a model over its S seeds has the variance 2 s^2 / S. A
+    model whose own var(gaps) / S is larger keeps that.
+
+    The variances agree unless Bartlett's statistic of the models' residuals is among the largest 20% (`AGREEMENT`) of
+    layouts with one variance, simulated because residuals of few seeds are neither independent nor many. If they do
+    not, each model has its own variance, with S - 1 degrees of freedom. None for a model without a second seed.
+    """
+    order = list(dict.fromkeys(seed for of_model in gaps for seed in of_model))
+    values = np.array([[0.0] * len(order), *([of_model.get(seed, np.nan) for seed in order] for of_model in gaps)])
+    present = ~np.isnan(values)
+    residual, freedoms = _layout(present.tobytes(), present.shape)
+    residuals = residual @ values[present]
+    rows = np.nonzero(present)[0]
+    agree, freedom = True, freedoms.sum()
+    if freedom > 0.5:
+        sums = np.bincount(rows, residuals**2, len(freedoms))
+        agree = bool((_null(present.tobytes(), present.shape) >= _bartlett(sums, freedoms) - 1e-9).mean() > AGREEMENT)
+    parts: list[Part | None] = []
+    for of_model in gaps:
+        n = len(of_model)
+        if n < 2:
+            parts.append(None)
+            continue
+        own = float(np.var(list(of_model.values()), ddof=1)) / n
+        pooled = 2 * float((residuals**2).sum()) / freedom / n
+        parts.append(Part(max(own, pooled), float(freedom)) if agree else Part(own, n - 1))
+    return parts, agree
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(mask: bytes, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrix [cells, cells] that leaves the residuals of a two-way layout, and the freedom of every row."""
+    present = np.frombuffer(mask, bool).reshape(shape)
+    rows, columns = np.nonzero(present)
+    design = np.concatenate([np.eye(shape[0])[rows], np.eye(shape[1])[columns]], axis=1)
+    residual = np.eye(len(rows)) - design @ np.linalg.pinv(design)
+    return residual, np.bincount(rows, np.diag(residual), shape[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _null(mask: bytes, shape: tuple[int, int]) -> np.ndarray:
+    """Return Bartlett's statistic of `NULL_DRAWS` layouts with one variance for all rows; always the same draws."""
+    residual, freedoms = _layout(mask, shape)
+    draws = np.random.default_rng(0).normal(size=(NULL_DRAWS, len(residual))) @ residual
+    rows = np.nonzero(np.frombuffer(mask, bool).reshape(shape))[0]
+    return _bartlett(draws**2 @ np.eye(shape[0])[rows], freedoms)
+
+
+def _bartlett(sums: np.ndarray, freedoms: np.ndarray) -> np.ndarray:
+    """Return Bartlett's statistic of sums of squares [..., rows]: large where their mean squares differ."""
+    used = freedoms > 1e-6
+    nu, total = freedoms[used], sums.sum(-1)
+    # Without any spread, all agree; a row without spread among others has a floor that keeps the logarithm finite.
+    shares = sums[..., used] / nu / np.where(total > 0, total / nu.sum(), 1.0)[..., None]
+    return np.where(total > 0, -(np.log(np.maximum(shares, 1e-30)) @ nu), 0.0)
+
+
+def holm(p_values: Sequence[float], *, level: float) -> list[bool]:
+    """Return which hypotheses are rejected so that any true one among them is with a probability of `level` at most.
+
+    Holm's procedure: the i-th smallest of n p-values is compared with level / (n - i + 1), until the first above.
+    """
+    rejected = [False] * len(p_values)
+    for rank, i in enumerate(np.argsort(p_values, kind="stable")):
+        if p_values[i] > level / (len(p_values) - rank):
+            break
+        rejected[i] = True
+    return rejected
 
 
 def groups(order: Sequence[str], differ: dict[frozenset[str], bool]) -> list[list[str]]:

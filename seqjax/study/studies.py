@@ -20,6 +20,9 @@ fields of a run:
     seed        default 0; runs of two models with the same seed read the same data in the same order, and are paired
     rate        learning rate as a multiple of the rate common to the study, default 1
     schedule    number of steps, each with a decay to zero, as a share of the study's full ones, default 1
+
+If the configs have `train.ends`, all of them must (protocol 2 of docs/protocol.md): runs are then trunks that are read
+at their decayed ends, which takes the place of `schedule`.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ from typing import Any
 from seqjax import presets, urls
 from seqjax.config import Config, from_config_dict
 from seqjax.errors import UserError
-from seqjax.study import protocol
+from seqjax.study import protocol, runner
 from seqjax.study.runner import Run
 
 OPTIONAL = ("against", "speeds", "unit", "sweep")
@@ -120,7 +123,15 @@ def _check(path: Path, study: dict[str, Any], runs: list[Run]) -> None:
     references = study["references"]
     if isinstance(references, str) or not references:
         raise UserError(f"{path}: references is a tuple of models, not {references!r}.")
-    plain = {run.model for run in runs if run.rate == run.schedule == 1}
+    trained = [run for run in runs if run.config is not None]
+    if runner.protocol(trained) == 2:
+        if shortened := [run.label for run in runs if run.schedule != 1]:
+            raise UserError(
+                f"{path}: {', '.join(shortened)}: leave out schedule, which runs with train.ends do not have."
+            )
+        plain = {run.model for run in runs}
+    else:
+        plain = {run.model for run in runs if run.rate == run.schedule == 1}
     if set(references) - plain:
         raise UserError(f"{path}: no run has the model of the references {sorted(set(references) - plain)}.")
     seen: dict[tuple[str, int, float, float], str] = {}

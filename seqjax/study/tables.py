@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from seqjax.study import comparison
+from seqjax.study import comparison, equal_loss
 from seqjax.study.comparison import Gap, Row
+from seqjax.study.protocol import Record
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
 
@@ -31,14 +32,14 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int 
 
 def report(records: Records) -> str:
     """Return the content of gaps.md."""
-    sections = [f"# {records.title}\n", _about(records), "## Runs\n", _runs(records)]
+    sections = [f"# {records.title}\n", _about(records), "## Runs\n", runs_table(records)]
     of_models = {model: comparison.by_rate(records, model) for model in comparison.models(records)}
     of_model = {model: found for model, found in of_models.items() if len(found) > 1}
     if of_model:
         sections += ["## Learning rates\n", _rates(of_model)]
     sections += ["## Cost\n", _cost(records)]
     if any(run.facts.get("entropy") for run in records.runs):
-        sections += ["## Entropy of attention\n", _entropies(records)]
+        sections += ["## Entropy of attention\n", entropy_table(records)]
     known = comparison.models(records)
     for reference in records.references:
         sections.append(f"## Gaps to {reference}\n")
@@ -76,13 +77,17 @@ def _about(records: Records) -> str:
             + ("." if records.blocks is None else ONE_SEED)
         )
     text = ["\n".join([*text, ""])]
-    if records.missing:
-        missing = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
-        text.append(f"**Missing:** {missing}.\n")
-    return "\n".join(text)
+    return "\n".join([*text, *filter(None, [missing(records)])])
 
 
-def _runs(records: Records) -> str:
+def missing(records: Records) -> str:
+    """Return a line that names the runs without results, or "" if there are none."""
+    named = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
+    return f"**Missing:** {named}.\n" if named else ""
+
+
+def runs_table(records: Records) -> str:
+    """Return the last losses of every run and its speed."""
     header = ["run", "tokens/s", "tokens", "loss in domain", *records.domains]
     rows = []
     for run in records.runs:
@@ -126,20 +131,22 @@ def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
 
 def _cost(records: Records) -> str:
     """Return what each model costs, beside its gap to every reference."""
-    main = comparison.main_quantity(records)
-    gaps = {}
-    for reference in records.references:
-        if comparison.common_runs(records, reference):
-            gaps[reference] = {
-                r.model: r.lowest.estimates[main] for r in comparison.compare(records, reference) if r.lowest
-            }
+    known = [name for name in records.references if comparison.common_runs(records, name)]
+    gaps = {name: equal_loss.estimates(records, name) for name in known}
+    runs = {model: comparison.common_runs(records, model) for model in comparison.models(records)}
+    return cost_table(records, runs, gaps, at="at the lowest common loss")
+
+
+def cost_table(
+    records: Records, runs: Mapping[str, Sequence[Record]], gaps: Mapping[str, Mapping[str, Estimate]], *, at: str
+) -> str:
+    """Return what the runs of each model cost, beside its gaps: reference -> model -> gap; `at` says at which loss."""
     rows = []
-    for model in comparison.models(records):
-        runs = comparison.common_runs(records, model)
-        if not runs:
+    for model, of_model in runs.items():
+        if not of_model:
             continue
-        facts = runs[0].facts
-        given = [of_model.get(model) for of_model in records.speeds.values()]
+        facts = of_model[0].facts
+        given = [speeds.get(model) for speeds in records.speeds.values()]
         rows.append(
             [
                 model,
@@ -148,18 +155,18 @@ def _cost(records: Records) -> str:
                 _number(facts.get("device_peak_gib"), 1, " GiB"),
                 _number(facts.get("state_bytes"), 2**20, " MiB"),
                 _number(facts.get("flops_per_token"), 1e9, "", digits=2),
-                *(_cell(of_model[model]) if model in of_model else DASH for of_model in gaps.values()),
+                *(cell(to_one[model]) if model in to_one else DASH for to_one in gaps.values()),
             ]
         )
     header = ["model", "tokens/s", *records.speeds, "memory", "state", "GFLOPs/token", *(f"gap to {r}" for r in gaps)]
     return (
         "Training speed and peak memory of the device as the runs logged them; the state that decoding keeps of one "
-        f"sequence of the training length; FLOPs of a training step; the gap of {main} at the lowest common loss.\n\n"
-        + markdown(header, rows)
+        f"sequence of the training length; FLOPs of a training step; the gap of {comparison.main_quantity(records)} "
+        f"{at}.\n\n{markdown(header, rows)}"
     )
 
 
-def _entropies(records: Records) -> str:
+def entropy_table(records: Records) -> str:
     """Return the entropy that runs measured at their end, with the share of the largest that is possible."""
     domains = (*records.against, *records.domains)
     rows = []
@@ -237,11 +244,12 @@ def _table(records: Records, rows: Sequence[Row], gaps: Sequence[Gap | None], *,
             continue
         at = f"{gap.low:.3f}" if gap.low == gap.high else f"{gap.low:.3f} to {gap.high:.3f}"
         of_seeds = [str(gap.seeds)] if seeds else []
-        cells.append([row.model, *of_seeds, at, *(_cell(gap.estimates[name]) for name in names)])
+        cells.append([row.model, *of_seeds, at, *(cell(gap.estimates[name]) for name in names)])
     return markdown(["model", *(["seeds"] if seeds else []), "loss in domain", *names], cells)
 
 
-def _cell(estimate: Estimate) -> str:
+def cell(estimate: Estimate) -> str:
+    """Return a gap with half the width of its interval, if it has one."""
     width = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
     return f"{estimate.gap:+.3f}{width}"
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from seqjax.errors import UserError
-from seqjax.study import comparison
+from seqjax.study import comparison, equal_loss
 from seqjax.study.comparison import Gap, Row
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
@@ -13,13 +13,15 @@ def verdict(records: Records, model: str, reference: str) -> str:
     """Return some sentences on how `model` does out of domain at the loss in domain at which `reference` is as good.
 
     The numbers are those of `comparison.compare`: the gap of the mean over the domains, positive where the model is
-    worse, its 95% interval, and what is left of it where a study tested another cause. Raises `UserError` for a model
-    that the study has not.
+    worse, its 95% interval, and what is left of it where a study tested another cause; in protocol 2 those of
+    `equal_loss.compare`. Raises `UserError` for a model that the study has not.
     """
     for name in (model, reference):
         comparison.require_model(records, name)
     if model == reference:
         raise UserError(f"{model} is compared with itself; name another reference of {', '.join(records.references)}.")
+    if records.protocol == 2:
+        return _at_equal_loss(records, model, reference)
     row = next(row for row in comparison.compare(records, reference) if row.model == model)
     if row.lowest is None:
         return f"It cannot be said: no seed of {model} and {reference} passed through a common loss in domain."
@@ -34,6 +36,38 @@ def verdict(records: Records, model: str, reference: str) -> str:
         _certainty(row.lowest, estimate),
         _cause(row, quantity),
     ]
+    return " ".join(filter(None, sentences))
+
+
+def _at_equal_loss(records: Records, model: str, reference: str) -> str:
+    """Return the verdict of protocol 2 in words."""
+    row = next(row for row in equal_loss.compare(records, reference) if row.model == model)
+    quantity, unit = comparison.main_quantity(records), records.unit.name
+    sentences = []
+    if row.gaps is None:
+        sentences.append(f"It cannot be said at equal loss: {row.verdict.why}.")
+    else:
+        gap, at = row.gaps[quantity].estimate, np.mean(row.at or np.nan)
+        seeds = f"{row.seeds} seed{'s' * (row.seeds > 1)}"
+        why = f" ({row.verdict.why})" if row.verdict.why else ""
+        of_domains = ", ".join(f"{domain} {_signed(row.gaps[domain].estimate)}" for domain in records.domains)
+        sentences += [
+            f"The verdict on {model} against {reference}: {row.verdict.words}{why}. At a loss in domain of {at:.3f} "
+            f"{unit}, that of the worse one's last end, {model} is {_distance(gap, unit)} out of domain than "
+            f"{reference} ({quantity}).",
+            f"By domain: {of_domains}." if len(records.domains) > 1 else "",
+            f"± is half the 95% interval over documents and {seeds}."
+            if gap.half_width is not None
+            else f"There is no interval: {equal_loss.untested(row)}.",
+        ]
+        if row.over_rates is not None and row.n_pairs > 1:
+            low, high = row.over_rates
+            sentences.append(f"Over the learning rates that are as good in domain it is {low:+.3f} to {high:+.3f}.")
+    if row.outside is not None and row.inside is not None:
+        sentences.append(
+            f"At equal tokens the difference is {_signed(row.outside.estimate)} out of domain and "
+            f"{_signed(row.inside.estimate)} in domain."
+        )
     return " ".join(filter(None, sentences))
 
 

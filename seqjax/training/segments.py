@@ -7,6 +7,7 @@ the batches that the trunk reads next, so its end is that of a run that was plan
 Cooldowns to different ends may take the same batches, since each has its own copy of the state.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,12 +33,22 @@ class Segment(NamedTuple):
 
     def directory(self, workdir: str | Path) -> Path:
         """Return where the segment's files are: of a cooldown its own directory, else the workdir."""
-        return Path(workdir) / DIRECTORY / str(self.end) if self.is_cooldown else Path(workdir)
+        return end_directory(workdir, self.end) if self.is_cooldown else Path(workdir)
 
 
 def end_steps(config: Config) -> list[int]:
     """Return the steps of the run's ends, ascending; [] for a run with one linear decay."""
-    return [round(share * config.train.steps) for share in config.train.ends]
+    return steps_of_shares(config.train.ends, steps=config.train.steps)
+
+
+def steps_of_shares(ends: Sequence[float], *, steps: int) -> list[int]:
+    """Return the steps that are these shares of all `steps`; what reads a run has the shares from its config.json."""
+    return [round(share * steps) for share in ends]
+
+
+def end_directory(workdir: str | Path, step: int) -> Path:
+    """Return where the files of the end after `step` are."""
+    return Path(workdir) / DIRECTORY / str(step)
 
 
 def segments(config: Config) -> list[Segment]:

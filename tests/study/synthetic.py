@@ -1,7 +1,7 @@
 """Runs whose gaps are known, written as training writes them, and studies of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ def write_run(
     blocks: bool = True,
     manifest: str = "m",
     tokenizer: str = "byte",
+    steps: Sequence[int] | None = None,
 ) -> Path:
     """Write a run whose loss in a domain outside is slope * loss in domain + 1 + offset, at every evaluation.
 
     Blocks differ by a fixed amount each, the same in all runs; `noise` is the seed of what differs between runs.
+    `steps` are those of the evaluations, 0, 1, ... by default.
     """
     directory.mkdir(parents=True)
     rng = np.random.default_rng(noise)
@@ -38,7 +40,7 @@ def write_run(
         f"{name}/{field}": np.arange(len(d)) for name, d in DOCUMENTS.items() for field in ("index", "n_bytes")
     }
     own = {name: rng.normal(size=12)[d] * 0.05 * (noise is not None) for name, d in DOCUMENTS.items()}
-    for step, loss in enumerate(in_domain):
+    for step, loss in zip(steps or range(len(in_domain)), in_domain, strict=True):
         losses = {}
         for name, documents in DOCUMENTS.items():
             of_offset = offset if isinstance(offset, float | int) else offset[name] if name in DOMAINS else 0.0
@@ -60,6 +62,33 @@ def write_run(
         np.savez(directory / block_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     (directory / "config.json").write_text(json.dumps({"data": {"tokenizer": tokenizer}}))
+    (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))
+    return directory
+
+
+def write_trunk(
+    directory: Path,
+    in_domain: Mapping[float, float],
+    outside: Callable[[str, float], float],
+    *,
+    steps: int = 1000,
+    noise: int | None = None,
+    manifest: str = "m",
+) -> Path:
+    """Write a run with ends: share of the steps -> loss in domain there, and `outside` gives a domain's loss over it.
+
+    The trunk has training rows and an evaluation that no comparison may use: its rate was not decayed.
+    """
+    for share, loss in in_domain.items():
+        step = round(share * steps)
+        offset = {name: outside(name, loss) - loss - 1 for name in DOMAINS}
+        end = directory / "ends" / str(step)
+        write_run(end, [loss], offset=offset, noise=noise, manifest=manifest, steps=[step])
+    row = {"step": steps, "train/loss": 9.0, "seconds": 1.0, "tokens_per_s": 4.0, "tokens": 100 * steps}
+    evaluation = {f"eval/{name}/loss": 9.0 for name in DOCUMENTS} | {"train/loss": 9.0, "step": 1, "tokens": 100}
+    (directory / "metrics.jsonl").write_text(f"{json.dumps(evaluation)}\n{json.dumps(row)}\n")
+    config = {"data": {"tokenizer": "byte"}, "train": {"steps": steps, "ends": list(in_domain)}}
+    (directory / "config.json").write_text(json.dumps(config))
     (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))
     return directory
 
