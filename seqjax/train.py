@@ -17,14 +17,14 @@ from seqjax import generate
 from seqjax.config import Config
 from seqjax.data import MissingPackageError, open_corpus
 from seqjax.errors import UserError
-from seqjax.evaluate import evaluate, load_domains, measure_entropy, summarize
+from seqjax.evaluate import evaluate, evaluate_tokens, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.terminal import StatusLine
-from seqjax.training import not_finite, report
+from seqjax.training import not_finite, report, token_classes
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
@@ -36,7 +36,7 @@ from seqjax.training.optim import schedule
 from seqjax.training.placement import parameter_table
 from seqjax.training.signals import StopRequest
 from seqjax.training.spool import Spool
-from seqjax.training.step import init_state, jit_train_step, make_eval_step, state_shardings
+from seqjax.training.step import init_state, jit_train_step, make_eval_step, make_token_step, state_shardings
 from seqjax.training.store_lock import StoreLock, locked
 
 
@@ -87,6 +87,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
         process_count=jax.process_count(),
     )
     domains = load_domains(corpus, config, mesh=mesh)
+    blocks = {name: domain.blocks for name, domain in domains.items()}
 
     # ----------------------------------------------------------------------------------------------------- model
     model = Model(config.model, max_len=seq_len)
@@ -104,6 +105,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
         model, optimizer, schedule(config.optim, n_steps), state=state_sharding, tokens=tokens_sharding
     )
     eval_step = jax.jit(make_eval_step(model), out_shardings=unsharded)
+    token_step = jax.jit(make_token_step(model), out_shardings=unsharded)  # compiled at the end, where it is called
 
     # --------------------------------------------------------------------------------------------------- restore
     checkpoints = Checkpoints(spool, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
@@ -137,7 +139,7 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
     pending = None  # the newest step, whose metrics are still on the device
     profiling = False
     with jax.set_mesh(mesh), stop, jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
-        log.start(start, saved, {name: domain.blocks for name, domain in domains.items()})
+        log.start(start, saved, blocks)
         for step in range(start + 1, n_steps + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -193,6 +195,10 @@ def _train(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                     not_finite.check_evaluation(step, row)
                     log.evaluation(step, row, losses)
+                    if last and config.eval.classes:
+                        of_tokens = evaluate_tokens(token_step, state.params, domains, mesh=mesh)
+                        if lead:
+                            token_classes.write(workdir, step, of_tokens, blocks, corpus)
                     if lead and not saving:  # which comes after the files
                         spool.try_push(log.say)
                 # ------------------------------------------------------------------------------------------ save
