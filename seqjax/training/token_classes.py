@@ -112,7 +112,7 @@ def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) ->
 def write(
     workdir: Path, step: int, losses: Mapping[str, np.ndarray], blocks: Mapping[str, EvalBlocks], corpus: Corpus
 ) -> None:
-    """Write the sums over the classes; `losses` are of every token of the blocks, "DOMAIN" -> float32 [n, T] in nats."""
+    """Write the sums over the classes; `losses` are those of every token in nats, "DOMAIN" -> float32 [n, T]."""
     rates = corpus.token_rates()
     arrays: dict[str, Any] = {"step": np.array(step)}
     for domain, losses_NT in losses.items():
