@@ -123,6 +123,7 @@ class EvalConfig:
     path: tuple[
         str, ...
     ] = ()  # directories of prepared blocks to evaluate on as well: test sets (seqjax/data/test_sets.py)
+    classes: bool = True  # sums of losses by class of token at the end, in one more evaluation (docs/data.md)
     entropy_tokens: int = 0  # at most, per domain, for the entropy of attention at the end; 0 = not measured
 
 

@@ -79,6 +79,17 @@ def evaluate(
     }
 
 
+def evaluate_tokens(
+    token_step: Callable[..., Any], params: Params, domains: Mapping[str, Domain], *, mesh: Mesh
+) -> dict[str, np.ndarray]:
+    """Return the loss of every predicted token of every block of every domain in nats, float32 [n, T]."""
+    sharding, found = batch_sharding(mesh), {}
+    for name, domain in domains.items():  # one at a time: a device holds the losses of a domain, not of all
+        parts = [token_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
+        found[name] = np.concatenate(jax.device_get(parts))[: len(domain.blocks.tokens)]
+    return found
+
+
 def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], corpus: Corpus) -> dict[str, float]:
     """Return the row of metrics of an evaluation.
 

@@ -24,14 +24,14 @@ from seqjax.config import Config
 from seqjax.data import Corpus, MissingPackageError, open_corpus
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import UserError
-from seqjax.evaluate import Domain, evaluate, load_domains, measure_entropy, summarize
+from seqjax.evaluate import Domain, evaluate, evaluate_tokens, load_domains, measure_entropy, summarize
 from seqjax.files import read_json, write_json
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
 from seqjax.terminal import StatusLine
-from seqjax.training import not_finite, report
+from seqjax.training import not_finite, report, token_classes
 from seqjax.training import workdir as workdirs
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
@@ -43,7 +43,14 @@ from seqjax.training.placement import parameter_table
 from seqjax.training.segments import Segment, is_complete, keeps_checkpoint, rates, segments
 from seqjax.training.signals import StopRequest
 from seqjax.training.spool import Spool
-from seqjax.training.step import TrainState, init_state, jit_train_step, make_eval_step, state_shardings
+from seqjax.training.step import (
+    TrainState,
+    init_state,
+    jit_train_step,
+    make_eval_step,
+    make_token_step,
+    state_shardings,
+)
 from seqjax.training.store_lock import StoreLock, locked
 
 
@@ -62,6 +69,7 @@ class Setup(NamedTuple):
     n_micro: int  # A
     train_step: Any
     eval_step: Any
+    token_step: Any
 
 
 class Place(NamedTuple):
@@ -178,6 +186,7 @@ def _set_up(config: Config) -> Setup:
         n_micro=n_micro,
         train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
         eval_step=jax.jit(make_eval_step(model), out_shardings=replicated(mesh)),
+        token_step=jax.jit(make_token_step(model), out_shardings=replicated(mesh)),
     )
 
 
@@ -252,6 +261,7 @@ def _train(
     config, mesh, corpus, iterator, domains, model = setup[:6]
     workdir, lead, everywhere = spool.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
+    blocks = {name: domain.blocks for name, domain in domains.items()}
     rate_of = rates(config.optim, segment)
     state, step = start.state, start.step
     iterator.set_state(start.data)
@@ -261,7 +271,7 @@ def _train(
     pending = None  # the newest step, whose metrics are still on the device
     profiling = False
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
-        log.start(start.step, start.log, {name: domain.blocks for name, domain in domains.items()})
+        log.start(start.step, start.log, blocks)
         for step in range(start.step + 1, segment.end + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -322,7 +332,11 @@ def _train(
                         for field, values in measure_entropy(model, state.params, corpus, config, mesh=mesh).items():
                             row |= {f"eval/{name}/{field}": value for name, value in values.items()}
                     not_finite.check_evaluation(step, row)
-                    log.evaluation(step, row, losses)
+                    if step == config.train.steps and config.eval.classes:
+                        of_tokens = evaluate_tokens(setup.token_step, state.params, domains, mesh=mesh)
+                        if lead:
+                            token_classes.write(workdir, step, of_tokens, blocks, corpus)
+                    log.evaluation(step, row, losses)  # last: its file tells that the evaluation is complete
                     if lead and not saving:  # which comes after the files
                         spool.try_push(log.say)
                 # ------------------------------------------------------------------------------------------ save

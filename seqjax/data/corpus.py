@@ -18,6 +18,7 @@ from seqjax.errors import UserError
 
 BIGRAM_MAX_VOCAB = 1024
 BIGRAM_TRAIN_TOKENS = 16_000_000
+RATE_TOKENS = 4096 * 2049  # of a training domain, on which the rates of its tokens are counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,14 @@ class Corpus(abc.ABC):
     @abc.abstractmethod
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """Return at most `count` training blocks of a domain, ids [n, T+1]."""
+
+    def token_rates(self) -> np.ndarray | None:
+        """Return how often each id occurs in training, per million tokens, float64 [vocab_size].
+
+        It is counted on blocks spread evenly over each training domain, at most 8.4M tokens of a domain, and domains
+        count by `weights`. None where text would have to be tokenised for it.
+        """
+        return None
 
     def bigram_loss(self, *, max_tokens: int = 262_144) -> float | None:
         """Return a bigram's loss on the in-domain evaluation blocks in nats per token; None for large vocabularies.
@@ -209,6 +218,16 @@ class BlockCorpus(Corpus):
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """Return at most `count` training blocks of a domain, ids [n, T+1], evenly spaced."""
         return _spaced(self._sources["train"][domain], count, self._dtype)
+
+    def token_rates(self) -> np.ndarray | None:
+        """Return how often each id occurs in training, per million tokens, float64 [vocab_size]; None for `tfds`."""
+        if self.name == "tfds":  # tokenises a block when it is read
+            return None
+        rates, count = np.zeros(self.tokenizer.vocab_size), max(1, RATE_TOKENS // (self.seq_len + 1))
+        for domain in self.train_domains:
+            counts = np.bincount(self.train_sample(domain, count=count).ravel(), minlength=len(rates))
+            rates += 1e6 * self.weights[domain] * counts / counts.sum()
+        return rates
 
     def _eval_splits(self, domain: str) -> list[str]:
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")

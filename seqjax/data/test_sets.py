@@ -59,6 +59,10 @@ class TestedCorpus(Corpus):
         """Return at most `count` training blocks of a domain, ids [n, T+1]."""
         return self._corpus.train_sample(domain, count=count)
 
+    def token_rates(self) -> np.ndarray | None:
+        """Return the rates of the corpus, which alone is trained on."""
+        return self._corpus.token_rates()
+
 
 def set_names(paths: Sequence[str]) -> dict[str, str]:
     """Return the directory or URL of every test set by its name; raise `UserError` for two of one name."""

@@ -21,8 +21,15 @@ from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
-from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses
-from seqjax.sequence_sharding import copies, layer_gradients_first, time_pieces, time_to_rows, token_pieces
+from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses, token_losses
+from seqjax.sequence_sharding import (
+    copies,
+    layer_gradients_first,
+    rows_to_time,
+    time_pieces,
+    time_to_rows,
+    token_pieces,
+)
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
 
@@ -112,6 +119,14 @@ class Model:
             h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
             losses_B = sequence_losses(h_BTD, head_DO, targets_BT, chunk)
             return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
+
+    def token_losses(self, params: Params, tokens_BT1: Array) -> Array:
+        """Return the loss in nats of every predicted token of blocks of T + 1 tokens, float32 [B, T]."""
+        h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
+        with jax.named_scope("loss"):
+            n_batch, chunk = h_BTD.shape[0], self._loss_chunk(h_BTD)
+            h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
+            return rows_to_time(token_losses(h_BTD, head_DO, targets_BT, chunk), n_batch)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
         """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.

@@ -67,6 +67,22 @@ def sequence_losses(
     return jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[0]
 
 
+def token_losses(
+    h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
+) -> Float[Array, "B T"]:
+    """Return the loss of every token in nats, float32 [B, T], with the chunks of `cross_entropy`."""
+    w_DO = w_DO.astype(h_BTD.dtype)
+
+    def body(carry, xs):
+        _, lse_BC, target_logit_BC = _logits(w_DO, *xs[:2])
+        return carry, lse_BC - target_logit_BC
+
+    ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
+    losses_cBC = jax.lax.scan(body, None, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[1]
+    n_batch, seq_len = targets_BT.shape
+    return jnp.moveaxis(losses_cBC, 0, 1).reshape(n_batch, -1)[:, :seq_len]
+
+
 def marked_scores(
     h_BTD: Float[Array, "B T D"],
     w_DO: Float[Array, "D O"],

@@ -109,6 +109,11 @@ def make_eval_step(model: Model) -> Callable[[Params, Array], Array]:
     return model.sequence_losses
 
 
+def make_token_step(model: Model) -> Callable[[Params, Array], Array]:
+    """Return (params, tokens int32 [B, T + 1]) -> next-token loss of every token in nats, float32 [B, T]."""
+    return model.token_losses
+
+
 def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array, Array]]:
     """Return (params, tokens [B, T + 1], weights [B]) -> weighted row sums of `mean_entropy`'s two values, and of 1."""
 

@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "data.workers",  # a stream depends on it and says so itself
     "data.cache_dir",
     "data.tokenizer_path",
+    "eval.classes",
     "eval.entropy_tokens",
 )
 

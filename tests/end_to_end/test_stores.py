@@ -131,7 +131,8 @@ def kept(url: str) -> set[str]:
 
 FILES = {
     "config.json", "run.json", "metrics.jsonl", "report.md", "report.png", "spool.json",
-    "eval_losses/blocks.npz", *(f"eval_losses/{step:08d}.npz" for step in (7, 14, 21, 28, 35, 40)),
+    "eval_losses/blocks.npz", "eval_losses/classes.npz",
+    *(f"eval_losses/{step:08d}.npz" for step in (7, 14, 21, 28, 35, 40)),
 }  # fmt: skip
 
 

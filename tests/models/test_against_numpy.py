@@ -253,6 +253,7 @@ def test_the_loss_is_the_mean_over_predicted_tokens():
     want = [oracle.loss(model.config, params, rows[i : i + 1]) for i in range(B)]
     assert float(total) == pytest.approx(sum(want), rel=1e-5)
     np.testing.assert_allclose(jax.jit(model.sequence_losses)(params, rows), want, rtol=1e-5)
+    np.testing.assert_allclose(np.sum(jax.jit(model.token_losses)(params, rows), axis=1), want, rtol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------- residual stream

@@ -99,9 +99,9 @@ def test_layers_of_several_mixers(remat):
 
 
 @pytest.mark.slow
-def test_losses_of_sequences_and_entropy_are_those_of_one_device():
+def test_losses_of_sequences_and_tokens_and_entropy_are_those_of_one_device():
     model, weights, tokens, *_ = reference("transformer_pp", "alibi_window_gqa")
-    steps = (model.sequence_losses, lambda p, t: make_entropy_step(model)(p, t, jnp.ones(B)))
+    steps = (model.sequence_losses, model.token_losses, lambda p, t: make_entropy_step(model)(p, t, jnp.ones(B)))
     want = [jax.jit(step)(weights, tokens) for step in steps]
     with jax.set_mesh(mesh_of("2")):
         got = [jax.jit(lambda p, t, step=step: step(p, t))(weights, tokens) for step in steps]

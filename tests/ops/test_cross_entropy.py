@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from seqjax.ops.cross_entropy import cross_entropy
+from seqjax.ops.cross_entropy import cross_entropy, sequence_losses, token_losses
 from seqjax.sequence_sharding import copies
 from seqjax.sharding import make_mesh
 
@@ -51,6 +51,17 @@ def test_value_and_gradients(chunk):
     assert (np.asarray(dh)[np.asarray(weights) == 0] == 0).all()
     # without a gradient another branch runs
     np.testing.assert_allclose(cross_entropy(h, w, targets, weights, chunk), loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 9, 33, 4096])
+def test_losses_of_tokens(chunk):
+    """Each at its place, whatever the chunks; their sums are those of the sequences."""
+    h, w, targets, _ = problem()
+    got = jax.jit(token_losses, static_argnums=3)(h, w, targets, chunk)
+    logits = np.asarray(h, np.float64) @ np.asarray(w, np.float64)
+    hit = np.take_along_axis(logits, np.asarray(targets)[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(got, np.log(np.exp(logits).sum(-1)) - hit, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.sum(got, 1), sequence_losses(h, w, targets, chunk), rtol=1e-6)
 
 
 def test_a_bfloat16_model_whose_table_is_its_head():

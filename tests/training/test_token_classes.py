@@ -1,0 +1,173 @@
+"""Classes of tokens against a search by hand, and the sums of a run against the losses of its evaluation."""
+
+import collections
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from seqjax.config import DataConfig
+from seqjax.data import EvalBlocks, open_corpus
+from seqjax.data.test_sets import TestedCorpus
+from seqjax.train import train
+from seqjax.training import block_losses, segments, token_classes
+from tests import support
+
+FAMILIES = ("repeat", "distance", "frequency", "position")
+# The first and last values of each class.
+DISTANCES = {"1 to 31": (1, 31), "32 to 127": (32, 127), "128 to 255": (128, 255), "256 to 1,023": (256, 1023)}
+POSITIONS = {"0 to 31": (0, 31), "32 to 127": (32, 127), "128 to 511": (128, 511), "512 to 1,023": (512, 1023)}
+
+
+def class_of(value: float, ranges: dict[str, tuple[int, int]]) -> str:
+    return next((name for name, (low, high) in ranges.items() if low <= value <= high), "1,024 and more")
+
+
+def by_hand(tokens: np.ndarray, rates: np.ndarray, t: int) -> dict[str, str]:
+    """The classes of token t of a block, found by looking at every earlier place."""
+    before = [s for s in range(2, t) if t >= 2 and (tokens[s - 2 : s] == tokens[t - 2 : t]).all()]
+    rate = rates[tokens[t]]
+    frequency = "below 1" if rate < 1 else "10,000 and more"
+    for low, high in ((1, 10), (10, 100), (100, 1000), (1000, 10000)):
+        if low <= rate < high:
+            frequency = f"{low:,} to {high:,}"
+    found = {"frequency": frequency, "position": class_of(t - 1, POSITIONS), "distance": "not as before"}
+    if not before:
+        return found | {"repeat": "new bigram"}
+    if tokens[before[-1]] != tokens[t]:
+        return found | {"repeat": "continues otherwise"}
+    return found | {"repeat": "continues as before", "distance": class_of(t - before[-1], DISTANCES)}
+
+
+def assert_classes_are_those_by_hand(rows: np.ndarray, rates: np.ndarray):
+    found = token_classes.classify(rows, rates)
+    assert tuple(found) == FAMILIES
+    for n, tokens in enumerate(rows):
+        for t in range(1, len(tokens)):
+            got = {family: token_classes.NAMES[family][classes[n, t - 1]] for family, classes in found.items()}
+            assert got == by_hand(tokens, rates, t)
+
+
+@hypothesis.given(
+    st_numpy.arrays(
+        np.uint16, st.tuples(st.integers(1, 3), st.integers(2, 60)), elements=st.sampled_from([0, 1, 2, 65535])
+    ),
+    st.lists(st.sampled_from([0.0, 0.99, 1.0, 9.9, 10.0, 500.0, 1000.0, 9999.0, 10000.0]), min_size=4, max_size=4),
+)
+@hypothesis.settings(deadline=None)
+def test_classes_are_those_found_by_hand(rows, of_ids):
+    rates = np.zeros(65536)
+    rates[[0, 1, 2, 65535]] = of_ids
+    assert_classes_are_those_by_hand(rows, rates)
+
+
+def test_classes_of_long_blocks():
+    """A phrase that comes again at each distance where a class begins or ends."""
+    tokens = np.arange(10, 1500, dtype=np.uint32)
+    repeats = {40: 31, 90: 32, 180: 127, 200: 128, 300: 255, 360: 256, 1200: 1023, 1300: 1024}
+    for at, distance in repeats.items():
+        tokens[at - 2 : at + 1] = tokens[at - 2 - distance : at + 1 - distance]
+    assert_classes_are_those_by_hand(tokens[None], np.full(1500, 2.0))
+    found = token_classes.classify(tokens[None], np.full(1500, 2.0))
+    counts = np.bincount(found["distance"][0], minlength=6)
+    np.testing.assert_array_equal(counts[1:], [1, 2, 2, 2, 1])
+
+
+def test_without_rates_there_is_no_class_of_frequency():
+    found = token_classes.classify(np.zeros((1, 9), np.uint16), None)
+    assert "frequency" not in found and len(found) == 3
+
+
+def test_sums_are_those_of_the_blocks_of_each_document():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 4, (7, 41)).astype(np.uint16)
+    documents = np.array([30, 4, 4, 9, 30, 30, 9])
+    losses = rng.random((7, 40)).astype(np.float32)
+    blocks = EvalBlocks(tokens, np.arange(7), documents, np.full(7, 40))
+    found = token_classes.sums(losses, blocks, np.array([0.5, 5.0, 50.0, 5e5]))
+    np.testing.assert_array_equal(found.documents, [4, 9, 30])
+    np.testing.assert_array_equal(found.blocks, [2, 2, 3])
+    want = [losses[documents == d].astype(np.float64).sum() for d in (4, 9, 30)]
+    for family in FAMILIES:
+        np.testing.assert_allclose(found.losses[family].sum(1), want, rtol=1e-12)
+        np.testing.assert_array_equal(found.tokens[family].sum(1), [80, 80, 120])
+    rare = (tokens[:, 1:] == 0) & (documents == 9)[:, None]
+    assert found.tokens["frequency"][1, 0] == rare.sum()
+    assert found.losses["frequency"][1, 0] == pytest.approx(losses[rare].astype(np.float64).sum())
+
+
+# ------------------------------------------------------------------------------------------------------------- rates
+def test_rates_are_those_of_the_training_blocks_in_the_shares_of_the_run(blocks_dir):
+    config = DataConfig(corpus="blocks", path=str(blocks_dir), weights=(0.25, 0.75))
+    corpus = open_corpus(config, seq_len=support.SEQ_LEN, vocab_size=258)
+    want = np.zeros(258)
+    for domain, weight in (("commoncrawl", 0.25), ("c4", 0.75)):
+        ids = corpus.train_sample(domain, count=10**9).ravel().tolist()
+        for token, n in collections.Counter(ids).items():
+            want[token] += weight * 1e6 * n / len(ids)
+    rates = corpus.token_rates()
+    assert rates is not None
+    np.testing.assert_allclose(rates, want, rtol=1e-9)
+    tested = TestedCorpus(corpus, {"other": corpus}).token_rates()
+    assert tested is not None
+    np.testing.assert_array_equal(tested, rates)
+
+
+def test_rates_of_the_built_in_corpus_are_of_a_million_tokens(corpus_cache):
+    corpus = open_corpus(DataConfig(cache_dir=corpus_cache), seq_len=256, vocab_size=258)
+    rates = corpus.token_rates()
+    assert rates is not None
+    assert rates.sum() == pytest.approx(1e6)
+    assert rates[ord("e")] > rates[ord("z")] > 0
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+@pytest.fixture(scope="module")
+def run(blocks_dir, tmp_path_factory):
+    """A run whose sequences, batches and parameters are split; 10 blocks in batches of 8."""
+    workdir = tmp_path_factory.mktemp("classes") / "run"
+    config = support.run_config(
+        blocks_dir, "transformer_pp", train__steps=8, mesh__data=2, mesh__fsdp=2, mesh__seq=2, checkpoint__every=0
+    )
+    assert train(config, workdir) is True
+    return workdir
+
+
+def test_the_sums_of_a_run_are_the_losses_of_its_last_evaluation(run):
+    found = token_classes.read(run)
+    assert found is not None
+    assert (found.step, tuple(found.names)) == (8, FAMILIES)
+    described, losses = block_losses.read(run)
+    assert list(found.domains) == ["commoncrawl", "c4", "arxiv", "github", "stackexchange"]
+    for domain, sums in found.domains.items():
+        of_block, owners = losses[8][domain].astype(np.float64), described[f"{domain}/documents"]
+        want = [of_block[owners == d].sum() * support.SEQ_LEN for d in sums.documents]
+        assert sums.blocks.sum() == len(of_block)
+        for family in FAMILIES:
+            assert sums.losses[family].shape == (len(sums.documents), len(found.names[family]))
+            np.testing.assert_allclose(sums.losses[family].sum(1), want, rtol=1e-6)
+            np.testing.assert_array_equal(sums.tokens[family].sum(1), sums.blocks * support.SEQ_LEN)
+        assert sums.tokens["position"][:, 1:].sum() == 0, "blocks of 32 tokens have no later places"
+    as_before = found.domains["c4"].tokens["repeat"].sum(0)[2]
+    assert as_before > 0, "twelve words in any order"
+
+
+def test_of_several_ends_the_last_counts(run, tmp_path):
+    for step in (9, 10):
+        directory = tmp_path / segments.DIRECTORY / str(step) / block_losses.DIRECTORY
+        directory.mkdir(parents=True)
+        with np.load(run / block_losses.DIRECTORY / token_classes.FILE) as file:
+            np.savez(directory / token_classes.FILE, allow_pickle=False, **dict(file) | {"step": np.array(step)})
+    found = token_classes.read(tmp_path)
+    assert found is not None
+    assert found.step == 10
+
+
+def test_a_run_without_classes(blocks_dir, tmp_path):
+    config = support.run_config(
+        blocks_dir, "transformer_pp", train__steps=2, eval__classes=False, checkpoint__every=0, optim__warmup_steps=1
+    )
+    assert train(config, tmp_path / "run") is True
+    assert token_classes.read(tmp_path / "run") is None
