@@ -29,6 +29,7 @@ from seqjax.terminal import duration, size
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.placement import bytes_per_device, parameter_table
+from seqjax.training.segments import end_steps, segments
 from seqjax.training.spool import readable
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 from seqjax.training.workdir import check_config
@@ -63,9 +64,13 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
     model = Model(config.model, max_len=train.seq_len)
     total, active = flops.n_params(model), flops.matmul_params(model)
     tokens_per_step = train.batch_size * train.seq_len
-    tokens, per_token = train.steps * tokens_per_step, flops.flops_per_token(model, train.seq_len)
+    steps = sum(segment.end - segment.begin for segment in segments(config))
+    tokens, per_token = steps * tokens_per_step, flops.flops_per_token(model, train.seq_len)
     yield f"parameters   {total:,}, of which {active:,} multiply every token (tables are looked up)"
     yield f"steps        {train.steps:,} of {train.batch_size:,} x {train.seq_len:,} = {tokens_per_step:,} tokens"
+    if train.ends:
+        ends = ", ".join(f"{step:,}" for step in end_steps(config))
+        yield f"ends         after step {ends}; with their cooldowns {steps:,} steps in all"
     yield f"each step    {division(train, mesh)}"
     yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
     yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"

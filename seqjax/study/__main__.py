@@ -26,6 +26,7 @@ from seqjax.study import (
     estimate,
     figures,
     forest,
+    made_of,
     page,
     protocol,
     rates,
@@ -56,9 +57,9 @@ def main(argv: list[str]) -> None:
         urls.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
-        analyse(args.analyse)
+        report = analyse(args.analyse)
         if args.page:
-            page.write(args.analyse / "report.html", records.read(args.analyse))
+            page.write(args.analyse / "report.html", records.read(args.analyse), text=report)
             sys.stdout.write(f"Written: {args.analyse / 'report.html'}\n")
         return
     if args.page:
@@ -118,16 +119,22 @@ def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> 
     workdirs = {run.label: run.workdir for run in runs}
     found = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
     messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)
-    for message in messages:
+    sums, more = made_of.collect(workdirs)
+    made_of.write(out, sums if study.unit == "nats" else {})
+    for message in (*messages, *more):
         sys.stdout.write(message + "\n")
     analyse(out)
 
 
-def analyse(directory: str | Path) -> None:
-    """Make the tables and pictures of a study from its records in `directory`."""
+def analyse(directory: str | Path) -> str:
+    """Make the tables and pictures of a study from its records in `directory`; return the tables."""
     directory = Path(directory)
     found = records.read(directory)
     report = equal_loss_tables.report(found) if found.protocol == 2 else tables.report(found)
+    sums = made_of.read(directory)
+    for name in found.references:
+        if name in comparison.models(found) and (section := made_of.section(found, sums, name)):
+            report += "\n" + section
     (directory / "gaps.md").write_text(report, encoding="utf-8")
     known = [name for name in found.references if equal_loss.shown_runs(found, name)]
     has_reference = bool(known)
@@ -144,6 +151,7 @@ def analyse(directory: str | Path) -> None:
         draw(directory / name, found)
     files = ["gaps.md", *(f"{name[:-4]}.{kind}" for name in pictures for kind in ("png", "svg"))]
     sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(files)}\n")
+    return report
 
 
 if __name__ == "__main__":

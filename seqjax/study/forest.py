@@ -86,7 +86,7 @@ def primary_gaps(path: str | Path, records: Records) -> None:
     handles = [shown[what] for what in (ENOUGH, FEW, OVER_RATES) if what in shown]
     handles.append(Patch(color="0.95", label=f"a cost of up to {equal_loss.limit(records):.2g}"))
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
-    _entitle(figure, records)
+    _entitle(figure, records, intervals=ENOUGH in shown)
     save(figure, path)
 
 
@@ -106,10 +106,11 @@ def _panels(records: Records, references: Sequence[str]) -> tuple[Figure, list[A
     return figure, panels, order
 
 
-def _entitle(figure: Figure, records: Records) -> None:
+def _entitle(figure: Figure, records: Records, *, intervals: bool = True) -> None:
     main = comparison.main_quantity(records)
     what = "mean out of domain" if main == comparison.EQUAL else main
-    title = f"{records.title}\n{what} at equal loss in domain; to the right is worse; 95% intervals"
+    title = f"{records.title}\n{what} at equal loss in domain; to the right is worse"
+    title += "; 95% intervals" if intervals else ""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from seqjax.errors import UserError
 from seqjax.files import replacing
-from seqjax.study import comparison, protocol, statistics, tables
+from seqjax.study import comparison, equal_loss, protocol, statistics, tables
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
 from seqjax.training import token_classes
@@ -178,7 +178,7 @@ def section(records: Records, found: Mapping[str, ClassSums], reference: str) ->
     for model in comparison.models(records):
         if model == reference:
             continue
-        runs = protocol.pairs(comparison.common_runs(records, model), comparison.common_runs(records, reference))
+        runs = protocol.pairs(equal_loss.shown_runs(records, model), equal_loss.shown_runs(records, reference))
         both = [(found[a.label], found[b.label]) for a, b in runs if a.label in found and b.label in found]
         if both:
             texts.append(_of_model(records, both, model, reference))
@@ -190,7 +190,8 @@ def section(records: Records, found: Mapping[str, ClassSums], reference: str) ->
         "gap: the share of the tokens of a class times the gap within it. Unlike the gaps at a common loss in domain, "
         "these are of the last evaluations, at which the two models may differ in domain as well. "
         f"{inside}A class that adds as much in domain as outside tells of a model that has learned less, not of one "
-        "that carries over less. Losses are in nats per token; ± is half the width of the 95% interval."
+        "that carries over less. Losses are in nats per token; ± is half the width of an interval over documents, and "
+        "over seeds where there are several."
     )
     return f"## What the gaps to {reference} are made of\n\n{about}\n\n" + "\n".join(texts)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqjax.errors import UserError
-from seqjax.study import comparison, cost, equal_loss, equal_loss_tables, figures, tables
+from seqjax.study import comparison, cost, equal_loss, figures
 from seqjax.study.protocol import Point, Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
@@ -29,8 +29,8 @@ th { border-bottom: 1px solid #888; text-align: left; }
 """
 
 
-def write(path: str | Path, records: Records) -> None:
-    """Write the page; raise `UserError` if the packages that make it are missing."""
+def write(path: str | Path, records: Records, *, text: str) -> None:
+    """Write the page with `text`, the tables in Markdown; raise `UserError` if packages that it needs are missing."""
     try:
         import markdown_it
         import plotly.graph_objects as go
@@ -39,7 +39,6 @@ def write(path: str | Path, records: Records) -> None:
             f"--page needs the package {error.name}: install seqjax with the extra `study`, e.g. "
             "pip install 'seqjax[study]'."
         ) from error
-    text = equal_loss_tables.report(records) if records.protocol == 2 else tables.report(records)
     html = markdown_it.MarkdownIt("commonmark").enable("table").render(text)
     html = html.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
     pictures = {
