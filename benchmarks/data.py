@@ -32,7 +32,7 @@ import zstandard
 from benchmarks.harness import report
 from benchmarks.harness.machine import machine
 from seqjax.config import DataConfig
-from seqjax.data import blocks, load_tokenizer, open_corpus, prepare, slimpajama
+from seqjax.data import blocks, document_index, load_tokenizer, open_corpus, prepare, slimpajama
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
 from seqjax.errors import UserError, run_command
@@ -60,9 +60,17 @@ def write_blocks(out: Path, tokenizer: Tokenizer, *, files: int, records: int) -
         digest = blocks.write_records(path, iter([tokens]))
         entry = entries.setdefault(domain, {"blocks": 0, "files": []})
         entry["blocks"] += records
-        entry["files"].append({"path": path.relative_to(out).as_posix(), "blocks": records, "sha256": digest})
+        size = path.stat().st_size
+        entry["files"].append(
+            {"path": path.relative_to(out).as_posix(), "blocks": records, "sha256": digest, "bytes": size}
+        )
     identity = {"name": tokenizer.name, "sha256": tokenizer.hash}
     manifest = {"format": blocks.FORMAT, "block": SEQ_LEN + 1, "tokenizer": identity}
+    lengths = {
+        domain: np.full(entry["blocks"], SEQ_LEN + 1) for domain, entry in entries.items()
+    }  # blocks are documents
+    of_splits = {f"{split}/{domain}": of for split in ("train", "validation") for domain, of in lengths.items()}
+    document_index.write(out / document_index.FILE, of_splits)
     write_json(out / "manifest.json", manifest | {"splits": {"train": entries, "validation": entries}})
 
 

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from seqjax import mixers
@@ -83,28 +82,26 @@ def _complete_mixer(value: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------- one key at a time
-def assign(cls: Any, config: Any, key: str, value: Any, *, renamed: Mapping[str, str]) -> None:
+def assign(cls: Any, config: Any, key: str, value: Any) -> None:
     """Set a dotted key of a complete `ConfigDict` of `cls`; a `value` that is text is converted to the field's type.
 
-    `model.mixer[1].window` belongs to the second of several mixers. `parse` checks types later. `renamed` maps keys
-    of earlier versions to the current ones, for the message. Raises `UserError` for a key that does not exist.
+    `model.mixer[1].window` belongs to the second of several mixers. `parse` checks types later. Raises
+    `UserError` for a key that does not exist.
     """
     said = f"{key}={value}"
-    known_as = renamed.get(re.sub(r"\[\d+\]", "", key))
-    now = f" It is {known_as} now." if known_as else ""
     *groups, last = key.split(".")
     node, hint = config, cls
     for i, group in enumerate(groups):
         name, index = _indexed(group)
         if name not in node or not (is_group(node[name]) or isinstance(node[name], tuple)):
-            raise UserError(f"{said}: there is no group {name!r}.{now or nearest(name, node.keys())}")
+            raise UserError(f"{said}: there is no group {name!r}.{nearest(name, node.keys())}")
         node, hint = node[name], _hint(hint, node, name)
         node = _one_of(node, index, ".".join(groups[: i + 1]), said, ".".join([*groups[i + 1 :], last]))
     name, index = _indexed(last)
     if name not in node or index is not None:
-        elsewhere = [] if now else keys_named(config, name)
+        elsewhere = keys_named(config, name)
         there = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
-        raise UserError(f"{said}: there is no setting {last!r}.{now or there or nearest(name, node.keys())}")
+        raise UserError(f"{said}: there is no setting {last!r}.{there or nearest(name, node.keys())}")
     if isinstance(value, str):
         value = read(_hint(hint, node, name), value)
     # A group inside a tuple is a plain dict, which has no types to ignore.

@@ -36,7 +36,6 @@ from seqjax.config import Config, DataConfig
 from seqjax.config_fields import hints_of, is_group
 from seqjax.config_parse import assign, complete, read
 from seqjax.errors import UserError, nearest
-from seqjax.upgrade import RENAMED
 
 REGIMES: tuple[str, ...] = typing.get_args(hints_of(DataConfig)["regime"])
 PAPER_TOKENS = 100_000_000_000
@@ -148,7 +147,7 @@ def pick(table: Mapping[str, Any], name: str, *, kind: str) -> Any:
 
 def override(config: ConfigDict, key: str, value: Any) -> None:
     """Set a dotted key, such as `model.mixer.window`, of a complete config; text is converted to the setting's type."""
-    assign(Config, config, key, value, renamed=RENAMED)
+    assign(Config, config, key, value)
 
 
 def _values(size: Size) -> dict[str, Any]:

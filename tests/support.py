@@ -20,7 +20,7 @@ import pytest
 
 from seqjax import mixers, store
 from seqjax.config import Config, from_config_dict
-from seqjax.data import blocks
+from seqjax.data import blocks, document_index
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.files import write_json
@@ -163,9 +163,13 @@ def random_tokens(shape: tuple[int, ...], vocab_size: int = 48, seed: int = 0) -
 
 # ---------------------------------------------------------------------------------------------------------------- data
 def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_train: int = 96) -> Path:
-    """Blocks as `seqjax.data.prepare` makes them: bytes of a text that a model can learn, one habit per domain."""
+    """Blocks as `seqjax.data.prepare` makes them: bytes of a text that a model can learn, one habit per domain.
+
+    Every block is a document.
+    """
     rng = np.random.default_rng(seed)
     splits: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, np.ndarray] = {}
     for split, count in (("train", n_train), ("validation", 12)):
         splits[split] = {}
         for i, domain in enumerate(DOMAINS):
@@ -174,10 +178,12 @@ def write_blocks(directory: Path, *, seq_len: int = SEQ_LEN, seed: int = 0, n_tr
             rows = np.frombuffer(text, np.uint8)[: count * (seq_len + 1)].reshape(count, -1).astype(np.uint16)
             path = f"{split}/{domain}-00000.array_record"
             digest = blocks.write_records(directory / path, iter([rows]))
-            file = {"path": path, "blocks": count, "sha256": digest}
+            file = {"path": path, "blocks": count, "sha256": digest, "bytes": (directory / path).stat().st_size}
+            lengths[f"{split}/{domain}"] = np.full(count, seq_len + 1)
             splits[split][domain] = {"files": [file], "blocks": count, "tokens": rows.size, "bytes": rows.size}
     tokenizer = {"name": "byte", "sha256": ByteTokenizer.hash}
     manifest = {"format": blocks.FORMAT, "tokenizer": tokenizer, "block": seq_len + 1, "splits": splits}
+    document_index.write(directory / document_index.FILE, lengths)
     write_json(directory / "manifest.json", manifest)
     return directory
 

@@ -14,7 +14,6 @@ LAYERS = (
     ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal", "seqjax.processes"),
     ("seqjax.files", "seqjax.urls", "seqjax.arguments", "seqjax.config_fields"),
     ("seqjax.store",),
-    ("seqjax.upgrade",),
     ("seqjax.sharding",),
     ("seqjax.sequence_sharding",),
     ("seqjax.nn", "seqjax.ops"),

@@ -26,7 +26,7 @@ try:
 except ImportError:  # not on Windows, where processes may copy a file twice
     fcntl = None
 
-SMALL = (document_index.FILE, stored_tokenizer.FILE)  # beside the manifest; older versions did not write them
+SMALL = (document_index.FILE, stored_tokenizer.FILE)  # beside the manifest
 
 
 def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:
@@ -44,7 +44,7 @@ def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *
         if domain in domains
         for file in entry["files"]
     ]
-    return _copied(url, manifest, {file["path"]: file.get("bytes") for file in files}, cache_dir=cache_dir)
+    return _copied(url, manifest, {file["path"]: file["bytes"] for file in files}, cache_dir=cache_dir)
 
 
 def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> Path:
@@ -52,7 +52,7 @@ def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> 
     return copied(directory, manifest, (), cache_dir=cache_dir)
 
 
-def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int | None], *, cache_dir: str) -> Path:
+def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache_dir: str) -> Path:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     root = cache_directory(cache_dir) / "blocks" / digest[:16]
     try:
@@ -65,7 +65,7 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int | None], *
             missing = [
                 name
                 for name, size in wanted.items()
-                if not (root / name).is_file() or size not in (None, (root / name).stat().st_size)
+                if not (root / name).is_file() or size != (root / name).stat().st_size
             ]
             _require_room(root, sum(there.get(name, 0) for name in missing), url)
             if missing:

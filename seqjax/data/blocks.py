@@ -193,7 +193,9 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         size = sizes.get(name) if url else _size(Path(root) / name)
         if size is None:
             raise UserError(f"{root}/{name} is missing; delete the directory and {fix}.")
-        if written not in (None, size):  # Older versions do not say.
+        if written is None:
+            raise UserError(f"{path} was written by a version before 0.1.0; {fix} into a new directory.")
+        if size != written:
             raise UserError(
                 f"{root}/{name} is damaged: it has {size} bytes, {written} were written. Put back a copy of it, or "
                 f"delete {root} and {fix}."

@@ -28,8 +28,7 @@ class EvalBlocks:
     Attributes:
         tokens: uint16 [n, T+1], or uint32 if the vocabulary needs it (`tokenizer.id_dtype`).
         index: int64 [n], the index of each block among all blocks that the domain could be evaluated on.
-        documents: int64 [n], the index within the domain of the document that holds most of each block; where the
-            documents are unknown, the index of the block itself.
+        documents: int64 [n], the index within the domain of the document that holds most of each block.
         n_bytes: int64 [n], the UTF-8 bytes that the T predicted tokens of each block stand for.
     """
 
@@ -195,7 +194,7 @@ class BlockCorpus(Corpus):
             source = self._sources[split][domain]
             sources.append(source)
             owners.append(n_documents + self._block_documents(f"{split}/{domain}", len(source)))
-            n_documents += len(self._documents.get(f"{split}/{domain}", source))
+            n_documents += len(self._documents[f"{split}/{domain}"])
         documents = np.concatenate(owners)
         index = document_index.spread(documents, count, seed=seed)
         ends = np.cumsum([len(source) for source in sources])
@@ -205,15 +204,14 @@ class BlockCorpus(Corpus):
         return EvalBlocks(tokens, index, documents[index], block_bytes(tokens, self.tokenizer))
 
     def _block_documents(self, key: str, n_blocks: int) -> np.ndarray:
-        if key not in self._documents:  # An older version prepared the blocks: each stands for itself.
-            return np.arange(n_blocks)
-        n_tokens = int(self._documents[key].sum(dtype=np.int64))
+        lengths = self._documents.get(key, np.empty(0, np.int64))
+        n_tokens = int(lengths.sum(dtype=np.int64))
         if n_tokens // (self.seq_len + 1) != n_blocks:
             raise UserError(
                 f"The documents of {key} hold {n_tokens} tokens, its blocks {n_blocks * (self.seq_len + 1)}: "
-                f"{document_index.FILE} belongs to other blocks. Delete it, or prepare the data again elsewhere."
+                f"{document_index.FILE} belongs to other blocks. Prepare the data again into another directory."
             )
-        return document_index.block_documents(self._documents[key], block=self.seq_len + 1, n_blocks=n_blocks)
+        return document_index.block_documents(lengths, block=self.seq_len + 1, n_blocks=n_blocks)
 
     def train_sample(self, domain: str, *, count: int) -> np.ndarray:
         """Return at most `count` training blocks of a domain, ids [n, T+1], evenly spaced."""

@@ -26,16 +26,17 @@ def write(path: Path, lengths: Mapping[str, np.ndarray]) -> None:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Return what `write` wrote, or an empty dict if there is no file (an older version prepared the blocks)."""
+    """Return what `write` wrote; raise `UserError` if the file is missing or damaged."""
     try:
         with np.load(path) as arrays:
             return dict(arrays)
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path} is damaged ({error}); delete it, or prepare the data again into another --out."
+            f"{path} is missing: it was deleted, or a version before 0.1.0 prepared the blocks. Prepare the data again "
+            "into another --out."
         ) from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged ({error}); prepare the data again into another --out.") from None
 
 
 def block_documents(lengths: np.ndarray, *, block: int, n_blocks: int) -> np.ndarray:

@@ -109,15 +109,7 @@ class BlockIterator(TrainIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Move to a saved position; raise `UserError` if it belongs to other data."""
-        saved = dict(state["identity"])
-        processes = saved.pop("process_count", 1)  # in the state of older versions, as are workers
-        saved.pop("workers", None)
-        if processes != 1:
-            raise UserError(
-                f"The checkpoint was written by {processes} processes of an older version, whose order of the data "
-                "depended on their number. Go on with that version, or start a new --workdir."
-            )
-        self._require_same(saved)
+        self._require_same(state["identity"])
         self._close_inner()
         self.batches = state["batches"]
 

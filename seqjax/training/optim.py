@@ -15,7 +15,7 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=_matrices))
-    parts.append(optax.scale_by_schedule(lambda count: -1.0))  # whose count stands in checkpoints
+    parts.append(optax.scale(-1.0))
     return optax.chain(*parts)
 
 

@@ -13,7 +13,10 @@ from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
 from seqjax.training.spool import Spool, readable
-from seqjax.upgrade import VERSION, upgrade_config
+
+# Of `config.json` and of what it describes: names of settings, paths of parameters, items of checkpoints. Workdirs of
+# version 4, that of seqjax 0.1.0, stay readable; those of lower versions are refused.
+VERSION = 4
 
 # Settings that do not change what a run computes, but for the order of sums; a resumed run may change them.
 MAY_CHANGE = (
@@ -130,7 +133,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
             f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
             f"makes one of it, and in Python seqjax.load({called!r}) opens it."
         )
-    values = upgrade_config(values, where=str(path))
+    _require_known(values.pop("version", None), where=str(path))
     for name in _mixer_names(values):
         if mixers.is_foreign(name) and name not in allow_code:
             raise UserError(
@@ -138,6 +141,20 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
                 f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
             )
     return _with_own_tokenizer(from_config_dict(values), workdir)
+
+
+def _require_known(version: Any, *, where: str) -> None:
+    """Raise `UserError` unless `version`, that of the `config.json` at `where`, is the one that is written today."""
+    if isinstance(version, int) and version > VERSION:
+        raise UserError(
+            f"{where} was written by a later seqjax: its version is {version}, this one reads {VERSION}. Update seqjax "
+            "to read it."
+        )
+    if version != VERSION:
+        raise UserError(
+            f"{where} was written by a version of seqjax before 0.1.0, which this one does not read; train again in "
+            "another --workdir, or use that version."
+        )
 
 
 def _with_own_tokenizer(config: Config, workdir: Path) -> Config:

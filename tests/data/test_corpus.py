@@ -219,15 +219,34 @@ def test_missing_and_damaged_directories(tmp_path: Path, blocks_dir: Path):
 
 
 def damaged(source: Path, to: Path, change) -> Path:
-    """A copy of prepared blocks with a file of c4 changed; as of an older version, whose manifest has no lengths."""
+    """A copy of prepared blocks with a file of c4 changed, which its manifest does not tell by the length."""
     shutil.copytree(source, to)
     file = to / "train" / "c4-00000.array_record"
     file.write_bytes(change(file.read_bytes()))
-    content = json.loads((to / "manifest.json").read_text())
+    return measured(to)
+
+
+def measured(directory: Path) -> Path:
+    """Let the manifest have the lengths that the files of c4 have now."""
+    content = json.loads((directory / "manifest.json").read_text())
     for file in content["splits"]["train"]["c4"]["files"]:
-        del file["bytes"]
-    (to / "manifest.json").write_text(json.dumps(content))
-    return to
+        file["bytes"] = (directory / file["path"]).stat().st_size
+    (directory / "manifest.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_blocks_of_a_version_before_the_first_release_are_refused(tmp_path: Path, blocks_dir: Path):
+    """Some lack the lengths of the documents, earlier ones those of the files too."""
+    copy = tmp_path / "copy"
+    shutil.copytree(blocks_dir, copy)
+    (copy / "documents.npz").unlink()
+    with pytest.raises(UserError, match=r"documents\.npz is missing.*before 0\.1\.0.*Prepare the data again"):
+        open_blocks(copy)
+    content = json.loads((copy / "manifest.json").read_text())
+    del content["splits"]["train"]["c4"]["files"][0]["bytes"]
+    (copy / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"manifest\.json was written by a version before 0\.1\.0; make it.*prepare"):
+        open_blocks(copy)
 
 
 @pytest.mark.parametrize("kind", ["cut", "zeros", "a bit", "empty", "other blocks"])
@@ -244,6 +263,7 @@ def test_damaged_blocks_are_named(tmp_path: Path, blocks_dir: Path, kind: str):
     if kind == "other blocks":
         rows = np.full((50, T + 9), 65, np.uint16)
         blocks.write_records(copy / "train" / "c4-00000.array_record", iter([rows]))
+        measured(copy)
     corpus = open_blocks(copy, train_domains=("commoncrawl", "c4"))
     with pytest.raises(UserError, match=r"train/c4-00000\.array_record is damaged, block \d+: .+Put back a copy"):
         iterator = corpus.train_iterator(batch_size=8)

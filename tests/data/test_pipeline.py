@@ -154,18 +154,6 @@ def test_a_run_goes_on_with_any_number_of_processes(numbered, before: int, after
             host.close()
 
 
-def test_a_place_left_by_one_process_of_an_older_version_is_taken_over(numbered):
-    """It named processes and workers, and had Grain's own position inside."""
-    place = open_numbered(numbered, batch_size=2).get_state()
-    identity = {**place["identity"], "process_count": 1, "workers": 2}
-    later = open_numbered(numbered, batch_size=1, index=1, count=2)
-    later.set_state({"identity": identity, "batches": 3, "inner": {"next_index": 3}})
-    assert next(later)["tokens"][0, 0] == numbers(numbered, batches=8)[7]
-    later.close()
-    with pytest.raises(UserError, match="written by 2 processes of an older version"):
-        later.set_state({"identity": {**identity, "process_count": 2}, "batches": 3, "inner": {}})
-
-
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.8, 0.2)])
 def test_no_block_is_lost_or_repeated_across_domains(blocks_dir: Path, shares: tuple[float, float]):
     """Each domain begins again when all of its blocks were given, whatever the other one does."""

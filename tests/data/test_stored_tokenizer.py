@@ -89,7 +89,7 @@ def test_what_cannot_do_without(mixtral_dir, blocks_dir, tmp_path, without_packa
         open_corpus(settings(mixtral_dir), seq_len=32, vocab_size=1000)
 
 
-def test_a_damaged_file_and_one_of_an_older_version(corpus_dir, tmp_path):
+def test_a_damaged_file_is_named_and_a_deleted_one_is_written_again(corpus_dir, tmp_path):
     out = tmp_path / "out"
     prepared(corpus_dir, out, domains=("c4",))
     path = out / stored_tokenizer.FILE

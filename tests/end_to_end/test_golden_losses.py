@@ -19,7 +19,7 @@ def test_every_config_has_losses():
     assert GOLDEN.keys() == make_losses.cases().keys(), "python -m tests.golden.make_losses NAME makes what is missing"
 
 
-# A quick look at a run's losses: test_old_workdirs.py.
+# A quick look at a run's losses: test_golden_workdirs.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [NAMES[i : i + 4] for i in range(0, len(NAMES), 4)], ids=lambda names: names[0])
 def test_losses_are_what_they_were(names):

@@ -83,8 +83,28 @@ def test_every_other_setting_decides_the_run(config, tmp_path):
     assert tried > 15
 
 
-def test_a_config_of_an_older_version_names_what_it_lacks(config, tmp_path):
-    values = to_dict(config)
+@pytest.mark.parametrize("version", [None, 1, 3, "4"])
+def test_a_run_of_a_version_before_the_first_release_is_refused(config, tmp_path, version):
+    """By what resumes it and by what reads it; nothing is written."""
+    values = to_dict(config) | ({"version": version} if version else {})
+    text = json.dumps(values)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json was written by a version of seqjax before 0\.1\.0.*train again"):
+        workdirs.load_config(tmp_path)
+    with pytest.raises(UserError, match=r"before 0\.1\.0"):
+        workdirs.save_config(tmp_path, config)
+    assert (tmp_path / "config.json").read_text() == text
+
+
+def test_a_run_of_a_later_version_is_refused(config, tmp_path):
+    later = workdirs.VERSION + 1
+    (tmp_path / "config.json").write_text(json.dumps({"version": later} | to_dict(config)))
+    with pytest.raises(UserError, match=f"by a later seqjax: its version is {later}.*Update seqjax"):
+        workdirs.load_config(tmp_path)
+
+
+def test_a_setting_that_does_not_exist_is_named(config, tmp_path):
+    values = {"version": workdirs.VERSION} | to_dict(config)
     values["train"]["stepz"] = values["train"].pop("steps")
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"config\.train\.stepz is not a setting. Did you mean 'steps'"):

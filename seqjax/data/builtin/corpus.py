@@ -83,7 +83,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     root = cache_directory(cache_dir)
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
-    if (directory / document_index.FILE).is_file():  # a corpus of an older version lacks it
+    if (directory / document_index.FILE).is_file():  # else there is none, or it was partly deleted by hand
         return directory
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
     documents = extract.documents(dists)
@@ -98,7 +98,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
             except OSError:
                 if (directory / document_index.FILE).is_file():
                     return directory  # Another process was faster; its content is the same.
-                shutil.rmtree(directory)  # It is of an older version, or was partly deleted by hand.
+                shutil.rmtree(directory)  # It was partly deleted by hand.
                 content.rename(directory)
     except OSError as error:
         raise UserError(

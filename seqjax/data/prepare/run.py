@@ -127,7 +127,7 @@ def prepare(
     parts = out / ".parts"
     is_new = _begin(out, parts, settings)
     if (out / "manifest.json").is_file():
-        if not (out / stored_tokenizer.FILE).is_file():  # An older version prepared the blocks.
+        if not (out / stored_tokenizer.FILE).is_file():  # It was damaged and deleted, as its error says.
             stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
         shutil.rmtree(parts, ignore_errors=True)
         return blocks.read_manifest(out)

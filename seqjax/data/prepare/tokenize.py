@@ -164,7 +164,7 @@ def require_few(domains: Collection[str]) -> None:
 
 
 def is_done(job: ShardJob) -> bool:
-    """Return whether a shard's part is complete and still what was written; those of older versions do not say."""
+    """Return whether a shard's part is complete and still what was written."""
     files = (read_report(job.done) or {}).get("files", {})
     return files.keys() == set(PART) and all(
         is_same(job.part.with_suffix(suffix), *written) for suffix, written in files.items()

@@ -1,0 +1,97 @@
+"""Workdirs of the format that seqjax 0.1.0 reads (tests/golden/workdirs) are evaluated, generated from, and go on.
+
+Everything goes through the commands, in this process. How the archives were made, and why they stay:
+tests/golden/make_workdirs.py.
+"""
+
+import contextlib
+import functools
+import importlib
+import io
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+import seqjax
+from seqjax import train
+from seqjax.sharding import make_mesh
+from seqjax.training import workdir as workdirs
+from tests.golden import commands, make_losses, make_workdirs
+
+GOLDEN = make_workdirs.read()["workdirs"]
+NAMES = list(make_workdirs.RUNS)
+
+
+def in_this_process(todo, **options):
+    """As `commands.run_each`; training on one device, as the runs were."""
+    del options
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
+        for module, *argv in todo:
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+                importlib.import_module(module).main(argv)
+            results.append(commands.Result(0, out.getvalue(), err.getvalue()))
+    return results
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    return make_losses.unpack_blocks(tmp_path_factory.mktemp("golden") / "blocks")
+
+
+@pytest.fixture(scope="module")
+def looks(blocks, tmp_path_factory):
+    """What `seqjax.evaluate` and `seqjax.generate` say of archives."""
+    return make_workdirs.look(NAMES, blocks, tmp_path_factory.mktemp("looks"), run=in_this_process)
+
+
+def test_every_run_has_its_archive():
+    archives = {path.stem for path in (make_workdirs.HERE / "workdirs").iterdir()}
+    assert archives == GOLDEN.keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_checkpoint_that_stands_for_the_run_has_its_losses_and_its_text(name, looks):
+    got, want = looks[name]["evaluation"], GOLDEN[name]["evaluation"]
+    assert got["step"] == want["step"] == make_workdirs.NEWEST[name]
+    assert list(got["loss"]) == list(want["loss"])
+    assert got["loss"] == pytest.approx(want["loss"], rel=make_losses.TOLERANCE)
+    assert looks[name]["text"] == GOLDEN[name]["text"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_run_goes_on_as_if_it_had_not_stopped(name, blocks, tmp_path):
+    """Steps that were trained before are not trained again: their rows say when they were."""
+    kept = make_workdirs.unpack(name, tmp_path / "kept", blocks)
+    before = {path.relative_to(kept): path.read_text() for path in kept.rglob("metrics.jsonl")}
+    rows = make_workdirs.go_on([name], blocks, tmp_path, run=in_this_process)[name]
+    want = GOLDEN[name]["rows"]
+    assert rows.keys() == want.keys()
+    for directory in want:
+        assert not make_losses.beyond_tolerance(rows[directory], want[directory]), directory
+    for path, text in before.items():
+        assert (tmp_path / name / path).read_text().startswith(text), path
+    last = f"ends/{max(int(d.removeprefix('ends/')) for d in want if d != '.')}" if len(want) > 1 else "."
+    assert rows[last][-1]["step"] == json.loads((tmp_path / name / "config.json").read_text())["train"]["steps"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_loaded_from_an_end_as_from_a_run(name, blocks, tmp_path):
+    workdir = make_workdirs.unpack(name, tmp_path, blocks)
+    assert json.loads((workdir / "config.json").read_text())["version"] == workdirs.VERSION
+    for directory in [workdir, *workdir.glob("ends/*")]:
+        assert 0 < seqjax.load(str(directory)).loss("abc def") < 20
+
+
+def test_the_archives_depend_on_no_place(tmp_path):
+    """No path of the machine that made them is left in them, but in Orbax's marks of success, which nobody reads."""
+    for name in GOLDEN:
+        workdir = make_workdirs.unpack(name, tmp_path / name, Path("/somewhere"))
+        paths = [path for path in workdir.rglob("*") if path.is_file() and path.name != "commit_success.txt"]
+        content = b"".join(path.read_bytes() for path in paths)
+        assert b'"/somewhere"' in content, name
+        for root in (b"/tmp/", b"/home/", str(Path.home()).encode() + b"/"):
+            assert root not in content, name
