@@ -332,7 +332,7 @@ def _train(
                             token_classes.write(workdir, step, of_tokens, blocks, corpus)
                     log.evaluation(step, row, losses)  # last: its file tells that the evaluation is complete
                     if lead and not saving:  # which comes after the files
-                        mirror.try_push(log.say)
+                        mirror.push(say=log.say)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
                     log.sync()

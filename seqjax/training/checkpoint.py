@@ -36,11 +36,11 @@ from seqjax import store, urls
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import DISK_FULL, UserError, first_line
 from seqjax.files import measure, write_json
-from seqjax.training.mirror import CHECKPOINTS as DIRECTORY
 from seqjax.training.mirror import Mirror
 from seqjax.training.step import TrainState
 from seqjax.types import Params
 
+DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
 CHECKSUMS = "checksums.json"
 CHECKSUMMED = {"checksums": "crc32"}  # in METADATA, of a checkpoint that has CHECKSUMS

@@ -17,7 +17,7 @@ def at_step(
     path = mirror.directory / f"not_finite_step{step}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, tokens=batch)
-    mirror.try_push(logging.warning)
+    mirror.push(say=logging.warning)
     checkpoints.wait()
     last = checkpoints.latest
     kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"

@@ -149,7 +149,7 @@ def test_a_store_that_is_away_is_told_and_made_up_for(memory, monkeypatch):
     fs, _ = store.filesystem(memory)
     with monkeypatch.context() as away:
         away.setattr(fs, "pipe_file", lambda *args: (_ for _ in ()).throw(ConnectionError("gone")))
-        run.try_push(said.append)
+        run.push(say=said.append)
         with pytest.raises(store.UserError, match=r"gone.*The same command goes on from the last checkpoint"):
             run.push()
     assert "cannot be reached (ConnectionError: gone)" in said[0]
