@@ -27,10 +27,10 @@ from seqjax.sequence_sharding import require_equal_pieces
 from seqjax.sharding import batch_sharding, make_mesh
 from seqjax.terminal import duration, size
 from seqjax.training.batches import division, micro_batches
+from seqjax.training.mirror import readable
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.placement import bytes_per_device, parameter_table
 from seqjax.training.segments import end_steps, segments
-from seqjax.training.spool import readable
 from seqjax.training.step import init_state, jit_train_step, state_shardings
 from seqjax.training.workdir import check_config
 

@@ -21,6 +21,7 @@ from seqjax.arguments import command_parser, words
 from seqjax.config import Config
 from seqjax.data import Corpus, EvalBlocks, open_corpus, open_test_sets
 from seqjax.errors import UserError, run_command
+from seqjax.files import as_json, write_json
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
@@ -28,7 +29,6 @@ from seqjax.training import workdir as workdirs
 from seqjax.training.batches import eval_batch_size
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.segments import trained
-from seqjax.training.spool import write_result
 from seqjax.training.step import make_entropy_step, make_eval_step
 from seqjax.types import Params
 
@@ -217,7 +217,10 @@ def main(argv: list[str]) -> None:
         sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
     name = "test_sets.json" if args.data else "evaluation.json"
     try:
-        write_result(args.workdir, name, result)
+        if url := urls.url_of(args.workdir):
+            store.write(f"{url}/{name}", as_json(result))
+        else:
+            write_json(Path(args.workdir) / name, result)
     except OSError as error:  # of a workdir that is only to be read
         sys.stderr.write(f"{args.workdir}/{name} was not written ({error.strerror}).\n")
     except store.StoreError as error:

@@ -35,7 +35,7 @@ def parser() -> Parser:
     out.add_argument(
         "--workdir",
         type=urls.location,
-        help="directory of the run, also s3:// or gs://; by default a new one under runs/",
+        help="directory of the run, also gs://; by default a new one under runs/",
     )
     out.add_argument(
         "--distributed",

@@ -135,8 +135,8 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
     """Return the newest checkpoint of the run in the directory `path`, or the public model there.
 
     Args:
-        path: The `--workdir` of a training run or of `seqjax.convert import`, also s3:// or gs://; a Hugging Face
-            directory with config.json, .safetensors and tokenizer (docs/convert.md); or hf://OWNER/NAME, which is
+        path: The `--workdir` of a training run or of `seqjax.convert import`, also gs://; a Hugging Face directory
+            with config.json, .safetensors and tokenizer (docs/convert.md); or hf://OWNER/NAME, which is
             fetched.
         mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer, and
             that of another is not imported, because its code is not yours to trust.

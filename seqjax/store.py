@@ -1,4 +1,4 @@
-"""Object stores, and whatever else fsspec opens, by URL: `s3://bucket/blocks`, `gs://bucket/run`.
+"""Object stores, and whatever else fsspec opens, by URL: `gs://bucket/run`, `s3://bucket/blocks`.
 
 This is the only module that knows about the packages of schemes, which are imported when a URL is first used. An
 object appears in a store whole or not at all, however its writer dies; of several objects nothing is promised, so what
@@ -24,7 +24,7 @@ from seqjax.files import temporary_beside
 
 Result = TypeVar("Result")
 
-EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # scheme -> extra of seqjax with its package
+EXTRAS = {"gs": "gcs", "gcs": "gcs"}  # scheme -> extra of seqjax with its package; others are the user's own
 THREADS = 8  # objects that are read or written at a time
 RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, beside those of the packages themselves
 
@@ -122,6 +122,15 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any
 
 def sizes(url: str) -> dict[str, int]:
     """Return the sizes in bytes of all objects below `url`, by name relative to it; empty if there is none."""
+    return {name: int(info["size"]) for name, info in _listed(url).items()}
+
+
+def versions(url: str) -> dict[str, str]:
+    """Return texts for all objects below `url`, by name relative to it, that change when an object is written."""
+    return {name: str(info) for name, info in _listed(url).items()}
+
+
+def _listed(url: str) -> dict[str, dict[str, Any]]:
     fs, root = filesystem(url)
 
     def listed() -> dict[str, dict[str, Any]]:
@@ -131,7 +140,7 @@ def sizes(url: str) -> dict[str, int]:
     base = root.rstrip("/") + "/"
     found = _tried(url, listed)
     return {
-        path.removeprefix(base): int(info["size"])
+        path.removeprefix(base): info
         for path, info in found.items()
         if path.startswith(base)
         and info["type"] == "file"
@@ -215,12 +224,6 @@ def modified(url: str) -> datetime.datetime | None:
             return None
 
     return _tried(url, time_of)
-
-
-def upload(path: Path, url: str) -> None:
-    """Copy a file to an object."""
-    fs, target = filesystem(url)
-    _tried(url, lambda: fs.put_file(str(path), target))
 
 
 def download(url: str, path: Path) -> None:

@@ -36,13 +36,13 @@ from seqjax.training import workdir as workdirs
 from seqjax.training.batches import division, micro_batches
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.facts import run_facts
-from seqjax.training.lock import WorkdirLock
+from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.log import TrainLog
+from seqjax.training.mirror import Mirror
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.placement import parameter_table
 from seqjax.training.segments import Segment, is_complete, keeps_checkpoint, rates, segments
 from seqjax.training.signals import StopRequest
-from seqjax.training.spool import Spool
 from seqjax.training.step import (
     TrainState,
     init_state,
@@ -51,7 +51,6 @@ from seqjax.training.step import (
     make_token_step,
     state_shardings,
 )
-from seqjax.training.store_lock import StoreLock, locked
 
 
 class Setup(NamedTuple):
@@ -87,48 +86,43 @@ def train(config: Config, workdir: str | Path) -> bool:
     On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
     has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
 
-    `workdir` may be in a store, gs://BUCKET/PATH or s3://BUCKET/PATH (seqjax/training/spool.py).
+    `workdir` may be in a store, gs://BUCKET/PATH (seqjax/training/mirror.py).
 
     Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
     """
     cpu_compiler.use_safe_fusions()  # as the commands do
-    spool = Spool(workdir)
-    if jax.process_count() > 1 and spool.copies_checkpoints:
+    mirror = Mirror(workdir)
+    if mirror.url and config.train.ends:
         raise UserError(
-            f"--workdir={spool}: of several processes each has a part of the checkpoint on its own machine. Give a "
-            "directory that they share, or gs://BUCKET/PATH, to which all of them write."
-        )
-    if spool.url and config.train.ends:
-        raise UserError(
-            f"--workdir={spool}: a run with config.train.ends has a directory for each end and cannot be kept in a "
+            f"--workdir={mirror}: a run with config.train.ends has a directory for each end and cannot be kept in a "
             "store; give a directory of this machine."
         )
     if jax.process_index() != 0:
-        return _train_segments(config, spool, lock=None)
+        return _train_segments(config, mirror, lock=None)
     # What a scheduler starts again may come before the lock of its first start has grown old.
     again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
-    with locked(spool, wait=again) as lock:
-        return _train_segments(config, spool, lock=lock)
+    with locked(str(mirror), wait=again) as lock:
+        return _train_segments(config, mirror, lock=lock)
 
 
-def _train_segments(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLock | None) -> bool:
+def _train_segments(config: Config, mirror: Mirror, *, lock: WorkdirLock | None) -> bool:
     """Train every segment that is not complete, then report the run; return False if it was stopped early."""
     say = StatusLine(quiet=jax.process_index() != 0).say
     if jax.process_index() == 0:
-        spool.pull(say)
-        workdirs.check_config(spool, config)
+        mirror.pull()
+        workdirs.check_config(mirror, config)
     setup = _set_up(config)
-    checkpoints = _checkpoints(config, spool)
-    trunk = place = _restored(setup, checkpoints, spool) or _fresh(setup, checkpoints)
-    for line in _description(setup, trunk, spool):
+    checkpoints = _checkpoints(config, mirror)
+    trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints)
+    for line in _description(setup, trunk, mirror):
         say(line)
     with StopRequest() as stop:
         for segment in segments(config):
             if not segment.is_cooldown:
                 if trunk.step < segment.end or not config.train.ends:
-                    trunk = place = _train(setup, segment, trunk, spool, checkpoints, stop=stop, lock=lock)
-            elif not is_complete(config, segment, spool.directory):
-                there = Spool(segment.directory(spool.directory))
+                    trunk = place = _train(setup, segment, trunk, mirror, checkpoints, stop=stop, lock=lock)
+            elif not is_complete(config, segment, mirror.directory):
+                there = Mirror(segment.directory(mirror.directory))
                 of_end = _checkpoints(config, there)
                 place = _restored(setup, of_end, there) or _branch(trunk, segment, there)
                 say(f"Cooling down from step {place.step} to the end at step {segment.end} in {there}")
@@ -142,12 +136,12 @@ def _train_segments(config: Config, spool: Spool, *, lock: WorkdirLock | StoreLo
     if stop.agreed_on and place.step < config.train.steps:
         say(
             f"Stopped by {stop.name} after step {place.step}; everything is saved. Go on with the same command and "
-            f"--workdir={spool}"
+            f"--workdir={mirror}"
         )
         return False
     if jax.process_index() == 0:
-        say(_report(setup, place, spool))
-        spool.push_last()
+        say(_report(setup, place, mirror))
+        mirror.push()
     return True
 
 
@@ -190,11 +184,11 @@ def _set_up(config: Config) -> Setup:
     )
 
 
-def _checkpoints(config: Config, spool: Spool) -> Checkpoints:
-    return Checkpoints(spool, keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
+def _checkpoints(config: Config, mirror: Mirror) -> Checkpoints:
+    return Checkpoints(str(mirror), keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
 
 
-def _restored(setup: Setup, checkpoints: Checkpoints, spool: Spool) -> Place | None:
+def _restored(setup: Setup, checkpoints: Checkpoints, mirror: Mirror) -> Place | None:
     """Return the place of the newest checkpoint; None if there is none from which a run can go on."""
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
@@ -202,7 +196,7 @@ def _restored(setup: Setup, checkpoints: Checkpoints, spool: Spool) -> Place | N
     state, log = checkpoints.restore(setup.target, setup.iterator)
     if log["manifest"] != setup.corpus.manifest_hash:
         raise UserError(
-            f"The data is not what {spool} was trained on (manifest {setup.corpus.manifest_hash}, then "
+            f"The data is not what {mirror} was trained on (manifest {setup.corpus.manifest_hash}, then "
             f"{log['manifest']}). Point config.data.path at the same data, or start in another --workdir."
         )
     return Place(step, state, setup.iterator.get_state(), log)
@@ -216,11 +210,11 @@ def _fresh(setup: Setup, checkpoints: Checkpoints) -> Place:
     return Place(0, state, setup.iterator.get_state(), None)
 
 
-def _branch(trunk: Place, segment: Segment, spool: Spool) -> Place:
+def _branch(trunk: Place, segment: Segment, mirror: Mirror) -> Place:
     """Return a copy of the trunk where a cooldown begins; the trunk goes on from the original."""
     if trunk.step != segment.begin:
         raise UserError(
-            f"{spool} lacks the results of this end, and the run has gone on from step {segment.begin}, where it "
+            f"{mirror} lacks the results of this end, and the run has gone on from step {segment.begin}, where it "
             f"branches off, to step {trunk.step}. Put the directory back, or start again in another --workdir."
         )
     assert trunk.log is not None, "a trunk has at least one step"
@@ -228,12 +222,12 @@ def _branch(trunk: Place, segment: Segment, spool: Spool) -> Place:
     return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
 
 
-def _description(setup: Setup, start: Place, spool: Spool) -> list[str]:
+def _description(setup: Setup, start: Place, mirror: Mirror) -> list[str]:
     """Return the lines that say what is trained, and how it is divided over devices."""
     config, steps = setup.config, setup.config.train.steps
-    lines = [f"Training {config.name} ({config.size}, {steps} steps) in {spool}"]
+    lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
     if start.step:
-        lines = [f"Going on from step {start.step} of {steps} in {spool}"]
+        lines = [f"Going on from step {start.step} of {steps} in {mirror}"]
     if setup.n_micro > 1 or config.train.accumulate is not None:
         lines.append(f"Each step: {division(config.train, setup.mesh)}")
     tokens_per_step = config.train.batch_size * config.train.seq_len
@@ -251,15 +245,15 @@ def _train(
     setup: Setup,
     segment: Segment,
     start: Place,
-    spool: Spool,
+    mirror: Mirror,
     checkpoints: Checkpoints,
     *,
     stop: StopRequest,
-    lock: WorkdirLock | StoreLock | None,
+    lock: WorkdirLock | None,
 ) -> Place:
     """Train a segment from `start`, and return where it ended: at its end, or earlier if it was stopped."""
     config, mesh, corpus, iterator, domains, model = setup[:6]
-    workdir, lead, everywhere = spool.directory, jax.process_index() == 0, replicated(mesh)
+    workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
     blocks = {name: domain.blocks for name, domain in domains.items()}
     rate_of = rates(config.optim, segment)
@@ -281,7 +275,7 @@ def _train(
             rate = to_devices(rate_of[step - segment.begin - 1], everywhere)
             state, device_metrics = setup.train_step(state, tokens, rate)
             if pending is not None:  # of the previous step, while the device computes this one
-                log_step(*pending, log, spool, checkpoints)
+                log_step(*pending, log, mirror, checkpoints)
             pending = (step, device_metrics, batch)
             if step == start.step + 1:  # The step has been traced, so the backends of its kernels are known.
                 used = kernels_pallas.backends_used()
@@ -297,9 +291,9 @@ def _train(
                     # Not before: what is refused, or needs more memory than there is, must not bind the workdir to the
                     # settings that its error advises to change.
                     jax.block_until_ready(device_metrics)
-                    workdirs.save_config(spool, config)
+                    workdirs.save_config(mirror, config)
                     write_json(workdir / "run.json", facts)
-                    spool.push()
+                    mirror.push()
 
             every = config.eval.every
             last = step == segment.end
@@ -318,7 +312,7 @@ def _train(
                 continue
             if lock is not None:
                 lock.check(look=True)
-            log_step(*pending, log, spool, checkpoints)
+            log_step(*pending, log, mirror, checkpoints)
             pending = None
             if profiled:
                 jax.profiler.stop_trace()
@@ -338,10 +332,11 @@ def _train(
                             token_classes.write(workdir, step, of_tokens, blocks, corpus)
                     log.evaluation(step, row, losses)  # last: its file tells that the evaluation is complete
                     if lead and not saving:  # which comes after the files
-                        spool.try_push(log.say)
+                        mirror.push(say=log.say)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
                     log.sync()
+                    mirror.push()  # the rows that this checkpoint counts on
                     with jax.transfer_guard("allow"):
                         checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
             if stopping:
@@ -349,7 +344,7 @@ def _train(
         return Place(step, state, iterator.get_state(), log.state | {"manifest": corpus.manifest_hash})
 
 
-def _report(setup: Setup, end: Place, spool: Spool) -> str:
+def _report(setup: Setup, end: Place, mirror: Mirror) -> str:
     """Write the report of a finished run, with a sample of text if its last state is at hand; return its table."""
     config, model, corpus = setup.config, setup.model, setup.corpus
     sample = None
@@ -365,8 +360,8 @@ def _report(setup: Setup, end: Place, spool: Spool) -> str:
             sample = prompt + "".join(parts)
         except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
             StatusLine().say(f"No sample of text: {error}")
-    facts = read_json(spool.directory / "run.json")
-    return report.write(spool.directory, config, corpus, facts=facts, sample=sample, called=str(spool))
+    facts = read_json(mirror.directory / "run.json")
+    return report.write(mirror.directory, config, corpus, facts=facts, sample=sample, called=str(mirror))
 
 
 def log_step(
@@ -374,11 +369,11 @@ def log_step(
     device_metrics: dict[str, jax.Array],
     batch: np.ndarray,
     log: TrainLog,
-    spool: Spool,
+    mirror: Mirror,
     checkpoints: Checkpoints,
 ) -> None:
     """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite."""
     values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
     if not all(map(math.isfinite, values.values())):
-        raise not_finite.at_step(step, values, batch, spool=spool, checkpoints=checkpoints)
+        raise not_finite.at_step(step, values, batch, mirror=mirror, checkpoints=checkpoints)
     log.step(step, values)

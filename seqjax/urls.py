@@ -1,4 +1,4 @@
-"""Which paths are URLs, `s3://bucket/run` and the like, and what may be kept or written where."""
+"""Which paths are URLs, `s3://bucket/blocks` and the like, and what may be kept or written where."""
 
 import os
 import re
@@ -6,9 +6,7 @@ from pathlib import Path
 
 from seqjax.errors import UserError
 
-# Where a run can be kept. Orbax writes to gs:// itself; memory:// is fsspec's, which lasts as long as the process.
-WORKDIRS = ("gs", "s3", "memory")
-DIRECT = ("gs",)
+WORKDIRS = ("gs",)  # schemes where a run can be kept: Orbax writes checkpoints there itself
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
@@ -48,7 +46,9 @@ def require_local(path: str | os.PathLike[str], option: str) -> None:
 def require_workdir(url: str) -> None:
     """Raise `UserError` for a URL where no run can be kept."""
     if scheme(url) not in WORKDIRS:
-        kept = "gs://BUCKET/PATH, s3://BUCKET/PATH"
-        raise UserError(f"--workdir={url}: a run is kept in a directory of this machine (a plain path), {kept}.")
+        raise UserError(
+            f"--workdir={url}: a run is kept in a directory of this machine (a plain path), or in gs://BUCKET/PATH. "
+            "For another store, mount the bucket and give the directory, or train in a directory and sync it."
+        )
     if not url.partition("://")[2].strip("/"):
         raise UserError(f"--workdir={url} names no bucket: write {scheme(url)}://BUCKET/PATH.")

@@ -65,8 +65,8 @@ jaxtyping.install_import_hook(_checked_modules(), "tests.typecheck.check")
 import jax
 import pytest
 
-from seqjax import store
-from seqjax.training import spool
+from seqjax import store, urls
+from seqjax.training import mirror
 from tests import object_servers, support
 
 
@@ -129,13 +129,14 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of this test's own, as on a machine that has not seen a store; a store that fails is not tried again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "RETRY_SECONDS", ())
-    monkeypatch.setattr(spool, "_read", {})
+    monkeypatch.setattr(mirror, "_read", {})
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def memory(own_cache: Path) -> Iterator[str]:
-    """The URL of an empty place in fsspec's store in memory."""
+def memory(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty place in fsspec's store in memory, where files of runs may be, but no checkpoints."""
+    monkeypatch.setattr(urls, "WORKDIRS", ("gs", "memory"))
     root = f"memory://{uuid.uuid4().hex}"
     yield root
     fs, path = store.filesystem(root)
@@ -144,20 +145,13 @@ def memory(own_cache: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[object_servers.Server]:
-    with object_servers.s3() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def gcs_server() -> Iterator[object_servers.Server]:
     with object_servers.gcs() as server:
         yield server
 
 
-@pytest.fixture(params=["s3", "gs"])
-def server(request: pytest.FixtureRequest, own_cache: Path) -> Iterator[object_servers.Server]:
+@pytest.fixture
+def server(gcs_server: object_servers.Server, own_cache: Path) -> Iterator[object_servers.Server]:
     """A server that this process uses, with the URL of an empty place of its own."""
-    started = request.getfixturevalue({"s3": "s3_server", "gs": "gcs_server"}[request.param])
-    with object_servers.used(started):
-        yield started._replace(url=f"{started.url}/{uuid.uuid4().hex}")
+    with object_servers.used(gcs_server):
+        yield gcs_server._replace(url=f"{gcs_server.url}/{uuid.uuid4().hex}")

@@ -262,7 +262,7 @@ def interrupt(args: list[str], workdir: Path, *, at_row: int, number: int, delay
 def put(directory: Path, url: str) -> str:
     """Copy a directory to a store."""
     names = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
-    store.in_threads(lambda name: store.upload(directory / name, f"{url}/{name}"), names)
+    store.in_threads(lambda name: store.write(f"{url}/{name}", (directory / name).read_bytes()), names)
     return url
 
 

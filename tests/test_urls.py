@@ -9,7 +9,7 @@ from seqjax.data.prepare import prepare
 from seqjax.data.shards import find_shards
 from seqjax.errors import UserError
 from seqjax.main import main
-from seqjax.training.spool import Spool
+from seqjax.training.mirror import Mirror
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_what_is_a_url(path, url):
     assert urls.is_remote(path) == (bool(url) and "file" not in url)
 
 
-@pytest.mark.parametrize("workdir", ["hdfs://host/run", "file:///runs/x", "https://host/run", Path("gcs://bucket/x")])
+@pytest.mark.parametrize("workdir", ["s3://bucket/run", "file:///runs/x", "https://host/run", Path("gcs://bucket/x")])
 def test_a_run_is_kept_in_no_other_store(workdir):
-    with pytest.raises(UserError, match=r"--workdir=\w+://.*a directory of this machine .*, gs://BUCKET.*, s3://BUCK"):
-        Spool(workdir)
+    with pytest.raises(UserError, match=r"--workdir=\w+:/.* gs://BUCKET/PATH.*, mount the bucket.*or train.* sync it"):
+        Mirror(workdir)
 
 
 def test_a_bucket_is_named():
-    with pytest.raises(UserError, match="names no bucket: write s3://BUCKET/PATH"):
-        Spool("s3://")
+    with pytest.raises(UserError, match="names no bucket: write gs://BUCKET/PATH"):
+        Mirror("gs://")
 
 
 def test_the_commands_refuse_what_cannot_be(tmp_path, monkeypatch):

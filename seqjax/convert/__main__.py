@@ -24,10 +24,9 @@ from seqjax.convert.weights import family_of
 from seqjax.errors import UserError, run_command
 from seqjax.evaluate import restore
 from seqjax.nn.params import count
-from seqjax.terminal import StatusLine
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
-from seqjax.training.spool import Spool
+from seqjax.training.mirror import Mirror
 
 
 def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
@@ -36,12 +35,12 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     `weights` is a directory, a file or `hf://OWNER/NAME`; without a `config` the directory's config.json says what the
     model is. Raises `UserError` if the workdir is in use.
     """
-    spool = Spool(workdir)
-    here = spool.directory
-    used = store.sizes(spool.url) if spool.url else (here / "config.json").exists() or (here / "checkpoints").exists()
+    mirror = Mirror(workdir)
+    here = mirror.directory
+    used = store.sizes(mirror.url) if mirror.url else (here / "config.json").exists() or (here / "checkpoints").exists()
     if used:
-        raise UserError(f"{spool} holds a run; import into a --workdir of its own.")
-    spool.pull(StatusLine().say)  # what this machine may have of a run that was deleted there goes aside
+        raise UserError(f"{mirror} holds a run; import into a --workdir of its own.")
+    mirror.pull()  # Nothing is left on this machine of a run that was deleted there.
     files = fetched(weights)
     source = directory.holding(files)
     argument = "" if config else directory.argument_of(source)
@@ -49,14 +48,14 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     tokenizer = tokenizer_files.find(source)
     if tokenizer and tokenizer[1]:
         tokenizer_files.copy(source, here / workdirs.TOKENIZER)
-    workdirs.save_config(spool, config)
-    checkpoints = Checkpoints(spool)
+    workdirs.save_config(mirror, config)
+    mirror.push()
+    checkpoints = Checkpoints(str(mirror))
     checkpoints.save_params(0, params)
     checkpoints.wait()
     checkpoints.close()
-    spool.push_last()
     named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
-    sys.stdout.write(f"{spool}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    sys.stdout.write(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
     if argument:
         sys.stdout.write(f"The model as a --config, to which the settings of a run can be added: {argument}\n")
 
@@ -97,7 +96,7 @@ def main(argv: list[str]) -> None:
         "--config", help="NAME_OR_FILE[:SIZE][,key=value], for weights without config.json or to train on"
     )
     import_parser.add_argument(
-        "--workdir", required=True, type=urls.location, help="the directory to write, also s3:// or gs://"
+        "--workdir", required=True, type=urls.location, help="the directory to write, also gs://"
     )
     export_parser = commands.add_parser("export", help="workdir -> public model")
     workdirs.add_arguments(export_parser)

@@ -1,6 +1,6 @@
 """Prepared blocks in a store, read through a copy on this machine: array_record opens files of this machine alone.
 
-What a run reads of `s3://bucket/blocks` (or any other URL that fsspec opens) is copied before the first step into
+What a run reads of `gs://bucket/blocks` (or any other URL that fsspec opens) is copied before the first step into
 `blocks/HASH` of the cache, `config.data.cache_dir` or `~/.cache/seqjax`. HASH is that of the manifest, so other data
 under the same URL never mix with it. Files appear when they are complete. Processes of one machine wait for the one
 that copies and share the copy, which stays until somebody deletes it.

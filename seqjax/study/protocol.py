@@ -19,7 +19,7 @@ import numpy as np
 
 from seqjax.errors import UserError
 from seqjax.training import metrics
-from seqjax.training.spool import readable
+from seqjax.training.mirror import readable
 
 MEANS = ("equal", "natural")  # over the domains out of distribution: each the same, or by its share in the corpus
 

@@ -27,7 +27,7 @@ from seqjax.study import runner
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
 from seqjax.training import block_losses, metrics, segments
-from seqjax.training.spool import readable
+from seqjax.training.mirror import readable
 
 COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps

@@ -19,7 +19,8 @@ from seqjax.errors import UserError
 from seqjax.files import read_json
 from seqjax.terminal import duration
 from seqjax.training import metrics, segments
-from seqjax.training.spool import LOG, Spool, has_checkpoint, readable
+from seqjax.training.checkpoint import has_checkpoint
+from seqjax.training.mirror import LOG, Mirror, readable
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
@@ -90,7 +91,7 @@ class Run:
     @property
     def log(self) -> Path:
         """Where the output of the run's process goes, on this machine."""
-        return Spool(self.workdir).directory / LOG
+        return Mirror(self.workdir).directory / LOG
 
     def last_row(self) -> dict[str, Any]:
         """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""

@@ -14,7 +14,7 @@ It returns a dict with
 and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `figure1b:demo`. The
 fields of a run:
 
-    workdir     its directory, also s3:// or gs://
+    workdir     its directory, also gs://
     config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
     model       name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone
     seed        default 0; runs of two models with the same seed read the same data in the same order, and are paired

@@ -13,7 +13,7 @@ import numpy as np
 
 from seqjax.data.corpus import EvalBlocks
 from seqjax.files import replacing
-from seqjax.training.spool import readable
+from seqjax.training.mirror import readable
 
 DIRECTORY = "eval_losses"
 FIELDS = ("index", "documents", "n_bytes")

@@ -1,19 +1,30 @@
 """Saves and restores checkpoints, through Orbax: parameters, optimiser, step, RNG, place in the data, state of the log.
 
-Saving is asynchronous and atomic (a directory is renamed into place when it is complete), so however a process dies,
-the newest complete checkpoint is intact, and a run that resumes from it neither repeats nor skips data. What happens to
-it later is noticed: items and checksums are compared before it is read (seqjax/training/integrity.py).
+Saving is asynchronous and atomic (a directory is renamed into place when it is complete, an object is written last on
+gs://), so however a process dies, the newest complete checkpoint is intact, and a run that resumes from it neither
+repeats nor skips data. A run saves the items `params`, `rest` (optimiser, step and RNG), `data` (the place in the data,
+a file per process) and `meta` (JSON: the state of the log and the identity of the data); `seqjax convert` saves
+`params` alone.
 
-In a workdir on gs:// Orbax writes to the store, whose objects have checksums of their own. For other stores it writes
-to the spool, from which a thread copies every checkpoint that is complete (seqjax/training/stored_checkpoints.py).
+What happens to a checkpoint later is noticed before it is read. Orbax's array files have no checksum of their values,
+and a directory that lost an item still loads as one without it. So a checkpoint names its items in
+`_CHECKPOINT_METADATA`, and `checksums.json`, written before the checkpoint is renamed into place, holds the length and
+CRC-32 of every other file. Checkpoints on gs://, whose objects have checksums of their own, and those of older versions
+have neither the file nor the entry `CHECKSUMMED`; their items are checked, their bytes are not.
 """
 
+import concurrent.futures
 import contextlib
+import dataclasses
+import json
+import logging as standard_logging
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -21,51 +32,55 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from seqjax import store
+from seqjax import store, urls
 from seqjax.data.pipeline import TrainIterator
 from seqjax.errors import DISK_FULL, UserError, first_line
-from seqjax.training import checkpoint_items, integrity, orbax_noise
-from seqjax.training.checkpoint_copies import CheckpointCopies
-from seqjax.training.checkpoint_directory import CheckpointDirectory
-from seqjax.training.spool import Spool
+from seqjax.files import measure, write_json
+from seqjax.training.mirror import Mirror
 from seqjax.training.step import TrainState
 from seqjax.types import Params
 
+DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
+CHECKSUMS = "checksums.json"
+CHECKSUMMED = {"checksums": "crc32"}  # in METADATA, of a checkpoint that has CHECKSUMS
+METADATA = "_CHECKPOINT_METADATA"  # Orbax's; it is written once more when the checkpoint is renamed
+STORE_MARKER = "commit_success.txt"  # Orbax's, of a complete checkpoint on gs://
+PARAMS = ("params",)
+STATE = ("data", "meta", "params", "rest")
+THREADS = 4
 
 
 class Checkpoints:
-    """The checkpoints under `workdir/checkpoints`."""
+    """The checkpoints under `workdir/checkpoints`, in a directory or on gs://."""
 
     def __init__(
         self,
-        workdir: str | os.PathLike[str] | Spool,
+        workdir: str | os.PathLike[str],
         *,
         keep: int = 2,
         keep_period: int | None = None,
         read_only: bool = False,
     ):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
-        self._spool = spool = workdir if isinstance(workdir, Spool) else Spool(workdir)
-        self._copies = None if read_only or not spool.copies_checkpoints else CheckpointCopies(spool, keep, keep_period)
-        self._directory = CheckpointDirectory(spool, read_only=read_only)
-        orbax_noise.hide()
+        url = urls.url_of(workdir)
+        self._is_remote = bool(url)
+        self._path: Path | epath.Path = store.orbax_path(f"{url}/{DIRECTORY}") if url else Path(workdir) / DIRECTORY
+        self._path = self._path if url else self._path.absolute()
+        _hide_noise()
         # Process 0 calls it when all items are written, before the directory is renamed.
-        checksums = None if read_only or spool.is_direct else self._write_checksums
-        self._custom = {} if spool.is_direct else integrity.CUSTOM
+        checksums = None if read_only or url else self._write_checksums
         self._options = options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
-            keep_period=None if read_only or self._copies else keep_period,
+            keep_period=None if read_only else keep_period,
             enable_async_checkpointing=not read_only,
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
             async_options=None if checksums is None else ocp.AsyncOptions(post_finalization_callback=checksums),
         )
-        self._manager = _opened(self._directory.path, options)
+        self._manager = _opened(self._path, options)
         self._saving: int | None = None  # the step of the newest save
-        if self._copies is not None:
-            self._copies.begin(self._manager)
 
     @property
     def latest(self) -> int | None:
@@ -74,29 +89,30 @@ class Checkpoints:
 
     def save(self, step: int, state: TrainState, iterator: TrainIterator, meta: dict[str, Any]) -> None:
         """Start saving; return once `state` may be donated. Raise `UserError` if this save or the last one failed."""
-        self._save(step, checkpoint_items.to_save(state, iterator, meta))
+        items = ocp.args.Composite(
+            params=ocp.args.StandardSave(state.params),
+            rest=ocp.args.StandardSave(state._replace(params=())),
+            data=grain.checkpoint.CheckpointSave(iterator),
+            meta=ocp.args.JsonSave(meta),
+        )
+        self._save(step, items)
 
     def save_params(self, step: int, params: Params) -> None:
         """Save parameters alone, e.g. converted ones, from which a run can start but not resume."""
-        self._save(step, checkpoint_items.params_to_save(params))
+        self._save(step, ocp.args.Composite(params=ocp.args.StandardSave(params)))
 
-    def _save(self, step: int, args: ocp.args.Composite) -> None:
+    def _save(self, step: int, items: ocp.args.Composite) -> None:
         try:
-            if self._copies is not None:
-                self._copies.wait_or_warn()
-            elif self._spool.url:
-                self._spool.push()  # the rows that this checkpoint counts on
             self._manager.wait_until_finished()  # as `save` does first, but `_saving` belongs to that one until then
             self._saving = step
-            self._manager.save(step, args=args, custom_metadata=self._custom, force=True)
-            if self._copies is not None:
-                self._copies.send(self._manager, step)
+            custom = {} if self._is_remote else CHECKSUMMED
+            self._manager.save(step, args=items, custom_metadata=custom, force=True)
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._not_written(error) from error
 
     def _write_checksums(self) -> None:
-        for unfinished in self._directory.path.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
-            integrity.write(Path(unfinished))
+        for unfinished in self._path.glob(f"{self._saving}.orbax-checkpoint-tmp*"):
+            write_checksums(Path(unfinished))
 
     @property
     def params_only(self) -> bool:
@@ -105,9 +121,9 @@ class Checkpoints:
         if step is None:
             return False
         try:
-            return integrity.items(self._directory.of(step)) == integrity.PARAMS
-        except integrity.DamagedError as error:
-            raise self._directory.damaged(step, str(error), integrity.STATE) from None
+            return tuple(sorted(_metadata(self._of(step))["item_handlers"])) == PARAMS
+        except DamagedError as error:
+            raise self._damaged(step, str(error), STATE) from None
 
     def restore(self, state: TrainState, iterator: TrainIterator) -> tuple[TrainState, dict[str, Any]]:
         """Return the newest checkpoint's state and meta and move `iterator`; `state` gives shapes and shardings.
@@ -117,64 +133,71 @@ class Checkpoints:
         step = self.latest
         assert step is not None
         if not iterator.is_global:
-            checkpoint_items.require_as_many_processes(self._directory.of(step))
-        restored = self._restore(checkpoint_items.to_restore(state, iterator), integrity.STATE)
+            _require_as_many_processes(self._of(step))
+        items = ocp.args.Composite(
+            params=ocp.args.StandardRestore(_abstract(state.params)),
+            rest=ocp.args.StandardRestore(_abstract(state._replace(params=()))),
+            meta=ocp.args.JsonRestore(),
+            **({} if iterator.is_global else {"data": grain.checkpoint.CheckpointRestore(iterator)}),
+        )
+        restored = self._restore(items, STATE)
         if iterator.is_global:
             try:
-                place = checkpoint_items.global_place(self._directory.of(step))
-            except integrity.DamagedError as error:
-                raise self._directory.damaged(step, str(error), integrity.STATE) from None
+                place = _global_place(self._of(step))
+            except DamagedError as error:
+                raise self._damaged(step, str(error), STATE) from None
             iterator.set_state(place)
         return restored["rest"]._replace(params=restored["params"]), restored["meta"]
 
     def restore_params(self, params: Params) -> tuple[Params, int]:
-        """Return the parameters of the newest checkpoint and its step.
+        """Return the parameters of the newest checkpoint and its step; `params` gives shapes and shardings.
 
         Raises `UserError` if there is none, or if it is damaged.
         """
-        args = checkpoint_items.params_to_restore(params)
+        items = ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(params)))
         while self.latest is not None:
             step = self.latest
             try:
-                return self._restore(args, integrity.PARAMS)["params"], step
+                return self._restore(items, PARAMS)["params"], step
             except UserError:
                 # A run that goes on beside this process removes old checkpoints, perhaps the one that is being read.
                 self._manager.close()
-                self._manager = _opened(self._directory.path, self._options)
-                if self.latest == step and self._directory.of(step).is_dir():
+                self._manager = _opened(self._path, self._options)
+                if self.latest == step and self._of(step).is_dir():
                     raise
-        raise self._directory.none_complete()
+        raise UserError(
+            f"{self._path} holds no complete checkpoint. Train first, or let the run reach its first save "
+            "(config.checkpoint.every)."
+        )
 
-    def _restore(self, args: ocp.args.Composite, names: Sequence[str]) -> Any:
-        """Return what `args` asks of the newest checkpoint, after the files of its items `names` were checked."""
+    def _restore(self, items: ocp.args.Composite, names: Sequence[str]) -> Any:
+        """Return what `items` asks of the newest checkpoint, after the files of its items `names` were checked."""
         step = self.latest
         assert step is not None
         fault = ""
         try:
-            integrity.check(self._directory.of(step), names, part=jax.process_index(), parts=jax.process_count())
-        except integrity.DamagedError as error:
+            check(self._of(step), names, part=jax.process_index(), parts=jax.process_count())
+        except DamagedError as error:
             fault = str(error)
         if jax.process_count() > 1:  # All go on, or none does.
             faults = multihost_utils.process_allgather(np.asarray(bool(fault)))
             fault = fault or ("another process found damage" if faults.any() else "")
         if fault:
-            raise self._directory.damaged(step, fault, names)
+            raise self._damaged(step, fault, names)
         try:
-            return self._manager.restore(step, args=args)
+            return self._manager.restore(step, args=items)
         except (UserError, jax.errors.JaxRuntimeError):  # other data; no memory
             raise
         except Exception as error:
             logging.error("checkpoint of step %d: %s", step, error)
-            raise self._directory.damaged(step, f"it cannot be read ({first_line(error)})", names) from error
+            raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def wait(self) -> None:
-        """Wait until everything saved is where it is kept; raise `UserError` if it could not be written."""
+        """Wait until everything saved is written; raise `UserError` if it could not be."""
         try:
             self._manager.wait_until_finished()
-            if self._copies is not None:
-                self._copies.wait()
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._not_written(error) from error
 
     @contextlib.contextmanager
     def named_when_disk_full(self) -> Iterator[None]:
@@ -184,18 +207,55 @@ class Checkpoints:
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
-            raise self._failed(error) from error
+            raise self._not_written(error) from error
 
     def close(self) -> None:
         """Stop the threads of the checkpoint manager."""
-        if self._copies is not None:
-            self._copies.close()
         self._manager.close()
 
-    def _failed(self, error: Exception) -> UserError:
-        if isinstance(error, store.StoreError):
-            return self._directory.not_sent(error, step=self.latest if self._copies is not None else None)
-        return self._directory.not_written(error)
+    # ------------------------------------------------------------------------------------- errors, and the way out
+    def _of(self, step: int) -> Path | epath.Path:
+        return self._path / str(step)
+
+    def _steps(self) -> list[int]:
+        """Return the steps of the checkpoints that are complete, not of those that Orbax started to write."""
+        return sorted(ocp.utils.checkpoint_steps(self._path)) if self._path.exists() else []
+
+    def _damaged(self, step: int, fault: str, names: Sequence[str]) -> UserError:
+        """Return the error about a damaged checkpoint, which names the newest whole one before it and the way there.
+
+        `names` are the items that are needed.
+        """
+        earlier = sorted((s for s in self._steps() if s < step), reverse=True)
+        good = next((s for s in earlier if _is_whole(self._of(s), names)), None)
+        text = f"The checkpoint {self._of(step)} is damaged: {fault}."
+        if good is None:
+            return UserError(
+                f"{text} No whole one was made before it: put back a copy of the directory, or start again in another "
+                "--workdir."
+            )
+        delete = " and ".join(str(self._of(s)) for s in (step, *(s for s in earlier if s > good)))
+        return UserError(
+            f"{text} The one of step {good} before it is whole: delete {delete} and run the same command again, to go "
+            f"on from step {good}; or put back a copy of the directory."
+        )
+
+    def _not_written(self, error: Exception) -> UserError:
+        """Return the error about a checkpoint, or what a run writes beside it, that `error` kept from being written."""
+        complete = self._steps()
+        last = f"the last good checkpoint is {self._of(complete[-1])}" if complete else "no checkpoint is complete"
+        logging.error("checkpoint: %s", error)
+        fix = "Check that it can be reached" if self._is_remote else "Free some disk space or repair the directory"
+        return UserError(
+            f"Writing to {self._path.parent} failed; {last}. {fix}, then run the same command again. Cause: {error}"
+        )
+
+
+def has_checkpoint(workdir: str | os.PathLike[str], step: int) -> bool:
+    """Return whether a run has a complete checkpoint of a step."""
+    if url := Mirror(workdir).url:
+        return STORE_MARKER in store.sizes(f"{url}/{DIRECTORY}/{step}")
+    return (Path(workdir) / DIRECTORY / str(step)).is_dir()
 
 
 def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
@@ -207,3 +267,129 @@ def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions)
             if not options.read_only:
                 raise
     return ocp.CheckpointManager(directory, options=options)
+
+
+def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
+    """Return the place in the data that process 0 saved, which is that of all however many there were.
+
+    Raises `DamagedError` if there is none.
+    """
+    paths = list((checkpoint / "data").glob("process_0-of-*.json"))
+    if len(paths) != 1:
+        raise DamagedError("the item 'data' has no place in the data")
+    return json.loads(paths[0].read_bytes())
+
+
+def _require_as_many_processes(checkpoint: Path | epath.Path) -> None:
+    """Raise `UserError` if another number of processes saved their places in the data, each its own."""
+    names = [path.name for path in (checkpoint / "data").glob("process_0-of-*.json")]
+    saved, now = "".join(names).removeprefix("process_0-of-").removesuffix(".json"), jax.process_count()
+    if saved.isdecimal() and int(saved) != now:
+        workdir = checkpoint.parent.parent
+        raise UserError(
+            f"{workdir}: number of processes {saved} -> {now}. Each process of a stream reads shards of its own, so a "
+            f"place in the data belongs to their number. Give {saved} again; or prepare the text as blocks (`seqjax "
+            "prepare`), on which a run goes on with any number, and start a new --workdir."
+        )
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+
+
+# -------------------------------------------------------------------------------------------------------- checksums
+class DamagedError(Exception):
+    """A checkpoint is not what was written; the message says what is wrong with which file."""
+
+
+def write_checksums(directory: Path) -> None:
+    """Write `checksums.json` for the items in the directory of a checkpoint that is not yet renamed into place."""
+    paths = [path for item in directory.iterdir() if item.is_dir() for path in item.rglob("*") if path.is_file()]
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(measure, paths)
+        sums = {path.relative_to(directory).as_posix(): list(pair) for path, pair in zip(paths, found, strict=True)}
+    write_json(directory / CHECKSUMS, {"crc32": sums}, sort_keys=True)
+
+
+def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, parts: int = 1) -> None:
+    """Raise `DamagedError` unless the items `names` of a checkpoint are there and their files are those written.
+
+    Of the files, `part` of `parts` is read, so that several processes can share the work.
+    """
+    metadata = _metadata(directory)
+    for name in names:
+        if name not in metadata["item_handlers"]:
+            raise DamagedError(f"it was written without the item {name!r}")
+        if not (directory / name).is_dir():
+            raise DamagedError(f"the item {name!r} is missing")
+    if "checksums" not in metadata["custom_metadata"] and not (directory / CHECKSUMS).exists():
+        return
+    try:
+        sums = json.loads((directory / CHECKSUMS).read_bytes())["crc32"]
+        files = sorted((path, *map(int, sums[path])) for path in sums if path.partition("/")[0] in names)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{CHECKSUMS} is missing or damaged ({error})") from None
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        for fault in pool.map(lambda file: _fault(directory, *file), files[part::parts]):
+            if fault:
+                raise DamagedError(fault)
+
+
+def _is_whole(directory: Path | epath.Path, names: Sequence[str]) -> bool:
+    try:
+        check(directory, names)
+    except DamagedError:
+        return False
+    return True
+
+
+def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
+    """Return what is wrong with a file, or ""."""
+    try:
+        found, found_crc = measure(directory / path)
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    if found != size:
+        return f"{path} has {found} bytes, {size} were written"
+    return "" if found_crc == crc else f"{path} was changed: its checksum is not the one that was written"
+
+
+def _metadata(directory: Path | epath.Path) -> dict[str, Any]:
+    """Return what a checkpoint says about itself; raise `DamagedError` if it does not."""
+    try:
+        found = json.loads((directory / METADATA).read_bytes())
+        return {"item_handlers": dict(found["item_handlers"]), "custom_metadata": dict(found["custom_metadata"] or {})}
+    except FileNotFoundError:
+        raise DamagedError(f"{METADATA} is missing") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{METADATA} is damaged ({error})") from None
+
+
+# ------------------------------------------------------------------------------------------------- Orbax's messages
+@dataclasses.dataclass(frozen=True)
+class _UnraisableHook:
+    shown: Callable[[Any], Any]
+
+    def __call__(self, unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            self.shown(unraisable)
+
+
+def _hide_noise() -> None:
+    """Leave out the tracebacks of a save that failed on Orbax's threads, because the save raises the error as well.
+
+    Orbax logs the first error before it raises it. Its other writes end after its event loop has closed: asyncio logs
+    their errors, and tensorstore tells `sys.unraisablehook` that the loop is closed. On a full disk that is dozens of
+    tracebacks above the one message that says what to do. That several processes stop together is said by the run too.
+    """
+    for logger in (logging.get_absl_logger(), standard_logging.getLogger("asyncio")):
+        logger.addFilter(_is_news)
+    if not isinstance(sys.unraisablehook, _UnraisableHook):
+        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+
+
+def _is_news(record: standard_logging.LogRecord) -> bool:
+    if "orbax" not in record.pathname and "orbax" not in record.getMessage():
+        return True
+    return not (record.exc_info or "Reached preemption sync point" in record.getMessage())

@@ -1,40 +1,63 @@
 """The lock of a workdir: at any time one run writes to it; a second one is refused with the first one's host and pid.
 
-The lock is the file `run.lock`, which a run creates with O_EXCL, touches while it lives, and removes at its end. It
-names the host, the process and its start, so what a killed run leaves behind is recognised (lock_holder.py), on another
-host by the file's time. A job that a scheduler starts again waits until the file is old, or for a sign of life.
+The lock is `run.lock`, a file or an object of the store, which a run creates only if there is none, touches while it
+lives, and removes at its end. What a killed run leaves behind is recognised: on the same machine by its process, which
+is gone, and elsewhere by the age of the lock, by the clock of the file server or store. Readers need no lock.
 
-Times are compared with that of a file written beside it, so they come from one clock, that of the file server.
-Readers (evaluate, generate, reports) need no lock.
+In a store the lock is advisory: nothing can tell a run that died from one that was cut off for minutes, and between
+that one's last look at the lock and the end of its save both can write.
 """
 
 import contextlib
 import json
 import os
+import socket
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+from seqjax import store, urls
 from seqjax.errors import UserError
-from seqjax.training import lock_holder
-from seqjax.training.lock_holder import Holder
 
 FILE = "run.lock"
+STALE_SECONDS = 180.0  # without a sign of life, after which a run that cannot be seen from here is taken for dead
 BEAT_SECONDS = 20.0
 LOOK_SECONDS = 1.0
-SETTLE_SECONDS = 0.2  # in which others that saw the same dead lock put back what they moved
+SETTLE_SECONDS = 0.5  # in which others that saw the same dead lock remove it
+
+
+class Holder(NamedTuple):
+    """The process that holds a lock, and the `token` that tells the lock from another one."""
+
+    host: str
+    space: str  # the boot and the pid namespace (a container has one of its own) that `pid` belongs to
+    pid: int
+    started: str
+    since: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process is running; None if it is out of sight, on another host or in another container."""
+        if (self.host, self.space) != (socket.gethostname(), pid_space()):
+            return None
+        return start_of(self.pid) == self.started
 
 
 class WorkdirLock:
     """A lock that this process holds; `locked` makes one."""
 
-    def __init__(self, path: Path, holder: Holder):
-        self._path, self._holder = path, holder
-        self._directory = _identity(path.parent)
-        self._opened = os.open(path.parent, os.O_RDONLY)  # still the workdir when it is moved
-        self._lost_to: str | None = None
+    def __init__(self, workdir: str, holder: Holder):
+        self._workdir, self._lock, self._holder = workdir, f"{workdir}/{FILE}", holder
+        self._opened = None if urls.url_of(workdir) else os.open(workdir, os.O_RDONLY)  # also when it is moved
+        self._lost_to: Holder | None = None
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
         self._thread.start()
@@ -42,67 +65,75 @@ class WorkdirLock:
     def check(self, *, look: bool = False) -> None:
         """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes.
 
-        With `look` also if the workdir is no longer where it was: what is written there would be lost.
+        With `look` the lock is read now, and it is an error if the workdir is no longer where it was.
         """
-        if look and _identity(self._path.parent) != self._directory:
-            raise UserError(
-                f"{self._path.parent} was moved or deleted while this run wrote to it. Nothing more is written; to go "
-                "on from the last checkpoint, run the same command again with --workdir=DIR, where it is now."
-            )
+        if look and self._opened is not None:
+            here = Path(self._workdir)
+            if not here.exists() or not os.path.samestat(here.stat(), os.fstat(self._opened)):
+                raise UserError(
+                    f"{here} was moved or deleted while this run wrote to it. Nothing more is written; to go on from "
+                    "the last checkpoint, run the same command again with --workdir=DIR, where it is now."
+                )
+        if look:
+            with contextlib.suppress(OSError, store.StoreError):  # What is to be written there will say so.
+                self._is_there()
         if self._lost_to is not None:
             raise UserError(
-                f"{self._path.parent} was taken by {self._lost_to}: this run did not move for more than "
-                f"{lock_holder.STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; "
-                "let the other one go on."
+                f"{self._workdir} was taken by {self._lost_to}: this run gave no sign of life for more than "
+                f"{STALE_SECONDS / 60:.0f} minutes and was taken for dead. Its last checkpoint is good; let the other "
+                "one go on."
             )
 
     def release(self) -> None:
-        """Remove the file, unless it is another run's by now, also from a workdir that was moved."""
+        """Remove the lock, unless it is another run's by now, also from a directory that was moved."""
         self._released.set()
         self._thread.join()
-        try:
-            with open(self._path.name, encoding="utf-8", opener=self._open_there) as file:
-                token = json.load(file).get("token")
-            if token == self._holder.token:
-                os.unlink(self._path.name, dir_fd=self._opened)
-        except (FileNotFoundError, ValueError, AttributeError):
-            pass  # It is gone, or another run is writing its own.
-        finally:
+        with contextlib.suppress(OSError, store.StoreError):
+            there = self._is_there()
+            if self._opened is None and there:
+                store.remove(self._lock)
+            elif self._opened is not None and self._lost_to is None:
+                os.unlink(FILE, dir_fd=self._opened)
+        if self._opened is not None:
             os.close(self._opened)
 
-    def _open_there(self, name: str, flags: int) -> int:
-        return os.open(name, flags, dir_fd=self._opened)
+    def _is_there(self) -> bool:
+        """Return whether the lock is there and this run's; if it is another's, remember whose."""
+        found = _read(self._lock)
+        if found is not None and found.token != self._holder.token:
+            self._lost_to = found
+        return found is not None and self._lost_to is None
 
     def _beat(self) -> None:
-        while not self._released.wait(BEAT_SECONDS):
-            try:
-                found = _read(self._path)
-                if found is not None and found.token != self._holder.token:
-                    self._lost_to = f"process {found.pid} on {found.host}"
-                    return
-                os.utime(self._path)
-            except OSError:
-                continue  # A file server that is away for a while; the file's age tells the others.
+        while self._lost_to is None and not self._released.wait(BEAT_SECONDS):
+            # A file server or store may be away for a while; the age of the lock tells the others.
+            with contextlib.suppress(OSError, store.StoreError):
+                if self._is_there() and self._opened is None:
+                    store.write(self._lock, _content(self._holder))
+                elif self._opened is not None and self._lost_to is None:
+                    os.utime(self._lock)
 
 
 @contextlib.contextmanager
-def locked(workdir: str | Path, *, wait: bool = False) -> Iterator[WorkdirLock]:
-    """A context in which this process alone writes to `workdir`, which is created if it does not exist.
+def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[WorkdirLock]:
+    """A context in which this process alone writes to `workdir`; a directory is created if it does not exist.
 
     A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, a run on another
-    host is waited for until it has released the lock, has touched it, or has not for `lock_holder.STALE_SECONDS`.
+    host is waited for until it has released the lock, has touched it, or has not for `STALE_SECONDS`: a job that starts
+    again finds what its first start left behind, perhaps seconds ago.
 
     Raises `UserError` if another run holds it or it cannot be written.
     """
-    workdir = Path(workdir)
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir={workdir} is a file; give a directory.")
-    is_new = not workdir.exists()
+    url, directory = urls.url_of(workdir), Path(workdir)
+    is_new = not url and not directory.exists()
+    if not url and not is_new and not directory.is_dir():
+        raise UserError(f"--workdir={directory} is a file; give a directory.")
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = WorkdirLock(workdir / FILE, _acquire(workdir / FILE, wait=wait))
+        if is_new:
+            directory.mkdir(parents=True, exist_ok=True)
+        lock = WorkdirLock(url or str(directory), _acquire(url or str(directory), wait=wait))
     except OSError as error:
-        raise UserError(f"Cannot write to {workdir} ({error.strerror}); give another --workdir.") from error
+        raise UserError(f"Cannot write to {directory} ({error.strerror}); give another --workdir.") from error
     refused = False
     try:
         yield lock
@@ -113,94 +144,111 @@ def locked(workdir: str | Path, *, wait: bool = False) -> Iterator[WorkdirLock]:
         lock.release()
         if is_new and refused:
             with contextlib.suppress(OSError):  # There is something in it.
-                workdir.rmdir()
+                directory.rmdir()
 
 
-def _acquire(path: Path, *, wait: bool = False) -> Holder:
-    """Create the lock file and return its content, or raise `UserError` that names who holds it."""
-    mine = Holder.of_this_process()
-    removed = False
-    for _ in range(5):  # Somebody else may take the place of a dead one first; the next look then finds a living one.
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            if wait:
-                _await_life(path)
-            _remove_dead(path)
-            removed = True
-            continue
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(mine.content())
-            file.flush()
-            os.fsync(file.fileno())
-        if removed:
-            time.sleep(SETTLE_SECONDS)
-        found = _read(path)
-        if found is not None and found.token == mine.token:
-            return mine
-    raise UserError(f"{path.parent}: other runs start in it at the same time; give another --workdir.")
+def _acquire(workdir: str, *, wait: bool = False) -> Holder:
+    """Create the lock and return its holder, or raise `UserError` that names who holds it."""
+    lock, pid, since, removed = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z"), False
+    mine = Holder(socket.gethostname(), pid_space(), pid, start_of(pid), since, uuid.uuid4().hex)
+    for _ in range(5):
+        if _create(lock, _content(mine)):
+            time.sleep(SETTLE_SECONDS if removed else 0.0)
+            if (found := _read(lock)) is not None and found.token == mine.token:
+                return mine
+        elif (age := _age(lock)) is not None:
+            holder = _read(lock)
+            if wait and age < STALE_SECONDS and (holder is None or holder.alive is None):
+                age = _awaited(workdir, holder, age)
+            if age is not None:
+                _require_dead(workdir, holder, age)
+                store.remove(lock)
+                removed = True
+    raise UserError(f"{workdir}: other runs start in it at the same time; give another --workdir.")
 
 
-def _await_life(path: Path) -> None:
-    """Wait until the holder of a lock that cannot be seen from here has touched or released it, or is taken for dead.
-
-    A job that starts again on another host finds what its first start left behind, perhaps seconds ago.
-    """
-    holder, age = _read(path), _age(path)
-    if age is None or age >= lock_holder.STALE_SECONDS or (holder is not None and holder.alive is not None):
-        return
-    lock_holder.say_waiting(str(path.parent), holder, age=age)
-    while age < lock_holder.STALE_SECONDS:
+def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | None:
+    """Wait for a sign of life, at most until the lock is stale; return its age then, None if it was released."""
+    before = age
+    sys.stderr.write(
+        f"{workdir} was left in use by {holder or 'another process'}; waiting up to {STALE_SECONDS - (age or 0):.0f} s "
+        "for a sign of life.\n"
+    )
+    sys.stderr.flush()
+    while age is not None and before is not None and before <= age < STALE_SECONDS:
         time.sleep(LOOK_SECONDS)
-        before, age = age, _age(path)
-        if age is None or age < before:
-            return
+        before, age = age, _age(f"{workdir}/{FILE}")
+    return age
 
 
-def _remove_dead(path: Path) -> None:
-    """Remove the lock of a process that is gone; raise `UserError` if it lives or may live."""
-    holder, age = _read(path), _age(path)
-    if age is None:  # released a moment ago
+def _require_dead(workdir: str, holder: Holder | None, age: float) -> None:
+    """Raise `UserError` if the holder of a lock that was touched `age` seconds ago lives or may live."""
+    alive = holder.alive if holder is not None else None  # None has not said yet who it is.
+    if alive is False or (alive is None and age >= STALE_SECONDS):
         return
-    lock_holder.require_dead(str(path.parent), holder, age=age)
-    # Renamed before it is removed: of two processes that find the same dead lock only one gets it, and if the other has
-    # put a living one in its place in between, that one is put back.
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    who = f"{holder}, since {holder.since}" if holder is not None else "another process"
+    wait = f" It cannot be seen from here and showed signs of life {age:.0f} s ago: if it is dead, try again in "
+    wait = "" if alive else f"{wait}{STALE_SECONDS - age:.0f} s."
+    raise UserError(
+        f"{workdir} is in use by {who}.{wait} Give another --workdir, or stop that run first; this one would then go "
+        "on from its last checkpoint."
+    )
+
+
+def _content(holder: Holder) -> bytes:
+    return json.dumps(holder._asdict()).encode()
+
+
+def _create(lock: str, content: bytes) -> bool:
+    """Write a file or object unless there is one, and return whether it was written."""
+    if urls.url_of(lock):
+        return store.create(lock, content)
     try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return
-    moved = _read(aside)
-    if moved is not None and holder is not None and moved.token != holder.token:
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-    aside.unlink(missing_ok=True)
+        with Path(lock).open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return True
 
 
-def _read(path: Path) -> Holder | None:
+def _read(lock: str) -> Holder | None:
     """Return who holds a lock, or None if there is none or its content is not (yet) complete."""
     try:
-        return Holder.read(path.read_bytes())
-    except FileNotFoundError:
+        return Holder(**json.loads(store.read(lock) or b""))
+    except (ValueError, TypeError):
         return None
 
 
-def _age(path: Path) -> float | None:
-    """Return the seconds since the lock was touched, by the clock of its file system; None if it is gone."""
-    probe = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    probe.touch()
+def _age(lock: str) -> float | None:
+    """Return the seconds since the lock was touched, by the clock of what it is kept on; None if it is gone."""
+    probe = f"{lock}.{uuid.uuid4().hex}"
+    _create(probe, b"")
     try:
-        return probe.stat().st_mtime - path.stat().st_mtime
-    except FileNotFoundError:
-        return None
+        now, then = store.modified(probe), store.modified(lock)
     finally:
-        probe.unlink(missing_ok=True)
+        store.remove(probe)
+    return None if now is None or then is None else (now - then).total_seconds()
 
 
-def _identity(directory: Path) -> tuple[int, int] | None:
-    """Return what tells a directory from another one of its name; None if there is none."""
+def pid_space() -> str:
+    """Return what a pid is relative to, the boot and the pid namespace; empty where there is no /proc."""
     try:
-        found = directory.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def start_of(pid: int) -> str:
+    """Return what tells a running process from a later one of its pid, its start in ticks; empty if it has ended."""
+    with contextlib.suppress(PermissionError):  # another user's
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:  # There is no /proc.
+        return "running"
+    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
+    return "" if state == "Z" else fields[18]  # a zombie has ended, but its parent has not looked yet

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.errors import UserError
-from seqjax.training.spool import readable
+from seqjax.training.mirror import readable
 from seqjax.training.wandb_run import WandbRun
 
 

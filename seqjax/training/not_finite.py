@@ -7,17 +7,17 @@ from absl import logging
 
 from seqjax.errors import UserError
 from seqjax.training.checkpoint import Checkpoints
-from seqjax.training.spool import Spool
+from seqjax.training.mirror import Mirror
 
 
 def at_step(
-    step: int, values: dict[str, float], batch: np.ndarray, *, spool: Spool, checkpoints: Checkpoints
+    step: int, values: dict[str, float], batch: np.ndarray, *, mirror: Mirror, checkpoints: Checkpoints
 ) -> UserError:
     """Save the batch that produced non-finite values, and return the error that says where everything is."""
-    path = spool.directory / f"not_finite_step{step}.npz"
+    path = mirror.directory / f"not_finite_step{step}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, tokens=batch)
-    spool.try_push(logging.warning)
+    mirror.push(say=logging.warning)
     checkpoints.wait()
     last = checkpoints.latest
     kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"

@@ -30,7 +30,7 @@ def write(
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
-    `facts` are those of `facts.run_facts`; `called` is the URL of a workdir in a store, in place of its spool. Of a run
+    `facts` are those of `facts.run_facts`; `called` is the URL of a workdir in a store, not of its mirror. Of a run
     with several ends, the table is that of the last one and the picture shows all.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.

@@ -30,7 +30,7 @@ import numpy as np
 from seqjax.data import Corpus, EvalBlocks
 from seqjax.files import replacing
 from seqjax.training import block_losses, segments
-from seqjax.training.spool import readable
+from seqjax.training.mirror import readable
 
 FILE = "classes.npz"  # in block_losses.DIRECTORY
 # Where each class begins. A window of 256 and chunks of 128 are what shipped mixers see without effort.

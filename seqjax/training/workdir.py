@@ -12,7 +12,7 @@ from seqjax import mixers, urls
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
-from seqjax.training.spool import Spool, readable
+from seqjax.training.mirror import Mirror, readable
 
 # Of `config.json` and of what it describes: names of settings, paths of parameters, items of checkpoints. Workdirs of
 # version 4, that of seqjax 0.1.0, stay readable; those of lower versions are refused.
@@ -58,7 +58,7 @@ def fresh(config: Config) -> Path:
     raise AssertionError("there is always another number")
 
 
-def check_config(workdir: str | Path | Spool, config: Config) -> None:
+def check_config(workdir: str | Path | Mirror, config: Config) -> None:
     """Raise `UserError` if `workdir` holds a run with other settings, or of unknown ones. Nothing is written."""
     called, workdir = _called_and_read(workdir)
     if (workdir / "config.json").exists():
@@ -77,10 +77,10 @@ def check_config(workdir: str | Path | Spool, config: Config) -> None:
         raise UserError(f"{called} has checkpoints but no config.json, so what made them is unknown. Give another one.")
 
 
-def save_config(workdir: str | Path | Spool, config: Config) -> None:
+def save_config(workdir: str | Path | Mirror, config: Config) -> None:
     """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
     check_config(workdir, config)
-    workdir = workdir.directory if isinstance(workdir, Spool) else Path(workdir)
+    workdir = workdir.directory if isinstance(workdir, Mirror) else Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / "config.json", {"version": VERSION, **to_dict(config)})
@@ -90,9 +90,7 @@ def save_config(workdir: str | Path | Spool, config: Config) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
-    parser.add_argument(
-        "--workdir", required=True, type=urls.location, help="the directory of a run, also s3:// or gs://"
-    )
+    parser.add_argument("--workdir", required=True, type=urls.location, help="the directory of a run, also gs://")
     parser.add_argument(
         "--allow-code",
         action="append",
@@ -112,9 +110,9 @@ def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Con
     return _loaded(directory, called, allow_code=allow_code)
 
 
-def _called_and_read(workdir: str | Path | Spool) -> tuple[str, Path]:
+def _called_and_read(workdir: str | Path | Mirror) -> tuple[str, Path]:
     """Return what the user calls a workdir, and the directory of this machine where its files are read."""
-    if isinstance(workdir, Spool):
+    if isinstance(workdir, Mirror):
         return str(workdir), workdir.directory
     return urls.url_of(workdir) or str(workdir), readable(workdir)
 

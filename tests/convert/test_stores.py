@@ -9,8 +9,8 @@ from tests import support
 from tests.convert.cases import GOLDEN
 
 
-def test_a_public_model_in_a_store(memory, tmp_path):
-    url = f"{memory}/llama"
+def test_a_public_model_in_a_store(server, tmp_path):
+    url = f"{server.url}/llama"
     to_workdir(GOLDEN / "llama", None, tmp_path / "here")
     to_workdir(GOLDEN / "llama", None, url)
     (config, _, here, step, _), (stored, _, there, _, _) = restore(tmp_path / "here"), restore(url)

@@ -139,7 +139,6 @@ def test_processes_share_a_copy(blocks_dir, tmp_path):
     assert set(got) - set(want) == {".lock"}
 
 
-@pytest.mark.parametrize("server", ["s3", pytest.param("gs", marks=pytest.mark.slow)], indirect=True)
 def test_blocks_and_shards_of_a_server(server, blocks_dir, corpus_dir, tmp_path):
     """Blocks as a run reads them, shards as `prepare` and a stream do."""
     url = put(blocks_dir, f"{server.url}/blocks")

@@ -12,7 +12,7 @@ import pytest
 from seqjax import evaluate
 from seqjax.errors import UserError
 from seqjax.models.entropy import mean_entropy
-from seqjax.training import metrics, spool
+from seqjax.training import metrics
 from tests import support
 from tests.end_to_end.conftest import Run
 from tests.end_to_end.reference import mean_loss
@@ -61,7 +61,7 @@ def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeyp
     def read_only(path, value):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(spool, "write_json", read_only)
+    monkeypatch.setattr(evaluate, "write_json", read_only)
     evaluate.main([f"--workdir={run.workdir}", "--tokens=64"])
     out, err = capsys.readouterr()
     assert "in domain, domains count equally" in out

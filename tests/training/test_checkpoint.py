@@ -14,7 +14,7 @@ import pytest
 
 from seqjax.data.pipeline import StreamIterator
 from seqjax.errors import UserError
-from seqjax.training import integrity
+from seqjax.training import checkpoint
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.step import TrainState
 from tests import support
@@ -121,7 +121,7 @@ DAMAGE = {
     "no checksums": (lambda d: (d / "checksums.json").unlink(), r"checksums\.json is missing"),
     **{
         f"no {name}": (lambda d, name=name: shutil.rmtree(d / name), f"the item '{name}' is missing")
-        for name in integrity.STATE
+        for name in checkpoint.STATE
     },
 }
 
@@ -189,14 +189,14 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_damage(workdir, mo
     """As by a run that saves beside this process: then the newest one there is by now is read."""
     reader = Checkpoints(workdir, read_only=True)
     newest, other = workdir / "checkpoints" / "9", workdir / "checkpoints" / "12"
-    check = integrity.check
+    check = checkpoint.check
 
     def slow_check(directory, names, **options):
         if directory.name == "9":
             newest.rename(other)
         check(directory, names, **options)
 
-    monkeypatch.setattr(integrity, "check", slow_check)
+    monkeypatch.setattr(checkpoint, "check", slow_check)
     params, step = reader.restore_params(state(0).params)
     reader.close()
     assert step == 12

@@ -1,7 +1,7 @@
 """One run at a time writes to a workdir: who is refused, by whom, and how a dead run is told from a living one."""
 
 import concurrent.futures
-import dataclasses
+import datetime
 import json
 import os
 import re
@@ -15,9 +15,10 @@ import time
 import jax
 import pytest
 
+from seqjax import store
 from seqjax import train as train_module
 from seqjax.errors import UserError
-from seqjax.training import lock, lock_holder
+from seqjax.training import lock
 from seqjax.training.lock import locked
 from tests import support
 
@@ -70,7 +71,7 @@ def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, o
         locked(tmp_path / "run").__enter__()
     other.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while lock_holder.start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
+    while lock.start_of(other.pid) and time.monotonic() < deadline:  # not waited for: it stays as a zombie
         time.sleep(0.01)
     assert (tmp_path / "run" / lock.FILE).exists(), "it could not clean up"
     with locked(tmp_path / "run"):
@@ -79,8 +80,8 @@ def test_another_process_is_named_and_when_killed_recognised_at_once(tmp_path, o
 
 def test_a_later_process_of_the_same_pid_is_another_one(tmp_path):
     """In a container that starts again, the pid of the killed run is that of the new one."""
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock_holder.pid_space()}
-    write_lock(tmp_path, **mine, started=lock_holder.start_of(os.getpid()))
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
+    write_lock(tmp_path, **mine, started=lock.start_of(os.getpid()))
     with pytest.raises(UserError, match="in use by process"):
         locked(tmp_path).__enter__()
     write_lock(tmp_path, **mine, started="12345")
@@ -97,7 +98,7 @@ def test_on_another_host_the_age_decides(tmp_path, changes):
         locked(tmp_path).__enter__()
     assert "another --workdir" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [lock.FILE], "nothing else is left behind"
-    write_lock(tmp_path, age=lock_holder.STALE_SECONDS + 10, **changes)
+    write_lock(tmp_path, age=lock.STALE_SECONDS + 10, **changes)
     with locked(tmp_path):
         pass
     assert not any(tmp_path.iterdir())
@@ -106,7 +107,7 @@ def test_on_another_host_the_age_decides(tmp_path, changes):
 @pytest.mark.parametrize("ends", ["released", "dead", "alive"])
 def test_a_job_that_starts_again_waits_for_its_first_start(tmp_path, monkeypatch, capsys, ends):
     monkeypatch.setattr(lock, "LOOK_SECONDS", 0.02)
-    write_lock(tmp_path, age=lock_holder.STALE_SECONDS - (1 if ends == "dead" else 90))
+    write_lock(tmp_path, age=lock.STALE_SECONDS - (1 if ends == "dead" else 90))
     path = tmp_path / lock.FILE
     if ends != "dead":
         threading.Timer(0.2, path.unlink if ends == "released" else path.touch).start()
@@ -142,7 +143,7 @@ def test_a_lock_that_is_being_written_holds(tmp_path):
     (tmp_path / lock.FILE).touch()
     with pytest.raises(UserError, match="in use by another process"):
         locked(tmp_path).__enter__()
-    write_lock(tmp_path, age=lock_holder.STALE_SECONDS + 10)
+    write_lock(tmp_path, age=lock.STALE_SECONDS + 10)
     os.truncate(tmp_path / lock.FILE, 5)
     os.utime(tmp_path / lock.FILE, (1, 1))
     with locked(tmp_path):
@@ -154,14 +155,14 @@ def test_of_many_that_find_a_dead_lock_one_gets_it(tmp_path):
 
     def take(_):
         try:
-            return lock._acquire(tmp_path / lock.FILE)
+            return lock._acquire(str(tmp_path))
         except UserError:
             return None
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         got = [holder for holder in pool.map(take, range(8)) if holder is not None]
     assert len(got) == 1
-    assert json.loads((tmp_path / lock.FILE).read_text()) == dataclasses.asdict(got[0])
+    assert json.loads((tmp_path / lock.FILE).read_text()) == got[0]._asdict()
 
 
 def wait_until(condition):
@@ -186,7 +187,7 @@ def test_a_run_that_was_taken_for_dead_stops(tmp_path, monkeypatch):
         write_lock(tmp_path)
         wait_until(lambda: not held._thread.is_alive())
         with pytest.raises(
-            UserError, match=r"was taken by process 7 on elsewhere.*did not move for more than 3 minutes"
+            UserError, match=r"was taken by process 7 on elsewhere.*gave no sign of life for more than 3 minutes"
         ):
             held.check()
     assert json.loads((tmp_path / lock.FILE).read_text())["token"] == "other", "the other one's lock stays"
@@ -214,3 +215,73 @@ def test_a_workdir_that_is_moved_away_is_noticed(tmp_path):
         held.check()
     assert list(workdir.iterdir()) == []
     assert list(elsewhere.iterdir()) == [], "the lock goes with the workdir"
+
+
+# ------------------------------------------------------------------------------------------------------ in a store
+def write_object(url, **changes):
+    """A lock of a process on another host."""
+    store.write(f"{url}/{lock.FILE}", json.dumps(ELSEWHERE | changes).encode())
+
+
+def test_in_a_store_the_second_is_refused_and_the_next_is_not(memory):
+    url = f"{memory}/run"
+    with locked(url) as held:
+        held.check(look=True)
+        with pytest.raises(UserError, match=rf"^{url} is in use by process {os.getpid()} on "):
+            locked(url).__enter__()
+        assert store.sizes(url).keys() == {lock.FILE}
+    assert store.sizes(url) == {}
+    with locked(url):
+        pass
+
+
+@pytest.mark.parametrize(("age", "refused"), [(0, True), (lock.STALE_SECONDS + 10, False)])
+def test_in_a_store_the_age_decides(memory, monkeypatch, age, refused):
+    url = f"{memory}/run"
+    write_object(url)
+    modified = store.modified
+    older = datetime.timedelta(seconds=age)
+    monkeypatch.setattr(store, "modified", lambda name: modified(name) - older * name.endswith(lock.FILE))
+    if refused:
+        with pytest.raises(UserError, match=r"in use by process 7 on elsewhere.*if it is dead, try again in 1[78]\d s"):
+            locked(url).__enter__()
+        assert store.sizes(url).keys() == {lock.FILE}, "no probe is left"
+    else:
+        with locked(url):
+            assert json.loads(store.read(f"{url}/{lock.FILE}"))["pid"] == os.getpid()
+
+
+def test_in_a_store_a_dead_process_of_this_machine_is_known_at_once(memory):
+    url = f"{memory}/run"
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "space": lock.pid_space()}
+    write_object(url, **mine, started="another process of this pid")
+    with locked(url):
+        pass
+
+
+def test_in_a_store_who_lost_the_lock_ends(memory):
+    url = f"{memory}/run"
+    with locked(url) as held:
+        held.check()
+        write_object(url)
+        held.check()  # has not looked
+        with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
+            held.check(look=True)
+        store.remove(f"{url}/{lock.FILE}")  # The other one ended: what it wrote is not this run's to go on with.
+        with pytest.raises(UserError, match=r"was taken by process 7 on elsewhere"):
+            held.check(look=True)
+        write_object(url)
+    assert store.sizes(url).keys() == {lock.FILE}, "the other one's lock stays"
+
+
+def test_in_a_store_a_living_run_writes_its_lock_anew_and_sees_another(memory, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    url = f"{memory}/run"
+    with locked(url) as held:
+        first = store.modified(f"{url}/{lock.FILE}")
+        wait_until(lambda: store.modified(f"{url}/{lock.FILE}") > first)
+        held.check()
+        write_object(url)
+        wait_until(lambda: not held._thread.is_alive())
+        with pytest.raises(UserError, match="was taken by process 7"):
+            held.check()
