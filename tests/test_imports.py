@@ -45,7 +45,6 @@ SIBLINGS = {
     "seqjax.mixers",
     "seqjax.models",
     "seqjax.data",
-    "seqjax.distributed",
     "seqjax.training",
     "seqjax.decoding",
     "seqjax.study",
