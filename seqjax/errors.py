@@ -13,8 +13,8 @@ from typing import NoReturn
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
-# The status of a process that ends because another one of its run was lost or never came (EX_TEMPFAIL of sysexits.h):
-# the same command, started again, goes on.
+# The status of a process that ends because another one of its run was lost (EX_TEMPFAIL of sysexits.h): the same
+# command, started again, goes on.
 LOST = 75
 
 
@@ -34,7 +34,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(names)}."
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error of another package, or its kind if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

@@ -13,16 +13,15 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+import jax
 from absl import logging
 
 from seqjax import presets, settings_help, urls
 from seqjax.arguments import Parser, command_parser
 from seqjax.config import Config, from_config_dict
 from seqjax.config_parse import keys_named
-from seqjax.distributed.membership import START_SECONDS, Membership, join
-from seqjax.distributed.place import find_place, require_one_process
-from seqjax.distributed.topology import banner
-from seqjax.errors import UserError, explained, run_command
+from seqjax.distributed import START_SECONDS, banner, hosts, joined, require_one_process
+from seqjax.errors import UserError, run_command
 from seqjax.sharding import make_mesh
 
 GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
@@ -50,7 +49,7 @@ def parser() -> Parser:
         type=float,
         default=START_SECONDS,
         metavar="SECONDS",
-        help="how long processes wait for the next one to come before they end and name the missing; 60",
+        help="how long processes wait for all to come before they end; 60",
     )
     out.add_argument(
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
@@ -85,19 +84,17 @@ def main(argv: list[str]) -> None:
         )
     if not is_distributed:
         require_one_process(os.environ)
-        run(given, overrides, None)
+        run(given, overrides, is_distributed=False)
         return
-    address, count, index = explicit
-    place = find_place(os.environ, address=address, count=count, index=index)
     if not given.workdir:
         raise UserError("--distributed needs --workdir: a directory that all processes share, or gs://BUCKET/PATH.")
-    with join(place, start_seconds=given.start_timeout) as member, explained():
-        run(given, overrides, member)
+    with joined(*explicit, start_seconds=given.start_timeout):
+        run(given, overrides, is_distributed=True)
 
 
-def run(given: argparse.Namespace, overrides: list[tuple[str, str]], member: Membership | None) -> None:
-    """Train, or describe the run, as one process or as a member of several."""
-    lead = member is None or member.place.index == 0
+def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distributed: bool) -> None:
+    """Train, or describe the run, as one process or as one of several."""
+    lead = not is_distributed or jax.process_index() == 0
     config = from_config_dict(presets.read_config(given.config, overrides))
     # Imported here so that --help and a typo are answered at once.
     if given.dry_run:
@@ -114,10 +111,10 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], member: Mem
     from seqjax.training.compile_cache import use_compile_cache
 
     use_compile_cache()
-    if member is not None and lead:
+    if is_distributed:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
-        text = banner(member.hosts, member.place, devices=mesh.devices.flat, axes=mesh.shape)
-        sys.stderr.write(text + "\n")
+        text = banner(hosts(), devices=mesh.devices.flat, axes=mesh.shape)
+        sys.stderr.write(text + "\n" if lead else "")
     workdir = given.workdir or workdirs.fresh(config)
     try:
         train(config, workdir)

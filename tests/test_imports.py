@@ -44,7 +44,6 @@ SIBLINGS = {
     "seqjax.mixers",
     "seqjax.models",
     "seqjax.data",
-    "seqjax.distributed",
     "seqjax.training",
     "seqjax.decoding",
     "seqjax.study",

@@ -4,15 +4,13 @@
 several processes, which launch/slurm_study.sbatch starts; stopped before the end, they save and end with status 130.
 """
 
-import os
 import sys
 
 from absl import logging
 
 from seqjax.arguments import command_parser
-from seqjax.distributed.membership import join
-from seqjax.distributed.place import find_place
-from seqjax.errors import explained, run_command
+from seqjax.distributed import joined
+from seqjax.errors import run_command
 from seqjax.study.studies import load_study
 from seqjax.train import train
 
@@ -26,7 +24,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--distributed", action="store_true", help="one process of several, as for seqjax train")
     args = parser.parse_args(argv)
     if args.distributed:
-        with join(find_place(os.environ)), explained():
+        with joined():
             complete = train_one(args.study, args.run)
         if not complete:
             sys.exit(130)

@@ -21,6 +21,8 @@ from tests.end_to_end.reference import Reference
 SETTINGS = {"train__steps": 100_000, "optim__warmup_steps": 0, "eval__every": 0, "checkpoint__every": 0}
 SETTINGS |= {"train__seed": 2, "log__every": 3, "eval__tokens": support.SEQ_LEN}
 SETTINGS |= {"train__batch_size": 12}  # for two processes and for three
+# How a process ends that lost another one: as seqjax sees it, or as JAX aborts it.
+LOST_STATUSES = (LOST, -signal.SIGABRT)
 PATIENCE = 150.0  # seconds; far longer than it takes
 
 
@@ -38,16 +40,15 @@ def free_port() -> int:
 class Processes:
     """A context of the started processes of a run, which ends them."""
 
-    def __init__(self, blocks_dir, workdir, count, missing=()):
+    def __init__(self, blocks_dir, workdir, count):
         args = [
             *support.command(blocks_dir, workdir, "transformer_pp", **SETTINGS),
             "--distributed",
-            "--start_timeout=20",
+            "--start_timeout=60",
         ]
         port = free_port()
         self.workdir = workdir
-        self.indices = [index for index in range(count) if index not in missing]
-        self.logs = {index: workdir.parent / f"{workdir.name}-{count}-{index}.log" for index in self.indices}
+        self.logs = {index: workdir.parent / f"{workdir.name}-{count}-{index}.log" for index in range(count)}
         self.started = {}
         for index, log in self.logs.items():
             with log.open("w") as file:
@@ -115,9 +116,8 @@ def test_it_goes_on_with_another_number_of_processes(blocks_dir, stopped, alone,
         seconds = time.monotonic() - begin
     other = run.said()[1 - killed]
     assert statuses[killed] == -signal.SIGKILL
-    assert statuses[1 - killed] == LOST, other
-    who = rf"Process {killed} \(pid {run.started[killed].pid}\) on {socket.gethostname()} is gone without a word"
-    assert re.search(rf"^error: {who}.*goes on from the last checkpoint", other, re.MULTILINE), other
+    assert statuses[1 - killed] in LOST_STATUSES, other
+    assert re.search("another process of the run is lost|another task died", other), other
     assert seconds < 60
     run_until(blocks_dir, workdir, processes=processes, rows=before + 2)
     rows = support.rows(workdir)
@@ -129,23 +129,14 @@ def test_it_goes_on_with_another_number_of_processes(blocks_dir, stopped, alone,
 
 
 @pytest.mark.slow
-def test_who_does_not_come_is_named(blocks_dir, tmp_path):
-    with Processes(blocks_dir, tmp_path / "run", 3, missing=(1,)) as run:
-        assert run.ends() == [LOST, LOST]
-    for text in run.said():
-        assert re.search(r"^error: 2 of 3 processes have come.*Missing: process 1\.", text, re.MULTILINE), text
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-@pytest.mark.slow
 def test_the_error_of_one_ends_the_others(blocks_dir, tmp_path):
     """The first process alone finds that the workdir is another run's; the second would wait for it."""
     workdirs.save_config(tmp_path / "run", support.run_config(blocks_dir, "transformer_pp"))
     with Processes(blocks_dir, tmp_path / "run", 2) as run:
-        assert run.ends() == [2, 2]
+        assert run.ends() == [2, -signal.SIGABRT], run.said()
     first, second = run.said()
     assert re.search("^error: .*holds a run with another config", first, re.MULTILINE), first
-    assert re.search("^error: Process 0 .* ended: .*holds a run with another config", second, re.MULTILINE), second
+    assert "another task died" in second
 
 
 def test_each_process_reads_its_own_part_of_the_data(stopped):
@@ -177,9 +168,7 @@ def test_the_first_process_alone_writes_and_speaks(stopped):
     (line,) = re.findall("^2 processes on 1 host, 1 device in each: 2 x cpu .*", first, re.MULTILINE)
     assert line.endswith("mesh data=2 x fsdp=1 x seq=1 x tensor=1"), line
     host = re.escape(socket.gethostname())
-    assert re.search(
-        rf"^  {host}: process 0-1, device .*; process 0 coordinates, at 127.0.0.1:\d+, and writes$", first, re.M
-    )
+    assert re.search(rf"^  {host}: process 0-1, device .*; process 0 coordinates and writes$", first, re.MULTILINE)
     assert "coordinates" not in second
     assert read_json(workdir / "run.json")["processes"] == 2
     steps = [row["step"] for row in support.rows(workdir)]

@@ -71,12 +71,13 @@ AGAIN = "launch: status {}, the run is not complete: queued again\nscontrol requ
         ([signal.SIGTERM], {}, 0, "saved\n"),
         ([], {"ENDS": "complete"}, 0, ""),
         ([], {"ENDS": "alone", "STATUS": "75", "SAVES": "5"}, 75, AGAIN.format(75)),
+        ([], {"ENDS": "alone", "STATUS": "134", "SAVES": "10"}, 134, AGAIN.format(134)),
         ([], {"ENDS": "alone", "STATUS": "137", "SAVES": "10"}, 137, AGAIN.format(137)),
         ([], {"ENDS": "alone", "STATUS": "75"}, 75, ""),
         ([], {"ENDS": "alone", "STATUS": "2", "SAVES": "5"}, 2, ""),
         ([signal.SIGUSR1], {"STATUS": "2"}, 2, "saved\n"),
     ],
-    ids=["limit", "preempted", "cancelled", "complete", "lost", "killed", "no progress", "error", "save failed"],
+    ids=["limit", "preempted", "cancelled", "complete", "lost", "134", "137", "no progress", "error", "save failed"],
 )
 def test_a_slurm_job_queues_again_if_that_helps(tmp_path, send, environment, status, says):
     (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
@@ -85,12 +86,21 @@ def test_a_slurm_job_queues_again_if_that_helps(tmp_path, send, environment, sta
 
 
 @pytest.mark.parametrize(
-    ("send", "status", "says"),
-    [(signal.SIGUSR1, 130, "saved\nscontrol requeue 40_7\n"), (signal.SIGTERM, 130, "saved\n"), (None, 2, "")],
-    ids=["limit", "cancelled", "error"],
+    ("send", "status", "starts", "says"),
+    [
+        (signal.SIGUSR1, 130, 20, "saved\nscontrol requeue 40_7\n"),
+        (signal.SIGTERM, 130, 1, "saved\n"),
+        (signal.SIGTERM, 134, 1, "saved\n"),
+        (None, 2, 1, ""),
+        (None, 75, 1, "scontrol requeue 40_7\n"),
+        (None, 134, 9, "scontrol requeue 40_7\n"),
+        (None, 134, 10, ""),
+    ],
+    ids=["limit", "cancelled", "cancelled, lost", "error", "lost", "aborted", "lost again and again"],
 )
-def test_one_task_of_a_study_queues_again(tmp_path, send, status, says):
+def test_one_task_of_a_study_queues_again(tmp_path, send, status, starts, says):
     array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "7", "STATUS": str(status)}
+    array |= {"SLURM_RESTART_COUNT": str(starts - 1)} if starts > 1 else {}
     array |= {"ENDS": "" if send else "alone"}
     signals = [send] if send else []
     assert slurm_job(tmp_path, "slurm_study.sbatch", "--study=a.py", send=signals, **array) == (status, says)
