@@ -1,4 +1,4 @@
-"""The extras of the tests: each is in `test-all`, which `make` and CI install, and a missing package is not passed over."""
+"""The extras of the tests are in `test-all`, which `make` and CI install, and CI passes over no missing package."""
 
 import importlib.util
 import re
@@ -47,7 +47,7 @@ def test_a_missing_package_skips_here_and_fails_in_ci(monkeypatch):
 
 
 def test_no_other_way_to_skip_for_a_package():
-    """`importorskip` of a package would pass over it in CI too; modules of this repository and of Python are no packages."""
+    """`importorskip` would pass over a missing package in CI too; it is for modules of seqjax and of Python."""
     for path in (ROOT / "tests").rglob("*.py"):
         for name in re.findall(r"importorskip\(\s*\"([\w.]+)", path.read_text()):
             assert name.startswith("kernels_pallas.") or name == "resource", f"{path}: extras.need({name!r})"
