@@ -7,7 +7,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 CONSTRAINTS := $(wildcard constraints/py$(VERSION).txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(addprefix -c ,$(CONSTRAINTS))
 
-.PHONY: demo test test-slow test-gpu lint format bench docs constraints notebooks clean
+.PHONY: demo test test-slow test-gpu lint format bench docs constraints resolve notebooks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m seqjax.main --config=configs/top1_chunk.py
@@ -35,7 +35,6 @@ bench: $(VENV)/.installed-dev
 
 # The pages and the API as HTML in build/docs; a warning is an error.
 docs: $(VENV)/.installed-dev
-	$(PIP) -e '.[docs]'
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs build/docs
 
 # The .ipynb halves, which Colab opens, from the .py halves, which people edit.
@@ -48,6 +47,16 @@ constraints: $(VENV)/.installed-dev
 	   $(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+cpu$$//' | \
 	     grep -vE '^(pip|wheel)=='; } > constraints/py$(VERSION).txt
 
+# Whether pip finds versions for the ranges of pyproject.toml, each extra alone, without the constraints and within two
+# minutes each. It installs nothing, but an old pip downloads what it looks at: make resolve EXTRAS="dev test-stores"
+EXTRAS ?= $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"])')
+resolve: $(BIN)/python
+	@for extra in $(EXTRAS); do \
+	  echo "$$extra"; \
+	  timeout 120 $(BIN)/python -m pip --disable-pip-version-check install --quiet --dry-run --ignore-installed \
+	    -e ".[$$extra]" >/dev/null || { echo "[$$extra] does not resolve in two minutes: bound it in pyproject.toml"; exit 1; }; \
+	done
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'seqjax needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...'; exit 1; }
@@ -58,7 +67,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) -e '.[dev,mixtral,interpret]'
+	$(PIP) -e '.[test-all]'
 	@touch $@ $(VENV)/.installed
 
 clean:

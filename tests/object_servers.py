@@ -1,7 +1,6 @@
 """An object store on loopback, as a process that ends with the context: gcp-storage-emulator."""
 
 import contextlib
-import importlib.util
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from etils.epath import backend
 
 from seqjax import store
+from tests import extras
 
 BUCKET = "bucket"
 PATIENCE = 60.0  # seconds; a server answers after one
@@ -49,9 +49,7 @@ def gcs() -> Iterator[Server]:
 
 
 def _require(*packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install 'seqjax[dev]'")
+    extras.need(*packages)
 
 
 @contextlib.contextmanager

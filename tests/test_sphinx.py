@@ -7,7 +7,7 @@ import pytest
 
 import kernels_pallas
 from seqjax import ops, presets
-from tests import support
+from tests import extras, support
 
 DOCS = support.ROOT / "docs"
 
@@ -45,8 +45,7 @@ def test_docstrings_become_what_they_say():
 
 @pytest.mark.slow
 def test_it_is_built_without_a_warning(tmp_path):
-    for package in ("sphinx", "myst_parser", "furo"):
-        pytest.importorskip(package, reason=f"needs {package}: pip install 'seqjax[docs]'")
+    extras.need("sphinx", "myst_parser", "furo")
     args = ["--fail-on-warning", "--keep-going", "--quiet", "--builder=html", str(DOCS), str(tmp_path / "out")]
     result = support.run([sys.executable, "-m", "sphinx", *args])
     assert result.returncode == 0, result.stderr

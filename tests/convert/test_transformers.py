@@ -17,13 +17,13 @@ from seqjax.convert import directory, tokenizer_files
 from seqjax.data import load_tokenizer
 from seqjax.errors import UserError
 from seqjax.models import Model
-from tests import support
+from tests import extras, support
 from tests.convert.cases import config_of
 from tests.data.test_tokenizer import needs_mixtral
 
-torch = pytest.importorskip("torch", reason="needs torch and transformers: pip install torch transformers")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
-tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'seqjax[hf]'")
+torch = extras.package("torch")
+transformers = extras.package("transformers")
+tokenizers = extras.package("tokenizers")
 
 TEXT = "Once upon a time there was a model, and it was tiny.\n  Two spaces, a \u2581 mark and \u00e9\u4e2d\U0001f600."
 COMMON = {"vocab_size": 300, "num_hidden_layers": 2, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1}
@@ -166,7 +166,7 @@ def test_ids_of_our_tokenizers(name, tmp_path):
 
 def test_a_model_in_the_cache_of_the_hub(tmp_path, monkeypatch):
     """The real huggingface_hub, without a network: a snapshot that it fetched before."""
-    hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub: pip install 'seqjax[hf]'")
+    hub = extras.package("huggingface_hub")
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     commit = "0123456789abcdef0123456789abcdef01234567"

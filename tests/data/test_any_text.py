@@ -14,6 +14,7 @@ from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.data.prepare.manifest import summary
 from seqjax.errors import UserError, run_command
+from tests import extras
 
 from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -78,8 +79,9 @@ def test_every_format_gives_the_same(tmp_path: Path):
 
 
 def test_parquet(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet")
+    extras.need("pyarrow")
+    import pyarrow.parquet
+
     (tmp_path / "source").mkdir()
     rows = [{"body": text, "meta": {"kind": f"K {i % 2}"}} for i, text in enumerate(TEXTS)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "source" / "a.parquet", row_group_size=7)

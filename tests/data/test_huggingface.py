@@ -11,6 +11,7 @@ from seqjax.config import DataConfig
 from seqjax.data import blocks, huggingface, load_tokenizer, open_corpus
 from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.errors import MissingPackageError, UserError
+from tests import extras
 
 from .conftest import row, write_shard
 
@@ -111,7 +112,7 @@ def test_what_is_refused_before_a_package_is_needed(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------ with tokenizers
 @pytest.fixture
 def tokenizers():
-    return pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'seqjax[hf]'")
+    return extras.package("tokenizers")
 
 
 def test_text_to_ids_and_back(tokenizers, tmp_path):

@@ -19,11 +19,12 @@ from seqjax.data.prepare import cluster, progress, worker
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import UserError
 from seqjax.files import read_json, write_json
+from tests import extras
 
 from .conftest import contents, prepared, row, write_corpus, write_shard
 
-dask = pytest.importorskip("dask")
-distributed = pytest.importorskip("distributed")
+dask = extras.package("dask")
+distributed = extras.package("distributed")
 
 LOOPBACK: dict[str, Any] = {
     "host": "127.0.0.1",

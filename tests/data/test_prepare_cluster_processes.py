@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import seqjax
+from tests import extras
 
 from .conftest import command, contents, prepared, write_corpus
 
-distributed = pytest.importorskip("distributed")
+distributed = extras.package("distributed")
 
 SECONDS = 60.0  # for anything to happen
 LOOPBACK = ["--host=127.0.0.1", "--dashboard-address=127.0.0.1:0"]

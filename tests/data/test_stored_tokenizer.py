@@ -8,7 +8,7 @@ import pytest
 from seqjax.config import DataConfig
 from seqjax.data import MissingPackageError, load_tokenizer, open_corpus, stored_tokenizer
 from seqjax.errors import UserError
-from tests import support
+from tests import extras, support
 from tests.data.conftest import prepared
 from tests.import_filter import finders
 
@@ -26,7 +26,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 @pytest.fixture(scope="module")
 def mixtral_dir(corpus_dir, tmp_path_factory):
     """Blocks of the Mixtral vocabulary."""
-    pytest.importorskip("mistral_common")
+    extras.need("mistral_common")
     out = tmp_path_factory.mktemp("mixtral") / "out"
     prepared(corpus_dir, out, tokenizer="mixtral", seq_len=32)
     return out

@@ -17,12 +17,12 @@ from seqjax.data import Corpus, build_slim_pajama, hold_out, open_corpus, shards
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.errors import MissingPackageError, UserError
 from seqjax.train import train
-from tests import support
+from tests import extras, support
 from tests.end_to_end.kills import fingerprint
 
 from .conftest import assert_resumes, row, write_corpus, write_shard
 
-tfds: Any = pytest.importorskip("tensorflow_datasets", reason="needs tensorflow-datasets: pip install 'seqjax[tfds]'")
+tfds: Any = extras.package("tensorflow_datasets")
 
 T = 32
 DOMAINS = ("commoncrawl", "c4", "arxiv")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from seqjax.data import tokenizer
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, load_tokenizer
 from seqjax.errors import UserError
+from tests import extras
 
-absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
-needs_mixtral = pytest.mark.skipif(bool(absent), reason=f"needs {absent}: pip install 'seqjax[mixtral]'")
+needs_mixtral = extras.mark("sentencepiece", "mistral_common")
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 SPACED = st.lists(st.sampled_from(["  ", " ", "\n", "\t", "\r", "the", "Ab", "9", "\u2581", "é", "中", "<s>", "."]))

@@ -1,6 +1,5 @@
 """Streamed text: whole characters, the same in the end as decoding at once, and nothing that a stop takes back."""
 
-import importlib.util
 import itertools
 
 import numpy as np
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 from seqjax.decoding import StopStrings, TextDecoder
 from seqjax.errors import UserError
+from tests import extras
 
-absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
-needs_mixtral = pytest.mark.skipif(bool(absent), reason=f"needs {absent}: pip install 'seqjax[mixtral]'")
+needs_mixtral = extras.mark("sentencepiece", "mistral_common")
 
 TEXT = st.text(st.sampled_from("aé中\U0001f600 \n\ufffd"), max_size=12)
 

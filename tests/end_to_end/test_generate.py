@@ -4,7 +4,6 @@ The model adds a learned vector per position, so a token that is decoded at its 
 """
 
 import dataclasses
-import importlib.util
 import re
 
 import jax
@@ -16,6 +15,7 @@ import seqjax
 from seqjax import evaluate, generate
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.errors import UserError
+from tests import extras
 from tests.end_to_end.conftest import Run, write_checkpoint
 
 PROMPT = "qwerty "
@@ -203,10 +203,7 @@ def test_python_takes_the_same_arguments(rough: Run, continuation: Continuation)
             m.stream(PROMPT, **bad)  # at once, not at the first part
 
 
-absent = [name for name in ("sentencepiece", "mistral_common") if importlib.util.find_spec(name) is None]
-
-
-@pytest.mark.skipif(bool(absent), reason=f"needs {absent}: pip install 'seqjax[mixtral]'")
+@extras.mark("sentencepiece", "mistral_common")
 def test_the_tokenizer_is_that_of_the_run(config, tmp_path, capsys):
     values = {
         "model": dataclasses.replace(config.model, vocab_size=32_000),

@@ -13,6 +13,7 @@ import pytest
 
 from seqjax.convert import __main__ as convert
 from seqjax.convert import tokenizer_files
+from tests import extras
 from tests.convert.cases import config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -31,9 +32,9 @@ def requests(kind, arguments):
 @pytest.fixture(scope="module", params=["llama", "mamba"])
 def models(request, tmp_path_factory):
     """The same weights as (transformers' directory, our workdir)."""
-    torch = pytest.importorskip("torch", reason="needs torch and transformers: pip install torch transformers")
-    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
-    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'seqjax[harness]'")
+    torch = extras.package("torch")
+    transformers = extras.package("transformers")
+    extras.need("lm_eval")
     made, settings = {
         "llama": (transformers.LlamaForCausalLM, COMMON | LLAMA),
         "mamba": (transformers.MambaForCausalLM, COMMON | {"state_size": 4}),

@@ -8,7 +8,7 @@ import pytest
 from seqjax.errors import UserError
 from seqjax.harness import __main__ as command
 from seqjax.harness import results
-from tests import support
+from tests import extras, support
 from tests.end_to_end.conftest import write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm_eval and what it imports warn
@@ -18,7 +18,7 @@ MODEL = {"step": 3, "parameters_sha256": "ab" * 32, "tokenizer": "byte-1", "max_
 @pytest.fixture(scope="module")
 def tasks():
     """The module; the import of lm_eval takes seconds."""
-    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'seqjax[harness]'")
+    extras.need("lm_eval")
     from seqjax.harness import tasks
 
     return tasks
@@ -150,7 +150,7 @@ def test_the_tables(tasks):
 
 def test_the_papers_averages():
     """Those that it prints itself, which nobody typed into the module."""
-    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'seqjax[harness]'")
+    extras.need("lm_eval")
     from seqjax.harness import table
 
     printed = (50.43, 49.84, 50.68, 49.89, 49.30, 50.72, 49.90)

@@ -8,7 +8,7 @@ from seqjax.harness.scoring import Score
 from seqjax.models import Model
 from seqjax.pretrained import Pretrained
 from seqjax.sharding import make_mesh
-from tests import support
+from tests import extras, support
 from tests.end_to_end.conftest import write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm_eval and what it imports warn
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # lm_eval and what it imports
 @pytest.fixture(scope="module")
 def lm():
     """The module; its import takes seconds."""
-    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'seqjax[harness]'")
+    extras.need("lm_eval")
     from seqjax.harness import lm
 
     return lm

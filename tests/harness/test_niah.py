@@ -13,7 +13,7 @@ from seqjax.harness import generation, niah, passkey
 from seqjax.models import Model
 from seqjax.pretrained import Pretrained
 from seqjax.sharding import make_mesh
-from tests import support
+from tests import extras, support
 
 BYTES = load_tokenizer("byte")
 WORDS = ["brave-otter", "calm-lake", "dry-hill", "early-morning-train"]
@@ -61,7 +61,7 @@ def test_too_short_a_length_is_refused(few_words) -> None:
 def test_the_samples_are_those_of_the_harness() -> None:
     # Compared with lm-evaluation-harness 0.4.13, its seed 0, where this was made: bytes and the Mixtral vocabulary, 512
     # to 102,400 tokens.
-    pytest.importorskip("wonderwords", reason="the words of the prompts; pip install 'seqjax[harness]'")
+    extras.need("wonderwords")
     text = "".join(s.prompt + s.value for s in drawn(512, 1024, n=20))
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "8b75c215b0cb028f"
 

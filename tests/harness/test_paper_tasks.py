@@ -7,7 +7,7 @@ import json
 import pytest
 
 from seqjax.harness import __main__ as command
-from tests import support
+from tests import extras, support
 from tests.end_to_end.conftest import write_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -49,8 +49,8 @@ ROWS = {
 @pytest.fixture
 def asked(monkeypatch):
     """The datasets that were asked for; each has six times the same row in every split."""
-    datasets = pytest.importorskip("datasets", reason="comes with lm_eval: pip install 'seqjax[harness]'")
-    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'seqjax[harness]'")
+    datasets = extras.package("datasets")
+    extras.need("lm_eval")
     names = []
 
     def load_dataset(path, name=None, **kwargs):

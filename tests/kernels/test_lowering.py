@@ -1,16 +1,13 @@
 """Every Triton call lowers for CUDA through the jax_triton that is installed, on a machine without a GPU."""
 
-import importlib.util
-
 import pytest
 
+from tests import extras
 from tests.kernels.compile_triton import CASES
 from tests.kernels.test_triton_compiles import reports
 
 # by its spec: jax-triton 0.3 does not import without jaxlib's CUDA plugin, which lower_triton.py replaces
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jax_triton") is None, reason="needs jax_triton: pip install 'seqjax[interpret]'"
-)
+pytestmark = extras.mark("jax_triton")
 
 
 @pytest.mark.slow

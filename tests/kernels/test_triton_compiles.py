@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import extras
 from tests.kernels.compile_triton import SHARED_BYTES
 
-pytest.importorskip("triton", reason="needs triton: pip install 'seqjax[interpret]'")
+extras.need("triton")
 
 
 def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:

@@ -1,0 +1,75 @@
+"""Packages that only some tests need, each with the extra of pyproject.toml that brings it.
+
+Without its packages a test is skipped, and the reason names the extra. In CI, which installs the extra `test-all`, it
+fails instead, so that nothing is left out there without a word.
+"""
+
+import importlib
+import importlib.util
+import os
+import warnings
+from typing import Any
+
+import pytest
+
+EXTRA_OF = {
+    "dask": "test-dask",
+    "datasets": "test-harness",
+    "distributed": "test-dask",
+    "flask": "test-stores",
+    "furo": "docs",
+    "gcp_storage_emulator": "test-stores",
+    "gcsfs": "test-stores",
+    "huggingface_hub": "hf",
+    "jax_triton": "interpret",
+    "lm_eval": "test-harness",
+    "mistral_common": "mixtral",
+    "moto": "test-stores",
+    "myst_parser": "docs",
+    "pyarrow": "parquet",
+    "s3fs": "test-stores",
+    "sentencepiece": "mixtral",
+    "sphinx": "docs",
+    "tensorflow_datasets": "test-tfds",
+    "tokenizers": "hf",
+    "torch": "interpret",
+    "transformers": "test-harness",
+    "triton": "interpret",
+    "wonderwords": "test-harness",
+}
+
+
+def in_ci() -> bool:
+    """Return whether this is CI, as the hosts of CI say it: `CI=true`."""
+    return os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def lacking(*packages: str) -> str | None:
+    """Return what to install for `packages`, without importing them, or None where all of them are installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    extras = ",".join(sorted({EXTRA_OF[name] for name in packages if name in missing}))
+    return f"needs {', '.join(missing)}: pip install -e '.[{extras}]'" if missing else None
+
+
+def need(*packages: str) -> None:
+    """Skip the test, or the module that is being collected, where one of `packages` is missing; fail it in CI."""
+    __tracebackhide__ = True
+    why = lacking(*packages)
+    if why and in_ci():
+        pytest.fail(f"{why}; CI has every extra of the tests", pytrace=False)
+    if why:
+        pytest.skip(why, allow_module_level=True)
+
+
+def package(name: str) -> Any:
+    """Return the imported package, as `need` has it; warnings that its import raises are its own affair."""
+    need(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def mark(*packages: str) -> pytest.MarkDecorator:
+    """Return the mark of tests that need `packages`; in CI they run, and fail, whatever is missing."""
+    why = lacking(*packages)
+    return pytest.mark.skipif(why is not None and not in_ci(), reason=why or "installed")
