@@ -68,26 +68,36 @@ def test_flags_come_before_variables_and_the_cluster_after_them(initialize, caps
     assert last == "Waiting at [::1]:7 for all processes, 1.5 s at most (--start_timeout=SECONDS)"
 
 
-@pytest.mark.parametrize(
-    ("place", "says"),
-    [
-        ((), "JAX_COORDINATOR_ADDRESS=HOST"),
-        (("a:1", 2), r"process id .*must be defined.*--process_id=I"),
-        (("a:1", None, 0), r"[Nn]umber of processes must be defined.*--num_processes=N"),
-        ((None, 2, 0), r"coordinator_address should be defined.*--coordinator_address=HOST:PORT"),
-        (("somewhere", 2, 0), "'somewhere' is not HOST:PORT"),
-        (("a:b", 2, 0), "'a:b' is not HOST:PORT"),
-        (("a:1", 2, 2), "Process 2 of 2: processes are numbered from 0 to 1"),
-        (("a:1", 2, -1), "Process -1 of 2: processes are numbered from 0 to 1"),
-    ],
+REFUSED = (
+    ((), r"--distributed: .*Start under SLURM.*JAX_COORDINATOR_ADDRESS=HOST:PORT"),
+    (("a:1", 2), r"--distributed: .*process id .*--process_id=I"),
+    (("a:1", None, 0), r"--distributed: Number of processes .*--num_processes=N"),
+    ((None, 2, 0), r"--distributed: coordinator_address .*--coordinator_address=HOST:PORT"),
+    (("somewhere", 2, 0), "'somewhere' is not HOST:PORT"),
+    (("a:b", 2, 0), "'a:b' is not HOST:PORT"),
+    (("a:1", 2, 2), "Process 2 of 2: processes are numbered from 0 to 1"),
+    (("a:1", 2, -1), "Process -1 of 2: processes are numbered from 0 to 1"),
 )
-def test_what_is_missing_or_impossible_is_said(monkeypatch, place, says):
-    """By JAX's real function, which raises before it waits."""
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)  # of other tests
-    with pytest.raises(UserError, match=says):
-        distributed.initialize(*place)
+REFUSE = f"""
+from seqjax.distributed import initialize
+from seqjax.errors import UserError
+
+for place in {[place for place, _ in REFUSED]}:
+    try:
+        initialize(*place)
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_what_is_missing_or_impossible_is_said():
+    """By JAX's real function, in a process of its own, for JAX refuses one whose devices are in use."""
+    env = {name: value for name, value in support.environment().items() if name not in NAMES}
+    done = subprocess.run([sys.executable, "-c", REFUSE], cwd=support.ROOT, env=env, capture_output=True, check=True)
+    said = done.stdout.decode().splitlines()
+    assert len(said) == len(REFUSED), said
+    for text, (_, says) in zip(said, REFUSED, strict=True):
+        assert re.search(says, text), text
 
 
 def test_a_variable_that_is_no_number_is_named(initialize):
