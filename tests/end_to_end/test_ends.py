@@ -81,7 +81,13 @@ def test_the_run_stands_for_its_last_end(alone):
 
 
 @pytest.mark.parametrize(
-    ("end", "row"), [(None, 7), (12, 3), (18, 2), (24, 12)], ids=["trunk", "first end", "second end", "last end"]
+    ("end", "row"),
+    [
+        pytest.param(None, 7, id="trunk"),
+        pytest.param(12, 3, id="first end", marks=pytest.mark.slow),
+        pytest.param(18, 2, id="second end"),
+        pytest.param(24, 12, id="last end", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_equals_one_that_was_left_alone(alone, blocks_dir, tmp_path, end, row):
     watched = tmp_path if end is None else tmp_path / "ends" / str(end)

@@ -39,10 +39,14 @@ def midway(blocks_dir, tmp_path_factory):
         COUNTED_ON.append((meta["metrics"], SYNCED[-1]))
         save(self, step, state, iterator, meta)
 
+    def agreed(self):
+        self.agreed_on = support.n_rows(workdir) >= 14
+        return self.agreed_on
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "sync", lambda self: SYNCED.append(self.position))
         patch.setattr(Checkpoints, "save", seen_save)
-        patch.setattr(train_module.StopRequest, "agreed", lambda self, step: support.n_rows(workdir) >= 14)
+        patch.setattr(train_module.StopRequest, "agreed", agreed)
         assert train(config, workdir) is False
     assert support.checkpoint_steps(workdir) == [12, 15]
     return workdir
@@ -262,7 +266,7 @@ def test_generate_refuses_seeds_and_temperatures_that_are_none(workdir):
 def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdir, monkeypatch):
     elsewhere = workdir.with_name("elsewhere")
 
-    def moved(self, step):
+    def moved(self):
         if support.n_rows(workdir) == 17:
             workdir.rename(elsewhere)
         return False

@@ -36,7 +36,7 @@ def test_bytes_are_those_that_devices_hold(sizes):
     mesh = mesh_of(**sizes)
     config = support.tiny("transformer_pp", model__mlp__dim=50)  # which four devices do not divide
     model = Model(config.model, max_len=config.train.seq_len)
-    optimizer = optim.optimizer(config.optim, 10)
+    optimizer = optim.optimizer(config.optim)
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
     by_leaf = state_shardings(mesh, model, optimizer, shapes)
     state = jax.tree.map(lambda x, s: jax.device_put(np.zeros(x.shape, x.dtype), s), shapes, by_leaf)
