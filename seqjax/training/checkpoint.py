@@ -9,8 +9,8 @@ a file per process) and `meta` (JSON: the state of the log and the identity of t
 What happens to a checkpoint later is noticed before it is read. Orbax's array files have no checksum of their values,
 and a directory that lost an item still loads as one without it. So a checkpoint names its items in
 `_CHECKPOINT_METADATA`, and `checksums.json`, written before the checkpoint is renamed into place, holds the length and
-CRC-32 of every other file. Checkpoints on gs://, whose objects have checksums of their own, and those of older versions
-have neither the file nor the entry `CHECKSUMMED`; their items are checked, their bytes are not.
+CRC-32 of every other file. Checkpoints on gs://, whose objects have checksums of their own, have neither the file nor
+the entry `CHECKSUMMED`; their items are checked, their bytes are not.
 """
 
 import concurrent.futures

@@ -166,16 +166,16 @@ def test_no_whole_checkpoint_is_left(workdir):
         restored(workdir)
 
 
-def of_an_older_version(directory: Path) -> None:
-    """Take away what older versions did not write."""
+def without_checksums(directory: Path) -> None:
+    """Take away what is not written on gs://."""
     (directory / "checksums.json").unlink()
     path = directory / "_CHECKPOINT_METADATA"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"custom_metadata": {}}))
 
 
-def test_a_checkpoint_of_an_older_version_is_read_and_its_items_are_checked(workdir):
+def test_a_checkpoint_without_checksums_is_read_and_its_items_are_checked(workdir):
     newest = workdir / "checkpoints" / "9"
-    of_an_older_version(newest)
+    without_checksums(newest)
     assert restored(workdir)[0].step == 9
     shorten(largest(newest / "params"))
     with pytest.raises(UserError, match=r"checkpoints/9 is damaged: it cannot be read \(.*step 6 before it is whole"):
