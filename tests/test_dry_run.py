@@ -51,9 +51,9 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert "mesh         data=8 x fsdp=1 x" in out
     assert "each step    1 micro-batch of 8 sequences, 1 on each device" in out
     assert "time         unknown" in out
-    # Parameters, Adam's two moments and two counts, step and key, on every device of the data axis; and the batch.
+    # Parameters, Adam's two moments and its count, step and key, on every device of the data axis; and the batch.
     state, batch = exact(out)
-    assert (state, batch) == (3 * 4 * flops.n_params(model) + 2 * 4 + 4 + 8, 4 * 129)
+    assert (state, batch) == (3 * 4 * flops.n_params(model) + 4 + 4 + 8, 4 * 129)
     kept = float(re.search(r"per device: ([\d.]+) MiB parameters, optimiser and batch", out)[1])
     assert kept == pytest.approx((state + batch) / 2**20, abs=0.01)
     assert "blocks.*.mixer.{k,q,v}.w x2 " in out

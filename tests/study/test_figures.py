@@ -26,7 +26,7 @@ from tests import support
 from tests.study.synthetic import write_run, write_study
 
 SIZES = ("demo", "small", "paper")
-WITHOUT_SIZE = ("first_110m", "limited_110m")
+WITHOUT_SIZE = ("first_110m", "limited_110m", "trunks_110m")
 FIGURES = [name for name in presets.names("studies") if name not in WITHOUT_SIZE]
 
 
