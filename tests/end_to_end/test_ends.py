@@ -85,7 +85,7 @@ def test_the_run_stands_for_its_last_end(alone):
     [
         pytest.param(None, 7, id="trunk"),
         pytest.param(12, 3, id="first end", marks=pytest.mark.slow),
-        pytest.param(18, 2, id="second end"),
+        pytest.param(18, 2, id="second end", marks=pytest.mark.slow),
         pytest.param(24, 12, id="last end", marks=pytest.mark.slow),
     ],
 )
