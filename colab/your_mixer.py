@@ -48,7 +48,6 @@ RUNS = "runs"
 # capability 8.0 for them; on a CPU and on Colab's free T4 (7.5) they run in plain XLA instead.
 
 # %%
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -67,22 +66,24 @@ class Cache(NamedTuple):
 class GatedEma(base.Mixer):
     """An exponential moving average with input-dependent rates and an output gate."""
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Config:
-        name: str
-        expand: int = 2
-        slowest: float = 4.0  # bias of the rates' logits: about 1 / (1 - sigmoid(4)) = 55 tokens of memory
-
-    def __init__(self, config, spec, *, rngs):
-        self.config, self.width = config, config.expand * spec.dim
-        self.up = Linear(spec.dim, self.width, axes=("embed", "mlp"), rngs=rngs)
-        self.gate = Linear(spec.dim, self.width, axes=("embed", "mlp"), rngs=rngs)
-        self.rate = Linear(spec.dim, self.width, axes=("embed", "mlp"), rngs=rngs)
-        self.out = Linear(self.width, spec.dim, axes=("mlp", "embed"), init=residual_init(spec.n_layers), rngs=rngs)
+    def __init__(
+        self,
+        dim,
+        *,
+        expand: int = 2,
+        slowest: float = 4.0,  # bias of the rates' logits: about 1 / (1 - sigmoid(4)) = 55 tokens of memory
+        layer=base.Layer(),
+        rngs,
+    ):
+        self.width, self.slowest = expand * dim, slowest
+        self.up = Linear(dim, self.width, axes=("embed", "mlp"), rngs=rngs)
+        self.gate = Linear(dim, self.width, axes=("embed", "mlp"), rngs=rngs)
+        self.rate = Linear(dim, self.width, axes=("embed", "mlp"), rngs=rngs)
+        self.out = Linear(self.width, dim, axes=("mlp", "embed"), init=residual_init(layer.n_layers), rngs=rngs)
 
     def project(self, x):
         """Return the decays a and the inputs (1 - a) u, in float32, and the gate."""
-        spread = jnp.linspace(-self.config.slowest, self.config.slowest, self.width)
+        spread = jnp.linspace(-self.slowest, self.slowest, self.width)
         a = jax.nn.sigmoid(self.rate(x).astype(jnp.float32) + spread)
         return a, (1 - a) * self.up(x).astype(jnp.float32), jax.nn.silu(self.gate(x))
 

@@ -91,7 +91,7 @@ note(middle(3), 50.2, "evaluate: the loss of every block and the means per domai
 # --------------------------------------------------------------------------------------------- a mixer author's day
 heading(3, 45.2, "A mixer author's day")
 DAY = [
-    (MODEL, "Write the mixer", "seqjax/mixers/ema.py", "a Config, a Mixer(base.Mixer): __call__, init_cache, step"),
+    (MODEL, "Write the mixer", "seqjax/mixers/ema.py", "class Ema(base.Mixer): __call__, init_cache, step"),
     (MODEL, "Name it in a config", "configs/ema.py", "only what differs from a size and a Transformer++"),
     (RUN, "Check the contract", "pytest tests/mixers/test_contract.py -k ema", "causal, step = parallel, sharding"),
     (RUN, "Train for minutes", "seqjax train --config=ema", "a laptop; report.md with every domain"),

@@ -1,13 +1,14 @@
 """Checks of the values of a config, alone and in combination; `seqjax.config` calls them.
 
 Types, allowed values and unknown keys are checked when the config is parsed. A mixer checks its own settings in its
-`Config.check`.
+constructor.
 """
 
 import math
 import operator
 from typing import Any
 
+from seqjax import mixers
 from seqjax.errors import UserError
 
 SEED = (0, 1 << 32)  # JAX uses so many bits of a seed
@@ -108,8 +109,7 @@ def check(config: Any) -> None:
     # A mixer checks its own settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
         try:
-            if hasattr(mixer, "check"):
-                mixer.check(dim=model.dim, seq_len=train.seq_len)
+            mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len)
         except UserError as error:
             if not isinstance(model.mixer, tuple):
                 raise

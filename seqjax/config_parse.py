@@ -1,4 +1,4 @@
-"""Converts nested values to frozen dataclasses, of which a field may hold a mixer's own `Config`.
+"""Converts nested values to frozen dataclasses, of which a field may hold a mixer's own settings.
 
 `seqjax.config` defines the settings. This module works for any dataclass: defaults and allowed values are
 those of the dataclass, an error names the full key and the nearest known one, and text is converted by the type
@@ -18,13 +18,13 @@ from seqjax.errors import UserError, nearest
 
 T = TypeVar("T")
 
-# Marks the field that holds a mixer's own `Config` or a tuple of them; the `name` in each selects its class.
+# Marks the field that holds a mixer's own settings or a tuple of them; the `name` in each selects its class.
 MIXER = "mixer"
 BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def is_mixer(hint: Any) -> bool:
-    """Return whether a setting holds the `Config` of a mixer, or several of them."""
+    """Return whether a setting holds the settings of a mixer, or several of them."""
     return MIXER in getattr(hint, "__metadata__", ())
 
 
@@ -53,7 +53,7 @@ def _mixer(value: Any, path: str) -> Any:
     name = value.get("name") if is_group(value) else None
     if not isinstance(name, str):
         raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.known())}")
-    return parse(mixers.load(name).Config, value, path)
+    return parse(mixers.settings_class(name), value, path)
 
 
 # ------------------------------------------------------------------------------------------------------------- defaults
@@ -78,7 +78,7 @@ def complete(cls: Any, values: Any) -> dict[str, Any]:
 
 def _complete_mixer(value: Any) -> Any:
     named = is_group(value) and isinstance(value.get("name"), str)
-    return complete(mixers.load(value["name"]).Config, value) if named else value
+    return complete(mixers.settings_class(value["name"]), value) if named else value
 
 
 # ---------------------------------------------------------------------------------------------------- one key at a time
@@ -128,7 +128,7 @@ def _hint(owner: Any, node: Any, name: str) -> Any:
     if name == "name":  # text, even if it names a mixer that does not exist
         return str
     if is_mixer(owner):
-        owner = mixers.load(node["name"]).Config if isinstance(node.get("name"), str) else None
+        owner = mixers.settings_class(node["name"]) if isinstance(node.get("name"), str) else None
     return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
 
 

@@ -181,7 +181,7 @@ def _with_size_defaults(mixer: Any, size: Size) -> Any:
         return tuple(_with_size_defaults(m, size) for m in mixer)
     if not is_group(mixer) or not isinstance(mixer.get("name"), str):
         return mixer  # The check of the config reports what is wrong with it.
-    known = hints_of(mixers.load(mixer["name"]).Config)
+    known = hints_of(mixers.settings_class(mixer["name"]))
     return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
 
 

@@ -20,7 +20,7 @@ from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode
 from seqjax.errors import UserError
 from seqjax.evaluate import restore
-from seqjax.mixers import base, definition_of
+from seqjax.mixers import base, name_of
 from seqjax.models import Model
 from seqjax.sharding import make_mesh, shardings
 from seqjax.types import Array, Params
@@ -148,7 +148,7 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
     directory = fetched(path)
     if is_public(directory):
         return _public(directory)
-    allowed = [definition_of(mixer).name for mixer in mixers]
+    allowed = [name_of(mixer) for mixer in mixers]
     config, model, params, step, mesh = restore(directory, allow_code=allowed)
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)
 

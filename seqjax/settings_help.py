@@ -26,7 +26,7 @@ def text() -> str:
     ]
     for name in mixers.names():
         lines += ["", f"  settings of the mixer {name} (--config.model.mixer.KEY):", ""]
-        lines += _lines(mixers.load(name).Config, "model.mixer.")
+        lines += _lines(mixers.settings_class(name), "model.mixer.", source=mixers.load(name).__init__)
     return "\n".join(lines)
 
 
@@ -42,8 +42,8 @@ def kind_of(hint: Any) -> str:
     return KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _lines(cls: Any, prefix: str) -> list[str]:
-    comments = _comments(cls)
+def _lines(cls: Any, prefix: str, *, source: Any = None) -> list[str]:
+    comments = _comments(source or cls)
     lines = []
     for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
         key = f"{prefix}{field.name}"
@@ -59,10 +59,10 @@ def _lines(cls: Any, prefix: str) -> list[str]:
     return lines
 
 
-def _comments(cls: Any) -> dict[str, str]:
-    """Return the comments at the end of the lines that define a dataclass's fields."""
+def _comments(source: Any) -> dict[str, str]:
+    """Return the comments at the end of the lines that define a dataclass's fields, or the arguments of a function."""
     try:
-        source = inspect.getsource(cls)
-    except (OSError, TypeError):  # a class that was made in a shell
+        text = inspect.getsource(source)
+    except (OSError, TypeError):  # made in a shell
         return {}
-    return dict(re.findall(r"^    (\w+): [^#\n]*  # (.*)$", source, re.M))
+    return dict(re.findall(r"^ +(\w+): [^#\n]*  # (.*)$", text, re.M))

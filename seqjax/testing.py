@@ -20,7 +20,7 @@ from kernels_pallas import counting, cpu_compiler
 from seqjax import presets
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError, nearest
-from seqjax.mixers import StandAlone, base, definition_of
+from seqjax.mixers import base, name_of
 from seqjax.models import Model, flops
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
@@ -310,8 +310,8 @@ def check_mixer(
     """Run the contract tests on a mixer and return the names of those that ran.
 
     Args:
-        mixer: A registered class (`seqjax.mixers.register`), or the `Mixer` of a file that has been imported.
-        settings: Settings of the mixer that differ from the defaults of its `Config`.
+        mixer: A registered class (`seqjax.mixers.register`), or the only mixer of a file that has been imported.
+        settings: Settings of the mixer that differ from the defaults of its constructor.
         dim: Width of the model.
         n_params: Number of parameters that one mixer should have at that width, if you know it.
         skip: Names of `CHECKS` that do not apply: "chunk_size" where the chunk is part of the model rather than of
@@ -326,12 +326,11 @@ def check_mixer(
     for name in skip:
         if name not in CHECKS:
             raise UserError(f"skip: {name!r} is not a check.{nearest(name, CHECKS)}")
-    definition = mixer.definition if issubclass(mixer, StandAlone) else definition_of(mixer)
     changes = {"vocab_size": VOCABULARY, "dim": dim, "mlp.dim": dim + 16, "dtype": "float32", "loss_chunk": 32}
     config = presets.get_config(
         "debug",
         name="check",
-        mixer={"name": definition.name, **(settings or {})},
+        mixer={"name": name_of(mixer), **(settings or {})},
         settings={f"model.{key}": value for key, value in changes.items()} | {"train.seq_len": LENGTH},
     )
     model = Model(from_config_dict(config).model, max_len=LENGTH)

@@ -26,14 +26,13 @@ Params = dict[str, Any]
 Cache = Any
 
 
-class LayerSpec(NamedTuple):
-    """The properties of a layer that a mixer may depend on when it is built.
+class Layer(NamedTuple):
+    """The place in a model that a mixer is built for, as far as initial values and position tables depend on it.
 
-    `layer` is 0-based and may be traced (layers are initialised under `vmap`), so it may be used only in arithmetic.
-    `max_len` is the training sequence length T; only mixers with position tables need it.
+    `index` is 0-based and may be traced (layers are initialised under `vmap`), so it may be used only in arithmetic.
+    `max_len` is the training sequence length T. The default is the only layer of a model.
     """
 
-    dim: int
-    n_layers: int
-    layer: Any
-    max_len: int
+    index: Any = 0
+    n_layers: int = 1
+    max_len: int = 2048

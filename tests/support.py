@@ -305,4 +305,4 @@ def digest(tree: Any) -> str:
 
 def fields(mixer: str) -> set[str]:
     """Names of the settings of a mixer."""
-    return {field.name for field in dataclasses.fields(mixers.load(mixer).Config)}
+    return {field.name for field in dataclasses.fields(mixers.settings_class(mixer))}

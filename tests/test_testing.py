@@ -1,16 +1,16 @@
 """The contract tests for a mixer from outside find what they are for: each check fails on a mixer that breaks it."""
 
-import dataclasses
 import re
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from seqjax import mixers, testing
 from seqjax.errors import UserError
-from seqjax.mixers import _registry, base, mamba1
+from seqjax.mixers import _registry, base
 from seqjax.nn import Linear, constant, param
 
 
@@ -21,15 +21,10 @@ class Sum(NamedTuple):
 class Sound(base.Mixer):
     """A decaying sum of the past: h_t = h_{t-1} / 2 + x_t U, y_t = h_t W."""
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Config:
-        name: str
-        chunk_size: int = 4
-
-    def __init__(self, config, spec, *, rngs):
-        self.config, self.dim = config, spec.dim
-        self.up = Linear(spec.dim, spec.dim, axes=("embed", "heads"), rngs=rngs)
-        self.out = Linear(spec.dim, spec.dim, axes=("heads", "embed"), rngs=rngs)
+    def __init__(self, dim, *, chunk_size: int = 4, rngs):
+        self.dim, self.chunk_size = dim, chunk_size
+        self.up = Linear(dim, dim, axes=("embed", "heads"), rngs=rngs)
+        self.out = Linear(dim, dim, axes=("heads", "embed"), rngs=rngs)
 
     def __call__(self, x_BTD):
         def combine(left, right):
@@ -65,7 +60,7 @@ class Chunked(Sound):
     """Forgets at the start of each chunk."""
 
     def __call__(self, x_BTD):
-        chunks = [x_BTD[:, i : i + self.config.chunk_size] for i in range(0, x_BTD.shape[1], self.config.chunk_size)]
+        chunks = [x_BTD[:, i : i + self.chunk_size] for i in range(0, x_BTD.shape[1], self.chunk_size)]
         return jnp.concatenate([super(Chunked, self).__call__(x) for x in chunks], axis=1)
 
 
@@ -75,9 +70,17 @@ class Float32(Sound):
 
 
 class Unused(Sound):
-    def __init__(self, config, spec, *, rngs):
-        super().__init__(config, spec, rngs=rngs)
-        self.unused = param(rngs, constant(1.0), (spec.dim,), ("embed",))
+    def __init__(self, dim, *, rngs):
+        super().__init__(dim, rngs=rngs)
+        self.unused = param(rngs, constant(1.0), (dim,), ("embed",))
+
+
+class OfFlax(Sound):
+    """With layers of flax, whose parameters have no logical axes."""
+
+    def __init__(self, dim, *, rngs):
+        self.dim = dim
+        self.up, self.out = (nnx.Linear(dim, dim, use_bias=False, dtype=None, rngs=rngs) for _ in range(2))
 
 
 class Boastful(Sound):
@@ -103,6 +106,11 @@ def fresh(monkeypatch):
 def check(mixer, *names, **options):
     mixers.register("mine")(mixer)
     return testing.check_mixer(mixer, dim=16, skip=set(testing.CHECKS) - set(names), **options)
+
+
+def test_layers_of_flax_are_replicated():
+    names = ["parameters", "causality", "step", *(["sharding"] if jax.device_count() > 1 else [])]
+    assert check(OfFlax, *names) == names
 
 
 def test_a_sound_mixer_passes():
@@ -169,8 +177,8 @@ def test_wrong_arguments_are_named():
 def test_the_flops_of_a_variant_of_mamba1():
     """With many states, where the count of the scan is a third of all."""
 
-    class Mine(mamba1.Mixer):
-        Config = mamba1.Config
+    class Mine(mixers.Mamba1):
+        pass
 
     assert check(Mine, "flops", settings={"state": 64}) == ["flops"]
 

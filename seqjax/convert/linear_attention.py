@@ -42,7 +42,11 @@ def _lora(name: str, *, first: bool = True) -> tuple[Rule, ...]:
 
 
 def _rank(public: str, ours: str, index: int, *, default: int) -> Setting:
-    return key(public, ours, lambda config: lora_ranks(config.model.mixer, config.model.dim)[index], default=default)
+    def ours_of(config: Config) -> int:
+        mixer, names = config.model.mixer, ("decay_rank", "eta_rank", "value_rank", "gate_rank")
+        return lora_ranks(config.model.dim, **{name: getattr(mixer, name) for name in names})[index]
+
+    return key(public, ours, ours_of, default=default)
 
 
 def _head_dim(config: Config) -> int:

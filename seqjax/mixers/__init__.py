@@ -1,67 +1,66 @@
-"""Sequence mixers, one per file with a frozen `Config` and a `Mixer` that derives from base.Mixer.
-
-A config selects one by name (`load`); a class of your own gets a name by `register`. One by itself is an nnx module:
+"""Sequence mixers, one class per file, which derives from base.Mixer and says in its constructor what can be set.
 
     mixer = seqjax.mixers.Top1Chunk(dim=512, heads=8, chunk_size=64, rngs=nnx.Rngs(0))
     y_BTD = mixer(x_BTD)
+
+A config selects one by the name of its file (`load`); a class of your own gets a name by `register`.
 """
 
 from typing import TYPE_CHECKING
 
 from seqjax.mixers import base
-from seqjax.mixers._registry import Definition, definition_of, is_foreign, known, load, names, register
-from seqjax.mixers._standalone import CLASSES, StandAlone, standalone
+from seqjax.mixers._registry import (
+    build,
+    check,
+    class_named,
+    is_foreign,
+    known,
+    load,
+    name_of,
+    names,
+    register,
+    settings_class,
+)
 
-if TYPE_CHECKING:
-    BasedConv: type[StandAlone]
-    BasedLinear: type[StandAlone]
-    DeltaNet: type[StandAlone]
-    GatedDeltaNet: type[StandAlone]
-    Mamba1: type[StandAlone]
-    Mamba2: type[StandAlone]
-    RWKV5: type[StandAlone]
-    RWKV6: type[StandAlone]
-    RWKV7: type[StandAlone]
-    RWKV7Shell: type[StandAlone]
-    Top1Chunk: type[StandAlone]
-    Top1Element: type[StandAlone]
-    Transformer: type[StandAlone]
-    TransformerPP: type[StandAlone]
+if (
+    TYPE_CHECKING
+):  # What an editor is told of the shipped classes; `__getattr__` finds them, and new ones, by their files.
+    from seqjax.mixers.based_conv import BasedConv as BasedConv
+    from seqjax.mixers.based_linear import BasedLinear as BasedLinear
+    from seqjax.mixers.deltanet import DeltaNet as DeltaNet
+    from seqjax.mixers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+    from seqjax.mixers.mamba1 import Mamba1 as Mamba1
+    from seqjax.mixers.mamba2 import Mamba2 as Mamba2
+    from seqjax.mixers.rwkv5 import RWKV5 as RWKV5
+    from seqjax.mixers.rwkv6 import RWKV6 as RWKV6
+    from seqjax.mixers.rwkv7 import RWKV7 as RWKV7
+    from seqjax.mixers.rwkv7_shell import RWKV7Shell as RWKV7Shell
+    from seqjax.mixers.top1_chunk import Top1Chunk as Top1Chunk
+    from seqjax.mixers.top1_element import Top1Element as Top1Element
+    from seqjax.mixers.transformer import Transformer as Transformer
+    from seqjax.mixers.transformer_pp import TransformerPP as TransformerPP
 
 __all__ = [
-    "RWKV5",
-    "RWKV6",
-    "RWKV7",
-    "BasedConv",
-    "BasedLinear",
-    "Definition",
-    "DeltaNet",
-    "GatedDeltaNet",
-    "Mamba1",
-    "Mamba2",
-    "RWKV7Shell",
-    "StandAlone",
-    "Top1Chunk",
-    "Top1Element",
-    "Transformer",
-    "TransformerPP",
     "base",
-    "definition_of",
+    "build",
+    "check",
     "is_foreign",
     "known",
     "load",
+    "name_of",
     "names",
     "register",
-    "standalone",
+    "settings_class",
 ]
 
 
-def __getattr__(name: str) -> type[StandAlone]:
-    """Return the class of a mixer by itself, whose file is imported now."""
-    if name not in CLASSES:
+def __getattr__(name: str) -> type[base.Mixer]:
+    """Return the class of a shipped mixer, whose file is imported now."""
+    mixer = class_named(name)
+    if mixer is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return standalone(CLASSES[name])
+    return mixer
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *(load(file).__name__ for file in names())})

@@ -9,7 +9,6 @@ U(+-1/2) (the Canon-B layer of Allen-Zhu, arXiv 2512.17351).
 """
 
 import abc
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -25,55 +24,10 @@ from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
 from seqjax.sequence_sharding import heads_to_time, time_to_heads
-from seqjax.types import Array, LayerSpec
+from seqjax.types import Array, Layer
 
 # Projections and a cache (or None) to the attention's output [B, T, H, K] and the cache with the new tokens.
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """The settings of every attention mixer."""
-
-    name: str
-    heads: int
-    kv_heads: int | None = None  # None = as many as heads; fewer is grouped-query attention
-    head_dim: int | None = None  # None = model width / heads
-    # With "none", only the causal mask and config.model.learned_positions carry position information.
-    position: Literal["rope", "alibi", "none"] = "rope"
-    rope_base: float = 10_000.0
-    qk_norm: bool = False  # RMSNorm with a learned gain over each head's q and k, before RoPE
-    bias: bool = False
-    conv: bool = False  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del seq_len
-        for name, usual in (("heads", ""), ("kv_heads", "as many as heads"), ("head_dim", "model width / heads")):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                none = f"; None is for {usual}" if usual else ""
-                raise UserError(f"config.model.mixer.{name} must be at least 1, not {value}{none}.")
-        if not 0 < self.rope_base < math.inf:
-            raise UserError(
-                f"config.model.mixer.rope_base must be positive and finite, not {self.rope_base}; without rotation is "
-                "config.model.mixer.position=none."
-            )
-        if self.head_dim is None and dim % self.heads:
-            raise UserError(
-                f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}; "
-                "choose heads that do, or set config.model.mixer.head_dim."
-            )
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise UserError(
-                f"config.model.mixer.kv_heads={self.kv_heads} must divide config.model.mixer.heads={self.heads}."
-            )
-        head_dim = self.head_dim or dim // self.heads
-        if self.position == "rope" and head_dim % 2:
-            raise UserError(
-                f"RoPE rotates pairs, so the head width {head_dim} must be even; choose config.model.mixer.heads or "
-                "config.model.mixer.head_dim so that it is."
-            )
 
 
 class KVCache(NamedTuple):
@@ -140,38 +94,73 @@ class ProjectionConv(nnx.Module):
 class AttentionMixer(base.Mixer):
     """The base of the family: x -> q, k, v -> `attend` -> output projection."""
 
-    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config = config
-        self.head_dim = config.head_dim or spec.dim // config.heads
-        self.kv_heads = config.kv_heads or config.heads
-        q_width, kv_width = config.heads * self.head_dim, self.kv_heads * self.head_dim
-        axes = ("embed", "heads")
-        self.q = self.make_q(spec, q_width, rngs)
-        self.k = self.make_k(spec, kv_width, rngs)
-        self.v = Linear(spec.dim, kv_width, axes=axes, bias=config.bias, rngs=rngs)
-        self.out = Linear(
-            q_width,
-            spec.dim,
-            axes=("heads", "embed"),
-            bias=config.bias,
-            init=residual_init(spec.n_layers),
-            rngs=rngs,
-        )
-        self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if config.qk_norm else None
+    window: int = 0  # the number of keys that a decoding cache must hold; 0 means all
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None,
+        head_dim: int | None,
+        position: Literal["rope", "alibi", "none"],
+        rope_base: float,
+        qk_norm: bool,
+        bias: bool,
+        conv: bool,
+        layer: Layer,
+        rngs: nnx.Rngs,
+    ):
+        """Build the projections; the settings are those of `transformer_pp.TransformerPP`.
+
+        A subclass sets what its `make_q`, `make_k` and `attend` need before it calls this.
+        """
+        for name, value, usual in (
+            ("heads", heads, ""),
+            ("kv_heads", kv_heads, "as many as heads"),
+            ("head_dim", head_dim, "model width / heads"),
+        ):
+            if value is not None and value < 1:
+                none = f"; None is for {usual}" if usual else ""
+                raise UserError(f"{name} must be at least 1, not {value}{none}.")
+        if not 0 < rope_base < math.inf:
+            raise UserError(
+                f"rope_base must be positive and finite, not {rope_base}; without rotation is position=none."
+            )
+        if head_dim is None and dim % heads:
+            raise UserError(f"heads={heads} does not divide dim={dim}; choose heads that do, or set head_dim.")
+        if kv_heads and heads % kv_heads:
+            raise UserError(f"kv_heads={kv_heads} must divide heads={heads}.")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
+        if position == "rope" and self.head_dim % 2:
+            raise UserError(
+                f"position=rope rotates pairs, so the head width {self.head_dim} must be even; choose heads or "
+                "head_dim so that it is."
+            )
+        self.position, self.rope_base, self.bias = position, rope_base, bias
+        q_width, kv_width = heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q = self.make_q(dim, q_width, layer, rngs)
+        self.k = self.make_k(dim, kv_width, layer, rngs)
+        self.v = Linear(dim, kv_width, axes=("embed", "heads"), bias=bias, rngs=rngs)
+        init = residual_init(layer.n_layers)
+        self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
+        self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if qk_norm else None
         # Drawn last, so that the mixer's other parameters start alike with and without it.
-        self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if config.conv else None
+        self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
 
-    def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+    def make_q(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
         """Return the module that computes queries [B, T, width] from the input and the positions."""
-        return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
+        del layer
+        return Projection(dim, width, axes=("embed", "heads"), bias=self.bias, rngs=rngs)
 
-    def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+    def make_k(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
         """Return the module that computes keys [B, T, width] from the input and the positions."""
-        return Projection(spec.dim, width, axes=("embed", "heads"), bias=self.config.bias, rngs=rngs)
+        del layer
+        return Projection(dim, width, axes=("embed", "heads"), bias=self.bias, rngs=rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
-        """Return the queries and keys, normalised if the config says so, before rotation."""
+        """Return the queries and keys, normalised if `qk_norm` is set, before rotation."""
         if self.q_norm is not None and self.k_norm is not None:
             return self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         return q_BTHK, k_BTGK
@@ -195,12 +184,7 @@ class AttentionMixer(base.Mixer):
     @property
     def slopes(self) -> tuple[float, ...]:
         """ALiBi's slopes, one per head; empty without ALiBi."""
-        return alibi_slopes(self.config.heads) if self.config.position == "alibi" else ()
-
-    @property
-    def window(self) -> int:
-        """The number of keys that a decoding cache must hold; 0 means all."""
-        return 0
+        return alibi_slopes(self.heads) if self.position == "alibi" else ()
 
     def project(self, x_BTD: Array, positions_T: Array) -> tuple[Array, Array, Array]:
         """Return the projections q [B, T, H * K], k and v [B, T, G * K]."""
@@ -212,8 +196,8 @@ class AttentionMixer(base.Mixer):
         """Return q [B, T, H, K], k and v [B, T, G, K]: normalised and rotated, for positions below `max_len`."""
         q_BTHK, k_BTGK, v_BTGK = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in (q_BTE, k_BTE, v_BTE))
         q_BTHK, k_BTGK = self.normalize(q_BTHK, k_BTGK)
-        if self.config.position == "rope":
-            angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.config.rope_base, max_len=max_len)
+        if self.position == "rope":
+            angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.rope_base, max_len=max_len)
             q_BTHK, k_BTGK = rope(q_BTHK, *angles), rope(k_BTGK, *angles)
         return q_BTHK, k_BTGK, v_BTGK
 

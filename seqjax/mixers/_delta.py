@@ -7,8 +7,7 @@ If gated, S decays before the correction by e^{lg}, lg = -exp(A_log) softplus(x 
 is gated: RMSNorm(q^T S) * silu(x W_g). Beta, the decay, norms and the state are float32.
 """
 
-import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,37 +20,7 @@ from seqjax.nn.layers import Linear, RMSNorm, l2_normalize
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
-    """The settings of both mixers; `key_dim` and `value_dim` are the widths of all heads together."""
-
-    name: str
-    heads: int
-    key_dim: int | None = None  # None = as the mixer's `widths` says
-    value_dim: int | None = None  # the same
-    conv_width: int = 4
-    norm_eps: float = 1e-6
-    chunk_size: int = 64  # tokens per chunk; affects the speed, not the result
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del seq_len
-        for name in ("heads", "conv_width", "chunk_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"config.model.mixer.{name} must be at least 1, not {getattr(self, name)}.")
-        for name, width in zip(("key_dim", "value_dim"), self.widths(dim), strict=True):
-            if width < 1 or width % self.heads:
-                raise UserError(
-                    f"config.model.mixer.heads={self.heads} does not divide the width {width} of its {name}; "
-                    f"choose heads that do, or set config.model.mixer.{name}."
-                )
-
-    def widths(self, dim: int) -> tuple[int, int]:
-        """Return the width of all keys and that of all values, at model width `dim`."""
-        return dim if self.key_dim is None else self.key_dim, dim if self.value_dim is None else self.value_dim
+from seqjax.types import Array
 
 
 class DeltaCache(NamedTuple):
@@ -74,38 +43,56 @@ def a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 class DeltaMixer(base.Mixer):
-    """The mixer of both architectures; `gated` adds the decay and the output gate."""
+    """The mixer of both architectures, with the widths of all keys and all values together; `gated` adds the decay
+    and the output gate.
+    """
 
-    gated: ClassVar[bool]
-
-    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config = config
-        self.key_width, self.value_width = config.widths(spec.dim)
-        heads, dim = config.heads, spec.dim
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        gated: bool,
+        conv_width: int,
+        norm_eps: float,
+        chunk_size: int,
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, heads=heads, conv_width=conv_width, chunk_size=chunk_size)
+        for name, width in (("key_dim", key_dim), ("value_dim", value_dim)):
+            if width < 1 or width % heads:
+                raise UserError(
+                    f"heads={heads} does not divide the width {width} of its {name}; choose heads that do, or set "
+                    f"{name}."
+                )
+        self.heads, self.key_width, self.value_width = heads, key_dim, value_dim
+        self.chunk_size = chunk_size
 
         def linear(n_in: int, n_out: int, *axes: str) -> Linear:
             return Linear(n_in, n_out, axes=(axes[0], axes[1]), rngs=rngs)
 
         def conv(width: int) -> ShortConv:
-            return ShortConv(width, width=config.conv_width, init=GPT_INIT, axis="heads", rngs=rngs)
+            return ShortConv(width, width=conv_width, init=GPT_INIT, axis="heads", rngs=rngs)
 
         self.q = linear(dim, self.key_width, "embed", "heads")
         self.k = linear(dim, self.key_width, "embed", "heads")
         self.v = linear(dim, self.value_width, "embed", "heads")
         self.q_conv, self.k_conv, self.v_conv = conv(self.key_width), conv(self.key_width), conv(self.value_width)
         self.beta = linear(dim, heads, "embed", "heads")
-        self.norm = RMSNorm(self.value_width // heads, eps=config.norm_eps, axis=None, rngs=rngs)
+        self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
         self.out = linear(self.value_width, dim, "heads", "embed")
-        self.decay = linear(dim, heads, "embed", "heads") if self.gated else None
-        self.gate = linear(dim, self.value_width, "embed", "heads") if self.gated else None
-        self.log_rate_H = param(rngs, a_log, (heads,), ("heads",)) if self.gated else None
-        self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",)) if self.gated else None
+        self.decay = linear(dim, heads, "embed", "heads") if gated else None
+        self.gate = linear(dim, self.value_width, "embed", "heads") if gated else None
+        self.log_rate_H = param(rngs, a_log, (heads,), ("heads",)) if gated else None
+        self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",)) if gated else None
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
         """Return q, k, v, beta and log_g of the delta rule from the convolved q, k and v."""
         n_batch, seq_len, _ = x_BTD.shape
-        q_BTHK, k_BTHK, v_BTHV = (x.reshape(n_batch, seq_len, self.config.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
+        q_BTHK, k_BTHK, v_BTHV = (x.reshape(n_batch, seq_len, self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         q_BTHK = (l2_normalize(q_BTHK) * q_BTHK.shape[-1] ** -0.5).astype(x_BTD.dtype)
         k_BTHK = l2_normalize(k_BTHK).astype(x_BTD.dtype)
         log_g_BTH = None
@@ -124,14 +111,14 @@ class DeltaMixer(base.Mixer):
     def __call__(self, x_BTD: Array) -> Array:
         q_BTE, k_BTE, v_BTE = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
         args: Any = self._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
-        o_BTHV: Any = gated_delta_rule(*args, chunk_size=self.config.chunk_size)
+        o_BTHV: Any = gated_delta_rule(*args, chunk_size=self.chunk_size)
         return self._output(x_BTD, o_BTHV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
         """Return a cache that has seen no token; it does not depend on `max_len`."""
         del max_len
-        heads = self.config.heads
-        s_BHKV = jnp.zeros((batch, heads, self.key_width // heads, self.value_width // heads), jnp.float32)
+        shape = (batch, self.heads, self.key_width // self.heads, self.value_width // self.heads)
+        s_BHKV = jnp.zeros(shape, jnp.float32)
         return DeltaCache(s_BHKV, *(c.init_cache(batch, dtype) for c in (self.q_conv, self.k_conv, self.v_conv)))
 
     def _extend(self, x_BTD: Array, cache: DeltaCache) -> tuple[Any, DeltaCache]:
@@ -144,9 +131,7 @@ class DeltaMixer(base.Mixer):
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
         args, cache = self._extend(x_BTD, cache)
-        result: Any = gated_delta_rule(
-            *args, initial_state=cache.s_BHKV, return_state=True, chunk_size=self.config.chunk_size
-        )
+        result: Any = gated_delta_rule(*args, initial_state=cache.s_BHKV, return_state=True, chunk_size=self.chunk_size)
         return self._output(x_BTD, result[0]), cache._replace(s_BHKV=result[1])
 
     def step(self, x_BD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
@@ -163,4 +148,4 @@ class DeltaMixer(base.Mixer):
         The chunked form performs two to three times as many, on tensor cores.
         """
         del seq_len
-        return 6 * self.key_width * self.value_width / self.config.heads
+        return 6 * self.key_width * self.value_width / self.heads

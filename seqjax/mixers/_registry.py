@@ -1,29 +1,27 @@
 """Mixers by name: the files of this package, a file named with a dot, or a class that was registered."""
 
 import dataclasses
+import functools
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
+
+from flax import nnx
 
 from seqjax.errors import UserError, nearest
 from seqjax.mixers import base
+from seqjax.nn.params import Template
+from seqjax.types import Layer
 
 M = TypeVar("M")
 PACKAGE = "seqjax.mixers"
 
-
-class Definition(NamedTuple):
-    """A mixer: the name by which a config selects it, the dataclass of its settings, and its class."""
-
-    name: str
-    Config: Any
-    Mixer: Any
-
-
-_registered: dict[str, Definition] = {}
+_registered: dict[str, type[base.Mixer]] = {}
 
 
 def names() -> list[str]:
@@ -45,15 +43,13 @@ def is_foreign(name: str) -> bool:
     return "." in name and not name.startswith(f"{PACKAGE}.")
 
 
+# ---------------------------------------------------------------------------------------------------- names and classes
 def register(name: str) -> Callable[[M], M]:
-    """Return a decorator that makes a class, with the `Config` inside it, the mixer `name` of this process.
+    """Return a decorator that makes a class the mixer `name` of this process.
 
         @seqjax.mixers.register("ema")
         class Ema(seqjax.mixers.base.Mixer):
-            @dataclasses.dataclass(frozen=True, kw_only=True)
-            class Config:
-                name: str
-                expand: int = 2
+            def __init__(self, dim, *, expand=2, rngs):
             ...
 
     A config then selects it with `mixer={"name": "ema"}`. Another class of that name, as when a notebook's cell runs
@@ -64,16 +60,14 @@ def register(name: str) -> Callable[[M], M]:
         raise UserError(f"A mixer cannot be registered as {name!r}, which {taken}; choose another name.")
 
     def decorate(mixer: M) -> M:
-        config = getattr(mixer, "Config", None)
-        _check(config, mixer, f"The class registered as {name!r}", "give it a class Config of its own, inside")
-        _registered[name] = Definition(name, config, mixer)
+        _registered[name] = _checked(mixer, f"The class registered as {name!r}")
         return mixer
 
     return decorate
 
 
-def load(name: str) -> Definition:
-    """Return mixer `name`: a registered class, a shipped file or, if it has a dot, a file imported by that name."""
+def load(name: str) -> type[base.Mixer]:
+    """Return the class of mixer `name`: registered, or of a shipped file or, with a dot, of a file imported by it."""
     if name in _registered:
         return _registered[name]
     where = f"config.model.mixer.name={name!r}"
@@ -93,30 +87,89 @@ def load(name: str) -> Definition:
                 "the command runs."
             ) from error
         raise
-    for member in ("Config", "Mixer"):
-        if not hasattr(module, member):
-            raise UserError(f"{where}: {module.__file__} does not define {member}.")
-    _check(module.Config, module.Mixer, f"{where}: the Mixer of {module.__file__}", "define the dataclass Config")
-    return Definition(name, module.Config, module.Mixer)
+    found = _mixers_of(module)
+    if len(found) != 1:
+        which = ", ".join(mixer.__name__ for mixer in found) or "none"
+        raise UserError(
+            f"{where}: {module.__file__} must define one class that derives from seqjax.mixers.base.Mixer, not {which} "
+            "(docs/add_a_mixer.md); the name of one that is only a base begins with an underscore."
+        )
+    return _checked(found[0], f"{where}: {found[0].__name__} of {module.__file__}")
 
 
-def definition_of(mixer: Any) -> Definition:
-    """Return the definition of a mixer's class, which is registered or the `Mixer` of its file."""
-    for definition in _registered.values():
-        if definition.Mixer is mixer:
-            return definition
-    module = getattr(mixer, "__module__", "")
-    if getattr(sys.modules.get(module), "Mixer", None) is mixer:
-        return load(module.removeprefix(f"{PACKAGE}."))
+def name_of(mixer: type[base.Mixer]) -> str:
+    """Return the name by which a config selects a class, which is registered or the only mixer of its file."""
+    for name, registered in _registered.items():
+        if registered is mixer:
+            return name
+    module = sys.modules.get(getattr(mixer, "__module__", ""))
+    if module is not None and _mixers_of(module) == [mixer]:
+        return module.__name__.removeprefix(f"{PACKAGE}.")
     name = getattr(mixer, "__name__", repr(mixer))
     raise UserError(
         f"{name} has no name that a config could select it by: put @seqjax.mixers.register('a_name') above the class, "
-        "or call it Mixer in a file of its own (docs/add_a_mixer.md)."
+        "or write it into a file of its own (docs/add_a_mixer.md)."
     )
 
 
-def _check(config: Any, mixer: Any, who: str, fix: str) -> None:
+def class_named(name: str) -> type[base.Mixer] | None:
+    """Return the shipped class `name`, whose file has its name in lower case, with or without underscores."""
+    file = {file.replace("_", ""): file for file in names()}.get(name.lower())
+    mixer = None if file is None else load(file)
+    return mixer if mixer is not None and mixer.__name__ == name else None
+
+
+def _mixers_of(module: ModuleType) -> list[type[base.Mixer]]:
+    own = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+    return [x for x in own if issubclass(x, base.Mixer) and not x.__name__.startswith("_")]
+
+
+def _checked(mixer: Any, who: str) -> type[base.Mixer]:
     if not (isinstance(mixer, type) and issubclass(mixer, base.Mixer)):
         raise UserError(f"{who} must derive from seqjax.mixers.base.Mixer (docs/add_a_mixer.md).")
-    if not dataclasses.is_dataclass(config) or "name" not in {field.name for field in dataclasses.fields(config)}:
-        raise UserError(f"{who} has no settings: {fix}, a frozen dataclass with `name: str` (docs/add_a_mixer.md).")
+    parameters = inspect.signature(mixer.__init__).parameters
+    if list(parameters)[:2] != ["self", "dim"] or "rngs" not in parameters or "name" in parameters:
+        raise UserError(
+            f"{who} needs a constructor `def __init__(self, dim, *, SETTINGS, rngs)`, whose settings are not called "
+            "name (docs/add_a_mixer.md)."
+        )
+    return mixer
+
+
+# ------------------------------------------------------------------------------------------------- settings of a config
+def settings_class(name: str) -> Any:
+    """Return the frozen dataclass of a config's group `model.mixer`: `name`, and the settings of the constructor."""
+    return _settings_class(load(name))
+
+
+@functools.cache
+def _settings_class(mixer: type[base.Mixer]) -> Any:
+    fields: list[Any] = [("name", str)]
+    for key, (hint, default) in base.settings_of(mixer.__init__).items():
+        required = default is inspect.Parameter.empty
+        fields.append((key, hint) if required else (key, hint, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass(f"{mixer.__name__}Settings", fields, frozen=True, kw_only=True)
+
+
+def build(settings: Any, dim: int, *, layer: Layer, rngs: nnx.Rngs) -> base.Mixer:
+    """Return the mixer that a config's group `settings` describes, at model width `dim`, for one layer."""
+    mixer: Any = load(settings.name)
+    own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.name != "name"}
+    if "layer" in inspect.signature(mixer.__init__).parameters:
+        own["layer"] = layer
+    return mixer(dim, **own, rngs=rngs)
+
+
+def check(settings: Any, *, dim: int, n_layers: int, seq_len: int) -> None:
+    """Raise `UserError` where the settings of a config do not fit each other or the model; no array is made."""
+    layer = Layer(n_layers=n_layers, max_len=seq_len)
+    try:
+        _check(settings, load(settings.name), dim, layer)
+    except UserError as error:
+        raise UserError(f"config.model.mixer.{error}") from error
+
+
+@functools.lru_cache(maxsize=512)
+def _check(settings: Any, mixer: type[base.Mixer], dim: int, layer: Layer) -> None:
+    del mixer  # of the key: a registered class may have been replaced
+    Template(lambda rngs, index: build(settings, dim, layer=layer._replace(index=index), rngs=rngs))

@@ -21,14 +21,14 @@ from seqjax.nn.initializers import Init, constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, LayerSpec
+from seqjax.types import Array, Cache, Layer
 
 zeros = constant(0.0)
 
 
-def depth(spec: LayerSpec) -> tuple[Any, Any]:
+def depth(layer: Layer) -> tuple[Any, Any]:
     """Return (rho, kappa) of a layer; they are traced where the layer is."""
-    return spec.layer / max(1, spec.n_layers - 1), 1.0 - spec.layer / spec.n_layers
+    return layer.index / max(1, layer.n_layers - 1), 1.0 - layer.index / layer.n_layers
 
 
 def ramp(dim: int, exponent: Any) -> Array:
@@ -63,9 +63,9 @@ class GroupNorm(nnx.Module):
         return y_BTHV.reshape(*y_BTHV.shape[:-2], -1) * self.g[...] + self.b[...]
 
 
-def group_norm_gain(spec: LayerSpec) -> Init:
+def group_norm_gain(layer: Layer) -> Init:
     """Return the initialiser of the gain after the time mix: ((1 + l) / L) ** 0.7."""
-    return values(((1 + spec.layer) / spec.n_layers) ** 0.7)
+    return values(((1 + layer.index) / layer.n_layers) ** 0.7)
 
 
 class ChannelMix(nnx.Module):
@@ -74,9 +74,9 @@ class ChannelMix(nnx.Module):
     `inner` is the inner width; None means 3.5 D (v5, v6) or 4 D (v7).
     """
 
-    def __init__(self, dim: int, inner: int | None, spec: LayerSpec, *, version: int, rngs: nnx.Rngs):
+    def __init__(self, dim: int, inner: int | None, layer: Layer, *, version: int, rngs: nnx.Rngs):
         inner = inner or (4 * dim if version == 7 else 7 * dim // 2)
-        mu_D = 1 - ramp(dim, depth(spec)[1] ** {5: 1, 6: 3, 7: 4}[version])
+        mu_D = 1 - ramp(dim, depth(layer)[1] ** {5: 1, 6: 3, 7: 4}[version])
         self.mu_k = param(rngs, values(mu_D), (dim,), ("embed",))
         self.k = Linear(dim, inner, axes=("embed", "mlp"), init=orthogonal(), rngs=rngs)
         self.v = Linear(inner, dim, axes=("mlp", "embed"), init=zeros, rngs=rngs)
@@ -110,10 +110,10 @@ class RwkvBlock(base.Block):
 
     version: ClassVar[int]
 
-    def __init__(self, config: Any, mixer: MakeMixer, spec: LayerSpec, *, rngs: nnx.Rngs):
-        super().__init__(config, mixer, spec, rngs=rngs)
+    def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
+        super().__init__(config, mixer, layer, rngs=rngs)
         self.norm2 = make_norm(config, rngs=rngs)
-        self.mlp = ChannelMix(config.dim, config.mlp.dim, spec, version=self.version, rngs=rngs)
+        self.mlp = ChannelMix(config.dim, config.mlp.dim, layer, version=self.version, rngs=rngs)
 
     def time_mix(
         self, h_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, continues: bool

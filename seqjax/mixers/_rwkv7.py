@@ -17,7 +17,7 @@ from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp, token_shift
 from seqjax.mixers.base import Carry
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.params import param
-from seqjax.types import Array, LayerSpec
+from seqjax.types import Array, Layer
 
 
 def rank(dim: int, factor: float, power: float) -> int:
@@ -25,14 +25,14 @@ def rank(dim: int, factor: float, power: float) -> int:
     return max(32, 32 * round(factor * dim**power / 32))
 
 
-def value_rank(config: Any, dim: int) -> int:
-    """Return the rank of the value residual."""
-    return config.value_rank or rank(dim, 1.3, 0.5)
+def value_rank(dim: int) -> int:
+    """Return the published rank of the value residual."""
+    return rank(dim, 1.3, 0.5)
 
 
-def gate_rank(config: Any, dim: int) -> int:
-    """Return the rank of the output gate."""
-    return config.gate_rank or rank(dim, 0.6, 0.8)
+def gate_rank(dim: int) -> int:
+    """Return the published rank of the output gate."""
+    return rank(dim, 0.6, 0.8)
 
 
 class Lora(nnx.Module):
@@ -71,12 +71,12 @@ class ValueResidual(Lora):
 class TokenShift(nnx.Module):
     """One token shift per name; mu is initialised to 1 - (n / D) ** (power * kappa)."""
 
-    def __init__(self, names: str, spec: LayerSpec, *, rngs: nnx.Rngs):
+    def __init__(self, names: str, dim: int, layer: Layer, *, rngs: nnx.Rngs):
         self.names = names
         powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
         for name in names:
-            mu_D = 1 - ramp(spec.dim, powers[name] * depth(spec)[1])
-            setattr(self, name, param(rngs, values(mu_D), (spec.dim,), ("embed",)))
+            mu_D = 1 - ramp(dim, powers[name] * depth(layer)[1])
+            setattr(self, name, param(rngs, values(mu_D), (dim,), ("embed",)))
 
     def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
         """Return the interpolations [B, T, D] with the previous token, by name; `last_BD` precedes the first token."""

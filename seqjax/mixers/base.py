@@ -10,6 +10,9 @@ or not.
 """
 
 import abc
+import functools
+import inspect
+import typing
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,10 +20,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError
+from seqjax.config_fields import checked
+from seqjax.errors import UserError, nearest
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, LayerSpec
+from seqjax.types import Array, Cache, Layer
 
 Carry = dict[str, Any]
 
@@ -28,11 +32,21 @@ Carry = dict[str, Any]
 class Mixer(nnx.Module):
     """A causal sequence mixer, parallel over time in training and recurrent, one token at a time, in decoding.
 
-    A subclass is built as `Mixer(config, spec, rngs=rngs)` from its file's `Config`.
+    A subclass is built alone as in a model: `MyMixer(dim, expand=2, rngs=nnx.Rngs(0))`. The keyword arguments of its
+    constructor are the settings that a config may name; `layer`, optional, is the `Layer` it is built for. Their types
+    and allowed values (`Literal`) are checked, and a wrong one is a `UserError` that begins with its name.
     """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _checked(cls.__init__)
+            # Without this, `help` and notebooks show the (*args, **kwargs) of nnx's metaclass.
+            cls.__signature__ = inspect.Signature(list(inspect.signature(cls.__init__).parameters.values())[1:])
 
     # The block of this architecture; None means the model's pre-norm block.
     block: ClassVar[type["Block"] | None] = None
+    __signature__: ClassVar[inspect.Signature]
 
     @abc.abstractmethod
     def __call__(self, x_BTD: Array) -> Array:
@@ -129,9 +143,9 @@ class Block(nnx.Module):
     layers. `dtype` is the dtype in which the mixer and the MLP compute; the residual stream keeps its own.
     """
 
-    def __init__(self, config: Any, mixer: MakeMixer, spec: LayerSpec, *, rngs: nnx.Rngs):
-        """Build the block of layer `spec.layer`; `config` is the model's (`seqjax.config.ModelConfig`)."""
-        del spec
+    def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
+        """Build the block of `layer`; `config` is the model's (`seqjax.config.ModelConfig`)."""
+        del layer
         self.norm1 = make_norm(config, rngs=rngs)
         self.mixer = mixer(rngs=rngs)
 
@@ -206,12 +220,41 @@ def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
     return NORMS[config.norm](config.dim, eps=config.norm_eps, rngs=rngs)
 
 
-def check_sizes(config: Any, **least: int) -> None:
-    """Raise `UserError` for a setting below its least value; None, which means not set, is valid."""
-    for name, low in least.items():
-        value = getattr(config, name)
+def at_least(low: int, **sizes: int | None) -> None:
+    """Raise `UserError` for a setting below `low`; None, which means not set, is valid."""
+    for name, value in sizes.items():
         if value is not None and value < low:
-            raise UserError(f"config.model.mixer.{name} must be at least {low}, not {value}.")
+            raise UserError(f"{name} must be at least {low}, not {value}.")
+
+
+@functools.cache
+def settings_of(init: Callable[..., None]) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the default (or `inspect.Parameter.empty`) of every setting of a mixer's constructor."""
+    hints = typing.get_type_hints(inspect.unwrap(init))
+    parameters = inspect.signature(init).parameters.values()
+    own = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("layer", "rngs")]
+    return {p.name: (hints.get(p.name, Any), p.default) for p in own}
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a mixer's constructor that checks the types of its settings before anything is made."""
+
+    @functools.wraps(init)
+    def checked_init(self: Mixer, *args: Any, **settings: Any) -> None:
+        known = settings_of(init)
+        for name, value in settings.items():
+            if name in known:
+                settings[name] = checked(known[name][0], value, name)
+            elif name not in ("dim", "layer", "rngs"):
+                raise UserError(f"{name} is not a setting of {type(self).__name__}.{nearest(name, known)}")
+        for name, (_, default) in known.items():
+            if default is inspect.Parameter.empty and name not in settings:
+                raise UserError(f"{name} is missing; it has no default, so give it.")
+        dim = settings["dim"] if "dim" in settings else args[0] if args else 1
+        at_least(1, dim=checked(int, dim, "dim"))
+        init(self, *args, **settings)
+
+    return checked_init
 
 
 def _cache_elements(owner: Mixer | Block, seq_len: int) -> int:

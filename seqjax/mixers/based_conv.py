@@ -5,7 +5,6 @@
 The convolution has no bias, as in the unfused path of the public code (the fused path has one).
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -14,21 +13,7 @@ from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.nn.short_conv import ShortConv
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """The sizes of the gated convolution; `conv_width` is in tokens."""
-
-    name: str
-    expand: int = 2
-    conv_width: int = 3
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del dim, seq_len
-        base.check_sizes(self, expand=1, conv_width=1)
+from seqjax.types import Array, Layer
 
 
 class ConvCache(NamedTuple):
@@ -37,16 +22,25 @@ class ConvCache(NamedTuple):
     past_BWE: Array
 
 
-class Mixer(base.RecurrentMixer):
+class BasedConv(base.RecurrentMixer):
     """The gated short convolution of the module's docstring."""
 
-    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config, self.width = config, config.expand * spec.dim
-        self.enter = Linear(spec.dim, self.width, axes=("embed", "mlp"), bias=True, rngs=rngs)
-        self.gate = Linear(spec.dim, self.width, axes=("embed", "mlp"), bias=True, rngs=rngs)
-        self.conv = ShortConv(self.width, width=config.conv_width, rngs=rngs)
-        init = residual_init(spec.n_layers)
-        self.out = Linear(self.width, spec.dim, axes=("mlp", "embed"), bias=True, init=init, rngs=rngs)
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,
+        conv_width: int = 3,  # in tokens
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, expand=expand, conv_width=conv_width)
+        width = expand * dim
+        self.enter = Linear(dim, width, axes=("embed", "mlp"), bias=True, rngs=rngs)
+        self.gate = Linear(dim, width, axes=("embed", "mlp"), bias=True, rngs=rngs)
+        self.conv = ShortConv(width, width=conv_width, rngs=rngs)
+        init = residual_init(layer.n_layers)
+        self.out = Linear(width, dim, axes=("mlp", "embed"), bias=True, init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: ConvCache) -> tuple[Array, ConvCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""

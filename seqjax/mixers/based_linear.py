@@ -4,7 +4,6 @@ Queries and keys have `feature_dim` channels per head (ops/taylor.py); there are
 it with window attention (transformer_pp, window 128) and gated short convolutions (based_conv) in configs/based.py.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,24 +14,7 @@ from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear
 from seqjax.ops.taylor import CHUNK, taylor_features, taylor_linear_attention
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """The sizes of Taylor linear attention."""
-
-    name: str
-    heads: int
-    feature_dim: int = 16  # of q and k, per head
-    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del seq_len
-        base.check_sizes(self, heads=1, feature_dim=1, chunk_size=1)
-        if dim % self.heads:
-            raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
+from seqjax.types import Array, Layer
 
 
 class TaylorCache(NamedTuple):
@@ -41,36 +23,48 @@ class TaylorCache(NamedTuple):
     state_BHFV: Array
 
 
-class Mixer(base.RecurrentMixer):
+class BasedLinear(base.RecurrentMixer):
     """Taylor linear attention with its projections."""
 
-    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config, self.dim = config, spec.dim
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        feature_dim: int = 16,  # of q and k, per head
+        chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, heads=heads, feature_dim=feature_dim, chunk_size=chunk_size)
+        if dim % heads:
+            raise UserError(f"heads={heads} does not divide dim={dim}.")
+        self.dim, self.heads, self.feature_dim, self.chunk_size = dim, heads, feature_dim, chunk_size
         axes = ("embed", "heads")
-        self.q = Linear(spec.dim, config.heads * config.feature_dim, axes=axes, rngs=rngs)
-        self.k = Linear(spec.dim, config.heads * config.feature_dim, axes=axes, rngs=rngs)
-        self.v = Linear(spec.dim, spec.dim, axes=axes, rngs=rngs)
-        init = residual_init(spec.n_layers)
-        self.out = Linear(spec.dim, spec.dim, axes=("heads", "embed"), init=init, rngs=rngs)
+        self.q = Linear(dim, heads * feature_dim, axes=axes, rngs=rngs)
+        self.k = Linear(dim, heads * feature_dim, axes=axes, rngs=rngs)
+        self.v = Linear(dim, dim, axes=axes, rngs=rngs)
+        init = residual_init(layer.n_layers)
+        self.out = Linear(dim, dim, axes=("heads", "embed"), init=init, rngs=rngs)
 
     def prefill(self, x_BTD: Array, cache: TaylorCache) -> tuple[Array, TaylorCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        shape = (*x_BTD.shape[:2], self.config.heads, -1)
+        shape = (*x_BTD.shape[:2], self.heads, -1)
         q_BTHK, k_BTHK, v_BTHV = (p(x_BTD).reshape(shape) for p in (self.q, self.k, self.v))
         y_BTHV, state_BHFV = taylor_linear_attention(
-            q_BTHK, k_BTHK, v_BTHV, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.config.chunk_size
+            q_BTHK, k_BTHK, v_BTHV, initial_state=cache.state_BHFV, return_state=True, chunk_size=self.chunk_size
         )
         return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state_BHFV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> TaylorCache:
         """Return a cache that has seen no token; the sums are float32 whatever `dtype` is."""
         del max_len, dtype
-        shape = (batch, self.config.heads, taylor_features(self.config.feature_dim), self.dim // self.config.heads + 1)
+        shape = (batch, self.heads, taylor_features(self.feature_dim), self.dim // self.heads + 1)
         return TaylorCache(jnp.zeros(shape, jnp.float32))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
-        chunk = min(self.config.chunk_size, seq_len)
-        values = self.dim + self.config.heads
-        inside = (self.config.heads * self.config.feature_dim + values) * (chunk + 1)
-        return inside + 4 * taylor_features(self.config.feature_dim) * values
+        chunk = min(self.chunk_size, seq_len)
+        values = self.dim + self.heads
+        inside = (self.heads * self.feature_dim + values) * (chunk + 1)
+        return inside + 4 * taylor_features(self.feature_dim) * values

@@ -5,17 +5,38 @@ implementation: flash-linear-attention, `fla/layers/delta_net.py`). At 768 x 12:
 with eps 1e-6; 109.7M parameters, tied. See `_delta.py`.
 """
 
-import dataclasses
+from flax import nnx
 
-from seqjax.mixers._delta import DeltaConfig, DeltaMixer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(DeltaConfig):
-    """The settings of DeltaNet; keys and values are as wide as the model by default."""
+from seqjax.mixers._delta import DeltaMixer
+from seqjax.types import Layer
 
 
-class Mixer(DeltaMixer):
+class DeltaNet(DeltaMixer):
     """The delta rule without decay or output gate."""
 
-    gated = False
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int | None = None,  # of all heads together; None = model width
+        value_dim: int | None = None,  # of all heads together; None = model width
+        conv_width: int = 4,
+        norm_eps: float = 1e-6,
+        chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        del layer
+        key_dim = dim if key_dim is None else key_dim
+        super().__init__(
+            dim,
+            heads=heads,
+            key_dim=key_dim,
+            value_dim=dim if value_dim is None else value_dim,
+            gated=False,
+            conv_width=conv_width,
+            norm_eps=norm_eps,
+            chunk_size=chunk_size,
+            rngs=rngs,
+        )

@@ -5,22 +5,38 @@ public implementation: flash-linear-attention, `fla/layers/gated_deltanet.py`). 
 values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 123.9M parameters, tied. See `_delta.py`.
 """
 
-import dataclasses
+from flax import nnx
 
-from seqjax.mixers._delta import DeltaConfig, DeltaMixer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(DeltaConfig):
-    """The settings of Gated DeltaNet; by default keys take 3/4 of the model's width and values twice that."""
-
-    def widths(self, dim: int) -> tuple[int, int]:
-        """Return the width of all keys and that of all values, at model width `dim`."""
-        key_width = 3 * dim // 4 if self.key_dim is None else self.key_dim
-        return key_width, 2 * key_width if self.value_dim is None else self.value_dim
+from seqjax.mixers._delta import DeltaMixer
+from seqjax.types import Layer
 
 
-class Mixer(DeltaMixer):
+class GatedDeltaNet(DeltaMixer):
     """The delta rule with decay and output gate."""
 
-    gated = True
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int | None = None,  # of all heads together; None = 3/4 of the model width
+        value_dim: int | None = None,  # of all heads together; None = twice key_dim
+        conv_width: int = 4,
+        norm_eps: float = 1e-6,
+        chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        del layer
+        key_dim = 3 * dim // 4 if key_dim is None else key_dim
+        super().__init__(
+            dim,
+            heads=heads,
+            key_dim=key_dim,
+            value_dim=2 * key_dim if value_dim is None else value_dim,
+            gated=True,
+            conv_width=conv_width,
+            norm_eps=norm_eps,
+            chunk_size=chunk_size,
+            rngs=rngs,
+        )

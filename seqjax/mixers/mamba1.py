@@ -11,7 +11,6 @@ Ablations (arXiv 2505.18522, section 3): `decay` one or none (mixers/_ssm.py; th
 scan is Mamba-2's), one_dt (the step size is a scalar per token too), `conv=False` (the SiLU stays).
 """
 
-import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,26 +26,7 @@ from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.selective_scan import selective_scan
 from seqjax.ops.ssd import CHUNK as SSD_CHUNK
 from seqjax.ops.ssd import ssd
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """The sizes and ablations of Mamba-1."""
-
-    name: str
-    expand: int = 2  # inner width / model width
-    state: int = 16
-    dt_rank: int | None = None  # None = model width / 16, rounded up
-    conv_width: int = 4
-    conv: bool = True  # False = only the SiLU
-    decay: Literal["full", "one", "one_dt", "none"] = "full"
-    chunk_size: int | None = None  # tokens per chunk; affects the speed only; None = the default of the scan
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del dim, seq_len
-        base.check_sizes(self, expand=1, state=1, dt_rank=1, conv_width=1, chunk_size=1)
+from seqjax.types import Array, Layer
 
 
 class Mamba1Cache(NamedTuple):
@@ -56,26 +36,39 @@ class Mamba1Cache(NamedTuple):
     state_BEN: Array
 
 
-class Mixer(base.RecurrentMixer):
+class Mamba1(base.RecurrentMixer):
     """The selective state space model with its projections, convolution and gate."""
 
-    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config = config
-        self.width = width = config.expand * spec.dim
-        rank, own_dt = config.dt_rank or -(-spec.dim // 16), config.decay != "one_dt"
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,  # inner width / model width
+        state: int = 16,
+        dt_rank: int | None = None,  # None = model width / 16, rounded up
+        conv_width: int = 4,
+        conv: bool = True,  # False = only the SiLU
+        decay: Literal["full", "one", "one_dt", "none"] = "full",
+        chunk_size: int | None = None,  # tokens per chunk; affects the speed only; None = the default of the scan
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, expand=expand, state=state, dt_rank=dt_rank, conv_width=conv_width, chunk_size=chunk_size)
+        self.width = width = expand * dim
+        self.n_state, self.past, self.chunk_size = state, (conv_width - 1 if conv else 0), chunk_size
+        rank, own_dt = dt_rank or -(-dim // 16), decay != "one_dt"
         inner, axes = uniform(width**-0.5), ("mlp", None)
-        self.x = Linear(spec.dim, width, axes=("embed", "mlp"), init=uniform(spec.dim**-0.5), rngs=rngs)
-        self.z = Linear(spec.dim, width, axes=("embed", "mlp"), init=uniform(spec.dim**-0.5), rngs=rngs)
-        self.conv = ShortConv(width, width=config.conv_width, bias=True, rngs=rngs) if config.conv else None
+        self.x = Linear(dim, width, axes=("embed", "mlp"), init=uniform(dim**-0.5), rngs=rngs)
+        self.z = Linear(dim, width, axes=("embed", "mlp"), init=uniform(dim**-0.5), rngs=rngs)
+        self.conv = ShortConv(width, width=conv_width, bias=True, rngs=rngs) if conv else None
         self.delta = Linear(width, rank, axes=axes, init=inner, rngs=rngs) if own_dt else None
-        self.bc = Linear(width, 2 * config.state, axes=axes, init=inner, rngs=rngs)
+        self.bc = Linear(width, 2 * state, axes=axes, init=inner, rngs=rngs)
         self.dt = Linear(rank, width, axes=(None, "mlp"), init=uniform(rank**-0.5), rngs=rngs) if own_dt else None
         self.dt_bias = param(rngs, dt_bias, (width,), ("mlp",)) if own_dt else None
-        has_a, shared = config.decay == "full", config.decay in ("one", "one_dt")
-        self.a_log = param(rngs, _a_log, (width, config.state), ("mlp", "state")) if has_a else None
-        self.decay = SharedDecay(width, axis="mlp", rngs=rngs) if shared else None
+        self.a_log = param(rngs, _a_log, (width, state), ("mlp", "state")) if decay == "full" else None
+        self.decay = SharedDecay(width, axis="mlp", rngs=rngs) if decay in ("one", "one_dt") else None
         self.skip = param(rngs, constant(1.0), (width,), ("mlp",))
-        self.out = Linear(width, spec.dim, axes=("mlp", "embed"), init=out_init(width, spec.n_layers), rngs=rngs)
+        self.out = Linear(width, dim, axes=("mlp", "embed"), init=out_init(width, layer.n_layers), rngs=rngs)
 
     def _step_size(self, x_BTE: Array) -> Array:
         if self.delta is None or self.dt is None or self.dt_bias is None:
@@ -84,7 +77,7 @@ class Mixer(base.RecurrentMixer):
         return jax.nn.softplus(self.dt(self.delta(x_BTE)).astype(jnp.float32) + self.dt_bias[...])
 
     def _scan(self, x_BTE: Array, state_BEN: Array) -> tuple[Array, Array]:
-        dt_BTE, chunk = self._step_size(x_BTE), self.config.chunk_size
+        dt_BTE, chunk = self._step_size(x_BTE), self.chunk_size
         b_BTN, c_BTN = jnp.split(self.bc(x_BTE), 2, axis=-1)
         if self.a_log is not None:
             a_EN = -jnp.exp(self.a_log[...])
@@ -119,17 +112,15 @@ class Mixer(base.RecurrentMixer):
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
         """Return a cache that has seen no token."""
         del max_len
-        past = self.config.conv_width - 1 if self.config.conv else 0
-        state_BEN = jnp.zeros((batch, self.width, self.config.state), jnp.float32)
-        return Mamba1Cache(jnp.zeros((batch, past, self.width), dtype), state_BEN)
+        state_BEN = jnp.zeros((batch, self.width, self.n_state), jnp.float32)
+        return Mamba1Cache(jnp.zeros((batch, self.past, self.width), dtype), state_BEN)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of the recurrence (9 elementwise ones per channel and state), or of Mamba-2's chunks."""
-        n_state = self.config.state
-        if self.config.decay == "full":
-            return 9 * self.width * n_state
-        chunk = min(self.config.chunk_size or SSD_CHUNK, seq_len)
-        return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state
+        if self.a_log is not None:
+            return 9 * self.width * self.n_state
+        chunk = min(self.chunk_size or SSD_CHUNK, seq_len)
+        return (self.n_state + self.width) * (chunk + 1) + 4 * self.width * self.n_state
 
 
 def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -12,7 +12,6 @@ Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py
 `norm=False`.
 """
 
-import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,31 +26,7 @@ from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.ssd import CHUNK, ssd
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """The sizes and ablations of Mamba-2."""
-
-    name: str
-    expand: int = 2  # inner width / model width
-    head_dim: int = 64
-    state: int = 128
-    conv_width: int = 4
-    conv: bool = True  # False = only the SiLU
-    decay: Literal["full", "one", "none"] = "full"
-    norm: bool = True
-    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del seq_len
-        base.check_sizes(self, expand=1, head_dim=1, state=1, conv_width=1, chunk_size=1)
-        if self.expand * dim % self.head_dim:
-            raise UserError(
-                f"config.model.mixer.head_dim={self.head_dim} does not divide the inner width {self.expand * dim}."
-            )
+from seqjax.types import Array, Layer
 
 
 class Mamba2Cache(NamedTuple):
@@ -66,28 +41,44 @@ def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
 
 
-class Mixer(base.RecurrentMixer):
+class Mamba2(base.RecurrentMixer):
     """The state space model with its projections, convolutions, gate and norm."""
 
-    def __init__(self, config: Config, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config = config
-        self.width = config.expand * spec.dim
-        self.heads = self.width // config.head_dim
-        init = uniform(spec.dim**-0.5)
-        self.z = Linear(spec.dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
-        self.x = Linear(spec.dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
-        self.bc = Linear(spec.dim, 2 * config.state, axes=("embed", None), init=init, rngs=rngs)
-        self.dt = Linear(spec.dim, self.heads, axes=("embed", "heads"), init=init, rngs=rngs)
-        width = config.conv_width if config.conv else 0
-        self.conv_x = ShortConv(self.width, width=width, bias=True, axis="heads", rngs=rngs) if width else None
-        self.conv_bc = ShortConv(2 * config.state, width=width, bias=True, axis=None, rngs=rngs) if width else None
+    def __init__(
+        self,
+        dim: int,
+        *,
+        expand: int = 2,  # inner width / model width
+        head_dim: int = 64,
+        state: int = 128,
+        conv_width: int = 4,
+        conv: bool = True,  # False = only the SiLU
+        decay: Literal["full", "one", "none"] = "full",
+        norm: bool = True,
+        chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, expand=expand, head_dim=head_dim, state=state, conv_width=conv_width, chunk_size=chunk_size)
+        self.width = expand * dim
+        if self.width % head_dim:
+            raise UserError(f"head_dim={head_dim} does not divide the inner width {self.width}.")
+        self.heads, self.head_dim, self.n_state = self.width // head_dim, head_dim, state
+        self.past, self.chunk_size = (conv_width - 1 if conv else 0), chunk_size
+        init = uniform(dim**-0.5)
+        self.z = Linear(dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
+        self.x = Linear(dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
+        self.bc = Linear(dim, 2 * state, axes=("embed", None), init=init, rngs=rngs)
+        self.dt = Linear(dim, self.heads, axes=("embed", "heads"), init=init, rngs=rngs)
+        self.conv_x = ShortConv(self.width, width=conv_width, bias=True, axis="heads", rngs=rngs) if conv else None
+        self.conv_bc = ShortConv(2 * state, width=conv_width, bias=True, axis=None, rngs=rngs) if conv else None
         self.dt_bias = param(rngs, dt_bias, (self.heads,), ("heads",))
-        self.a_log = param(rngs, _a_log, (self.heads,), ("heads",)) if config.decay == "full" else None
-        self.decay = SharedDecay(spec.dim, axis="embed", rngs=rngs) if config.decay == "one" else None
+        self.a_log = param(rngs, _a_log, (self.heads,), ("heads",)) if decay == "full" else None
+        self.decay = SharedDecay(dim, axis="embed", rngs=rngs) if decay == "one" else None
         self.skip = param(rngs, constant(1.0), (self.heads,), ("heads",))
-        self.norm = RMSNorm(self.width, axis="heads", rngs=rngs) if config.norm else None
-        out = out_init(self.width, spec.n_layers)
-        self.out = Linear(self.width, spec.dim, axes=("heads", "embed"), init=out, rngs=rngs)
+        self.norm = RMSNorm(self.width, axis="heads", rngs=rngs) if norm else None
+        out = out_init(self.width, layer.n_layers)
+        self.out = Linear(self.width, dim, axes=("heads", "embed"), init=out, rngs=rngs)
 
     def _log_decay(self, u_BTD: Array, dt_BTH: Array) -> Array:
         if self.a_log is not None:
@@ -108,7 +99,7 @@ class Mixer(base.RecurrentMixer):
             past_x_BWE, past_bc_BWN = cache.x_BWE, cache.bc_BWN
         b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
         dt_BTH = jax.nn.softplus(self.dt(u_BTD).astype(jnp.float32) + self.dt_bias[...])
-        x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.config.head_dim)
+        x_BTHV = x_BTE.reshape(n_batch, seq_len, self.heads, self.head_dim)
         y_BTHV, state_BHNV = ssd(
             x_BTHV,
             self._log_decay(u_BTD, dt_BTH),
@@ -117,7 +108,7 @@ class Mixer(base.RecurrentMixer):
             dt_BTH=dt_BTH,
             initial_state=cache.state_BHNV,
             return_state=True,
-            chunk_size=self.config.chunk_size,
+            chunk_size=self.chunk_size,
         )
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
         y_BTE = y_BTHV.reshape(n_batch, seq_len, -1) * jax.nn.silu(self.z(u_BTD))
@@ -127,14 +118,13 @@ class Mixer(base.RecurrentMixer):
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return a cache that has seen no token."""
         del max_len
-        past = self.config.conv_width - 1 if self.config.conv else 0
         return Mamba2Cache(
-            jnp.zeros((batch, past, self.width), dtype),
-            jnp.zeros((batch, past, 2 * self.config.state), dtype),
-            jnp.zeros((batch, self.heads, self.config.state, self.config.head_dim), jnp.float32),
+            jnp.zeros((batch, self.past, self.width), dtype),
+            jnp.zeros((batch, self.past, 2 * self.n_state), dtype),
+            jnp.zeros((batch, self.heads, self.n_state, self.head_dim), jnp.float32),
         )
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of scores and their product with x in half a chunk, and of updating and reading a state."""
-        chunk, n_state = min(self.config.chunk_size, seq_len), self.config.state
+        chunk, n_state = min(self.chunk_size, seq_len), self.n_state
         return (n_state + self.width) * (chunk + 1) + 4 * self.width * n_state

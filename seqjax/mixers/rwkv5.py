@@ -8,7 +8,6 @@ omega is a parameter. The decay, the state and the norm are float32. The public 
 is 64e-5, which equals the public training code's y / 8 with eps 1e-5.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -22,24 +21,7 @@ from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK, wkv6
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """The sizes of RWKV-5's time mix."""
-
-    name: str
-    head_dim: int = 64
-    chunk_size: int = CHUNK  # tokens per chunk; affects the speed, not the result
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del seq_len
-        if self.head_dim < 1 or dim % self.head_dim:
-            raise UserError(f"config.model.mixer.head_dim={self.head_dim} must divide config.model.dim={dim}.")
-        if self.chunk_size < 1:
-            raise UserError(f"config.model.mixer.chunk_size must be at least 1, not {self.chunk_size}.")
+from seqjax.types import Array, Layer
 
 
 class RwkvCache(NamedTuple):
@@ -49,16 +31,16 @@ class RwkvCache(NamedTuple):
     state_BHKV: Array
 
 
-def omega_init(spec: LayerSpec) -> Any:
+def omega_init(dim: int, layer: Layer) -> Any:
     """Return the initialiser of omega: decays from slow to fast over the channels, steeper in deep layers."""
-    n_D = jnp.arange(spec.dim) / (spec.dim - 1)
-    return values(-6 + 5 * n_D ** (0.7 + 1.3 * depth(spec)[0]))
+    n_D = jnp.arange(dim) / (dim - 1)
+    return values(-6 + 5 * n_D ** (0.7 + 1.3 * depth(layer)[0]))
 
 
-def bonus_init(spec: LayerSpec) -> Any:
+def bonus_init(dim: int, layer: Layer) -> Any:
     """Return the initialiser of u, the bonus of the current token."""
-    n_D = jnp.arange(spec.dim)
-    return values(depth(spec)[0] * (1 - n_D / (spec.dim - 1)) + 0.1 * ((n_D + 1) % 3 - 1))
+    n_D = jnp.arange(dim)
+    return values(depth(layer)[0] * (1 - n_D / (dim - 1)) + 0.1 * ((n_D + 1) % 3 - 1))
 
 
 class Block(RwkvBlock):
@@ -67,29 +49,39 @@ class Block(RwkvBlock):
     version = 5
 
 
-class Mixer(base.RecurrentMixer):
+class RWKV5(base.RecurrentMixer):
     """The time mix; RWKV-6 overrides the token shift and the decay."""
 
     block = Block
 
-    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config = config
-        self.dim, self.heads = spec.dim, spec.dim // config.head_dim
+    def __init__(
+        self,
+        dim: int,
+        *,
+        head_dim: int = 64,
+        chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        if head_dim < 1 or dim % head_dim:
+            raise UserError(f"head_dim={head_dim} must divide dim={dim}.")
+        base.at_least(1, chunk_size=chunk_size)
+        self.dim, self.heads, self.head_dim, self.chunk_size = dim, dim // head_dim, head_dim, chunk_size
 
         def square(init: Any, axes: tuple[str, str] = ("embed", "heads")) -> Linear:
-            return Linear(spec.dim, spec.dim, axes=axes, init=init, rngs=rngs)
+            return Linear(dim, dim, axes=axes, init=init, rngs=rngs)
 
         self.r, self.k, self.v = square(orthogonal()), square(orthogonal(0.1)), square(orthogonal())
         self.g = square(orthogonal(0.1))
         self.out = square(constant(0.0), ("heads", "embed"))
-        self.omega = param(rngs, omega_init(spec), (spec.dim,), ("heads",))
-        self.u = param(rngs, bonus_init(spec), (spec.dim,), ("heads",))
-        self.norm = GroupNorm(self.heads, config.head_dim, gain=group_norm_gain(spec), rngs=rngs)
-        self._init_token_shift(spec, rngs)
+        self.omega = param(rngs, omega_init(dim, layer), (dim,), ("heads",))
+        self.u = param(rngs, bonus_init(dim, layer), (dim,), ("heads",))
+        self.norm = GroupNorm(self.heads, head_dim, gain=group_norm_gain(layer), rngs=rngs)
+        self._init_token_shift(layer, rngs)
 
-    def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
-        rho, kappa = depth(spec)
-        slow_D, fast_D = ramp(spec.dim, kappa), ramp(spec.dim, kappa / 2)
+    def _init_token_shift(self, layer: Layer, rngs: nnx.Rngs) -> None:
+        rho, kappa = depth(layer)
+        slow_D, fast_D = ramp(self.dim, kappa), ramp(self.dim, kappa / 2)
         # The rows belong to r, k, v and g.
         mu_PD = jnp.stack([1 - x_D for x_D in (fast_D, slow_D, slow_D + 0.3 * rho, fast_D)])
         self.mu = param(rngs, values(mu_PD), mu_PD.shape, ("state", "embed"))
@@ -105,7 +97,7 @@ class Mixer(base.RecurrentMixer):
         r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, delta_BTD)
 
         def split_heads(x: Array) -> Array:
-            return x.reshape(*x.shape[:2], self.heads, self.config.head_dim)
+            return x.reshape(*x.shape[:2], self.heads, self.head_dim)
 
         y_BTHV, state_BHKV = wkv6(
             split_heads(self.r(r_BTD)),
@@ -115,7 +107,7 @@ class Mixer(base.RecurrentMixer):
             self.u[...].reshape(self.heads, -1),
             initial_state=cache.state_BHKV,
             return_state=True,
-            chunk_size=self.config.chunk_size,
+            chunk_size=self.chunk_size,
         )
         y_BTD = self.norm(y_BTHV).astype(x_BTD.dtype) * jax.nn.silu(self.g(g_BTD))
         return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state_BHKV)
@@ -123,10 +115,10 @@ class Mixer(base.RecurrentMixer):
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:
         """Return a cache that has seen no token."""
         del max_len
-        state_BHKV = jnp.zeros((batch, self.heads, self.config.head_dim, self.config.head_dim), jnp.float32)
+        state_BHKV = jnp.zeros((batch, self.heads, self.head_dim, self.head_dim), jnp.float32)
         return RwkvCache(jnp.zeros((batch, self.dim), dtype), state_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of scores and their product with v in half a chunk, and of updating and reading a state."""
-        chunk = min(self.config.chunk_size, seq_len)
-        return 2 * self.dim * (chunk + 1) + 4 * self.dim * self.config.head_dim
+        chunk = min(self.chunk_size, seq_len)
+        return 2 * self.dim * (chunk + 1) + 4 * self.dim * self.head_dim

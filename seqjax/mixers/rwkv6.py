@@ -7,33 +7,17 @@
 From omega on the decay is float32, whereas the public code computes it in the model's dtype.
 """
 
-import dataclasses
-
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError
-from seqjax.mixers import rwkv5
+from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp
+from seqjax.mixers.rwkv5 import RWKV5
 from seqjax.nn.initializers import constant, uniform, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(rwkv5.Config):
-    """The sizes of RWKV-6's time mix."""
-
-    shift_rank: int = 32
-    decay_rank: int = 64
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        super().check(dim=dim, seq_len=seq_len)
-        for name in ("shift_rank", "decay_rank"):
-            if getattr(self, name) < 1:
-                raise UserError(f"config.model.mixer.{name} must be at least 1, not {getattr(self, name)}.")
+from seqjax.ops.linear_attention import CHUNK
+from seqjax.types import Array, Layer
 
 
 class Block(RwkvBlock):
@@ -42,14 +26,29 @@ class Block(RwkvBlock):
     version = 6
 
 
-class Mixer(rwkv5.Mixer):
+class RWKV6(RWKV5):
     """The time mix with data-dependent token shift and decay."""
 
     block = Block
 
-    def _init_token_shift(self, spec: LayerSpec, rngs: nnx.Rngs) -> None:
-        dim, rank, zeros = spec.dim, self.config.shift_rank, constant(0.0)
-        rho, kappa = depth(spec)
+    def __init__(
+        self,
+        dim: int,
+        *,
+        head_dim: int = 64,
+        shift_rank: int = 32,
+        decay_rank: int = 64,
+        chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
+        self.shift_rank, self.decay_rank = shift_rank, decay_rank
+        super().__init__(dim, head_dim=head_dim, chunk_size=chunk_size, layer=layer, rngs=rngs)
+
+    def _init_token_shift(self, layer: Layer, rngs: nnx.Rngs) -> None:
+        dim, rank, zeros = self.dim, self.shift_rank, constant(0.0)
+        rho, kappa = depth(layer)
         slow_D, fast_D = ramp(dim, kappa), ramp(dim, kappa / 2)
         # The rows are in the order of W_2: w, k, v, r, g.
         mu_PD = jnp.stack([1 - x_D for x_D in (slow_D, slow_D, slow_D + 0.3 * rho, fast_D, fast_D)])
@@ -57,13 +56,12 @@ class Mixer(rwkv5.Mixer):
         self.mu = param(rngs, values(mu_PD), (5, dim), ("state", "embed"))
         self.w1 = Linear(dim, 5 * rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
         self.w2 = param(rngs, uniform(0.01), (5, rank, dim), (None, "rank", "embed"))
-        decay_rank = self.config.decay_rank
-        self.d1 = Linear(dim, decay_rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
-        self.d2 = Linear(decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
+        self.d1 = Linear(dim, self.decay_rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
+        self.d2 = Linear(self.decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
 
     def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
         hidden_BTM = jnp.tanh(self.w1(lerp(x_BTD, delta_BTD, self.mu_x)))
-        hidden_BTPM = hidden_BTM.reshape(*x_BTD.shape[:2], 5, self.config.shift_rank)
+        hidden_BTPM = hidden_BTM.reshape(*x_BTD.shape[:2], 5, self.shift_rank)
         delta_mu_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
         mu_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + delta_mu_PBTD
         w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = x_BTD + delta_BTD * mu_PBTD

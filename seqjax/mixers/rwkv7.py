@@ -12,7 +12,6 @@ Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. R
 (49,920 more), because layers share one structure. Deviation: with a tied embedding, N(0, 0.02^2) instead of U(+-1e-4).
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -22,46 +21,30 @@ from flax import nnx
 from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
-from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, gate_rank, rank, value_rank
+from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, rank
+from seqjax.mixers._rwkv7 import gate_rank as published_gate_rank
+from seqjax.mixers._rwkv7 import value_rank as published_value_rank
 from seqjax.nn.initializers import constant, orthogonal, values
 from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7
-from seqjax.types import Array, LayerSpec
+from seqjax.types import Array, Layer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """The heads and the ranks of the low-rank maps; a rank of None is as published for the model's width."""
-
-    name: str
-    heads: int
-    decay_rank: int | None = None
-    eta_rank: int | None = None
-    value_rank: int | None = None
-    gate_rank: int | None = None
-    chunk_size: int = 64  # tokens per chunk; affects the speed, not the result
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        del seq_len
-        if self.heads < 1 or dim % self.heads:
-            raise UserError(f"config.model.mixer.heads={self.heads} does not divide config.model.dim={dim}.")
-        base.check_sizes(self, decay_rank=1, eta_rank=1, value_rank=1, gate_rank=1)
-        if not 1 <= self.chunk_size <= 128:
-            raise UserError(
-                f"config.model.mixer.chunk_size={self.chunk_size} must be 1 to 128: over more positions the decay "
-                "does not fit float32."
-            )
-
-
-def lora_ranks(config: Any, dim: int) -> tuple[int, int, int, int]:
-    """Return the ranks of w, a, v and g: 64, 64, 32 and 128 at a width of 768."""
+def lora_ranks(
+    dim: int,
+    *,
+    decay_rank: int | None = None,
+    eta_rank: int | None = None,
+    value_rank: int | None = None,
+    gate_rank: int | None = None,
+) -> tuple[int, int, int, int]:
+    """Return the ranks of w, a, v and g, by default the published ones: 64, 64, 32 and 128 at a width of 768."""
     return (
-        config.decay_rank or rank(dim, 1.8, 0.5),
-        config.eta_rank or rank(dim, 1.8, 0.5),
-        value_rank(config, dim),
-        gate_rank(config, dim),
+        decay_rank or rank(dim, 1.8, 0.5),
+        eta_rank or rank(dim, 1.8, 0.5),
+        value_rank or published_value_rank(dim),
+        gate_rank or published_gate_rank(dim),
     )
 
 
@@ -72,7 +55,7 @@ class Rwkv7Cache(NamedTuple):
     last_BD: Array
 
 
-class Mixer(TimeMix):
+class RWKV7(TimeMix):
     """The time mix of RWKV-7.
 
     By itself it is that of a first layer, whose values are the ones that later layers mix in: the value residual
@@ -81,16 +64,34 @@ class Mixer(TimeMix):
 
     block = Block
 
-    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.config = config
-        self.dim, self.head_dim = spec.dim, spec.dim // config.heads
-        dim = spec.dim
-        rho = depth(spec)[0]
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        decay_rank: int | None = None,  # this and the other ranks: None = as published for the model's width
+        eta_rank: int | None = None,
+        value_rank: int | None = None,
+        gate_rank: int | None = None,
+        chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        if heads < 1 or dim % heads:
+            raise UserError(f"heads={heads} does not divide dim={dim}.")
+        ranks = {"decay_rank": decay_rank, "eta_rank": eta_rank, "value_rank": value_rank, "gate_rank": gate_rank}
+        base.at_least(1, **ranks)
+        if not 1 <= chunk_size <= 128:
+            raise UserError(
+                f"chunk_size={chunk_size} must be 1 to 128: over more positions the decay does not fit float32."
+            )
+        self.dim, self.heads, self.head_dim, self.chunk_size = dim, heads, dim // heads, chunk_size
+        rho = depth(layer)[0]
         linear_D = centred(dim)
         position_D = (jnp.arange(dim) % self.head_dim) * 2 / max(1, self.head_dim - 1) - 1
         zigzag_D = position_D * jnp.abs(position_D)
         decay_D = -6 + 6 * (linear_D + 0.5) ** (1 + rho**0.3) + 0.5 + 2.5 * zigzag_D
-        ranks = lora_ranks(config, dim)
+        n_w, n_a, n_v, n_g = lora_ranks(dim, **ranks)
 
         def linear(scale: float) -> Linear:
             return Linear(dim, dim, axes=("embed", "heads"), init=orthogonal(scale), rngs=rngs)
@@ -98,14 +99,14 @@ class Mixer(TimeMix):
         def vector(x: Any) -> nnx.Param:
             return param(rngs, values(x), (dim,), ("heads",))
 
-        self.mu = TokenShift("rwkvag", spec, rngs=rngs)
+        self.mu = TokenShift("rwkvag", dim, layer, rngs=rngs)
         self.r, self.k, self.v = linear(1.0), linear(0.1), linear(1.0)
-        self.w_lora = Lora(dim, ranks[0], bias=decay_D, activation=jnp.tanh, rngs=rngs)
-        self.a_lora = Lora(dim, ranks[1], bias=-0.19 + 0.3 * zigzag_D + 0.4 * linear_D, rngs=rngs)
-        self.v_lora = ValueResidual(dim, ranks[2], rngs=rngs)
-        self.g_lora = Lora(dim, ranks[3], activation=jax.nn.sigmoid, rngs=rngs)
+        self.w_lora = Lora(dim, n_w, bias=decay_D, activation=jnp.tanh, rngs=rngs)
+        self.a_lora = Lora(dim, n_a, bias=-0.19 + 0.3 * zigzag_D + 0.4 * linear_D, rngs=rngs)
+        self.v_lora = ValueResidual(dim, n_v, rngs=rngs)
+        self.g_lora = Lora(dim, n_g, activation=jax.nn.sigmoid, rngs=rngs)
         self.k_k, self.k_a, self.r_k = vector(0.71 - 0.1 * linear_D), vector(1.02), vector(-0.04)
-        self.norm = GroupNorm(config.heads, self.head_dim, gain=group_norm_gain(spec), rngs=rngs)
+        self.norm = GroupNorm(heads, self.head_dim, gain=group_norm_gain(layer), rngs=rngs)
         self.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
 
     def time_mix(
@@ -145,7 +146,7 @@ class Mixer(TimeMix):
             (kappa_BTHK * eta_BTHK).astype(dtype),
             initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
-            chunk_size=self.config.chunk_size,
+            chunk_size=self.chunk_size,
         )
         o_BTHV, s_BHKV = result
         r_k_HK = self._split_heads(self.r_k[...])
@@ -156,12 +157,12 @@ class Mixer(TimeMix):
         return self.out(y_BTD.astype(dtype)), own_v_BTD, cache
 
     def _split_heads(self, x: Array) -> Array:
-        return x.reshape(*x.shape[:-1], self.config.heads, self.head_dim)
+        return x.reshape(*x.shape[:-1], self.heads, self.head_dim)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Rwkv7Cache:
         """Return a cache that has seen no token; it does not depend on `max_len`."""
         del max_len
-        shape = (batch, self.config.heads, self.head_dim, self.head_dim)
+        shape = (batch, self.heads, self.head_dim, self.head_dim)
         return Rwkv7Cache(jnp.zeros(shape, jnp.float32), jnp.zeros((batch, self.dim), dtype))
 
     def flops_per_token(self, seq_len: int) -> float:

@@ -10,7 +10,6 @@ none. W_k is initialised orthogonal with scale 1, not RWKV's 0.1, which would ma
 are normalised only for Top-1, unless `qk_norm` is set. ChannelMix keeps its own token shift.
 """
 
-import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,57 +17,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.mixers import base, top1_chunk, transformer_pp
+from seqjax.mixers import base
+from seqjax.mixers._attention import AttentionMixer
 from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
-from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, gate_rank, value_rank
+from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual
+from seqjax.mixers._rwkv7 import gate_rank as published_gate_rank
+from seqjax.mixers._rwkv7 import value_rank as published_value_rank
+from seqjax.mixers.top1_chunk import Top1Chunk
+from seqjax.mixers.transformer_pp import TransformerPP
 from seqjax.nn.initializers import constant, orthogonal
 from seqjax.nn.layers import Linear
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """`core` is the attention in place of the recurrence; `window` and `chunk_size` are for the cores that use them."""
-
-    name: str
-    heads: int
-    core: Literal["full", "window", "top1_exact", "top1_approx"] = "top1_exact"
-    window: int = 256
-    chunk_size: int = 128
-    position: Literal["rope", "none"] = "rope"
-    rope_base: float = 1e6
-    qk_norm: bool | None = None  # as that of the attention mixers; None = for the Top-1 cores only
-    key_init: float = 1.0  # scale of the orthogonal initialisation of W_k
-    # Which parts of RWKV-7's time mix stay around the core.
-    token_shift: bool = True
-    value_residual: bool = True
-    gate: bool = True
-    head_norm: bool = True
-    value_rank: int | None = None  # of the value residual; None = as published for the model's width
-    gate_rank: int | None = None  # of the gate; the same
-    implementation: str | None = None
-
-    def core_config(self) -> Any:
-        """Return the settings of the attention mixer that replaces the recurrence."""
-        shared: dict[str, Any] = {
-            "heads": self.heads,
-            "position": self.position,
-            "rope_base": self.rope_base,
-            "qk_norm": self.core.startswith("top1") if self.qk_norm is None else self.qk_norm,
-            "implementation": self.implementation,
-        }
-        if self.core.startswith("top1"):
-            selection: Any = self.core.removeprefix("top1_")
-            return top1_chunk.Config(name="top1_chunk", chunk_size=self.chunk_size, selection=selection, **shared)
-        window = self.window if self.core == "window" else None
-        return transformer_pp.Config(name="transformer_pp", window=window, **shared)
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        if self.core == "window" and self.window < 1:
-            raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or core=full.")
-        base.check_sizes(self, value_rank=1, gate_rank=1)
-        self.core_config().check(dim=dim, seq_len=seq_len)
+from seqjax.types import Array, Layer
 
 
 class ShellCache(NamedTuple):
@@ -78,7 +37,7 @@ class ShellCache(NamedTuple):
     last_BD: Array
 
 
-class Mixer(TimeMix):
+class RWKV7Shell(TimeMix):
     """The time mix; the core is an attention mixer whose projections are initialised like RWKV's.
 
     By itself it is that of a first layer: the value residual (`v_lora`) has no effect and gets no gradient.
@@ -86,23 +45,59 @@ class Mixer(TimeMix):
 
     block = Block
 
-    def __init__(self, config: Any, spec: LayerSpec, *, rngs: nnx.Rngs):
-        self.dim, dim = spec.dim, spec.dim
-        core_config = config.core_config()
-        module: Any = top1_chunk if core_config.name == "top1_chunk" else transformer_pp
-        self.core = module.Mixer(core_config, spec, rngs=rngs)
-        self.heads, self.head_dim = config.heads, self.core.head_dim
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        core: Literal["full", "window", "top1_exact", "top1_approx"] = "top1_exact",  # in place of the recurrence
+        window: int = 256,  # for core=window
+        chunk_size: int = 128,  # for the Top-1 cores
+        position: Literal["rope", "none"] = "rope",
+        rope_base: float = 1e6,
+        qk_norm: bool | None = None,  # as that of the attention mixers; None = for the Top-1 cores only
+        key_init: float = 1.0,  # scale of the orthogonal initialisation of W_k
+        token_shift: bool = True,  # this and the next three: which parts of RWKV-7's time mix stay around the core
+        value_residual: bool = True,
+        gate: bool = True,
+        head_norm: bool = True,
+        value_rank: int | None = None,  # of the value residual; None = as published for the model's width
+        gate_rank: int | None = None,  # of the gate; the same
+        implementation: str | None = None,
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        if core == "window" and window < 1:
+            raise UserError(f"window={window}: give the keys a query sees, or core=full.")
+        base.at_least(1, value_rank=value_rank, gate_rank=gate_rank)
+        is_top1 = core.startswith("top1")
+        shared: Any = {
+            "heads": heads,
+            "position": position,
+            "rope_base": rope_base,
+            "qk_norm": is_top1 if qk_norm is None else qk_norm,
+            "implementation": implementation,
+            "layer": layer,
+            "rngs": rngs,
+        }
+        if is_top1:
+            selection: Any = core.removeprefix("top1_")
+            self.core: AttentionMixer = Top1Chunk(dim, chunk_size=chunk_size, selection=selection, **shared)
+        else:
+            self.core = TransformerPP(dim, window=window if core == "window" else None, **shared)
+        self.dim, self.heads, self.head_dim = dim, heads, self.core.head_dim
 
         def linear(scale: float) -> Linear:
             return Linear(dim, dim, axes=("embed", "heads"), init=orthogonal(scale), rngs=rngs)
 
-        self.core.q, self.core.k, self.core.v = linear(1.0), linear(config.key_init), linear(1.0)
+        self.core.q, self.core.k, self.core.v = linear(1.0), linear(key_init), linear(1.0)
         self.core.out = Linear(dim, dim, axes=("heads", "embed"), init=constant(0.0), rngs=rngs)
-        self.mu = TokenShift("rkvg" if config.gate else "rkv", spec, rngs=rngs) if config.token_shift else None
-        self.v_lora = ValueResidual(dim, value_rank(config, dim), rngs=rngs) if config.value_residual else None
-        self.g_lora = Lora(dim, gate_rank(config, dim), activation=jax.nn.sigmoid, rngs=rngs) if config.gate else None
-        gain = group_norm_gain(spec)
-        self.norm = GroupNorm(config.heads, self.head_dim, gain=gain, rngs=rngs) if config.head_norm else None
+        self.mu = TokenShift("rkvg" if gate else "rkv", dim, layer, rngs=rngs) if token_shift else None
+        n_v, n_g = value_rank or published_value_rank(dim), gate_rank or published_gate_rank(dim)
+        self.v_lora = ValueResidual(dim, n_v, rngs=rngs) if value_residual else None
+        self.g_lora = Lora(dim, n_g, activation=jax.nn.sigmoid, rngs=rngs) if gate else None
+        gain = group_norm_gain(layer)
+        self.norm = GroupNorm(heads, self.head_dim, gain=gain, rngs=rngs) if head_norm else None
 
     def _shifted_inputs(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
         """Return the inputs of r (the query), k, v and g."""

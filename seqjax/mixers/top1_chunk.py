@@ -6,38 +6,17 @@ Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it
 selection.
 """
 
-import dataclasses
 import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 import kernels_pallas
 from seqjax.errors import UserError
-from seqjax.mixers._attention import AttentionConfig, AttentionMixer
-from seqjax.types import Array
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(AttentionConfig):
-    """The settings of Top-1 Chunk; selection "exact" scores every past key, and "approx" one mean key per chunk."""
-
-    qk_norm: bool = True
-    chunk_size: int = 128
-    selection: Literal["exact", "approx"] = "exact"
-    implementation: str | None = None
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        super().check(dim=dim, seq_len=seq_len)
-        if self.position == "alibi":
-            raise UserError("config.model.mixer.position='alibi' is for softmax attention; choose rope or none.")
-        if not 1 <= self.chunk_size <= seq_len:
-            raise UserError(
-                f"config.model.mixer.chunk_size={self.chunk_size} does not fit config.train.seq_len={seq_len}: "
-                f"choose a chunk of 1 to {seq_len} tokens (the paper: 128), or longer sequences."
-            )
+from seqjax.mixers._attention import AttentionMixer
+from seqjax.types import Array, Layer
 
 
 class Top1Cache(NamedTuple):
@@ -49,8 +28,47 @@ class Top1Cache(NamedTuple):
     mean_BcGK: Array | None
 
 
-class Mixer(AttentionMixer):
+class Top1Chunk(AttentionMixer):
     """Attention to the local chunk and to one selected past chunk."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        head_dim: int | None = None,  # None = model width / heads
+        # With "none", only the causal mask and config.model.learned_positions carry position information.
+        position: Literal["rope", "none"] = "rope",
+        rope_base: float = 10_000.0,
+        qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        bias: bool = False,
+        conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        chunk_size: int = 128,
+        selection: Literal["exact", "approx"] = "exact",  # exact scores every past key, approx one mean key per chunk
+        implementation: str | None = None,
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        if not 1 <= chunk_size <= layer.max_len:
+            raise UserError(
+                f"chunk_size={chunk_size} does not fit sequences of {layer.max_len} tokens: choose a chunk of 1 to "
+                f"{layer.max_len} tokens (the paper: 128), or longer sequences."
+            )
+        self.chunk_size, self.selection, self.implementation = chunk_size, selection, implementation
+        super().__init__(
+            dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            bias=bias,
+            conv=conv,
+            layer=layer,
+            rngs=rngs,
+        )
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """Return `kernels_pallas.top1_chunk_attention` of the inputs, [B, T, H, K]."""
@@ -58,17 +76,17 @@ class Mixer(AttentionMixer):
             q_BTHK,
             k_BTGK,
             v_BTGK,
-            chunk_size=self.config.chunk_size,
-            selection=self.config.selection,
-            implementation=self.config.implementation,
+            chunk_size=self.chunk_size,
+            selection=self.selection,
+            implementation=self.implementation,
         )
 
     def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
         """Return an empty cache of `max_len` entries."""
         cache = super().init_attention_cache(batch, max_len, dtype)
         mean_BcGK = None
-        if self.config.selection == "approx":
-            n_chunks = max_len // self.config.chunk_size
+        if self.selection == "approx":
+            n_chunks = max_len // self.chunk_size
             mean_BcGK = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
         return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, mean_BcGK)
 
@@ -78,10 +96,10 @@ class Mixer(AttentionMixer):
         if cache.mean_BcGK is None:
             return cache
         if k_BTGK.shape[1] > 1:
-            mean_BcGK = kernels_pallas.chunk_means(cache.k_BSGK, chunk_size=self.config.chunk_size)
+            mean_BcGK = kernels_pallas.chunk_means(cache.k_BSGK, chunk_size=self.chunk_size)
         else:
             mean_BcGK = kernels_pallas.update_chunk_means(
-                cache.mean_BcGK, cache.k_BSGK, cache.length, chunk_size=self.config.chunk_size
+                cache.mean_BcGK, cache.k_BSGK, cache.length, chunk_size=self.chunk_size
             )
         return cache._replace(mean_BcGK=mean_BcGK)
 
@@ -103,8 +121,8 @@ class Mixer(AttentionMixer):
             cache.k_BSGK,
             cache.v_BSGK,
             length,
-            chunk_size=self.config.chunk_size,
-            selection=self.config.selection,
+            chunk_size=self.chunk_size,
+            selection=self.selection,
             chunk_mean_BcGK=cache.mean_BcGK,
             implementation=implementation,
         )
@@ -118,15 +136,15 @@ class Mixer(AttentionMixer):
         return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
 
     def _selection_flops(self, seq_len: int) -> float:
-        n_chunks, chunk = seq_len // self.config.chunk_size, self.config.chunk_size
+        n_chunks, chunk = seq_len // self.chunk_size, self.chunk_size
         # The queries of chunk n score n past chunks; those of a trailing partial chunk score all.
         scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
-        keys_per_chunk = chunk if self.config.selection == "exact" else 1
-        return 2 * self.config.heads * self.head_dim * keys_per_chunk * scored / seq_len
+        keys_per_chunk = chunk if self.selection == "exact" else 1
+        return 2 * self.heads * self.head_dim * keys_per_chunk * scored / seq_len
 
     def _attention_flops(self, seq_len: int) -> float:
-        chunk = self.config.chunk_size
+        chunk = self.chunk_size
         n_chunks, remainder = divmod(seq_len, chunk)
         local = (n_chunks * chunk * (chunk + 1) + remainder * (remainder + 1)) / 2
         remote = max(0, seq_len - chunk) * chunk
-        return 4 * self.config.heads * self.head_dim * (local + remote) / seq_len
+        return 4 * self.heads * self.head_dim * (local + remote) / seq_len

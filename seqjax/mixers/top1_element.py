@@ -6,41 +6,59 @@ RMS-normalised with a learned gain (the paper says "normalization" without a for
 interpretations).
 """
 
-import dataclasses
 import functools
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 import kernels_pallas
-from seqjax.errors import UserError
-from seqjax.mixers._attention import AttentionConfig, AttentionMixer
-from seqjax.types import Array
+from seqjax.mixers._attention import AttentionMixer
+from seqjax.types import Array, Layer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(AttentionConfig):
-    """The settings; the gradient of v goes to the chosen value (`v_grad` "hard", exact) or as in softmax ("soft")."""
-
-    qk_norm: bool = True
-    v_grad: Literal["hard", "soft"] = "hard"
-    implementation: str | None = None
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        super().check(dim=dim, seq_len=seq_len)
-        if self.position == "alibi":
-            raise UserError("config.model.mixer.position='alibi' is for softmax attention; choose rope or none.")
-
-
-class Mixer(AttentionMixer):
+class Top1Element(AttentionMixer):
     """Attention to a single key per query, chosen from the whole past."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        head_dim: int | None = None,  # None = model width / heads
+        # With "none", only the causal mask and config.model.learned_positions carry position information.
+        position: Literal["rope", "none"] = "rope",
+        rope_base: float = 10_000.0,
+        qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        bias: bool = False,
+        conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        v_grad: Literal["hard", "soft"] = "hard",  # the gradient of v goes to the chosen value, or as in softmax
+        implementation: str | None = None,
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        self.v_grad: Literal["hard", "soft"] = v_grad
+        self.implementation = implementation
+        super().__init__(
+            dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            bias=bias,
+            conv=conv,
+            layer=layer,
+            rngs=rngs,
+        )
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """Return `kernels_pallas.top1_element_attention` of the inputs, [B, T, H, K]."""
         return kernels_pallas.top1_element_attention(
-            q_BTHK, k_BTGK, v_BTGK, v_grad=self.config.v_grad, implementation=self.config.implementation
+            q_BTHK, k_BTGK, v_BTGK, v_grad=self.v_grad, implementation=self.implementation
         )
 
     def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any) -> tuple[Array, Any]:
@@ -58,4 +76,4 @@ class Mixer(AttentionMixer):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of QK^T and, because the backward needs it, PV over the causal half."""
-        return 4 * self.config.heads * self.head_dim * (seq_len + 1) / 2
+        return 4 * self.heads * self.head_dim * (seq_len + 1) / 2

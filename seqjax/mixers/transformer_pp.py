@@ -6,10 +6,9 @@ its sliding-window model.
 
 Ablations (section 3): `position` (rope, alibi, none), `const` (keys, or queries and keys, are a trained position
 table, whose length limits the sequence; not with `conv`), `temperature` (q and k of unit length; the scores are their
-cosine times sqrt(K) / temperature; `Mixer.entropy` is the entropy of the weights).
+cosine times sqrt(K) / temperature; `TransformerPP.entropy` is the entropy of the weights).
 """
 
-import dataclasses
 import math
 from typing import Any, Literal
 
@@ -17,81 +16,101 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.errors import UserError
-from seqjax.mixers._attention import AttentionConfig, AttentionMixer
+from seqjax.mixers._attention import AttentionMixer
 from seqjax.nn.initializers import normal
 from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
 from seqjax.sequence_sharding import heads_to_time, time_to_heads
-from seqjax.types import Array, LayerSpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(AttentionConfig):
-    """The settings of Transformer++; `window` includes the query's own position, and None means the whole past."""
-
-    window: int | None = None
-    const: Literal["none", "k", "qk"] = "none"  # keys (and queries) that are a trained position table
-    temperature: float | None = None  # of unit queries and keys; None = scores as usual
-    implementation: Literal["cudnn", "splash", "xla", "chunked"] | None = None  # None = chosen by device
-
-    def check(self, *, dim: int, seq_len: int) -> None:
-        """Raise `UserError` where these settings do not fit the model."""
-        super().check(dim=dim, seq_len=seq_len)
-        if self.window is not None and self.window < 1:
-            raise UserError(f"config.model.mixer.window={self.window}: give the keys a query sees, or None for all.")
-        if self.const == "qk" and self.implementation not in (None, "xla"):
-            raise UserError(
-                f"config.model.mixer.implementation={self.implementation!r} computes a softmax per sequence; "
-                "const='qk' needs one for all of them: None or 'xla'."
-            )
-        if self.const != "none" and self.conv:
-            raise UserError(
-                f"config.model.mixer.conv convolves projections of the input; with config.model.mixer.const="
-                f"{self.const!r} a position table is in their place. Set config.model.mixer.conv=False or "
-                "config.model.mixer.const=none."
-            )
-        if self.temperature is not None and not 0 < self.temperature < math.inf:
-            raise UserError(f"config.model.mixer.temperature={self.temperature}: a positive number, or None for none.")
-        if self.temperature is not None and self.qk_norm:
-            raise UserError(
-                "config.model.mixer.temperature already normalises q and k; set config.model.mixer.qk_norm=False."
-            )
+from seqjax.types import Array, Layer
 
 
 class Table(nnx.Module):
     """A position table of queries or keys, initialised with the standard deviation of projected inputs."""
 
-    def __init__(self, spec: LayerSpec, width: int, *, rngs: nnx.Rngs):
-        self.table = param(rngs, normal(0.02 * math.sqrt(spec.dim)), (spec.max_len, width), ("positions", "heads"))
+    def __init__(self, dim: int, width: int, layer: Layer, *, rngs: nnx.Rngs):
+        self.table = param(rngs, normal(0.02 * math.sqrt(dim)), (layer.max_len, width), ("positions", "heads"))
 
     def __call__(self, x_BTD: Array, positions_T: Array) -> Array:
         """Return the rows of the positions, [1, T, width] in the dtype of `x_BTD`, for all sequences of the batch."""
         return self.table[...][positions_T].astype(x_BTD.dtype)[None]
 
 
-class Mixer(AttentionMixer):
+class TransformerPP(AttentionMixer):
     """Causal softmax attention."""
 
-    def make_q(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
-        """Return a projection or a position table."""
-        return Table(spec, width, rngs=rngs) if self.config.const == "qk" else super().make_q(spec, width, rngs)
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        head_dim: int | None = None,  # None = model width / heads
+        # With "none", only the causal mask and config.model.learned_positions carry position information.
+        position: Literal["rope", "alibi", "none"] = "rope",
+        rope_base: float = 10_000.0,
+        qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        bias: bool = False,
+        conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        window: int | None = None,  # includes the query's own position; None = the whole past
+        const: Literal["none", "k", "qk"] = "none",  # keys (and queries) that are a trained position table
+        temperature: float | None = None,  # of unit queries and keys; None = scores as usual
+        implementation: Literal["cudnn", "splash", "xla", "chunked"] | None = None,  # None = chosen by device
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        if window is not None and window < 1:
+            raise UserError(f"window={window}: give the keys a query sees, or None for all.")
+        if const == "qk" and implementation not in (None, "xla"):
+            raise UserError(
+                f"implementation={implementation!r} computes a softmax per sequence; const='qk' needs one for all of "
+                "them: None or 'xla'."
+            )
+        if const != "none" and conv:
+            raise UserError(
+                f"conv convolves projections of the input; with const={const!r} a position table is in their place. "
+                "Set conv=False or const=none."
+            )
+        if temperature is not None and not 0 < temperature < math.inf:
+            raise UserError(f"temperature={temperature}: a positive number, or None for none.")
+        if temperature is not None and qk_norm:
+            raise UserError("temperature already normalises q and k; set qk_norm=False.")
+        self.window, self.const, self.temperature, self.implementation = window or 0, const, temperature, implementation
+        super().__init__(
+            dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            bias=bias,
+            conv=conv,
+            layer=layer,
+            rngs=rngs,
+        )
 
-    def make_k(self, spec: LayerSpec, width: int, rngs: nnx.Rngs) -> Any:
+    def make_q(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
         """Return a projection or a position table."""
-        return Table(spec, width, rngs=rngs) if self.config.const != "none" else super().make_k(spec, width, rngs)
+        is_table = self.const == "qk"
+        return Table(dim, width, layer, rngs=rngs) if is_table else super().make_q(dim, width, layer, rngs)
+
+    def make_k(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
+        """Return a projection or a position table."""
+        is_table = self.const != "none"
+        return Table(dim, width, layer, rngs=rngs) if is_table else super().make_k(dim, width, layer, rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
         """Scale to unit length if there is a temperature, without a gain, which would act as a second temperature."""
-        if self.config.temperature is None:
+        if self.temperature is None:
             return super().normalize(q_BTHK, k_BTGK)
         return l2_normalize(q_BTHK).astype(q_BTHK.dtype), l2_normalize(k_BTGK).astype(k_BTGK.dtype)
 
     @property
     def scale(self) -> float | None:
         """The factor of the scores q . k; None means 1 / sqrt(K)."""
-        return None if self.config.temperature is None else self.head_dim**0.5 / self.config.temperature
+        return None if self.temperature is None else self.head_dim**0.5 / self.temperature
 
     def entropy(self, x_BTD: Array) -> Array:
         """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
@@ -106,22 +125,17 @@ class Mixer(AttentionMixer):
         return heads_to_time(attention_entropy(q_BTHK, k_BTGK, **options))
 
     @property
-    def window(self) -> int:
-        """The number of keys that a query sees; 0 means all."""
-        return self.config.window or 0
-
-    @property
     def longest(self) -> int:
         """The number of positions in the tables; 0 without a table."""
-        return self.k.table.shape[0] if self.config.const != "none" else 0
+        return self.k.table.shape[0] if self.const != "none" else 0
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """Return `ops.attention.causal_attention` of the inputs; table-based k, or q and k, have a batch size of 1."""
         options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
-        if self.config.const == "qk":
+        if self.const == "qk":
             return shared_attention(q_BTHK[0], k_BTGK[0], v_BTGK, **options)
         k_BTGK = jnp.broadcast_to(k_BTGK, v_BTGK.shape)
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, implementation=self.config.implementation, **options)
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, implementation=self.implementation, **options)
 
     def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
         """Return the cache with T more keys and values."""
@@ -163,4 +177,4 @@ class Mixer(AttentionMixer):
         """Return the FLOPs of QK^T (unless the batch shares it) and PV over the unmasked keys, per token."""
         width = min(self.window or seq_len, seq_len)
         keys = width - width * (width - 1) / (2 * seq_len)
-        return (2 if self.config.const == "qk" else 4) * self.config.heads * self.head_dim * keys
+        return (2 if self.const == "qk" else 4) * self.heads * self.head_dim * keys

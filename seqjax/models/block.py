@@ -10,17 +10,17 @@ from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import GPT_INIT, residual_init
 from seqjax.nn.layers import Mlp
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, LayerSpec
+from seqjax.types import Array, Cache, Layer
 
 
 class PreNormBlock(Block):
     """The residual block of a norm and a mixer and, unless `mlp.kind` is none, a norm and an MLP."""
 
-    def __init__(self, config: ModelConfig, mixer: MakeMixer, spec: LayerSpec, *, rngs: nnx.Rngs):
-        super().__init__(config, mixer, spec, rngs=rngs)
+    def __init__(self, config: ModelConfig, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
+        super().__init__(config, mixer, layer, rngs=rngs)
         has_mlp = config.mlp.kind != "none"
         self.norm2 = make_norm(config, rngs=rngs) if has_mlp else None
-        self.mlp = _make_mlp(config, spec, rngs=rngs) if has_mlp else None
+        self.mlp = _make_mlp(config, layer, rngs=rngs) if has_mlp else None
 
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
@@ -58,12 +58,12 @@ class PreNormBlock(Block):
             return x + constrain_batch(self.mlp(constrain_batch(self.norm2(x).astype(dtype)))).astype(x.dtype)
 
 
-def _make_mlp(config: ModelConfig, spec: LayerSpec, *, rngs: nnx.Rngs) -> Mlp:
+def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
     return Mlp(
         config.dim,
         config.mlp.dim or default_mlp_dim(config),
         kind=config.mlp.kind,
-        down_init=residual_init(spec.n_layers) if config.mlp.rescale_init else GPT_INIT,
+        down_init=residual_init(layer.n_layers) if config.mlp.rescale_init else GPT_INIT,
         bias=config.mlp.bias,
         approximate_gelu=config.mlp.approximate_gelu,
         rngs=rngs,

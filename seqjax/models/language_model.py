@@ -31,7 +31,7 @@ from seqjax.sequence_sharding import (
     token_pieces,
 )
 from seqjax.sharding import constrain_batch
-from seqjax.types import Array, Cache, LayerSpec, Params, PRNGKey
+from seqjax.types import Array, Cache, Layer, Params, PRNGKey
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
 State = tuple[Array, Carry]
@@ -68,12 +68,12 @@ class Model:
 
     def _block_template(self, mixer_config: Any) -> Template:
         config, max_len = self.config, self.max_len
-        mixer_class = mixers.load(mixer_config.name).Mixer
+        block = mixers.load(mixer_config.name).block or PreNormBlock
 
-        def build(rngs: Any, layer: Any) -> Block:
-            spec = LayerSpec(config.dim, config.n_layers, layer, max_len)
-            mixer = functools.partial(mixer_class, mixer_config, spec)
-            return (mixer_class.block or PreNormBlock)(config, mixer, spec, rngs=rngs)
+        def build(rngs: Any, index: Any) -> Block:
+            layer = Layer(index, config.n_layers, max_len)
+            mixer = functools.partial(mixers.build, mixer_config, config.dim, layer=layer)
+            return block(config, mixer, layer, rngs=rngs)
 
         return Template(build)
 

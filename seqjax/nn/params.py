@@ -59,7 +59,9 @@ def _axes(state: nnx.State) -> Params:
         node: Any = axes
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        node[path[-1]] = variable.get_metadata("logical_axes")
+        # Parameters of other libraries' layers, such as nnx.Linear, have none: they are replicated.
+        axes_of = variable.get_metadata("logical_axes", None)
+        node[path[-1]] = (None,) * len(variable.shape) if axes_of is None else axes_of
     return axes
 
 

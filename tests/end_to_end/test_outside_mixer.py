@@ -100,7 +100,7 @@ def test_the_command_of_the_page_trains_the_mixer_with_its_own_settings(place, c
     with importable(place):
         from my_package import ema
 
-        m = seqjax.load(run, mixers=(ema.Mixer,))
+        m = seqjax.load(run, mixers=(ema.Ema,))
         assert np.isfinite(m.loss("text"))
 
 
@@ -152,7 +152,7 @@ def test_allowed_it_is_evaluated_generated_from_and_loaded(run, here, capsys):
 
     space = {"seqjax": seqjax}
     exec("from my_package import ema\n" + LOAD, space)
-    assert type(space["m"].config.model.mixer) is space["ema"].Config
+    assert isinstance(space["m"].model.abstract_blocks()[0].mixer, space["ema"].Ema)
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_the_snippets_of_readme_and_quickstart(here, blocks_dir, monkeypatch, ca
     monkeypatch.setattr(testing, "CHECKS", {"parameters": testing.CHECKS["parameters"]})
     exec(CELL, space)
     exec(README_OWN, space | {"MyMixer": space["SlowEma"]})
-    assert _registry._registered["mine"].Mixer is space["SlowEma"]
+    assert _registry._registered["mine"] is space["SlowEma"]
 
 
 def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_dir, capsys):

@@ -1,16 +1,10 @@
 """A mixer whose block shows the layers it is told: x -> 2 x + layer + 1."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from seqjax.mixers import base
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
 
 
 class Seen(NamedTuple):
@@ -27,10 +21,10 @@ class Block(base.Block):
     step = prefill
 
 
-class Mixer(base.Mixer):
+class LayerProbe(base.Mixer):
     block = Block
 
-    def __init__(self, config, spec, *, rngs):
+    def __init__(self, dim, *, rngs):
         pass
 
     def __call__(self, x_BTD):

@@ -88,12 +88,18 @@ def test_training_costs_three_times_the_forward():
 def test_every_shipped_mixer_derives_from_the_contract():
     assert "base" not in mixers.names()
     for name in mixers.names():
-        assert issubclass(mixers.load(name).Mixer, base.Mixer), name
+        assert issubclass(mixers.load(name), base.Mixer), name
 
 
 def test_another_class_is_refused_with_the_contract_s_name(monkeypatch):
-    monkeypatch.setattr(layer_probe, "Mixer", object)
-    with pytest.raises(UserError, match=rf"{PROBE}.*must derive from seqjax\.mixers\.base\.Mixer"):
+    own = layer_probe.LayerProbe
+    monkeypatch.setattr(layer_probe, "LayerProbe", object)
+    with pytest.raises(UserError, match=rf"{PROBE}.*one class that derives from seqjax\.mixers\.base\.Mixer, not none"):
+        mixers.load(PROBE)
+    several = {"LayerProbe": own, "Second": type("Second", (own,), {"__module__": PROBE})}
+    for name, mixer in several.items():
+        monkeypatch.setattr(layer_probe, name, mixer, raising=False)
+    with pytest.raises(UserError, match=rf"{PROBE}.*one class .*, not LayerProbe, Second .*begins with an underscore"):
         mixers.load(PROBE)
 
 

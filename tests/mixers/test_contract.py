@@ -182,7 +182,7 @@ ATTENTION = [
     (m, v)
     for m, v in support.CASES
     # A convolution reads further back than the keys that are counted.
-    if issubclass(mixers.load(m).Mixer, AttentionMixer) and "gqa" not in v and "conv" not in v
+    if issubclass(mixers.load(m), AttentionMixer) and "gqa" not in v and "conv" not in v
 ]
 
 

@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from seqjax.mixers import gated_deltanet
+from seqjax import mixers
 from seqjax.models import Model
 from seqjax.nn.params import Template
 from seqjax.ops import gated_delta_rule, wkv7
-from seqjax.types import LayerSpec
 from tests import support
 
 ARGS = {
@@ -70,13 +68,7 @@ def layer_params(z, part):
 def test_gated_deltanet_layer():
     """Output and the gradient of every parameter; the reference norm has eps 1e-5, fla's models 1e-6."""
     z = golden("delta")
-    config = gated_deltanet.Config(name="gated_deltanet", heads=2, norm_eps=1e-5, chunk_size=4)
-    spec = LayerSpec(16, 2, 0, 11)
-
-    def build(rngs, layer) -> nnx.Module:
-        return gated_deltanet.Mixer(config, spec._replace(layer=layer), rngs=rngs)
-
-    template = Template(build)
+    template = Template(lambda rngs, _: mixers.GatedDeltaNet(16, heads=2, norm_eps=1e-5, chunk_size=4, rngs=rngs))
 
     @jax.jit
     def run(params, x):

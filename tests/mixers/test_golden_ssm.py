@@ -11,7 +11,6 @@ from seqjax import mixers, ops
 from seqjax.config import from_config_dict
 from seqjax.models import Model
 from seqjax.nn.params import Template
-from seqjax.types import LayerSpec
 from tests.support import ROOT
 
 
@@ -49,9 +48,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_mamba_layers(name):
     arrays = golden(name)
-    module = mixers.load(name)
-    config = module.Config(name=name, **SETTINGS[name])
-    template = Template(lambda rngs, layer: module.Mixer(config, LayerSpec(8, 1, layer, 19), rngs=rngs))
+    template = Template(lambda rngs, _: mixers.load(name)(8, **SETTINGS[name], rngs=rngs))
     params, x = tree(arrays, "p."), jnp.asarray(arrays["x"])
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, template.shapes)
 

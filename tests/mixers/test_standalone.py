@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,11 @@ from seqjax import mixers
 from seqjax.config import from_config_dict
 from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
-from seqjax.mixers._standalone import CLASSES
 from seqjax.models import Model
 from seqjax.presets import get_config
 from tests import support
 
+CLASSES = {mixers.load(name).__name__: name for name in mixers.names()}
 SETTINGS = {"heads": 4, "chunk_size": 8}
 OWN = {"Mamba2": {"head_dim": 16, "state": 8}, "RWKV5": {"head_dim": 8}, "RWKV6": {"head_dim": 8}}
 QUICK = ("Mamba2", "RWKV7", "Top1Chunk", "TransformerPP")
@@ -32,12 +34,22 @@ def made(name, **more):
     return getattr(seqjax.mixers, name)(dim=32, rngs=nnx.Rngs(0), **settings(name) | more)
 
 
-def test_every_shipped_mixer_has_a_class_and_editors_see_it():
-    assert sorted(CLASSES.values()) == mixers.names()
-    assert set(CLASSES) <= set(mixers.__all__)
+def test_a_class_is_found_by_the_name_of_its_file():
+    for name, file in CLASSES.items():
+        assert getattr(mixers, name) is mixers.load(file)
+        assert mixers.name_of(mixers.load(file)) == file
     assert set(CLASSES) <= set(dir(mixers))
-    with pytest.raises(AttributeError, match="Mamba3"):
-        mixers.Mamba3  # noqa: B018 - the access is the test
+    for name in ("Mamba3", "mamba2x", "MAMBA2"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(mixers, name)
+
+
+def test_what_editors_are_told_is_there():
+    """`TYPE_CHECKING` hides these imports from Python; a name that is gone would be an error of editors alone."""
+    told = re.findall(r"^    from (seqjax\.mixers\.\w+) import (\w+) as \2$", Path(mixers.__file__).read_text(), re.M)
+    assert len(told) > 10
+    for module, name in told:
+        assert getattr(mixers, name).__module__ == module
 
 
 @pytest.mark.parametrize(
@@ -62,22 +74,28 @@ def test_a_mixer_by_itself_under_nnx_jit_and_nnx_grad(name):
         assert (np.abs(grad[...]).max() > 0) == (path[0] != unused), path
 
 
-def test_it_is_the_mixer_of_its_file():
-    mixer = made("Top1Chunk", n_layers=3, max_len=64)
-    assert isinstance(mixer, mixers.load("top1_chunk").Mixer)
-    assert type(mixer) is mixers.Top1Chunk is mixers.standalone("top1_chunk")
-    assert (mixer.config.heads, mixer.config.chunk_size) == (4, 8)
-    with pytest.raises(UserError, match="chunk_size=8 does not fit max_len=4"):
-        made("Top1Chunk", max_len=4)
+def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
+    """A model's layer is what the constructor makes with the same keys, for a mixer that starts by its layer too."""
+    for file in ("top1_chunk", "rwkv6"):
+        model = support.tiny_model(file, dict(support.FIRST)[file])
+        mixer = model.abstract_blocks()[0].mixer
+        assert type(mixer) is mixers.load(file)
+        own = {key: value for key, value in dataclasses.asdict(model.config.mixer).items() if key != "name"}
+        for index in range(2):
+            layer = base.Layer(index, n_layers=2, max_len=model.max_len)
+            alone = mixers.load(file)(model.config.dim, **own, layer=layer, rngs=nnx.Rngs(0))
+            described = mixers.build(model.config.mixer, model.config.dim, layer=layer, rngs=nnx.Rngs(0))
+            jax.tree.map(np.testing.assert_array_equal, nnx.state(alone), nnx.state(described))
+    with pytest.raises(UserError, match="chunk_size=8 does not fit sequences of 4 tokens"):
+        made("Top1Chunk", layer=base.Layer(max_len=4))
 
 
-def test_help_lists_the_settings():
+def test_the_settings_of_a_config_are_those_of_the_constructor():
     shown = inspect.signature(mixers.Top1Chunk).parameters
-    assert list(shown)[:4] == ["dim", "rngs", "n_layers", "max_len"]
-    assert set(shown) - {"dim", "rngs", "n_layers", "max_len"} == support.fields("top1_chunk") - {"name"}
-    assert shown["chunk_size"].default == 128
+    assert set(shown) - {"dim", "rngs", "layer"} == support.fields("top1_chunk") - {"name"}
+    of_config = mixers.settings_class("top1_chunk")(name="top1_chunk", heads=2)
+    assert (shown["chunk_size"].default, of_config.chunk_size, of_config.selection) == (128, 128, "exact")
     assert shown["heads"].default is inspect.Parameter.empty
-    assert "chunk_size=128" in (mixers.Top1Chunk.__doc__ or "")
 
 
 @pytest.mark.parametrize(
@@ -86,17 +104,17 @@ def test_help_lists_the_settings():
         (
             "Top1Chunk",
             {"heads": 5},
-            "^Top1Chunk: heads=5 does not divide dim=32; choose heads that do, or set head_dim",
+            "^heads=5 does not divide dim=32; choose heads that do, or set head_dim",
         ),
-        ("RWKV7", {"heads": 5}, "^RWKV7: heads=5 does not divide dim=32"),
-        ("DeltaNet", {"heads": 5}, "^DeltaNet: heads=5 does not divide"),
-        ("RWKV6", {"head_dim": 5}, "^RWKV6: head_dim=5 must divide dim=32"),
-        ("Mamba2", {"head_dim": 5}, "^Mamba2: head_dim=5 does not divide the inner width 64"),
-        ("Mamba2", {"stat": 5}, "^Mamba2: stat is not a setting. Did you mean 'state'. Known: chunk_size, conv, "),
-        ("Mamba2", {"name": "mamba2"}, "^Mamba2: name is not a setting"),
-        ("Mamba2", {"state": "5"}, "^Mamba2: state must be int, not str '5'"),
-        ("Mamba2", {"decay": "on"}, "^Mamba2: decay='on' is not known. Did you mean 'one'"),
-        ("Mamba2", {"dim": 0}, "^Mamba2: dim must be at least 1, not 0"),
+        ("RWKV7", {"heads": 5}, "^heads=5 does not divide dim=32"),
+        ("DeltaNet", {"heads": 5}, "^heads=5 does not divide"),
+        ("RWKV6", {"head_dim": 5}, "^head_dim=5 must divide dim=32"),
+        ("Mamba2", {"head_dim": 5}, "^head_dim=5 does not divide the inner width 64"),
+        ("Mamba2", {"stat": 5}, "^stat is not a setting of Mamba2. Did you mean 'state'. Known: chunk_size, conv, "),
+        ("Mamba2", {"name": "mamba2"}, "^name is not a setting"),
+        ("Mamba2", {"state": "5"}, "^state must be int, not str '5'"),
+        ("Mamba2", {"decay": "on"}, "^decay='on' is not known. Did you mean 'one'"),
+        ("Mamba2", {"dim": 0}, "^dim must be at least 1, not 0"),
     ],
 )
 def test_a_wrong_setting_is_named_in_the_words_of_the_call(name, wrong, match):
@@ -106,7 +124,7 @@ def test_a_wrong_setting_is_named_in_the_words_of_the_call(name, wrong, match):
 
 
 def test_a_setting_without_default_is_asked_for():
-    with pytest.raises(UserError, match=r"^Top1Chunk: heads is missing"):
+    with pytest.raises(UserError, match=r"^heads is missing"):
         mixers.Top1Chunk(dim=32, rngs=nnx.Rngs(0))
 
 
@@ -114,13 +132,8 @@ def test_a_setting_without_default_is_asked_for():
 class Scaled(base.Mixer):
     """Sums of the past, scaled."""
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Config:
-        name: str
-        scale: float = 0.5
-
-    def __init__(self, config, spec, *, rngs):
-        self.scale = config.scale
+    def __init__(self, dim, *, scale: float = 0.5, rngs):
+        self.scale = scale
 
     def __call__(self, x_BTD):
         return self.scale * jnp.cumsum(x_BTD, axis=1)
@@ -140,22 +153,22 @@ def fresh(monkeypatch):
 def test_a_registered_class_is_selected_by_its_name():
     assert mixers.register("scaled")(Scaled) is Scaled
     config = from_config_dict(get_config("debug", name="mine", mixer={"name": "scaled", "scale": 2}))
-    assert config.model.mixer == Scaled.Config(name="scaled", scale=2.0)
+    assert dataclasses.asdict(config.model.mixer) == {"name": "scaled", "scale": 2.0}
     assert isinstance(Model(config.model, max_len=8).abstract_blocks()[0].mixer, Scaled)
-    assert mixers.definition_of(Scaled) == mixers.load("scaled")
-    np.testing.assert_array_equal(mixers.standalone("scaled")(dim=3, rngs=nnx.Rngs(0))(jnp.ones((1, 2, 3)))[0, 1], 1.0)
+    assert (mixers.name_of(Scaled), mixers.load("scaled")) == ("scaled", Scaled)
+    np.testing.assert_array_equal(Scaled(dim=3, scale=1, rngs=nnx.Rngs(0))(jnp.ones((1, 2, 3)))[0, 1], 2.0)
     # a file's config with another mixer by name: its old mixer's settings do not stay
     named = from_config_dict(get_config("debug,model.mixer.name=scaled", name="t", mixer={"name": "transformer_pp"}))
-    assert named.model.mixer == Scaled.Config(name="scaled")
+    assert dataclasses.asdict(named.model.mixer) == {"name": "scaled", "scale": 0.5}
 
 
 def test_a_cell_that_runs_again_replaces_the_class():
     again = type("Scaled", (Scaled,), {})
     mixers.register("scaled")(Scaled)
     mixers.register("scaled")(again)
-    assert mixers.load("scaled").Mixer is again
-    with pytest.raises(UserError, match=r"Scaled has no name.*register"):
-        mixers.definition_of(Scaled)
+    assert mixers.load("scaled") is again
+    with pytest.raises(UserError, match=r"Unnamed has no name.*register"):
+        mixers.name_of(type("Unnamed", (Scaled,), {}))
 
 
 def test_what_cannot_be_registered_says_why():
@@ -165,10 +178,16 @@ def test_what_cannot_be_registered_says_why():
         mixers.register("my.mixer")
     with pytest.raises(UserError, match=r"must derive from seqjax\.mixers\.base\.Mixer"):
         mixers.register("mine")(object)
-    with pytest.raises(
-        UserError, match="give it a class Config of its own, inside, a frozen dataclass with `name: str`"
-    ):
-        mixers.register("mine")(type("Bare", (Scaled,), {"Config": None}))
+
+    def without_rngs(self, dim):
+        pass
+
+    def with_a_name(self, dim, *, name, rngs):
+        pass
+
+    for init in (without_rngs, with_a_name):
+        with pytest.raises(UserError, match=r"needs a constructor `def __init__\(self, dim, \*, SETTINGS, rngs\)`"):
+            mixers.register("mine")(type("Odd", (Scaled,), {"__init__": init}))
     assert mixers.known() == mixers.names()
 
 

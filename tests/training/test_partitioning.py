@@ -1,6 +1,5 @@
 """The steps of training and evaluation on a mesh of data x fsdp x tensor: what XLA's partitioner makes of them."""
 
-import dataclasses
 import math
 import uuid
 from collections.abc import Callable
@@ -126,12 +125,8 @@ def is_without_entropy(model: Model) -> bool:
 class OneMatrix(base.Mixer):
     """y_t = x_t W, which leaves the heads' split on the width."""
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Config:
-        name: str
-
-    def __init__(self, config, spec, *, rngs):
-        self.w = param(rngs, jax.nn.initializers.normal(0.02), (spec.dim, spec.dim), ("embed", "heads"))
+    def __init__(self, dim, *, rngs):
+        self.w = param(rngs, jax.nn.initializers.normal(0.02), (dim, dim), ("embed", "heads"))
 
     def __call__(self, x_BTD):
         return x_BTD @ self.w[...].astype(x_BTD.dtype)
