@@ -11,7 +11,7 @@ from seqjax.config import ModelConfig
 from seqjax.mixers.base import make_norm
 from seqjax.nn.initializers import GPT_INIT, Init, uniform
 from seqjax.nn.params import param
-from seqjax.ops.lookup import lookup
+from seqjax.ops.lookup import lookup, table_copies
 from seqjax.sharding import gather_fsdp
 from seqjax.types import Array
 
@@ -46,6 +46,13 @@ class Embedder(nnx.Module):
         if self.positions is not None:
             x_BTD = x_BTD + jax.lax.dynamic_slice_in_dim(self.positions[...], start, tokens_BT.shape[1])
         return x_BTD
+
+    def copies(self, tokens_BT: Array) -> Array | None:
+        """Return copies [N, O, D] of a table that is the head too, one per piece of the tokens; None for one piece.
+
+        Both gradients of the table then go to them, and are summed over devices at once.
+        """
+        return table_copies(self.embed[...], tokens_BT) if self.head is None else None
 
     @property
     def unembedding(self) -> Any:

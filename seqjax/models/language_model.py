@@ -22,14 +22,6 @@ from seqjax.models.embedder import Embedder
 from seqjax.models.remat import rematerialize
 from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses, token_losses
-from seqjax.sequence_sharding import (
-    copies,
-    layer_gradients_first,
-    rows_to_time,
-    time_pieces,
-    time_to_rows,
-    token_pieces,
-)
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer, Params, PRNGKey
 
@@ -115,18 +107,13 @@ class Model:
         """Return the summed next-token loss in nats of every block of T + 1 tokens, float32 [B]; for evaluation."""
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
-            n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), self._loss_chunk(h_BTD)
-            h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
-            losses_B = sequence_losses(h_BTD, head_DO, targets_BT, chunk)
-            return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
+            return sequence_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
     def token_losses(self, params: Params, tokens_BT1: Array) -> Array:
         """Return the loss in nats of every predicted token of blocks of T + 1 tokens, float32 [B, T]."""
         h_BTD, head_DO = self.hidden(params, tokens_BT1[:, :-1]), self._embedder(params).unembedding
         with jax.named_scope("loss"):
-            n_batch, chunk = h_BTD.shape[0], self._loss_chunk(h_BTD)
-            h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(tokens_BT1[:, 1:])
-            return rows_to_time(token_losses(h_BTD, head_DO, targets_BT, chunk), n_batch)
+            return token_losses(h_BTD, head_DO, tokens_BT1[:, 1:], self.config.loss_chunk)
 
     def loss(self, params: Params, tokens_BT1: Array, weights_BT: Array | None = None) -> tuple[Array, Array]:
         """Return the summed next-token loss in nats and the number of predicted tokens, of blocks of T + 1 tokens.
@@ -151,23 +138,13 @@ class Model:
         """
         if weights_BT is None:
             weights_BT = jnp.ones(targets_BT.shape, jnp.float32)
-        embed_NOD = self._embedding_copies(params, inputs_BT) if positions_BA is None else None
-        state = self.initial_state(params, inputs_BT, embed_NOD=embed_NOD)
-        h_BTD, head_DO = _at(self._hidden(params, state), positions_BA), self._embedder(params).unembedding
+        embedder = self._embedder(params)
+        embed_NOD = embedder.copies(inputs_BT) if positions_BA is None else None
+        h_BTD = self._hidden(params, self.initial_state(params, inputs_BT, embed_NOD=embed_NOD))
+        h_BAD, head_DO = _at(h_BTD, positions_BA), embedder.unembedding
         with jax.named_scope("loss"):
-            chunk, pieces = self._loss_chunk(h_BTD), token_pieces(h_BTD)
-            head_NDO = copies(head_DO, pieces) if embed_NOD is None else jnp.swapaxes(embed_NOD, 1, 2)
-            h_BTD, targets_BT, weights_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
-            total = cross_entropy(h_BTD, head_DO, targets_BT, weights_BT, chunk, head_NDO)
+            total = cross_entropy(h_BAD, head_DO, targets_BT, weights_BT, self.config.loss_chunk, embed_NOD)
         return total, jnp.sum(weights_BT)
-
-    def _embedding_copies(self, params: Params, tokens_BT: Array) -> Array | None:
-        """Return copies of a table that is the head too, so that both gradients of it are summed over devices at once.
-
-        None where the tokens are not split.
-        """
-        pieces = token_pieces(tokens_BT)
-        return copies(params["embed"], pieces) if self.config.tie_embeddings and pieces > 1 else None
 
     def continuation_scores(
         self, params: Params, tokens_BT: Array, marks_BT: Array, last_B: Array, candidates_BC: Array
@@ -187,17 +164,10 @@ class Model:
         h_BTD, embedder = self.hidden(params, tokens_BT), self._embedder(params)
         last_BD = jnp.take_along_axis(h_BTD, last_B[:, None, None], axis=1)[:, 0]
         log_p_BO = jax.nn.log_softmax(embedder.decode(last_BD), axis=-1)
-        n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), self._loss_chunk(h_BTD)
         targets_BT = jnp.roll(tokens_BT, -1, axis=1)
-        h_BTD, targets_BT, marks_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
-        sums = marked_scores(h_BTD, embedder.unembedding, targets_BT, marks_BT, chunk)
-        marked_B, missed_B = (x.reshape(n_pieces, n_batch).sum(0) for x in sums)
+        marked_B, missed_B = marked_scores(h_BTD, embedder.unembedding, targets_BT, marks_BT, self.config.loss_chunk)
         best_B = jnp.argmax(log_p_BO, axis=-1).astype(jnp.int32)
         return marked_B, missed_B, jnp.take_along_axis(log_p_BO, candidates_BC, axis=1), best_B
-
-    def _loss_chunk(self, h_BTD: Array) -> int:
-        """Return of how many tokens the logits exist at a time, on all devices: smaller products would be slower."""
-        return self.config.loss_chunk * token_pieces(h_BTD)
 
     def hidden(self, params: Params, tokens_BT: Array) -> Array:
         """Return the final normalised hidden states [B, T, D], the input of the head."""
@@ -208,10 +178,7 @@ class Model:
 
         def group(state: State, layers: Params, first_layer: Array) -> tuple[State, None]:
             for i, (place, template) in enumerate(self.blocks.items()):
-                inputs = (layers[place], *state)
-                if not self.config.scan_layers:
-                    inputs = layer_gradients_first(*inputs)
-                state = apply(template, *inputs, first_layer + i)
+                state = apply(template, layers[place], *state, first_layer + i)
             return state, None
 
         (x_BTD, _), _ = self.over_layers(group, state, params["blocks"])

@@ -14,6 +14,9 @@ from typing import Any
 
 import jax
 
+from seqjax.sequence_sharding import layer_gradients_first
+from seqjax.types import Array, Params
+
 ATTENTION_NAMES = ("attention_out", "attention_lse", "top1_selection")
 CUDNN_ATTENTION = "dot_product_attention_fwd_wrapper"
 KEEP_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
@@ -30,11 +33,17 @@ POLICIES = {
 
 
 def rematerialize(apply: Callable[..., Any], policy: str, *, in_scan: bool) -> Callable[..., Any]:
-    """Return `apply`, whose first argument is static, with rematerialisation under the named policy.
+    """Return `apply(template, params, x_BTD, carry, layer)`, one layer, with rematerialisation under the named policy.
 
     Outside a scan, common subexpression elimination would merge the recomputation with the first computation, so it is
-    prevented there.
+    prevented there. And a layer's gradients are then made before the layer before it begins, as a scan does it.
     """
-    if policy == "none":
+    if policy != "none":
+        apply = jax.checkpoint(apply, policy=POLICIES[policy], prevent_cse=not in_scan, static_argnums=0)
+    if in_scan:
         return apply
-    return jax.checkpoint(apply, policy=POLICIES[policy], prevent_cse=not in_scan, static_argnums=0)
+
+    def apply_in_order(template: Any, params: Params, x_BTD: Array, carry: Any, layer: Array) -> Any:
+        return apply(template, *layer_gradients_first(params, x_BTD, carry), layer)
+
+    return apply_in_order

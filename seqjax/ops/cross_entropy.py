@@ -5,8 +5,9 @@ logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss 
 in the incoming cotangent: the forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
 backward pass only scales them. This takes three matrix products instead of the four with recomputation.
 
-Devices that share the batch each add up a dL/dW of their own, and their sum is taken once, after all chunks: each is
-the gradient of a copy of W (`seqjax.sequence_sharding.copies`).
+Devices that share the tokens, along B, T or both, each have `chunk` tokens at a time and add up a dL/dW of their own.
+The sum of these is taken once, after all chunks: each is the gradient of a copy of W
+(`seqjax.sequence_sharding.copies`).
 """
 
 from functools import partial
@@ -15,7 +16,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from seqjax.sequence_sharding import constrain_pieces
+from seqjax.sequence_sharding import (
+    constrain_pieces,
+    copies,
+    rows_to_time,
+    time_pieces,
+    time_to_rows,
+    token_pieces,
+)
 from seqjax.types import Array
 
 
@@ -25,16 +33,19 @@ def cross_entropy(
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
     chunk: int = 4096,
-    copies_NDO: Float[Array, "N D O"] | None = None,
+    table_NOD: Float[Array, "N O D"] | None = None,
 ) -> Float[Array, ""]:
     """Return the weighted sum over tokens in nats, float32 [].
 
-    `chunk` bounds the number of tokens whose logits exist at a time (at least one per row). It is differentiable in
-    `h_BTD` and `w_DO`, or in `copies_NDO` instead of the latter, if given: one copy for each of the pieces into which a
-    mesh splits the rows. Logits are computed in the dtype of `h_BTD` with float32 accumulation.
+    `chunk` bounds the number of tokens whose logits exist at a time on a device (at least one per row). It is
+    differentiable in `h_BTD` and `w_DO`; if `w_DO` is the transpose of a table that is used elsewhere as well, in its
+    copies `table_NOD` instead (`seqjax.ops.lookup.table_copies`). Logits are computed in the dtype of `h_BTD` with
+    float32 accumulation.
     """
-    copies_NDO = w_DO[None] if copies_NDO is None else copies_NDO
-    return _cross_entropy(h_BTD, jax.lax.stop_gradient(w_DO), copies_NDO, targets_BT, weights_BT, chunk)
+    pieces = token_pieces(h_BTD)
+    copies_NDO = copies(w_DO, pieces) if table_NOD is None else jnp.swapaxes(table_NOD, 1, 2)
+    h_RTD, targets_RT, weights_RT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
+    return _cross_entropy(h_RTD, jax.lax.stop_gradient(w_DO), copies_NDO, targets_RT, weights_RT, chunk * pieces)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -55,6 +66,8 @@ def sequence_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B"]:
     """Return the sum over the tokens of each sequence in nats, float32 [B], with the chunks of `cross_entropy`."""
+    n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), chunk * token_pieces(h_BTD)
+    h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(targets_BT)
     w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(loss_B, xs):
@@ -64,13 +77,16 @@ def sequence_losses(
 
     ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
-    return jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[0]
+    losses_B = jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[0]
+    return losses_B if n_pieces == 1 else losses_B.reshape(n_pieces, n_batch).sum(0)
 
 
 def token_losses(
     h_BTD: Float[Array, "B T D"], w_DO: Float[Array, "D O"], targets_BT: Int[Array, "B T"], chunk: int = 4096
 ) -> Float[Array, "B T"]:
     """Return the loss of every token in nats, float32 [B, T], with the chunks of `cross_entropy`."""
+    n_sequences, chunk = h_BTD.shape[0], chunk * token_pieces(h_BTD)
+    h_BTD, targets_BT = time_to_rows(h_BTD), time_to_rows(targets_BT)
     w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(carry, xs):
@@ -80,7 +96,7 @@ def token_losses(
     ones_BT = jnp.ones(targets_BT.shape, jnp.float32)
     losses_cBC = jax.lax.scan(body, None, _time_chunks(h_BTD, targets_BT, ones_BT, chunk))[1]
     n_batch, seq_len = targets_BT.shape
-    return jnp.moveaxis(losses_cBC, 0, 1).reshape(n_batch, -1)[:, :seq_len]
+    return rows_to_time(jnp.moveaxis(losses_cBC, 0, 1).reshape(n_batch, -1)[:, :seq_len], n_sequences)
 
 
 def marked_scores(
@@ -95,6 +111,8 @@ def marked_scores(
     Marks are 0 or 1, and both results float32 [B]. The logits of a chunk of time without a mark are not computed, so
     that a short continuation of a long context costs little.
     """
+    n_batch, n_pieces, chunk = h_BTD.shape[0], time_pieces(h_BTD), chunk * token_pieces(h_BTD)
+    h_BTD, targets_BT, marks_BT = (time_to_rows(x) for x in (h_BTD, targets_BT, marks_BT))
     w_DO = w_DO.astype(h_BTD.dtype)
 
     def scored(xs):
@@ -109,7 +127,9 @@ def marked_scores(
         return jax.tree.map(jnp.add, sums, more), None
 
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
-    return jax.lax.scan(body, (init_B, init_B), _time_chunks(h_BTD, targets_BT, marks_BT, chunk))[0]
+    sums = jax.lax.scan(body, (init_B, init_B), _time_chunks(h_BTD, targets_BT, marks_BT, chunk))[0]
+    marked_B, missed_B = (x.reshape(n_pieces, n_batch).sum(0) for x in sums)
+    return marked_B, missed_B
 
 
 def _time_chunks(h_BTD: Array, targets_BT: Array, weights_BT: Array, chunk: int) -> tuple[Array, Array, Array]:

@@ -9,8 +9,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from seqjax.sequence_sharding import constrain_pieces, time_to_rows
+from seqjax.sequence_sharding import constrain_pieces, copies, time_to_rows, token_pieces
 from seqjax.types import Array
+
+
+def table_copies(table_OD: Float[Array, "O D"], tokens_BT: Int[Array, "B T"]) -> Float[Array, "N O D"] | None:
+    """Return copies of a table for `lookup` and `cross_entropy`, one for each piece of the tokens; None for one piece.
+
+    Both add to the gradients of the copies, and the gradient of the table is the sum of these over devices.
+    """
+    pieces = token_pieces(tokens_BT)
+    return copies(table_OD, pieces) if pieces > 1 else None
 
 
 @jax.custom_vjp
@@ -19,7 +28,7 @@ def lookup(
 ) -> Float[Array, "B T D"]:
     """Return `table_OD[tokens_BT]`, whose gradient goes to the copies of the table, one for each piece of the tokens.
 
-    They are those of `seqjax.sequence_sharding.copies`, which sums over them.
+    They are those of `table_copies`, which sums over them.
     """
     del copies_NOD
     return table_OD[tokens_BT]

@@ -24,7 +24,7 @@ from tests import object_servers, support
 from tests.end_to_end.kills import assert_equal_runs, finish
 
 STEPS, PATIENCE = 40, 120.0
-SETTINGS = {"train__steps": STEPS, "log__tensorboard": True}
+SETTINGS = {"train__steps": STEPS, "log__tensorboard": True, "eval__classes": True}
 HANG = """
 import sys, time
 from pathlib import Path

@@ -10,7 +10,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses, token_losses
-from seqjax.sequence_sharding import copies
 from seqjax.sharding import make_mesh
 
 B, T, D, O = 3, 11, 8, 29  # 11 is a prime: no chunk but 1 and 11 divides it
@@ -134,24 +133,24 @@ def test_the_logits_of_the_batch_are_never_there(with_grad):
     "sizes", [{"data": 2}, {"data": 2, "fsdp": 2}, {"seq": 2}, {"data": 2, "seq": 2, "tensor": 2}], ids=str
 )
 def test_devices_add_up_their_gradients_once(sizes):
-    """Rows on several devices: the dense numbers, and nothing goes between devices while there are chunks."""
+    """Tokens on several devices: the dense numbers, and nothing goes between devices while there are chunks."""
     n_devices = math.prod(sizes.values())
     mesh = make_mesh(**sizes, devices=jax.devices()[:n_devices])
     pieces = n_devices // sizes.get("tensor", 1)
     h, w, targets, weights = problem()
-    h, targets, weights = (jnp.concatenate([x] * 4) for x in (h, targets, weights))
+    h, targets, weights = (jnp.tile(x, (4, 2, *[1] * (x.ndim - 2))) for x in (h, targets, weights))
     want = dense(h, w, targets, weights)
-    by_row = NamedSharding(mesh, PartitionSpec(("seq", "data", "fsdp")))
+    split = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "seq"))
     whole = NamedSharding(mesh, PartitionSpec())
     function = jax.jit(
-        jax.value_and_grad(lambda h, w, y, m: cross_entropy(h, w, y, m, 24, copies(w, pieces)), argnums=(0, 1)),
-        in_shardings=(by_row, whole, by_row, by_row),
-        out_shardings=(whole, (by_row, whole)),
+        jax.value_and_grad(lambda h, w, y, m: cross_entropy(h, w, y, m, 24 // pieces), argnums=(0, 1)),
+        in_shardings=(split, whole, split, split),
+        out_shardings=(whole, (split, whole)),
     )
     with jax.set_mesh(mesh):
         compiled = function.lower(h, w, targets, weights).compile()
         placed = [
-            jax.device_put(x, s) for x, s in zip((h, w, targets, weights), (by_row, whole, by_row, by_row), strict=True)
+            jax.device_put(x, s) for x, s in zip((h, w, targets, weights), (split, whole, split, split), strict=True)
         ]
         loss, (dh, dw) = compiled(*placed)
     np.testing.assert_allclose(loss, want[0], rtol=1e-5)

@@ -129,7 +129,14 @@ def run(blocks_dir, tmp_path_factory):
     """A run whose sequences, batches and parameters are split; 10 blocks in batches of 8."""
     workdir = tmp_path_factory.mktemp("classes") / "run"
     config = support.run_config(
-        blocks_dir, "transformer_pp", train__steps=8, mesh__data=2, mesh__fsdp=2, mesh__seq=2, checkpoint__every=0
+        blocks_dir,
+        "transformer_pp",
+        train__steps=8,
+        mesh__data=2,
+        mesh__fsdp=2,
+        mesh__seq=2,
+        eval__classes=True,
+        checkpoint__every=0,
     )
     assert train(config, workdir) is True
     return workdir
