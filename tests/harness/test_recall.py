@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -19,6 +20,7 @@ from seqjax.harness.recall.setups import Setup, TaskSetup
 from seqjax.harness.recall.tasks import IGNORED, S5, Examples
 from seqjax.models import Model
 from seqjax.training.optim import optimizer as make_optimizer
+from tests import support
 
 
 @pytest.fixture
@@ -195,6 +197,15 @@ def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
     assert (best["tried"], best["runs"], best["seconds"]) == (1, 2, (1, 3))
     assert report._cell(best["tests"]["easy"]) == "70.3 (35.1)"
     assert report._cell(best["tests"]["hard"]) == "20.0 [10.0, 30.0]"
+
+
+@pytest.mark.parametrize(("name", "size"), [("recall", "small"), ("windows/recall", "demo")])
+def test_the_committed_report_is_that_of_the_committed_results(name, size, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(report, "draw", lambda *_, **__: None)
+    committed = support.ROOT / "docs" / "results" / name
+    shutil.copy(committed / report.RESULTS, tmp_path)
+    command.main([f"--size={size}", "--report", f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
 
 
 def test_seeds_come_after_one_another() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from seqjax.errors import UserError
 from seqjax.harness import windows
+from tests import support
 
 
 def run(directory, name, *, losses, needle=None, tasks=None) -> None:
@@ -76,6 +77,15 @@ def test_windows_that_nobody_looked_through_are_left_out(tmp_path) -> None:
     windows.main([f"--out={tmp_path}"])
     page = (tmp_path / "report.md").read_text()
     assert "S-NIAH" not in page and "lm-evaluation-harness" not in page and "recall" not in page
+
+
+def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
+    committed = support.ROOT / "docs" / "results" / "windows"
+    shutil.copy(committed / "runs.json", tmp_path)
+    (tmp_path / "recall").mkdir()
+    (tmp_path / "recall" / "report.md").touch()
+    windows.main([f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
 
 
 def test_a_directory_without_runs_is_refused(tmp_path) -> None:
