@@ -8,10 +8,9 @@
     metrics.npz  every row of every run's metrics.jsonl, one array [rows] per field with nan where a row lacks it, and
                  the arrays "run" (labels) and "end" (the step of the end whose cooldown the row is of, else 0)
 
-The first three are all that an analysis reads; metrics.npz keeps the training curves when the workdirs are gone.
-
-Tables and pictures are always made from what `read` returns, so that they come out the same, byte for byte, wherever
-the files are.
+An analysis reads the first three, and classes.npz (seqjax/study/made_of.py); metrics.npz keeps the training curves when
+the workdirs are gone. Tables and pictures are always made from what `read` returns, so that they come out the same,
+byte for byte, wherever the files are.
 """
 
 import csv

@@ -269,7 +269,8 @@ def test_a_figure_from_nothing_to_its_pictures(tmp_path):
     run("--partial", f"--out={tmp_path / 'out'}")
     files = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {f"{name}.{kind}" for name in ("gaps", "losses", "cost", "sweep") for kind in ("png", "svg")}
-    assert files == {"gaps.md", "points.csv", "blocks.npz", "metrics.npz", "runs.json", *pictures}
+    data = {"points.csv", "blocks.npz", "classes.npz", "metrics.npz", "runs.json"}
+    assert files == {"gaps.md", *data, *pictures}
     found = records.read(tmp_path / "out")
     entropy = {model: sweep.entropy_of(comparison.common_runs(found, model)) for model in sweep.values_of(found)}
     assert set(entropy) == {"temperature 4", "temperature 0.25"}
