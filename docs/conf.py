@@ -15,7 +15,6 @@ version = release = seqjax.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"seqjax {release}"
-exclude_patterns = ["results/*/runs", "results/first_110m/t*"]
 
 myst_heading_anchors = 4
 myst_links_external_new_tab = False

@@ -13,8 +13,9 @@
 # --config.*     passed to the training of each, as in `seqjax train`
 # --dry_run      print the commands and start nothing
 #
-# DIR/report.md has all on one page, DIR/CONFIG (report.md, niah.json, harness/table.md) and DIR/recall the details; with
-# --jobs, what a config's commands say goes to DIR/CONFIG.log. The same command goes on after an interruption.
+# DIR/report.md has all on one page (its data: runs.json), DIR/CONFIG (report.md, niah.json, harness/table.md) and DIR/recall
+# the details; with --jobs, what a config's commands say goes to DIR/CONFIG.log. The same command goes on after an
+# interruption.
 set -euo pipefail
 
 out="" configs=transformer_pp,top1_chunk,mamba2 size=demo jobs=1 lengths=1024 samples=100 tasks=local

@@ -46,7 +46,7 @@ def test_configs_and_studies(kind):
     path = support.ROOT / "configs" / "transformer_pp.py"
     assert presets.find(kind(path)) == path
     assert presets.load_file(kind(path)).get_config("debug").name == "transformer_pp"
-    assert load_study(kind(support.ROOT / "configs" / "studies" / "first_110m.py")).references == (
+    assert load_study(kind(support.ROOT / "configs" / "studies" / "limited_110m.py")).references == (
         "Transformer++",
         "Transformer++, QK norm",
     )

@@ -1,8 +1,9 @@
 """What every window says of several runs, on one page: `python -m seqjax.harness.windows --out=DIR`.
 
 The last command of launch/windows.sh. Reads the runs in DIR, one directory each, with their losses (metrics.jsonl),
-S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json) as far as they are there, and the report of the
-recall tasks in DIR/recall, and writes DIR/report.md.
+S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json) as far as they are there, keeps them in
+DIR/runs.json, and writes DIR/report.md, which points to the report of the recall tasks in DIR/recall. Runs of runs.json
+whose directories are gone stay in the report.
 """
 
 import sys
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, run_command
-from seqjax.files import read_json
+from seqjax.files import read_json, write_json
 from seqjax.harness import results
 from seqjax.harness.table import Value, values
 from seqjax.study.tables import DASH, markdown
@@ -20,13 +21,24 @@ from seqjax.training import metrics
 
 
 class Run(NamedTuple):
-    """A run and what looked at it: facts of run.json, rows of evaluations, S-NIAH by length, metrics of tasks."""
+    """A run and what looked at it: run.json, config.json, rows of evaluations, niah.json, harness/*.json by task."""
 
     name: str
     facts: Mapping[str, Any]
+    config: Mapping[str, Any]
     evaluations: Sequence[Mapping[str, Any]]
-    needle: Mapping[str, Mapping[str, float]]
-    tasks: Sequence[Value]
+    niah: Mapping[str, Any]
+    harness: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def needle(self) -> Mapping[str, Mapping[str, float]]:
+        """The results of S-NIAH by length."""
+        return self.niah.get("lengths", {})
+
+    @property
+    def tasks(self) -> list[Value]:
+        """The metrics of tasks."""
+        return list(values(self.harness))
 
 
 def main(argv: list[str]) -> None:
@@ -34,9 +46,13 @@ def main(argv: list[str]) -> None:
     parser = command_parser("harness.windows", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="the directory of the runs")
     out = parser.parse_args(argv).out
-    runs = [read(path.parent) for path in sorted(out.glob("*/metrics.jsonl"))]
-    if not runs:
+    kept = out / "runs.json"
+    known = [Run(**run) for run in read_json(kept)["runs"]] if kept.is_file() else []
+    found = {run.name: run for run in (*known, *(read(path.parent) for path in out.glob("*/metrics.jsonl")))}
+    if not found:
         raise UserError(f"{out} has no directory with a run; give the --out of launch/windows.sh.")
+    runs = [found[name] for name in sorted(found)]
+    write_json(kept, {"runs": [run._asdict() for run in runs]})
     path = out / "report.md"
     path.write_text(page(runs, recall=(out / "recall" / "report.md").is_file()), encoding="utf-8")
     sys.stdout.write(f"Wrote {path}\n")
@@ -48,9 +64,14 @@ def read(workdir: Path) -> Run:
     return Run(
         name=workdir.name,
         facts=read_json(workdir / "run.json"),
+        config=read_json(workdir / "config.json"),
         evaluations=[row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)],
-        needle=read_json(needle)["lengths"] if needle.is_file() else {},
-        tasks=list(values(results.read(workdir / "harness"))),
+        niah=read_json(needle) if needle.is_file() else {},
+        # The packages and processor of the machine are most of every result; `facts` has the versions that count.
+        harness={
+            task: {key: value for key, value in result.items() if key != "pretty_env_info"}
+            for task, result in results.read(workdir / "harness").items()
+        },
     )
 
 

@@ -1,7 +1,8 @@
 """Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
 Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and the pictures
-(docs/protocol.md) into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`.
+(docs/protocol.md) into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`. The training
+curves go to `metrics.npz`.
 
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also

@@ -5,9 +5,12 @@
     points.csv   every evaluation of every run: the loss of each domain and the recorded means out of domain
     blocks.npz   the blocks of each domain ("DOMAIN/documents", [blocks]) and their losses ("DOMAIN/losses",
                  [evaluations, blocks], those of points.csv in order; nan for an evaluation left out)
+    metrics.npz  every row of every run's metrics.jsonl, one array [rows] per field with nan where a row lacks it, and
+                 the arrays "run" (labels) and "end" (the step of the end whose cooldown the row is of, else 0)
 
-Tables and pictures are always made from what `read` returns, so that they come out the same, byte for byte, wherever
-the files are.
+An analysis reads the first three, and classes.npz (seqjax/study/made_of.py); metrics.npz keeps the training curves when
+the workdirs are gone. Tables and pictures are always made from what `read` returns, so that they come out the same,
+byte for byte, wherever the files are.
 """
 
 import csv
@@ -190,13 +193,14 @@ def write(
     workdirs: Mapping[str, str | Path],
     max_bytes: int = MAX_BYTES,
 ) -> list[str]:
-    """Write the three files into `out` and return messages about what was left out of them.
+    """Write the files into `out` and return messages about what was left out of them.
 
-    `study` is the part of runs.json about the comparison, `workdirs` are where the runs' block losses are. Raises
-    `UserError` if runs were evaluated on different blocks.
+    `study` is the part of runs.json about the comparison, `workdirs` are where the runs' rows and block losses are.
+    Raises `UserError` if runs were evaluated on different blocks.
     """
+    of_ends = study.get("protocol") == 2
     if study.get("unit", "nats") == "nats":
-        arrays, messages = _gather_blocks(runs, workdirs, of_ends=study.get("protocol") == 2, max_bytes=max_bytes)
+        arrays, messages = _gather_blocks(runs, workdirs, of_ends=of_ends, max_bytes=max_bytes)
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     out.mkdir(parents=True, exist_ok=True)
@@ -212,10 +216,26 @@ def write(
                 for domain, loss in losses.items():
                     writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
     (out / "blocks.npz").unlink(missing_ok=True)
-    if arrays:
-        with replacing(out / "blocks.npz") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+    tables = {"blocks.npz": arrays, "metrics.npz": _gather_metrics(runs, workdirs, of_ends=of_ends)}
+    for name, table in tables.items():
+        if table:
+            with replacing(out / name) as file:
+                np.savez_compressed(file, allow_pickle=False, **table)
     return messages
+
+
+def _gather_metrics(
+    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, of_ends: bool
+) -> dict[str, np.ndarray]:
+    """Return the arrays of metrics.npz; `of_ends` says that points are those of ends."""
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        files = readable(workdirs[run.label])
+        parts = {0: files} | {p.step: segments.end_directory(files, p.step) for p in run.points if of_ends}
+        rows += [{"run": run.label, "end": end} | row for end, path in parts.items() for row in metrics.read(path)]
+    fields = dict.fromkeys(field for row in rows for field in row)
+    values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that cannot say
+    return {field: np.array([np.nan if x is None else x for x in column]) for field, column in values.items()}
 
 
 def _gather_blocks(

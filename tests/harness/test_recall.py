@@ -1,10 +1,11 @@
 """`seqjax recall`: training, counting, results and the report."""
 
 import dataclasses
-import json
 import math
+import shutil
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from seqjax.harness.recall.setups import Setup, TaskSetup
 from seqjax.harness.recall.tasks import IGNORED, S5, Examples
 from seqjax.models import Model
 from seqjax.training.optim import optimizer as make_optimizer
+from tests import support
 
 
 @pytest.fixture
@@ -90,9 +92,8 @@ def test_several_steps_in_one_call_are_the_same_steps() -> None:
 @pytest.mark.slow
 def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
-    files = sorted((tmp_path / "runs" / "s5").glob("*.json"))
-    assert [path.name for path in files] == ["transformer-_32_0.001.json", "transformer-_32_0.002.json"]
-    result = json.loads(files[0].read_text())
+    result, second = report.results(tmp_path)
+    assert [(r["task"], r["dim"], r["rate"]) for r in (result, second)] == [("s5", 32, 1e-3), ("s5", 32, 2e-3)]
     assert result["model"] == "Transformer++" and set(result["tests"]) == {"4", "6"}
     # Two layers keep a key and a value of width 32 for every token.
     assert result["state"] == {"4": 2 * 2 * 32 * 4, "6": 2 * 2 * 32 * 6}
@@ -102,40 +103,54 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
     assert "Transformer++" not in capsys.readouterr().out, "what has a result is not trained again"
     command.main(["--size=demo", "--models=Transformer++", "--seeds=2", f"--out={tmp_path}"])
-    other = json.loads((tmp_path / "runs" / "s5" / "transformer-_32_0.001_s1.json").read_text())
+    other = report.results(tmp_path)[2]
     assert (result["seed"], other["seed"]) == (0, 1) and other["curve"] != result["curve"]
     assert "(of 2), 2 runs |" in (tmp_path / "report.md").read_text()
-    (tmp_path / "size.json").write_text('"small"\n')
-    with pytest.raises(UserError, match="results of another size"):
+
+
+def untrained(*_: Any, dim: int, rate: float, seed: int) -> dict[str, Any]:
+    """In place of a training: a result without tests."""
+    return {"rate": rate, "dim": dim, "seed": seed, "tests": {}, "seconds": 0}
+
+
+def test_results_of_another_task_or_size_are_refused(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command, "train", untrained)
+    command._train(tiny, list(command._runs(tiny, ["Based"], ["s5"])), tmp_path, until=math.inf)
+    command._require_asked(tiny, tmp_path)
+    longer = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], train=(S5(length=5),)),))
+    with pytest.raises(UserError, match=r"runs\.jsonl holds results of s5 of another --size, or with other sequences"):
+        command._require_asked(longer, tmp_path)
+    with pytest.raises(UserError, match=r"results of s5 of another --size"):
+        command.main(["--size=small", f"--out={tmp_path}"])
+    with pytest.raises(UserError, match=r"results of s5 of another --size"):
+        command._require_asked(dataclasses.replace(tiny, tasks=()), tmp_path)
+
+
+def test_a_line_that_was_cut_is_named(tiny, tmp_path) -> None:
+    (tmp_path / "runs.jsonl").write_text('{"task": "s5"}\n{"task": "s')
+    with pytest.raises(UserError, match=r"runs\.jsonl: line 2 is not JSON .*; delete it"):
         command.main(["--size=demo", f"--out={tmp_path}"])
 
 
-def test_results_of_a_task_that_was_asked_otherwise_are_refused(tiny, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(command, "train", lambda *_, rate, **__: {"tests": {}, "seconds": 0})
-    command._train(tiny, list(command._runs(tiny, ["Based"], ["s5"], tmp_path)), until=math.inf)
-    command._require_asked(tiny, tmp_path)
-    longer = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], train=(S5(length=5),)),))
-    with pytest.raises(UserError, match=r"based_32_0\.001\.json is of s5 with other sequences"):
-        command._require_asked(longer, tmp_path)
-
-
-def test_all_models_come_before_the_next_width_and_rate(tmp_path) -> None:
-    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar", "s5"], tmp_path))
+def test_all_models_come_before_the_next_width_and_rate() -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar", "s5"]))
     assert [run[:2] for run in runs[:4]] == [("Based", "mqar"), ("Mamba-2", "mqar"), ("Based", "s5"), ("Mamba-2", "s5")]
     assert len({run[2:4] for run in runs[:4]}) == 1 and runs[4][2:4] != runs[3][2:4]
-    assert len({run.path for run in runs}) == len(runs)
+    assert len({*runs}) == len({command._claim(run) for run in runs}) == len(runs)
 
 
 def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch) -> None:
     trained = []
-    monkeypatch.setattr(command, "train", lambda *_, rate, **__: trained.append(rate) or {"tests": {}, "seconds": 0})
-    runs = list(command._runs(tiny, ["Based"], ["s5"], tmp_path))
-    command._train(tiny, runs, until=0, claims=tmp_path)
+    monkeypatch.setattr(
+        command, "train", lambda *a, **settings: trained.append(settings["rate"]) or untrained(**settings)
+    )
+    runs = list(command._runs(tiny, ["Based"], ["s5"]))
+    command._train(tiny, runs, tmp_path, until=0, claims=tmp_path)
     assert trained == []
     (tmp_path / command._claim(runs[0])).touch()  # another process has it
-    command._train(tiny, runs, until=math.inf, claims=tmp_path)
+    command._train(tiny, runs, tmp_path, until=math.inf, claims=tmp_path)
     assert trained == [2e-3]
-    command._train(tiny, runs, until=math.inf)
+    command._train(tiny, runs, tmp_path, until=math.inf)
     assert trained == [2e-3, 1e-3], "what has a result is not trained again"
 
 
@@ -143,19 +158,20 @@ def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
     def start(arguments, claims, *, until, slot, jobs):
         # In place of training: take the first run that is left, and write a result for all but one.
         script = (
-            "import pathlib, sys; out, claims = map(pathlib.Path, sys.argv[1:])\n"
-            "for name in ('a', 'b', 'c'):\n"
-            "    try: (claims / f's5_{name}').touch(exist_ok=False)\n"
+            "import json, pathlib, sys; out, claims = map(pathlib.Path, sys.argv[1:])\n"
+            "for seed in range(3):\n"
+            "    try: (claims / f'Based_s5_32_0.001_{seed}').touch(exist_ok=False)\n"
             "    except FileExistsError: continue\n"
-            "    if name == 'b': sys.exit('b is broken')\n"
-            "    (out / f'{name}.json').touch()\n"
+            "    if seed == 1: sys.exit('seed 1 is broken')\n"
+            "    run = dict(model='Based', task='s5', dim=32, rate=1e-3, seed=seed)\n"
+            "    with (out / 'runs.jsonl').open('a') as file: print(json.dumps(run), file=file)\n"
         )
         return subprocess.Popen([sys.executable, "-c", script, str(tmp_path), claims])
 
     monkeypatch.setattr(command, "_start", start)
-    runs = [command.Run("Based", "s5", 32, 1e-3, 0, tmp_path / f"{name}.json") for name in "abc"]
-    assert command._in_processes([], runs, until=math.inf, jobs=1) == 1
-    assert (tmp_path / "a.json").exists() and (tmp_path / "c.json").exists() and not (tmp_path / "b.json").exists()
+    runs = [command.Run("Based", "s5", 32, 1e-3, seed) for seed in range(3)]
+    assert command._in_processes([], runs, tmp_path, until=math.inf, jobs=1) == 1
+    assert command._done(tmp_path) == {runs[0], runs[2]}
 
 
 def result(rate: float, *, easy: float, hard: float, seconds: float = 1.0) -> dict:
@@ -183,12 +199,21 @@ def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
     assert report._cell(best["tests"]["hard"]) == "20.0 [10.0, 30.0]"
 
 
-def test_seeds_come_after_one_another(tmp_path) -> None:
-    runs = list(command._runs(setups.SETUPS["small"], ["Based"], ["s5"], tmp_path, seeds=2))
+@pytest.mark.parametrize(("name", "size"), [("recall", "small"), ("windows/recall", "demo")])
+def test_the_committed_report_is_that_of_the_committed_results(name, size, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(report, "draw", lambda *_, **__: None)
+    committed = support.ROOT / "docs" / "results" / name
+    shutil.copy(committed / report.RESULTS, tmp_path)
+    command.main([f"--size={size}", "--report", f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
+
+
+def test_seeds_come_after_one_another() -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based"], ["s5"], seeds=2))
     half = len(runs) // 2
     assert [run.seed for run in runs] == [0] * half + [1] * half
-    assert runs[half].path.name == runs[0].path.stem + "_s1.json"
-    assert len({run.path for run in runs}) == len(runs)
+    assert runs[half] == runs[0]._replace(seed=1)
+    assert len({*runs}) == len(runs)
 
 
 def test_labels_hold_commas() -> None:

@@ -1,11 +1,13 @@
 """One page of what every window says of several runs."""
 
 import json
+import shutil
 
 import pytest
 
 from seqjax.errors import UserError
 from seqjax.harness import windows
+from tests import support
 
 
 def run(directory, name, *, losses, needle=None, tasks=None) -> None:
@@ -14,6 +16,7 @@ def run(directory, name, *, losses, needle=None, tasks=None) -> None:
     (workdir / "run.json").write_text(
         json.dumps({"device": "NVIDIA H200", "devices": 1, "parameters": 1234, "manifest": "30ecc0dec67fcf1f7e"})
     )
+    (workdir / "config.json").write_text("{}")
     rows = [{"step": 1, "tokens": 64, "train/loss": 5.0, "seconds": 1.0}]
     rows += [
         {
@@ -59,6 +62,14 @@ def test_the_page_has_what_is_there_and_a_dash_for_what_is_not(tmp_path, capsys)
     assert "| run | 512 | 1,024 |" in page and "| a | - | 25.0 of 8 |" in page and "| b | 100.0 of 4 | - |" in page
     assert "| local_copy | acc | 0.5 ± 0.12 | - |" in page
     assert "(recall/report.md)" in page
+    for name in "ab":
+        shutil.rmtree(tmp_path / name)
+    windows.main([f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_text() == page, "runs.json has all that is on it"
+    run(tmp_path, "b", losses=[9.0])
+    windows.main([f"--out={tmp_path}"])
+    again = (tmp_path / "report.md").read_text()
+    assert "| a | 1,234 | 128 | 2.0000 |" in again and "| b | 1,234 | 64 | 9.0000 |" in again
 
 
 def test_windows_that_nobody_looked_through_are_left_out(tmp_path) -> None:
@@ -66,6 +77,15 @@ def test_windows_that_nobody_looked_through_are_left_out(tmp_path) -> None:
     windows.main([f"--out={tmp_path}"])
     page = (tmp_path / "report.md").read_text()
     assert "S-NIAH" not in page and "lm-evaluation-harness" not in page and "recall" not in page
+
+
+def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
+    committed = support.ROOT / "docs" / "results" / "windows"
+    shutil.copy(committed / "runs.json", tmp_path)
+    (tmp_path / "recall").mkdir()
+    (tmp_path / "recall" / "report.md").touch()
+    windows.main([f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
 
 
 def test_a_directory_without_runs_is_refused(tmp_path) -> None:

@@ -75,6 +75,15 @@ def known(tmp_path_factory):
     return analysed(tmp_path, write_models(tmp_path, rates=(0.5, 1.0, 2.0))), tmp_path
 
 
+def test_rows_of_the_trunk_and_of_every_cooldown_are_kept(tmp_path):
+    analysed(tmp_path, write_models(tmp_path, seeds=(0,)))
+    with np.load(tmp_path / "out" / "metrics.npz") as file:
+        of_run = file["run"] == "slow x1 0"
+        ends, steps = file["end"][of_run], file["step"][of_run]
+    assert set(ends) == {0, *(round(1000 * share) for share in ENDS)}
+    assert (steps[ends > 0] == ends[ends > 0]).all()
+
+
 def test_the_truth_is_recovered(known):
     found, _ = known
     rows = rows_of(found)

@@ -26,7 +26,7 @@ from tests import support
 from tests.study.synthetic import write_run, write_study
 
 SIZES = ("demo", "small", "paper")
-WITHOUT_SIZE = ("first_110m", "limited_110m", "trunks_110m")
+WITHOUT_SIZE = ("limited_110m", "trunks_110m")
 FIGURES = [name for name in presets.names("studies") if name not in WITHOUT_SIZE]
 
 
@@ -269,7 +269,8 @@ def test_a_figure_from_nothing_to_its_pictures(tmp_path):
     run("--partial", f"--out={tmp_path / 'out'}")
     files = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {f"{name}.{kind}" for name in ("gaps", "losses", "cost", "sweep") for kind in ("png", "svg")}
-    assert files == {"gaps.md", "points.csv", "blocks.npz", "runs.json", *pictures}
+    data = {"points.csv", "blocks.npz", "classes.npz", "metrics.npz", "runs.json"}
+    assert files == {"gaps.md", *data, *pictures}
     found = records.read(tmp_path / "out")
     entropy = {model: sweep.entropy_of(comparison.common_runs(found, model)) for model in sweep.values_of(found)}
     assert set(entropy) == {"temperature 4", "temperature 0.25"}

@@ -1,11 +1,13 @@
 """The command of a study: its files, the runs that it trains, and bad input."""
 
+import json
 import math
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from seqjax.errors import UserError
@@ -55,6 +57,24 @@ def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, cap
         study.main([f"--analyse={elsewhere}", f"--study={path}"])
     with pytest.raises(UserError, match=r"no finished study: it has no runs\.json"):
         study.main([f"--analyse={tmp_path}"])
+
+
+def test_the_rows_of_all_runs_are_kept_in_one_file(runs, tmp_path):
+    with (runs["fast"] / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "device_peak_gib": None}) + "\n")
+    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
+    with np.load(tmp_path / "out" / "metrics.npz") as file:
+        arrays = dict(file)
+    assert np.isnan(arrays.pop("device_peak_gib")).all() and not arrays.pop("end").any()
+    of_run = arrays.pop("run")
+    for label, workdir in runs.items():
+        columns = {field: values[of_run == label] for field, values in arrays.items()}
+        kept = [
+            {field: of_field[i] for field, of_field in columns.items() if not np.isnan(of_field[i])}
+            for i in range(np.sum(of_run == label))
+        ]
+        rows = [{field: x for field, x in row.items() if x is not None} for row in metrics.read(workdir)]
+        assert kept == rows
 
 
 def test_runs_in_a_store_are_read_like_those_of_directories(runs, memory, tmp_path, capsys):

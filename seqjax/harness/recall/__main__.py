@@ -8,25 +8,25 @@
 
 Every model is trained on every task for every width and learning rate of the size, all with the first width and rate
 before any with the next, and all with the first seed before any with the second. seqjax/harness/recall/tasks has the
-tasks with their sources, setups.py the sizes. A run's result goes to OUT/runs/TASK/MODEL_WIDTH_RATE.json (with _s1 for
-the second seed) as it ends, and runs that have one are not repeated, so the same command goes on after an
-interruption. report.md and accuracy.png are written from all results in OUT.
+tasks with their sources, setups.py the sizes. A run's result is a line of OUT/runs.jsonl, added as it ends, and runs
+that have one are not repeated, so the same command goes on after an interruption. report.md and accuracy.png are
+written from all results in OUT.
 """
 
 import itertools
+import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from seqjax.arguments import command_parser
 from seqjax.errors import UserError, nearest, run_command
-from seqjax.files import read_json, write_json
 from seqjax.harness.recall import report
 from seqjax.harness.recall.setups import MODELS, SETUPS, Setup
 from seqjax.harness.recall.train import train
@@ -53,23 +53,22 @@ def main(argv: list[str]) -> None:
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
     out = Path(args.out)
-    _require_same(out / "size.json", args.size)
     _require_asked(setup, out)
-    runs = list(_runs(setup, models, tasks, out, seeds=args.seeds))
+    runs = list(_runs(setup, models, tasks, seeds=args.seeds))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
         # The process that started this one reports on all.
-        _train(setup, runs, until=until, claims=Path(claims))
+        _train(setup, runs, out, until=until, claims=Path(claims))
         return
     failed = 0
-    jobs = min(args.jobs, sum(not run.path.exists() for run in runs))
+    jobs = min(args.jobs, len({*runs} - _done(out)))
     if jobs > 1 and not args.report:
         command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
         command.append(f"--seeds={args.seeds}")
-        failed = _in_processes(command, runs, until=until, jobs=jobs)
+        failed = _in_processes(command, runs, out, until=until, jobs=jobs)
     elif not args.report:
-        _train(setup, runs, until=until)
+        _train(setup, runs, out, until=until)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
     sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
     if failed:
@@ -80,22 +79,24 @@ _CHILD = "SEQJAX_RECALL_CLAIMS"  # in the processes that `--jobs` starts: the di
 
 
 class Run(NamedTuple):
-    """One model, trained on a task with a width, a learning rate and a seed; its result goes to `path`."""
+    """One model, trained on a task with a width, a learning rate and a seed: fields of its result."""
 
     model: str
     task: str
     dim: int
     rate: float
     seed: int
-    path: Path
 
 
-def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], out: Path, *, seeds: int = 1) -> Iterator[Run]:
+def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], *, seeds: int = 1) -> Iterator[Run]:
     """Yield all runs: all models with one seed, width and rate first, so that an early end leaves a table."""
     for seed, (dim, rate), task, model in itertools.product(range(seeds), setup.rounds, tasks, models):
-        slug = "".join(c if c.isalnum() else "-" for c in model.lower()).replace("--", "-")
-        name = f"{slug}_{dim}_{rate:g}" + (f"_s{seed}" if seed else "")
-        yield Run(model, task, dim, rate, seed, out / "runs" / task / f"{name}.json")
+        yield Run(model, task, dim, rate, seed)
+
+
+def _done(out: Path) -> set[Run]:
+    """Return the runs that have a result."""
+    return {Run(*(result[field] for field in Run._fields)) for result in report.results(out)}
 
 
 def _labels(text: str) -> list[str]:
@@ -117,45 +118,42 @@ def _known(option: str, given: list[str], known) -> list[str]:
     return given or list(known)
 
 
-def _require_same(path: Path, size: str) -> None:
-    """Write the size of the results in a directory; raise `UserError` if it holds those of another."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, size)
-    if path.read_text(encoding="utf-8").strip() != f'"{size}"':
-        raise UserError(f"{path.parent} holds results of another size; give another --out.")
-
-
 def _require_asked(setup: Setup, out: Path) -> None:
-    """Raise `UserError` if a result is of a task that has other sequences, tests or steps now."""
-    for task in setup.tasks:
-        for path in sorted((out / "runs" / task.name).glob("*.json")):
-            if read_json(path).get("asked") != setup.asked(task.name):
-                raise UserError(
-                    f"{path} is of {task.name} with other sequences, tests or steps than now; give another --out, or "
-                    f"delete {path.parent}."
-                )
+    """Raise `UserError` if a result is of another size, or of a task that has other sequences, tests or steps now."""
+    asked = {task.name: setup.asked(task.name) for task in setup.tasks}
+    for result in report.results(out):
+        if asked.get(result["task"]) != result["asked"]:
+            raise UserError(
+                f"{out / report.RESULTS} holds results of {result['task']} of another --size, or with other sequences, "
+                "tests or steps than now; give another --out, or delete those lines."
+            )
 
 
-def _train(setup: Setup, runs: Iterable[Run], *, until: float, claims: Path | None = None) -> None:
+def _train(setup: Setup, runs: Iterable[Run], out: Path, *, until: float, claims: Path | None = None) -> None:
     """Train what has no result yet, and with `claims` what no other process has taken, started before `until`."""
     use_compile_cache()
     for run in runs:
         if time.time() > until:
             return
-        if run.path.exists() or (claims and not _taken(claims / _claim(run))):
+        if run in _done(out) or (claims and not _taken(claims / _claim(run))):
             continue
-        run.path.parent.mkdir(parents=True, exist_ok=True)
         result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate, seed=run.seed)
-        write_json(run.path, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
+        _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
         tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
         settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
         sys.stdout.write(f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s\n")
         sys.stdout.flush()
 
 
+def _append(out: Path, result: Mapping[str, Any]) -> None:
+    """Add a line to the results by one write at the end of the file, as other processes do at the same time."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / report.RESULTS).open("ab", buffering=0) as file:
+        file.write(f"{json.dumps(result)}\n".encode())
+
+
 def _claim(run: Run) -> str:
-    return f"{run.task}_{run.path.stem}"
+    return "_".join(map(str, run))
 
 
 def _taken(path: Path) -> bool:
@@ -167,7 +165,7 @@ def _taken(path: Path) -> bool:
     return True
 
 
-def _in_processes(arguments: Sequence[str], runs: Sequence[Run], *, until: float, jobs: int) -> int:
+def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, until: float, jobs: int) -> int:
     """Train in several processes, which take one run after the other and are ended with this one.
 
     Return how many runs failed. A process that fails is replaced as long as there are runs that none has taken.
@@ -180,7 +178,8 @@ def _in_processes(arguments: Sequence[str], runs: Sequence[Run], *, until: float
             while None in codes:
                 time.sleep(0.5)
                 codes = [child.poll() for child in children]
-                left = any(not run.path.exists() and not (Path(claims) / _claim(run)).exists() for run in runs)
+                done = _done(out)
+                left = any(run not in done and not (Path(claims) / _claim(run)).exists() for run in runs)
                 for slot, code in enumerate(codes):
                     if code and left and time.time() < until:
                         failed += 1

@@ -1,5 +1,6 @@
 """What came of the runs: a table per task, and accuracy against the size of the state."""
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-from seqjax.files import read_json
+from seqjax.errors import UserError
 from seqjax.harness.recall.setups import MODELS, TaskSetup
 from seqjax.study import figures
 from seqjax.study.tables import markdown
@@ -16,16 +17,30 @@ from seqjax.study.tables import markdown
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 
 
-def read(directory: Path, task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
-    """Return what is there of a task: of every model and width the rate that is best in the test like the training."""
-    found = [read_json(path) for path in sorted((directory / "runs" / task.name).glob("*.json"))]
-    by_model: dict[str, list[Mapping[str, Any]]] = {}
+RESULTS = "runs.jsonl"  # one result per line
+
+
+def results(directory: Path) -> list[dict[str, Any]]:
+    """Return the results of all runs in a directory; raise `UserError` if a line is not whole."""
+    path = directory / RESULTS
+    found = []
+    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.is_file() else (), start=1):
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}: line {n} is not JSON ({error}); delete it, and its run is made again.") from error
+    return found
+
+
+def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the results of a task: of every model and width the rate that is best in the test like the training."""
+    chosen: dict[str, list[Mapping[str, Any]]] = {}
     for label in MODELS:
-        of_model = [result for result in found if result["model"] == label]
+        of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
         dims = sorted({result["dim"] for result in of_model})
         if dims:
-            by_model[label] = [best_rate([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
-    return by_model
+            chosen[label] = [best_rate([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
+    return chosen
 
 
 def best_rate(of_width: Sequence[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
@@ -48,15 +63,16 @@ def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | None:
     """Write report.md and accuracy.png from the runs in `directory`; return the former, or None if there are none."""
-    results = {task.name: of_task for task in tasks if (of_task := read(directory, task))}
-    if not results:
+    found = results(directory)
+    of_tasks = {task.name: of_task for task in tasks if (of_task := by_model(found, task))}
+    if not of_tasks:
         return None
-    shown = [task for task in tasks if task.name in results]
+    shown = [task for task in tasks if task.name in of_tasks]
     parts = [f"# {title}", "![Accuracy against the size of the state](accuracy.png)", ABOUT]
-    parts += [f"## {task.name}: {task.question}\n\n{_table(task, results[task.name])}" for task in shown]
+    parts += [f"## {task.name}: {task.question}\n\n{_table(task, of_tasks[task.name])}" for task in shown]
     path = directory / "report.md"
     path.write_text("\n\n".join(parts), encoding="utf-8")
-    draw(directory / "accuracy.png", shown, results, title=title)
+    draw(directory / "accuracy.png", shown, of_tasks, title=title)
     return path
 
 
@@ -91,7 +107,7 @@ def _training(results: Results) -> str:
     every = [result for of_model in results.values() for result in of_model]
     steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
     seconds = sorted(second for result in every for second in result["seconds"])
-    devices = ", ".join(sorted({result.get("device", "") for result in every} - {""}))
+    devices = ", ".join(sorted({result["device"] for result in every} - {""}))
     on = f" on {devices}" if devices else ""
     took = f"{seconds[0]:.0f} to {seconds[-1]:.0f} s"
     return f"Trained for {steps} steps of {sizes} sequences{on}; a run with its tests took {took}."
