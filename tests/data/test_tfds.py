@@ -216,10 +216,12 @@ def test_the_hash_is_of_what_is_read(datasets: Path, cache: str, tmp_path: Path)
     first = open_tfds(datasets, cache, "slim_pajama/c4").manifest_hash
     shutil.copytree(datasets / "slim_pajama" / "c4", tmp_path / "slim_pajama" / "c4")
     assert open_tfds(tmp_path, cache, "slim_pajama/c4").manifest_hash == first
-    others = [
-        open_tfds(datasets, cache, "slim_pajama/c4", **change).manifest_hash
-        for change in ({"seq_len": 16}, {"tfds_train_split": "train[:80%]"}, {"tfds_validation_split": "train[80%:]"})
+    changes: list[dict[str, Any]] = [
+        {"seq_len": 16},
+        {"tfds_train_split": "train[:80%]"},
+        {"tfds_validation_split": "train[80%:]"},
     ]
+    others = [open_tfds(datasets, cache, "slim_pajama/c4", **change).manifest_hash for change in changes]
     assert len({first, *others}) == 4
 
 

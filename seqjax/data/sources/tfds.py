@@ -7,12 +7,8 @@ says what it holds, so the code that made it is not needed. `config.data.corpus=
 
     python -m seqjax.data.sources.tfds --source=SHARDS --data_dir=DIR [--domains=arxiv,github]
 
-builds `slim_pajama` from local shards in SlimPajama's layout, as DIR/slim_pajama/DOMAIN/1.0.0. The shards are read once
-per domain, by one process. A domain that DIR has already is left as it is. After `slim_pajama()` the package itself
-builds it too:
-
-    tfds.builder("slim_pajama/arxiv", data_dir=DIR, file_format="array_record").download_and_prepare(
-        download_config=tfds.download.DownloadConfig(manual_dir=SHARDS))
+builds `slim_pajama` from local shards in SlimPajama's layout, as DIR/slim_pajama/DOMAIN/1.0.0. One process reads the
+shards, once per domain. A domain that DIR has already is left as it is.
 
 The book domain contains books3; a config of its own keeps it out of everything that does not name it.
 """
@@ -38,12 +34,6 @@ FORMAT = "array_record"
 INFO = "dataset_info.json"
 READ = 64  # records read together
 LIMIT = hold_out.SHARE * hold_out.HASHES  # of the hashes of texts that are held out
-VALIDATION = ("validation", "test")  # splits that are held out, the first that a dataset has
-_DESCRIPTION = """\
-Documents of SlimPajama, a deduplicated RedPajama, from local shards in its layout: one config per domain, with the
-splits that the shards have. Licences are those of the sources.
-"""
-
 _NAME = re.compile(r"(?:(?P<domain>[^=]+)=)?(?P<name>\w+)(?:/(?P<config>[\w.+-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
@@ -84,7 +74,7 @@ class TfdsShard(Shard):
         """Yield rows with the text alone; raise `UserError` if the file is damaged, or has no such text."""
         from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-        info = _builder(Path(self.directory)).info
+        info = _info(Path(self.directory))
         wanted = self.feature or (layout.text_field if layout.text_field != SLIMPAJAMA.text_field else "")
         path = _text_feature(info.features, wanted, name=info.full_name).split(".")
         done = 0
@@ -125,7 +115,7 @@ class TfdsShard(Shard):
         directories = [list(of.values())[-1] for of in _versions(root).values()]
         found: list[Shard] = []
         for directory in [root] if (root / INFO).is_file() else directories:
-            info = _builder(directory).info
+            info = _info(directory)
             for split in (split for split in SPLITS if split in info.splits):
                 found += _shards(directory, info, split, into=split, domain=clean(info.config_name or info.name))
         return found
@@ -138,17 +128,14 @@ def config_shards(
 
     Validation is the split called validation, or test where there is none, or else a hundredth of the training
     documents (`seqjax.data.hold_out`), unless `validation_split` names it; splits may be slices, `train[:10%]`.
-
-    Raises:
-        UserError: tensorflow-datasets is not installed; or a dataset is not prepared, in another file format than
-            ArrayRecord, or without the text or the split.
+    Raises `UserError` for a dataset that is not prepared, in another file format, or without the text or the split.
     """
     require()
     found: list[Shard] = []
     for domain, directory in named(names, data_directory(path)).items():
-        info = _builder(directory).info
+        info = _info(directory)
         _text_feature(info.features, feature, name=info.full_name)
-        validation = validation_split or next((split for split in VALIDATION if split in info.splits), "")
+        validation = validation_split or next((split for split in SPLITS[1:] if split in info.splits), "")
         for into, split, held_out in (
             ("train", train_split, None if validation else False),
             ("validation", validation or train_split, None if validation else True),
@@ -209,10 +196,7 @@ def named(names: Sequence[str], root: Path) -> dict[str, Path]:
     for given in names:
         match = _NAME.fullmatch(given)
         if match is None or clean(match["domain"] or "a") != (match["domain"] or "a"):
-            raise UserError(
-                f"config.data.tfds: {given!r} is not [DOMAIN=]NAME[/CONFIG][:VERSION]; DOMAIN consists of a-z, 0-9, _ "
-                "and -."
-            )
+            raise UserError(f"config.data.tfds: {given!r} is not [DOMAIN=]NAME[/CONFIG][:VERSION], DOMAIN of a-z0-9_-.")
         for name, directory in _directories(root, match["name"], match["config"], match["version"]).items():
             domain = match["domain"] or clean(name)
             if domain in found:
@@ -275,27 +259,25 @@ def _how_to_build(name: str, config: str | None, root: Path) -> str:
     )
 
 
-def _builder(directory: Path) -> Any:
-    """Return the dataset in a directory, to be read from ArrayRecord files."""
+def _info(directory: Path) -> Any:
+    """Return what tensorflow-datasets knows about the dataset in a directory, read from ArrayRecord files."""
     tfds = require()
     try:
-        builder = tfds.builder_from_directory(str(directory))
-        own, others = builder.info.file_format, builder.info.alternative_file_formats
+        info = tfds.builder_from_directory(str(directory)).info
+        formats = [
+            getattr(each, "value", each) for each in (info.file_format or "tfrecord", *info.alternative_file_formats)
+        ]
+        if FORMAT in formats:
+            return tfds.builder_from_directory(str(directory), file_format=FORMAT).info
     except Exception as error:  # It raises what its readers of JSON, protocol buffers and features do.
         raise UserError(
             f"{directory} cannot be read ({type(error).__name__}: {first_line(error)}); delete it, and build the "
             "dataset again."
         ) from error
-    wanted = tfds.core.FileFormat(FORMAT)
-    if own == wanted:
-        return builder
-    if FORMAT in {getattr(other, "value", other) for other in others}:
-        return tfds.builder_from_directory(str(directory), file_format=FORMAT)
-    found = own.value if own is not None else "tfrecord"
-    root = directory.parents[2 if builder.info.config_name else 1]
+    root = directory.parents[2 if info.config_name else 1]
     raise UserError(
-        f"{directory} is in the file format {found}, which is not read here. Delete it, and build it as {FORMAT}. "
-        f"{_how_to_build(builder.info.name, builder.info.config_name, root)}"
+        f"{directory} is in the file format {formats[0]}, which is not read here. Delete it, and build it as {FORMAT}. "
+        f"{_how_to_build(info.name, info.config_name, root)}"
     )
 
 
@@ -330,10 +312,7 @@ def _texts(features: Any, prefix: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- slim_pajama
 @functools.cache
 def slim_pajama() -> Any:
-    """Return the builder of `slim_pajama`, which tensorflow-datasets knows by its name from then on.
-
-    Its manual directory is that of the shards.
-    """
+    """Return the builder of `slim_pajama`, which tensorflow-datasets knows by its name once this was called."""
     tfds = require()
 
     class SlimPajama(tfds.core.GeneratorBasedBuilder):
@@ -353,7 +332,7 @@ def slim_pajama() -> Any:
         def _info(self) -> Any:
             return tfds.core.DatasetInfo(
                 builder=self,
-                description=_DESCRIPTION,
+                description="Documents of SlimPajama, from local shards in its layout. Licences are of the sources.",
                 features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
                 homepage="https://huggingface.co/datasets/cerebras/SlimPajama-627B",
             )
@@ -385,10 +364,7 @@ def slim_pajama() -> Any:
 
 
 def build(source: str, data_dir: str | Path, domain: str) -> str:
-    """Build one config from the shards below a directory, unless `data_dir` has it; return a line about it.
-
-    Raises `UserError` if there are no shards, or none of them has a document of the domain.
-    """
+    """Build one config from the shards below a directory, unless `data_dir` has it; return a line about it."""
     tfds = require()
     root = Path(data_dir).expanduser().absolute()
     builder = slim_pajama()(config=domain, data_dir=str(root), file_format=FORMAT)
@@ -408,12 +384,10 @@ def main(argv: list[str]) -> None:
     parser.prog = "python -m seqjax.data.sources.tfds"
     parser.add_argument("--source", required=True, help="directory of the shards in SlimPajama's layout")
     parser.add_argument("--data_dir", required=True, help="directory of the datasets of tensorflow-datasets")
-    known = ", ".join(slimpajama.NAMES)
-    parser.add_argument("--domains", default=list(slimpajama.NAMES), type=words, help=f"of {known} (all)")
+    parser.add_argument("--domains", default=list(slimpajama.NAMES), type=words, help="of SlimPajama's (all)")
     given = parser.parse_args(argv)
-    for domain in given.domains:
-        if domain not in slimpajama.NAMES:
-            raise UserError(f"--domains: {domain!r} is not one of SlimPajama's.{nearest(domain, slimpajama.NAMES)}")
+    if unknown := [domain for domain in given.domains if domain not in slimpajama.NAMES]:
+        raise UserError(f"--domains: {unknown[0]!r} is not one of SlimPajama's.{nearest(unknown[0], slimpajama.NAMES)}")
     if not Path(given.source).is_dir():
         raise UserError(f"--source={given.source}: there is no such directory; give that of the shards.")
     for domain in given.domains:
