@@ -14,32 +14,15 @@ from tests import support
 
 from .conftest import command, prepared, row, write_shard
 
-CSV = '''"""Files of comma-separated values, a document per row; the first row names the fields."""
-
-import csv
-import io
-
-from seqjax.data.layout import SLIMPAJAMA
-from seqjax.data.sources import Shard, ignore
-
-
-class CsvRows(Shard):
-    """A file of comma-separated values."""
-
-    endings = (".csv",)
-
-    def records(self, layout=SLIMPAJAMA, *, on_read=ignore):
-        """Yield the rows."""
-        yield from csv.DictReader(io.StringIO(b"".join(self.content(on_read)).decode()))
-'''
 TEXTS = [f"document {i} " + "word " * (i % 7) for i in range(60)]
 
 
 def test_a_source_is_one_file(tmp_path: Path):
-    """The blocks of a format that seqjax does not know, prepared by a copy of it with one file more."""
+    """The source of docs/data.md, a format that seqjax does not know, read by a copy of it with one file more."""
+    page = (support.ROOT / "docs" / "data.md").read_text().partition("## A source of your own")[2]
     copy = tmp_path / "copy"
     shutil.copytree(support.ROOT / "seqjax", copy / "seqjax", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "seqjax" / "data" / "sources" / "csv_rows.py").write_text(CSV)
+    (copy / "seqjax" / "data" / "sources" / "csv_rows.py").write_text(page.split("```")[1])
     for split in ("train", "validation"):
         write_shard(tmp_path / "lines" / split / "a.jsonl.zst", [row("c4", text) for text in TEXTS])
         path = tmp_path / "rows" / split / "a.csv"

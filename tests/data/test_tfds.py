@@ -246,6 +246,8 @@ def test_a_dataset_is_prepared_like_other_text(datasets: Path, tmp_path: Path):
     assert manifest["splits"]["train"]["news_items"]["documents"] == 198 - held
     assert held > 0
     assert manifest["skipped"]["by_reason"] == {"empty document": 1, "not UTF-8": 1}
+    one = prepared(datasets / "news_items" / "1.2.0", tmp_path / "one", layout=Layout("title", domain="news"))
+    assert {domain for of in one["splits"].values() for domain in of} == {"news"}
     with pytest.raises(UserError, match="is in the file format tfrecord"):
         prepared(datasets / "news_old", tmp_path / "old")
 

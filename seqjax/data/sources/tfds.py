@@ -2,8 +2,7 @@
 
 A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. A domain is a dataset, or one config of it.
 Its records must be in ArrayRecord files: the default of tensorflow-datasets, tfrecord, needs TensorFlow. The directory
-says what it holds, so the code that made it is not needed. `config.data.corpus=tfds` streams datasets;
-`seqjax prepare --source=DATA_DIR/NAME` makes blocks of one.
+says what it holds, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks of one.
 
     python -m seqjax.data.sources.tfds --source=SHARDS --data_dir=DIR [--domains=arxiv,github]
 
@@ -112,9 +111,10 @@ class TfdsShard(Shard):
         root = Path(source)
         if not root.is_dir():
             return ()
-        directories = [list(of.values())[-1] for of in _versions(root).values()]
+        is_version = _VERSION.fullmatch(root.name) and (root / INFO).is_file()
+        directories = [root] if is_version else [list(of.values())[-1] for of in _versions(root).values()]
         found: list[Shard] = []
-        for directory in [root] if (root / INFO).is_file() else directories:
+        for directory in directories:
             info = _info(directory)
             for split in (split for split in SPLITS if split in info.splits):
                 found += _shards(directory, info, split, into=split, domain=clean(info.config_name or info.name))
@@ -238,7 +238,7 @@ def _versions(home: Path) -> dict[str, dict[str, Path]]:
     """Return the versions of a dataset under its name, or of each of its configs under theirs, the newest last."""
     found = {}
     for directory in (home, *sorted(path for path in home.iterdir() if path.is_dir())):
-        versions = [p for p in directory.iterdir() if _VERSION.fullmatch(p.name) and (p / INFO).is_file()]
+        versions = [file.parent for file in directory.glob(f"*/{INFO}") if _VERSION.fullmatch(file.parent.name)]
         if versions:
             versions.sort(key=lambda path: tuple(map(int, path.name.split("."))))
             found[directory.name] = {path.name: path for path in versions}
