@@ -2,7 +2,7 @@
 
 A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. A domain is a dataset, or one config of it.
 Its records must be in ArrayRecord files: the default of tensorflow-datasets, tfrecord, needs TensorFlow. The directory
-says what it holds, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks of one.
+says what it holds, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks.
 
     python -m seqjax.data.sources.tfds --source=SHARDS --data_dir=DIR [--domains=arxiv,github]
 
