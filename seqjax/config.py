@@ -62,7 +62,7 @@ class ModelConfig:
 class DataConfig:
     """The training and evaluation data."""
 
-    # blocks: written by seqjax.data.prepare; stream: jsonl.zst shards, read directly; tfds: of tensorflow-datasets
+    # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: the same of tensorflow-datasets
     corpus: Literal["builtin", "blocks", "stream", "tfds"] = "builtin"
     # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = its own; builtin: unused
     path: str = ""
@@ -79,7 +79,7 @@ class DataConfig:
     weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
     seed: int = 0  # of the shuffle; `train.seed` does not affect the order of the data
     workers: int = 0  # Grain worker processes; 0 = threads in this process
-    cache_dir: str = ""  # directory of the built-in corpus, and of counts of tfds; empty = ~/.cache/seqjax
+    cache_dir: str = ""  # directory of the built-in corpus, and of copied blocks; empty = ~/.cache/seqjax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def check(config: Any) -> None:
     if data.corpus in ("blocks", "stream") and not data.path:
         raise UserError(
             f"config.data.corpus={data.corpus!r} needs config.data.path: the directory that "
-            "`seqjax prepare` wrote (blocks) or that holds the jsonl.zst shards (stream)."
+            "`seqjax prepare` wrote (blocks) or that holds the shards (stream)."
         )
     if bool(data.tfds) != (data.corpus == "tfds"):
         raise UserError(

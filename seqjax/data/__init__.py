@@ -1,7 +1,8 @@
 """Text corpora as blocks of T + 1 tokens; `open_corpus` returns the object that the training loop reads from.
 
-`builtin` needs no download, `blocks` reads what `seqjax prepare` wrote, `tfds` what tensorflow-datasets prepared, and
-`stream` reads SlimPajama-shaped `*.jsonl.zst` shards directly. All of them implement `seqjax.data.corpus.Corpus`.
+`builtin` needs no download, `blocks` reads what `seqjax prepare` wrote, and `stream` reads the shards of a source
+(`seqjax.data.sources`) directly, as `tfds` does with datasets of tensorflow-datasets. All of them implement
+`seqjax.data.corpus.Corpus`.
 
 The names below are imported when they are first used: settings and Grain import JAX, which the worker processes of
 `seqjax prepare` have no use for.

@@ -11,7 +11,6 @@ from seqjax.data.builtin import open_builtin
 from seqjax.data.corpus import BlockCorpus, Corpus
 from seqjax.data.stream import StreamCorpus
 from seqjax.data.test_sets import TestedCorpus, set_names
-from seqjax.data.tfds_corpus import open_tfds
 from seqjax.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from seqjax.errors import MissingPackageError, UserError
 
@@ -30,8 +29,6 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
         corpus: Corpus = open_builtin(config, tokenizer, seq_len=seq_len)
     elif config.corpus == "blocks":
         corpus = _open_blocks(config, tokenizer, seq_len=seq_len)
-    elif config.corpus == "tfds":
-        corpus = open_tfds(config, tokenizer, seq_len=seq_len)
     else:
         corpus = StreamCorpus(config, tokenizer, seq_len=seq_len)
     if not test_sets:

@@ -218,9 +218,7 @@ class BlockCorpus(Corpus):
         return _spaced(self._sources["train"][domain], count, self._dtype)
 
     def token_rates(self) -> np.ndarray | None:
-        """Return how often each id occurs in training, per million tokens, float64 [vocab_size]; None for `tfds`."""
-        if self.name == "tfds":  # tokenises a block when it is read
-            return None
+        """Return how often each id occurs in training, per million tokens, float64 [vocab_size]."""
         rates, count = np.zeros(self.tokenizer.vocab_size), max(1, RATE_TOKENS // (self.seq_len + 1))
         for domain in self.train_domains:
             counts = np.bincount(self.train_sample(domain, count=count).ravel(), minlength=len(rates))

@@ -14,7 +14,7 @@ HASHES = 1 << 32
 
 def text_hash(text: str) -> int:
     """Return the hash of a document by which it is held out, uniform below `HASHES`."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:4], "little")
 
 
 def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from seqjax.data import slimpajama
-from seqjax.data.faults import BadLineError
 from seqjax.errors import UserError
 
 SET_NAME_FIELD = "meta.redpajama_set_name"
@@ -22,6 +21,14 @@ MAX_NAME_CHARS = 100
 MAX_VALUE_CHARS = 60  # of a value shown in a message
 
 _MISSING = object()
+
+
+class BadLineError(Exception):
+    """A line or row that holds no document: the message says why, `found` what there is instead; it may be empty."""
+
+    def __init__(self, reason: str, *, found: str = ""):
+        super().__init__(reason)
+        self.found = found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +111,9 @@ class Layout:
         except UnicodeEncodeError:  # "\ud800" is valid JSON but not text.
             raise BadLineError("not UTF-8") from None
         return text
+
+
+SLIMPAJAMA = Layout()
 
 
 def domain_name(value: str) -> str:

@@ -21,10 +21,10 @@ import numpy as np
 from absl import flags
 
 from seqjax.data import blocks
-from seqjax.data.document_blocks import ENDLESS, DocumentBlocks, ShuffledBlocks
 from seqjax.errors import UserError
 from seqjax.processes import end_with_parent
 
+ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
 READ_THREADS = 2
 PREFETCH_BATCHES = 8
 WIDEST = 10**9  # the largest weight over the smallest one; Grain counts in 64 bits
@@ -228,8 +228,6 @@ def block_batches(
 
 def _endless(source: blocks.BlockSource, *, seed: int) -> grain.MapDataset:
     """Return epoch after epoch of the blocks of a domain, each in an order of its own."""
-    if isinstance(source, DocumentBlocks):  # for which reading blocks in any order would be slow
-        return grain.MapDataset.source(ShuffledBlocks(source, seed=seed))
     part = grain.MapDataset.source(source)
     return part.shuffle(seed=seed).repeat(ENDLESS // len(part))
 

@@ -1,20 +1,23 @@
-"""Training directly from `*.jsonl.zst` shards: they are read, tokenised, packed and mixed during the run.
+"""Training directly from shards of text: they are read, tokenised, packed and mixed during the run.
 
-Each training domain has its own reader: the order of the shards is shuffled per epoch, the documents of a shard are
-shuffled within windows of 1,024 lines, and BOS + document + EOS are concatenated and cut into blocks of T + 1 tokens.
-Blocks are then mixed in the token shares. A row of another domain is recognised by a pattern and dropped before it is
-parsed. `seqjax.data.stream_reader` describes the position of a reader and how it resumes.
+The shards are those of any source whose records name their domain in SlimPajama's way, or that gives every shard a
+domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader: the order of
+the shards is shuffled per epoch, the documents of a shard are shuffled within windows of 1,024 records, and BOS +
+document + EOS are concatenated and cut into blocks of T + 1 tokens. Blocks are then mixed in the token shares. A line
+of another domain is recognised by a pattern and dropped before it is parsed. `seqjax.data.stream_reader` describes the
+position of a reader and how it resumes.
 
 Readers are divided over processes and workers by shard if there are enough of them, otherwise by document. This
 division determines the order, so a checkpoint cannot be resumed with another number of processes or workers.
 
-Natural shares cannot be counted in advance: without weights, SlimPajama's published ones are used. For
-long runs or uneven mixtures, prepare blocks: they are shuffled globally and need a tenth of the CPU
-time.
+Natural shares cannot be counted in advance: without weights, SlimPajama's published ones are used, or those of the
+bytes of files that hold one domain each. For long runs or uneven mixtures, prepare blocks: they are shuffled globally
+and need a tenth of the CPU time.
 """
 
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import grain
 import numpy as np
@@ -22,6 +25,8 @@ import numpy as np
 from seqjax.config import DataConfig
 from seqjax.data import document_index, pipeline, regimes, shards, slimpajama
 from seqjax.data.corpus import Corpus, EvalBlocks, block_bytes
+from seqjax.data.layout import SPLITS
+from seqjax.data.sources import Shard, tfds
 from seqjax.data.stream_reader import DomainBlocks, Reader
 from seqjax.data.tokenizer import Tokenizer, id_dtype, with_specials
 from seqjax.errors import UserError
@@ -33,32 +38,69 @@ class StreamCorpus(Corpus):
     """A corpus of shards that are tokenised while they are read."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int):
-        train, evaluate = regimes.resolve(
-            regimes.REGIMES[config.regime],
-            train=config.train_domains,
-            evaluate=config.eval_domains,
-            known=slimpajama.NAMES,
-        )
-        self._shards = shards.find_shards(config.path)
+        if config.corpus == "tfds":
+            self._shards: list[Shard] = tfds.config_shards(
+                config.tfds,
+                config.path,
+                feature=config.tfds_feature,
+                train_split=config.tfds_train_split,
+                validation_split=config.tfds_validation_split,
+            )
+        else:
+            self._shards = shards.find_shards(config.path)
+        for kind in {type(shard) for shard in self._shards}:
+            kind.require()
+        self._layout = self._shards[0].layout
+        train, evaluate = self._domains(config)
         self._seed, self._workers = config.seed, config.workers
         self._read: dict[tuple[str, str], tuple[int, np.ndarray, np.ndarray]] = {}  # requested count, blocks, documents
-        weights = config.weights or [slimpajama.SHARES[domain] for domain in train]
+        shares, origin = slimpajama.SHARES, "SlimPajama's published ones"
+        if not self._layout.is_slimpajama:
+            shares, origin = self._sizes({*train, *evaluate}), "those of their bytes in the training files"
+        datasets = f" from tensorflow-datasets ({', '.join(config.tfds)})" if config.tfds else ""
         listing = [(shard.name, shard.split, shard.size) for shard in self._shards]
         super().__init__(
-            name="stream",
+            name=config.corpus,
             tokenizer=tokenizer,
             seq_len=seq_len,
             train_domains=train,
             eval_domains=evaluate,
-            weights=pipeline.token_shares(weights, train),
-            natural_shares={domain: slimpajama.SHARES[domain] for domain in evaluate},
+            weights=pipeline.token_shares(config.weights or [shares[domain] for domain in train], train),
+            natural_shares={domain: shares[domain] for domain in evaluate},
             manifest_hash=hashlib.sha256(repr((listing, tokenizer.hash, seq_len)).encode()).hexdigest(),
-            note="Streamed: shares of the domains are SlimPajama's published ones unless weights are given.",
+            note=f"Streamed{datasets}: shares of the domains are {origin} unless weights are given.",
         )
         for domain in train:
             self.train_sample(domain, count=1)
         for domain in evaluate:
             self.eval_blocks(domain, count=1)
+
+    def _domains(self, config: DataConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the domains to train on and to evaluate."""
+        if self._layout.is_slimpajama:  # Rows of all domains may be in every shard.
+            return regimes.resolve(
+                regimes.REGIMES[config.regime],
+                train=config.train_domains,
+                evaluate=config.eval_domains,
+                known=slimpajama.NAMES,
+            )
+        own = self._layout.file_domain
+        found, in_train = ({own(s.name) or "" for s in self._shards if s.split in of} for of in (SPLITS, ("train",)))
+        names = ", ".join(config.tfds) or config.path
+        if len(found) == 1 and not config.train_domains:
+            only = tuple(found)
+            config = dataclasses.replace(config, train_domains=only, eval_domains=config.eval_domains or only)
+        return regimes.choose(
+            config, train=in_train, evaluate=found, where=names, fix="build the datasets that hold them"
+        )
+
+    def _sizes(self, domains: Collection[str]) -> dict[str, float]:
+        """Return the bytes of the training files of every domain, or those of validation where there are no others."""
+        size = {
+            split: {domain: sum(s.size for s in self._candidates(split, domain)) for domain in domains}
+            for split in ("train", "validation")
+        }
+        return {domain: float(size["train"][domain] or size["validation"][domain]) for domain in domains}
 
     def train_iterator(
         self, *, batch_size: int, process_index: int = 0, process_count: int = 1
@@ -74,6 +116,7 @@ class StreamCorpus(Corpus):
                     seed=self._seed,
                     part=process_index,
                     parts=process_count,
+                    layout=self._layout,
                 )
             )
             for domain in self.train_domains
@@ -124,9 +167,10 @@ class StreamCorpus(Corpus):
             )
         return rows
 
-    def _candidates(self, split: str, domain: str) -> tuple[shards.Shard, ...]:
+    def _candidates(self, split: str, domain: str) -> tuple[Shard, ...]:
         """Return the shards that may hold a domain, which are all but those in a directory of another domain."""
-        return tuple(s for s in self._shards if s.split == split and s.domain in (None, domain))
+        own = self._layout.file_domain
+        return tuple(s for s in self._shards if s.split == split and own(s.name) in (None, domain))
 
     def _first_blocks(self, split: str, domain: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `count` blocks [n, T+1] and the document of each [n]."""
@@ -145,7 +189,7 @@ class StreamCorpus(Corpus):
         pieces: list[np.ndarray] = []
         total = 0
         for shard in self._candidates(split, domain):
-            for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name)):
+            for _, text in shards.documents(shard, (domain,), shards.Skipped(shard.name), layout=self._layout):
                 pieces.append(with_specials(tokenizer, tokenizer.encode(text)))
                 total += len(pieces[-1])
                 if total >= count * block:

@@ -1,4 +1,4 @@
-"""One domain of `*.jsonl.zst` shards as an endless sequence of token blocks, starting from any position.
+"""One domain of shards as an endless sequence of token blocks, starting from any position.
 
 A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
 five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the
@@ -14,12 +14,15 @@ import grain
 import numpy as np
 
 from seqjax.data import shards
+from seqjax.data.layout import SLIMPAJAMA, BadLineError, Layout
+from seqjax.data.sources import Shard, TornShardError
 from seqjax.data.tokenizer import Tokenizer, with_specials
 from seqjax.errors import UserError
 
-WINDOW = 1024  # lines shuffled together, fewer where they are long
+WINDOW = 1024  # records shuffled together, fewer where they are long
 WINDOW_BYTES = 32 << 20
 ENCODE = 32  # documents tokenised together
+Record = bytes | dict[str, Any]
 START = {"epoch": 0, "shard": 0, "window": 0, "document": 0, "token": 0}
 
 
@@ -27,28 +30,30 @@ START = {"epoch": 0, "shard": 0, "window": 0, "document": 0, "token": 0}
 class Reader:
     """Describes what the iterator of one domain reads; `part` of `parts` is its share of the documents."""
 
-    files: tuple[shards.Shard, ...]
+    files: tuple[Shard, ...]
     domain: str
     tokenizer: Tokenizer
     block: int
     seed: int
     part: int = 0
     parts: int = 1
+    layout: Layout = SLIMPAJAMA
 
-    def order(self, epoch: int) -> list[shards.Shard]:
+    def order(self, epoch: int) -> list[Shard]:
         """Return the shards of this part in the order of an epoch."""
         mine = self.files[self.part :: self.parts] if self._by_shard else self.files
         return [mine[i] for i in self._rng(epoch, "shards").permutation(len(mine))]
 
-    def window(self, shard: shards.Shard, epoch: int, index: int, lines: list[bytes]) -> list[str]:
+    def window(self, shard: Shard, epoch: int, index: int, records: list[Record]) -> list[str]:
         """Return the texts of this part in one window of a shard, shuffled."""
         texts = []
-        for line in lines:
-            if (named := shards.set_name(line)) is not None and named != self.domain:
+        default = self.layout.file_domain(shard.name)
+        for record in records:
+            if self.layout.is_slimpajama and (named := shards.set_name(record)) and named != self.domain:
                 continue
             try:
-                domain, text = shards.parse(line, default=shard.domain)
-            except shards.BadLineError:
+                domain, text = shards.parse(record, default=default, layout=self.layout)
+            except BadLineError:
                 continue  # `prepare` counts and lists bad lines; here one must not end a run.
             if domain == self.domain:
                 texts.append(text)
@@ -133,11 +138,11 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
             if number < first_shard:
                 found = True
                 continue
-            for window, lines in enumerate(_windows(shard)):
+            for window, records in enumerate(_windows(shard, reader.layout)):
                 if window < first_window:
                     found = True
                     continue
-                texts = reader.window(shard, epoch, window, lines)
+                texts = reader.window(shard, epoch, window, records)
                 for start in range(first_document, len(texts), ENCODE):
                     encoded = tokenizer.encode_batch(texts[start : start + ENCODE])
                     for document, ids in enumerate(encoded, start):
@@ -157,17 +162,17 @@ def _documents(reader: Reader, position: dict[str, int]) -> Iterator[tuple[dict[
         epoch += 1
 
 
-def _windows(shard: shards.Shard) -> Iterator[list[bytes]]:
-    lines: list[bytes] = []
+def _windows(shard: Shard, layout: Layout) -> Iterator[list[Record]]:
+    records: list[Record] = []
     size = 0
     try:
-        for line in shards.read_lines(shard):
-            lines.append(line)
-            size += len(line)
-            if len(lines) == WINDOW or size >= WINDOW_BYTES:
-                yield lines
-                lines, size = [], 0
-    except shards.TornShardError:
-        pass  # The lines before the damage are valid and the same at every reading.
-    if lines:
-        yield lines
+        for record in shard.records(layout):
+            records.append(record)
+            size += len(record if isinstance(record, bytes) else str(record.get(layout.text_field)))
+            if len(records) == WINDOW or size >= WINDOW_BYTES:
+                yield records
+                records, size = [], 0
+    except TornShardError:
+        pass  # The records before the damage are valid and the same at every reading.
+    if records:
+        yield records

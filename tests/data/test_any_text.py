@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, open_corpus, parquet, shards
+from seqjax.data import blocks, open_corpus, sources
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.data.prepare.manifest import summary
+from seqjax.data.sources.parquet import Parquet
 from seqjax.errors import UserError, run_command
 from tests import extras
 
@@ -101,7 +102,7 @@ def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "a.parquet").touch()
     with pytest.raises(UserError, match=r"pip install 'seqjax\[parquet\]'"):
-        parquet.require()
+        Parquet.require()
     with pytest.raises(UserError, match=r"pip install 'seqjax\[parquet\]'"):
         prepared(tmp_path, tmp_path / "out")
 
@@ -211,7 +212,7 @@ def test_what_the_options_refuse(tmp_path: Path):
         prepared(tmp_path, tmp_path / "out", validation=1.5)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"Found: 1 \.txt\. Text files need --domain=NAME or --domain_from=folder"):
+    with pytest.raises(UserError, match=r"Found: 1 \.txt\. Files in \.txt need --domain=NAME or --domain_from=folder"):
         prepared(tmp_path / "files", tmp_path / "out")
 
 
@@ -233,7 +234,7 @@ def test_another_layout_in_the_same_directory_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("damage", ["torn", "corrupt"])
 def test_damaged_gzip_gives_what_came_before(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "CHUNK", 1024)
+    monkeypatch.setattr(sources, "CHUNK", 1024)
     path = write_gzip(
         tmp_path / "source" / "a.jsonl.gz",
         lines([f"{i} {np.random.default_rng(i).bytes(50).hex()}" for i in range(3000)]),

@@ -49,7 +49,7 @@ def test_blocks_hold_every_token_in_order(corpus_dir: Path, tmp_path: Path):
         found = [s for s in shards.find_shards(str(corpus_dir)) if s.split == split]
         assert len(found) == count
         for domain in slimpajama.NAMES:
-            rows = [shards.parse(line) for shard in found for line in shards.read_lines(shard)]
+            rows = [shards.parse(line) for shard in found for line in shard.records()]
             texts = [text for name, text in rows if name == domain]
             expected = np.concatenate([np.array([BYTE.bos, *BYTE.encode(text), BYTE.eos]) for text in texts])
             entry = manifest["splits"][split][domain]

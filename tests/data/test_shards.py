@@ -7,7 +7,7 @@ import fsspec
 import pytest
 import zstandard
 
-from seqjax.data import shards
+from seqjax.data import shards, sources
 from seqjax.errors import UserError
 
 from .conftest import row, write_shard
@@ -58,16 +58,16 @@ def test_layouts(tmp_path: Path):
         write_shard(tmp_path / name, [])
     (tmp_path / "README.md").touch()
     found = shards.find_shards(str(tmp_path))
-    assert [(s.split, s.name, s.domain) for s in found] == [
+    assert [(s.split, s.name, s.layout.file_domain(s.name)) for s in found] == [
         ("train", "d.jsonl", None),
         ("train", "train/chunk1/a.jsonl.zst", None),
         ("validation", "validation/RedPajamaArXiv/c.jsonl.zst", "arxiv"),
         ("test", "test/b.jsonl.zst", None),
     ]
     (only,) = shards.find_shards(str(tmp_path / "validation"))
-    assert (only.split, only.domain) == ("validation", "arxiv")
+    assert (only.split, only.layout.file_domain(only.name)) == ("validation", "arxiv")
     (only,) = shards.find_shards(str(tmp_path / "validation" / "*" / "*.zst"))
-    assert (only.split, only.domain) == ("validation", "arxiv")
+    assert (only.split, only.layout.file_domain(only.name)) == ("validation", "arxiv")
     (only,) = shards.find_shards(str(tmp_path / "test" / "b.jsonl.zst"))
     assert only.split == "test"
 
@@ -87,15 +87,15 @@ def test_nothing_there(tmp_path: Path):
 
 
 def test_lines_of_every_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "CHUNK", 7)
+    monkeypatch.setattr(sources, "CHUNK", 7)
     lines = [b"a" * n + b"\n" for n in (0, 1, 5, 100, 10_000, 3, 0, 2)]
     path = write_shard(tmp_path / "a.jsonl.zst", lines)
     read = []
-    assert list(shards.read_lines(one(path), on_read=read.append)) == [line[:-1] for line in lines]
+    assert list(one(path).records(on_read=read.append)) == [line[:-1] for line in lines]
     assert sum(read) == path.stat().st_size == one(path).size
     plain = tmp_path / "b.jsonl"
     plain.write_bytes(b"".join(lines) + b"last")
-    assert list(shards.read_lines(one(plain))) == [*(line[:-1] for line in lines), b"last"]
+    assert list(one(plain).records()) == [*(line[:-1] for line in lines), b"last"]
 
 
 def test_frames_and_a_long_window(tmp_path: Path):
@@ -103,12 +103,12 @@ def test_frames_and_a_long_window(tmp_path: Path):
     long = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = long.compress(b"one\n") + long.flush()
     (tmp_path / "a.jsonl.zst").write_bytes(frame + zstandard.compress(b"two\nthree\n"))
-    assert list(shards.read_lines(one(tmp_path / "a.jsonl.zst"))) == [b"one", b"two", b"three"]
+    assert list(one(tmp_path / "a.jsonl.zst").records()) == [b"one", b"two", b"three"]
 
 
 @pytest.mark.parametrize("damage", ["torn", "corrupt", "junk"])
 def test_damaged_shards_give_what_came_before(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "CHUNK", 64)
+    monkeypatch.setattr(sources, "CHUNK", 64)
     path = tmp_path / "a.jsonl.zst"
     frames = [zstandard.compress(b"".join(b"%d\n" % i for i in range(start, start + 100))) for start in (0, 100)]
     if damage == "torn":
@@ -119,8 +119,8 @@ def test_damaged_shards_give_what_came_before(tmp_path: Path, damage: str, monke
         frames[1] = b"no zstd at all"
     path.write_bytes(b"".join(frames))
     seen = []
-    with pytest.raises(shards.TornShardError, match="zstd data"):
-        for line in shards.read_lines(one(path)):
+    with pytest.raises(sources.TornShardError, match="zstd data"):
+        for line in one(path).records():
             seen.append(line)
     assert seen[:99] == [b"%d" % i for i in range(99)]
 
@@ -130,7 +130,7 @@ def test_other_file_systems():
         file.write(zstandard.compress(row("c4", "in memory")))  # pyright: ignore
     (shard,) = shards.find_shards("memory://corpus")
     assert shard.split == "train"
-    assert [shards.parse(line) for line in shards.read_lines(shard)] == [("c4", "in memory")]
+    assert [shards.parse(line) for line in shard.records()] == [("c4", "in memory")]
     assert shards.find_shards("memory://corpus/*/*.zst") == [shard]
 
 
@@ -152,7 +152,7 @@ def test_links_are_followed(tmp_path: Path):
     wanted = ["train/a.jsonl.zst", "train/again.jsonl.zst", "train/linked.jsonl.zst", "validation/b.jsonl.zst"]
     assert names(source) == wanted
     for shard in shards.find_shards(str(source)):
-        assert list(shards.read_lines(shard)) == [line.rstrip(b"\n") for line in lines]
+        assert list(shard.records()) == [line.rstrip(b"\n") for line in lines]
         assert shard.size == (source / shard.name).stat().st_size
         assert shard.split == shard.name.split("/")[0]
     (tmp_path / "all").symlink_to(source)

@@ -52,9 +52,9 @@ def even(tmp_path: Path) -> Path:
 
 def test_an_epoch_holds_every_document_once(even: Path):
     iterator = stream_reader.DomainBlocks(reader(even))
-    total = sum(len(shards.parse(line)[1]) + 2 for s in reader(even).files for line in shards.read_lines(s))
+    total = sum(len(shards.parse(line)[1]) + 2 for s in reader(even).files for line in s.records())
     found = texts(read(iter(iterator), total // 8))
-    wanted = sorted(shards.parse(line)[1] for s in reader(even).files for line in shards.read_lines(s))
+    wanted = sorted(shards.parse(line)[1] for s in reader(even).files for line in s.records())
     assert len(set(found)) == len(found)
     assert set(found) <= set(wanted)
     assert len(wanted) - len(found) <= 1  # the last block is not whole
@@ -71,7 +71,7 @@ def test_epochs_differ(even: Path):
 @pytest.mark.parametrize("parts", [2, 3, 5])
 def test_parts_share_an_epoch(even: Path, parts: int):
     # Two and three parts divide the shards, five the documents.
-    wanted = [shards.parse(line)[1] for s in reader(even).files for line in shards.read_lines(s)]
+    wanted = [shards.parse(line)[1] for s in reader(even).files for line in s.records()]
     found = []
     for part in range(parts):
         blocks = stream_reader.DomainBlocks(reader(even))
@@ -167,7 +167,7 @@ def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
     """BOS, bytes, EOS of every document of a domain, in the order of the shards."""
     tokenizer = ByteTokenizer()
     found = [s for s in shards.find_shards(str(root)) if s.split == split]
-    documents = [shards.parse(line) for s in found for line in shards.read_lines(s)]
+    documents = [shards.parse(line) for s in found for line in s.records()]
     pieces = [[tokenizer.bos, *text.encode(), tokenizer.eos] for name, text in documents if name == domain]
     return np.concatenate(pieces)
 

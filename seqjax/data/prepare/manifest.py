@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from seqjax.data import blocks, shards
-from seqjax.data.layout import ordered
+from seqjax.data.layout import SPLITS, ordered
 from seqjax.data.prepare.pack import Planned
 from seqjax.data.prepare.reports import read_report, skipped_lines
 from seqjax.data.prepare.split import Portion
@@ -78,7 +78,7 @@ def summary(manifest: dict[str, Any]) -> str:
     names = ordered({domain for entries in manifest["splits"].values() for domain in entries})
     width = max(15, *(len(name) + 2 for name in names))
     lines = [f"{'split':<12}{'domain':<{width}}{'documents':>12}{'MB':>10}{'tokens':>16}{'blocks':>10}"]
-    for split in shards.SPLITS:
+    for split in SPLITS:
         for domain in names:
             entry = manifest["splits"].get(split, {}).get(domain)
             if entry:

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqjax import urls
-from seqjax.data import blocks, document_index, hold_out, parquet, shards, slimpajama, stored_tokenizer
-from seqjax.data.layout import Layout, clean
+from seqjax.data import blocks, document_index, hold_out, shards, slimpajama, stored_tokenizer
+from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
 from seqjax.data.prepare.pack import FileJob, is_written, plan_files, write_file
@@ -57,7 +57,7 @@ def prepare(
     workers: int = 0,
     executor: str = executors.LOCAL,
     domains: Sequence[str] = (),
-    layout: Layout = shards.SLIMPAJAMA,
+    layout: Layout = SLIMPAJAMA,
     validation: float | None = None,
     min_tokens: int = 0,
     max_tokens: int = 0,
@@ -94,12 +94,14 @@ def prepare(
         if value < 0:
             raise UserError(f"--{name} must be at least 0, not {value}.")
     executors.require(executor, workers=workers)
-    kept = _kept(domains, layout)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(urls.url_of(source) or str(source), suffixes=shards.suffixes(layout))
-    if any(shard.name.endswith(shards.PARQUET) for shard in found):
-        parquet.require()
+    found = shards.find_shards(urls.url_of(source) or str(source), layout=layout)
+    for kind in {type(shard) for shard in found}:
+        kind.require()
+    if layout.is_slimpajama:  # The user names no domain, but a dataset may.
+        layout = dataclasses.replace(found[0].layout, text_field=layout.text_field)
+    kept = _kept(domains, layout)
     validation = _validation(validation, layout, found)
     # Workers elsewhere have other current directories.
     out, tokenizer_path = Path(out).absolute(), str(Path(tokenizer_path).absolute()) if tokenizer_path else ""
@@ -117,7 +119,7 @@ def prepare(
             "eos": vocabulary.eos,
         },
     }
-    if layout != shards.SLIMPAJAMA:
+    if layout != SLIMPAJAMA:
         settings["layout"] = dataclasses.asdict(layout)
     if validation:
         settings["validation"] = validation

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from seqjax.data import document_index, hold_out, shards
-from seqjax.data.layout import Layout, ordered
+from seqjax.data.layout import SLIMPAJAMA, Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
@@ -36,7 +36,7 @@ class ShardJob:
     tokenizer: str
     tokenizer_path: str
     domains: tuple[str, ...]
-    layout: Layout = shards.SLIMPAJAMA
+    layout: Layout = SLIMPAJAMA
     hold_out: bool = False
     min_tokens: int = 0
     max_tokens: int = 0

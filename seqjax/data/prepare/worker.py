@@ -104,8 +104,7 @@ def write_marker(path: Path, needs: Needs) -> None:
     """Write a marker for `worker_fault`."""
     step = max(1, len(needs.shards) // SAMPLES)
     packages = (*_PACKAGES, *_TOKENIZER_PACKAGES.get(needs.tokenizer, ()))
-    if any(shard.name.endswith(shards.PARQUET) for shard in needs.shards):
-        packages = (*packages, "pyarrow")
+    packages = (*packages, *sorted({shard.package for shard in needs.shards if shard.package}))
     marker = {
         "versions": _versions(("python", "seqjax", *packages)),
         "sources": [(shard.url, shard.size) for shard in needs.shards[::step]],

@@ -1,0 +1,59 @@
+"""Parquet files, a document per row, read by the package pyarrow (the extra `parquet`)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from seqjax import store
+from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, Layout
+from seqjax.data.sources import Shard, TornShardError, ignore
+from seqjax.errors import MissingPackageError
+
+BATCH_ROWS = 256
+
+
+class Parquet(Shard):
+    """A parquet file, whose records are its rows with the columns that a layout reads."""
+
+    endings = (".parquet",)
+    package = "pyarrow"
+
+    def records(
+        self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows; raise `TornShardError` at the end of what can be read of a damaged file.
+
+        If the file lacks a field of the layout its rows have all columns, so that an error can tell what there is.
+        """
+        self.require()
+        import pyarrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+
+        fields = [layout.text_field]
+        if not layout.reads_whole_files:
+            fields.append(layout.domain_field or SET_NAME_FIELD)
+        with store.reading(self.url) as file:
+            try:
+                table = pyarrow.parquet.ParquetFile(file)
+                present = table.schema_arrow.names
+                # `meta.source` is the column of that name, or the field `source` of the column `meta`.
+                columns = {field if field in present else field.partition(".")[0] for field in fields}
+                told = done = 0
+                chosen = sorted(columns) if columns <= set(present) else None
+                for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=chosen):
+                    yield from batch.to_pylist()
+                    done += batch.num_rows
+                    now = self.size * done // max(1, table.metadata.num_rows)
+                    on_read(now - told)
+                    told = now
+            except (pyarrow.ArrowException, OSError) as error:
+                raise TornShardError(f"damaged parquet data ({error})") from None
+
+    @classmethod
+    def require(cls) -> None:
+        """Raise `MissingPackageError` if pyarrow is not installed."""
+        try:
+            import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise MissingPackageError(
+                "Parquet files need pyarrow: install it with `pip install 'seqjax[parquet]'`."
+            ) from None

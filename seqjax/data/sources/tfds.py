@@ -1,0 +1,400 @@
+"""Datasets of tensorflow-datasets (the extra `tfds`), read without TensorFlow, and the dataset `slim_pajama`.
+
+A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. A domain is a dataset, or one config of it.
+Its records must be in ArrayRecord files: the default of tensorflow-datasets, tfrecord, needs TensorFlow. The directory
+says what it holds, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks.
+
+    python -m seqjax.data.sources.tfds --source=SHARDS --data_dir=DIR [--domains=arxiv,github]
+
+builds `slim_pajama` from local shards in SlimPajama's layout, as DIR/slim_pajama/DOMAIN/1.0.0. One process reads the
+shards, once per domain. A domain that DIR has already is left as it is.
+
+The book domain contains books3; a config of its own keeps it out of everything that does not name it.
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from seqjax.arguments import command_parser, words
+from seqjax.data import hold_out, shards, slimpajama
+from seqjax.data.layout import SLIMPAJAMA, SPLITS, Layout, clean
+from seqjax.data.sources import Shard, ignore
+from seqjax.errors import MissingPackageError, UserError, first_line, nearest, run_command
+
+OWN = "slim_pajama"
+FORMAT = "array_record"
+INFO = "dataset_info.json"
+READ = 64  # records read together
+LIMIT = hold_out.SHARE * hold_out.HASHES  # of the hashes of texts that are held out
+_NAME = re.compile(r"(?:(?P<domain>[^=]+)=)?(?P<name>\w+)(?:/(?P<config>[\w.+-]+))?(?::(?P<version>\d+\.\d+\.\d+))?")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def require() -> Any:
+    """Return the package tensorflow_datasets; raise `MissingPackageError` if it is not installed."""
+    try:
+        import tensorflow_datasets  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingPackageError(
+            "config.data.corpus='tfds' needs tensorflow-datasets: install it with `pip install 'seqjax[tfds]'`."
+        ) from None
+    return tensorflow_datasets
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+@dataclasses.dataclass(frozen=True)
+class TfdsShard(Shard):
+    """Records of a file of the dataset in `directory`: `take` of them after `skip`; its `name` begins with the domain.
+
+    Attributes:
+        feature: The feature that is the text, a.b is b within a; empty chooses it (`_text_feature`).
+        held_out: Whether to yield the texts that are held out by their hash, or the others; None for all.
+    """
+
+    directory: str
+    skip: int
+    take: int
+    feature: str = ""
+    held_out: bool | None = None
+
+    layout = Layout(domain_from="folder")
+    package = "tensorflow-datasets"
+
+    def records(
+        self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
+    ) -> Iterator[dict[str, str]]:
+        """Yield rows with the text alone; raise `UserError` if the file is damaged, or has no such text."""
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+        info = _info(Path(self.directory))
+        wanted = self.feature or (layout.text_field if layout.text_field != SLIMPAJAMA.text_field else "")
+        path = _text_feature(info.features, wanted, name=info.full_name).split(".")
+        done = 0
+        try:
+            with ArrayRecordDataSource(f"{self.url}[{self.skip}:{self.skip + self.take}]") as source:
+                for begin in range(0, self.take, READ):
+                    numbers = range(begin, min(begin + READ, self.take))
+                    for record in source.__getitems__(numbers):
+                        row = info.features.deserialize_example_np(record)
+                        value = functools.reduce(lambda features, part: features[part], path, row)
+                        # Bytes that are not UTF-8 become what `Layout.document` refuses as such.
+                        text = value.decode("utf-8", "surrogateescape")
+                        if self.held_out is None or self.held_out == (hold_out.text_hash(text) < LIMIT):
+                            yield {layout.text_field: text}
+                    now = self.size * (numbers[-1] + 1) // self.take
+                    on_read(now - done)
+                    done = now
+        except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
+            raise UserError(
+                f"{self.url} is damaged ({first_line(error)}). Put back a copy of it, or delete {self.directory} and "
+                "build it again."
+            ) from error
+
+    @classmethod
+    def require(cls) -> None:
+        """Raise `MissingPackageError` if tensorflow-datasets is not installed."""
+        require()
+
+    @classmethod
+    def find(cls, source: str) -> Sequence[Shard]:
+        """Return the shards of a dataset by its directory NAME[/CONFIG[/VERSION]], of each config the newest version.
+
+        Its splits are train, validation and test; others are left out.
+        """
+        root = Path(source)
+        if not root.is_dir():
+            return ()
+        is_version = _VERSION.fullmatch(root.name) and (root / INFO).is_file()
+        directories = [root] if is_version else [list(of.values())[-1] for of in _versions(root).values()]
+        found: list[Shard] = []
+        for directory in directories:
+            info = _info(directory)
+            for split in (split for split in SPLITS if split in info.splits):
+                found += _shards(directory, info, split, into=split, domain=clean(info.config_name or info.name))
+        return found
+
+
+def config_shards(
+    names: Sequence[str], path: str, *, feature: str, train_split: str, validation_split: str
+) -> list[Shard]:
+    """Return the shards of the datasets that `names` means in the data directory `path` (`config.data.tfds`).
+
+    Validation is the split called validation, or test where there is none, or else a hundredth of the training
+    documents (`seqjax.data.hold_out`), unless `validation_split` names it; splits may be slices, `train[:10%]`.
+    Raises `UserError` for a dataset that is not prepared, in another file format, or without the text or the split.
+    """
+    require()
+    found: list[Shard] = []
+    for domain, directory in named(names, data_directory(path)).items():
+        info = _info(directory)
+        _text_feature(info.features, feature, name=info.full_name)
+        validation = validation_split or next((split for split in SPLITS[1:] if split in info.splits), "")
+        for into, split, held_out in (
+            ("train", train_split, None if validation else False),
+            ("validation", validation or train_split, None if validation else True),
+        ):
+            found += _shards(directory, info, split, into=into, domain=domain, feature=feature, held_out=held_out)
+    return found
+
+
+def _shards(
+    directory: Path, info: Any, split: str, *, into: str, domain: str, feature: str = "", held_out: bool | None = None
+) -> list[TfdsShard]:
+    """Return the files of a split or of a slice of one, as shards of the split `into`."""
+    key = f"config.data.tfds_{into}_split={split!r}"
+    try:
+        chosen = info.splits[split]
+    except (KeyError, ValueError):
+        raise UserError(
+            f"{key}: {info.full_name} has the splits {', '.join(info.splits)}; give one of them, or a slice such as "
+            "'train[:90%]'."
+        ) from None
+    if chosen.num_examples <= 0:
+        raise UserError(f"{key}: {info.full_name} has no document there; give another slice.")
+    share, mark = {None: (1, ""), True: (hold_out.SHARE, " held out"), False: (1 - hold_out.SHARE, " kept")}[held_out]
+    found = []
+    for part in chosen.file_instructions:
+        path = Path(part.filename)
+        if not path.is_file():
+            raise UserError(f"{path} is missing: put back a copy of it, or delete {path.parent} and build it again.")
+        # The name says all that decides what is read, because it identifies the data of a run.
+        name = f"{domain}/{path.name}[{part.skip}:{part.skip + part.take}] {feature}{mark}".rstrip()
+        size = int(share * path.stat().st_size * part.take / part.examples_in_shard)
+        found.append(TfdsShard(str(path), name, into, size, str(directory), part.skip, part.take, feature, held_out))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- finding
+def data_directory(path: str) -> Path:
+    """Return the directory of all datasets, that of tensorflow-datasets if `path` is empty; it must exist."""
+    if "://" in path:
+        raise UserError(f"config.data.path={path!r}: only a local directory is read; copy the datasets into one.")
+    root = Path(path or require().core.constants.DATA_DIR).expanduser()
+    if not root.is_dir():
+        raise UserError(
+            f"config.data.path: no directory {root}; give the data directory of tensorflow-datasets, which holds "
+            "NAME/VERSION or NAME/CONFIG/VERSION for each dataset."
+        )
+    return root
+
+
+def named(names: Sequence[str], root: Path) -> dict[str, Path]:
+    """Return the directory of every dataset that `names` means (`config.data.tfds`), by domain.
+
+    A name without a config means all configs that are there. Without a version it is the newest one. The domain is
+    called like the config, or like a dataset that has none. Raises `UserError` for a dataset that is not prepared, and
+    for two of one domain.
+    """
+    found: dict[str, Path] = {}
+    for given in names:
+        match = _NAME.fullmatch(given)
+        if match is None or clean(match["domain"] or "a") != (match["domain"] or "a"):
+            raise UserError(f"config.data.tfds: {given!r} is not [DOMAIN=]NAME[/CONFIG][:VERSION], DOMAIN of a-z0-9_-.")
+        for name, directory in _directories(root, match["name"], match["config"], match["version"]).items():
+            domain = match["domain"] or clean(name)
+            if domain in found:
+                raise UserError(
+                    f"config.data.tfds: {found[domain]} and {directory} both are the domain {domain!r}; write "
+                    "'DOMAIN=NAME/CONFIG' for one of them, with a DOMAIN of its own."
+                )
+            found[domain] = directory
+    return found
+
+
+def _directories(root: Path, name: str, config: str | None, version: str | None) -> dict[str, Path]:
+    """Return the directory of a dataset by its name, or those of its configs by theirs."""
+    home, build = root / name, _how_to_build(name, config, root)
+    if not home.is_dir():
+        others = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        hint = nearest(name, others) if others else ""
+        raise UserError(f"config.data.tfds: there is no dataset {name} in {root}.{hint} {build}")
+    configs = _versions(home)
+    if not configs:
+        raise UserError(
+            f"config.data.tfds: {home} holds no complete dataset, a directory VERSION with a {INFO}. {build}"
+        )
+    if config and list(configs) == [name]:
+        raise UserError(f"config.data.tfds: {name} has no configs; write {name!r} without /{config}.")
+    if config and config not in configs:
+        hint = nearest(config, configs)
+        raise UserError(f"config.data.tfds: {name}/{config} is not prepared in {root}.{hint} {build}")
+    chosen = {key: versions for key, versions in configs.items() if config in (None, key)}
+    for key, versions in chosen.items():
+        if version and version not in versions:
+            raise UserError(
+                f"config.data.tfds: there is no version {version} of {name}/{key}, which has {', '.join(versions)}."
+            )
+    return {key: versions[version or list(versions)[-1]] for key, versions in chosen.items()}
+
+
+def _versions(home: Path) -> dict[str, dict[str, Path]]:
+    """Return the versions of a dataset under its name, or of each of its configs under theirs, the newest last."""
+    found = {}
+    for directory in (home, *sorted(path for path in home.iterdir() if path.is_dir())):
+        versions = [file.parent for file in directory.glob(f"*/{INFO}") if _VERSION.fullmatch(file.parent.name)]
+        if versions:
+            versions.sort(key=lambda path: tuple(map(int, path.name.split("."))))
+            found[directory.name] = {path.name: path for path in versions}
+        if directory == home and versions:
+            break
+    return found
+
+
+def _how_to_build(name: str, config: str | None, root: Path) -> str:
+    """Return how to build a dataset in `root`, for a message."""
+    if name == OWN:
+        domains = f" --domains={config}" if config else ""
+        return f"Build it: `python -m seqjax.data.sources.tfds --source=SHARDS --data_dir={root}{domains}`."
+    full = f"{name}/{config}" if config else name
+    return (
+        f"Build it, in Python: `tfds.builder({full!r}, data_dir={str(root)!r}, "
+        f"file_format={FORMAT!r}).download_and_prepare()`."
+    )
+
+
+def _info(directory: Path) -> Any:
+    """Return what tensorflow-datasets knows about the dataset in a directory, read from ArrayRecord files."""
+    tfds = require()
+    try:
+        info = tfds.builder_from_directory(str(directory)).info
+        formats = [
+            getattr(each, "value", each) for each in (info.file_format or "tfrecord", *info.alternative_file_formats)
+        ]
+        if FORMAT in formats:
+            return tfds.builder_from_directory(str(directory), file_format=FORMAT).info
+    except Exception as error:  # It raises what its readers of JSON, protocol buffers and features do.
+        raise UserError(
+            f"{directory} cannot be read ({type(error).__name__}: {first_line(error)}); delete it, and build the "
+            "dataset again."
+        ) from error
+    root = directory.parents[2 if info.config_name else 1]
+    raise UserError(
+        f"{directory} is in the file format {formats[0]}, which is not read here. Delete it, and build it as {FORMAT}. "
+        f"{_how_to_build(info.name, info.config_name, root)}"
+    )
+
+
+def _text_feature(features: Any, wanted: str, *, name: str) -> str:
+    """Return the feature with the texts: `wanted`, or the only text, or the one called text."""
+    texts = _texts(features, "")
+    has = f"{name} has the texts {', '.join(texts)}" if texts else f"{name} has no text among its features"
+    if wanted:
+        if wanted not in texts:
+            raise UserError(f"config.data.tfds_feature={wanted!r}: {has}; give one of them, or another dataset.")
+        return wanted
+    if len(texts) == 1:
+        return texts[0]
+    if "text" in texts:
+        return "text"
+    fix = "say which in config.data.tfds_feature" if texts else "give another in config.data.tfds"
+    raise UserError(f"config.data.tfds: {has}; {fix}.")
+
+
+def _texts(features: Any, prefix: str) -> list[str]:
+    """Return the features that are one string each; those within another are called a.b."""
+    tfds = require()
+    found = []
+    for key, feature in sorted(features.items()):  # read from files, they have no order
+        if isinstance(feature, tfds.features.FeaturesDict):
+            found += _texts(feature, f"{prefix}{key}.")
+        elif isinstance(feature, tfds.features.Text):
+            found.append(f"{prefix}{key}")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- slim_pajama
+@functools.cache
+def slim_pajama() -> Any:
+    """Return the builder of `slim_pajama`, which tensorflow-datasets knows by its name once this was called."""
+    tfds = require()
+
+    class SlimPajama(tfds.core.GeneratorBasedBuilder):
+        """The documents of one domain in local shards, in an order that hashes of their places decide."""
+
+        name = OWN
+        VERSION = tfds.core.Version("1.0.0")
+        BUILDER_CONFIGS = tuple(
+            tfds.core.BuilderConfig(name=domain.name, description=f"The rows of {domain.set_name}.")
+            for domain in slimpajama.DOMAINS
+        )
+        url_infos = (
+            None  # Nothing is downloaded. The package looks for a file beside this one, which some installs lack.
+        )
+        MANUAL_DOWNLOAD_INSTRUCTIONS = "Give the directory with the *.jsonl.zst shards."
+
+        def _info(self) -> Any:
+            return tfds.core.DatasetInfo(
+                builder=self,
+                description="Documents of SlimPajama, from local shards in its layout. Licences are of the sources.",
+                features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+                homepage="https://huggingface.co/datasets/cerebras/SlimPajama-627B",
+            )
+
+        def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[str, dict[str, str]]]]:
+            source, domain = str(dl_manager.manual_dir), self.builder_config.name
+            found = [
+                shard for shard in shards.find_shards(source) if SLIMPAJAMA.file_domain(shard.name) in (None, domain)
+            ]
+            splits = {split: [s for s in found if s.split == split] for split in dict.fromkeys(s.split for s in found)}
+            # A split without an example would end the building.
+            splits = {split: of for split, of in splits.items() if next(self._generate_examples(of), None) is not None}
+            if not splits:
+                raise UserError(
+                    f"No shard in {source} has a document of {domain}; give shards that do, or other domains."
+                )
+            return {split: self._generate_examples(members) for split, members in splits.items()}
+
+        def _generate_examples(self, members: list[Shard]) -> Iterator[tuple[str, dict[str, str]]]:
+            domain = self.builder_config.name
+            for shard in members:
+                skipped = shards.Skipped(shard.name)
+                for _, text in shards.documents(shard, (domain,), skipped):
+                    yield f"{shard.name}:{skipped.lines}", {"text": text}
+                for reason, n in skipped.reasons.items():
+                    logging.warning("%s: %d lines left out: %s.", shard.name, n, reason)
+
+    return SlimPajama
+
+
+def build(source: str, data_dir: str | Path, domain: str) -> str:
+    """Build one config from the shards below a directory, unless `data_dir` has it; return a line about it."""
+    tfds = require()
+    root = Path(data_dir).expanduser().absolute()
+    builder = slim_pajama()(config=domain, data_dir=str(root), file_format=FORMAT)
+    there = Path(builder.data_dir).is_dir()
+    if not there:
+        builder.download_and_prepare(
+            download_dir=str(root / ".downloads"),  # Nothing is, but the package makes the directory.
+            download_config=tfds.download.DownloadConfig(manual_dir=str(Path(source).absolute())),
+        )
+    counts = ", ".join(f"{info.num_examples:,} {split}" for split, info in builder.info.splits.items())
+    return f"{builder.data_dir}{' was there' if there else ''}: {counts} documents"
+
+
+def main(argv: list[str]) -> None:
+    """Build the configs that are asked for."""
+    parser = command_parser("prepare", description="Builds the dataset slim_pajama from local shards.")
+    parser.prog = "python -m seqjax.data.sources.tfds"
+    parser.add_argument("--source", required=True, help="directory of the shards in SlimPajama's layout")
+    parser.add_argument("--data_dir", required=True, help="directory of the datasets of tensorflow-datasets")
+    parser.add_argument("--domains", default=list(slimpajama.NAMES), type=words, help="of SlimPajama's (all)")
+    given = parser.parse_args(argv)
+    if unknown := [domain for domain in given.domains if domain not in slimpajama.NAMES]:
+        raise UserError(f"--domains: {unknown[0]!r} is not one of SlimPajama's.{nearest(unknown[0], slimpajama.NAMES)}")
+    if not Path(given.source).is_dir():
+        raise UserError(f"--source={given.source}: there is no such directory; give that of the shards.")
+    for domain in given.domains:
+        sys.stdout.write(build(given.source, given.data_dir, domain) + "\n")
+
+
+if __name__ == "__main__":
+    from seqjax.data.sources import tfds as imported  # whose classes are those that the package knows
+
+    run_command(imported.main)
