@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from seqjax import mixers
 from seqjax.config import Config
 from seqjax.convert.rules import (
     MISSING,
@@ -162,7 +163,13 @@ def _delta(*gates: Rule) -> tuple[Rule, ...]:
 
 def _width(which: int) -> Callable[[Config], int]:
     """Return a function of the config that gives the width of all keys (0) or of all values (1)."""
-    return lambda config: config.model.mixer.widths(config.model.dim)[which]
+
+    def of(config: Config) -> int:
+        mixer = config.model.mixer
+        found: Any = mixers.load(mixer.name)
+        return found.widths(config.model.dim, mixer.key_dim, mixer.value_dim)[which]
+
+    return of
 
 
 def _share(

@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -166,7 +167,8 @@ def check(settings: Any, *, dim: int, n_layers: int, seq_len: int) -> None:
     try:
         _check(settings, load(settings.name), dim, layer)
     except UserError as error:
-        raise UserError(f"config.model.mixer.{error}") from error
+        text = re.sub(r"(?<!\w)dim=", "config.model.dim=", str(error)).replace("max_len=", "config.train.seq_len=")
+        raise UserError(f"config.model.mixer.{text}") from error
 
 
 @functools.lru_cache(maxsize=512)

@@ -28,15 +28,20 @@ class DeltaNet(DeltaMixer):
         rngs: nnx.Rngs,
     ):
         del layer
-        key_dim = dim if key_dim is None else key_dim
+        key_dim, value_dim = self.widths(dim, key_dim, value_dim)
         super().__init__(
             dim,
             heads=heads,
             key_dim=key_dim,
-            value_dim=dim if value_dim is None else value_dim,
+            value_dim=value_dim,
             gated=False,
             conv_width=conv_width,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             rngs=rngs,
         )
+
+    @staticmethod
+    def widths(dim: int, key_dim: int | None, value_dim: int | None) -> tuple[int, int]:
+        """Return the width of all keys and that of all values, at model width `dim`."""
+        return dim if key_dim is None else key_dim, dim if value_dim is None else value_dim

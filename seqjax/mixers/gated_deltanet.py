@@ -28,15 +28,21 @@ class GatedDeltaNet(DeltaMixer):
         rngs: nnx.Rngs,
     ):
         del layer
-        key_dim = 3 * dim // 4 if key_dim is None else key_dim
+        key_dim, value_dim = self.widths(dim, key_dim, value_dim)
         super().__init__(
             dim,
             heads=heads,
             key_dim=key_dim,
-            value_dim=2 * key_dim if value_dim is None else value_dim,
+            value_dim=value_dim,
             gated=True,
             conv_width=conv_width,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             rngs=rngs,
         )
+
+    @staticmethod
+    def widths(dim: int, key_dim: int | None, value_dim: int | None) -> tuple[int, int]:
+        """Return the width of all keys and that of all values, at model width `dim`."""
+        key_dim = 3 * dim // 4 if key_dim is None else key_dim
+        return key_dim, 2 * key_dim if value_dim is None else value_dim

@@ -52,8 +52,8 @@ class Top1Chunk(AttentionMixer):
     ):
         if not 1 <= chunk_size <= layer.max_len:
             raise UserError(
-                f"chunk_size={chunk_size} does not fit sequences of {layer.max_len} tokens: choose a chunk of 1 to "
-                f"{layer.max_len} tokens (the paper: 128), or longer sequences."
+                f"chunk_size={chunk_size} does not fit max_len={layer.max_len}: choose a chunk of 1 to {layer.max_len} "
+                "tokens (the paper: 128), or longer sequences."
             )
         self.chunk_size, self.selection, self.implementation = chunk_size, selection, implementation
         super().__init__(

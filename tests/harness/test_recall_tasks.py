@@ -190,4 +190,4 @@ def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
     config = model_config(MODELS[label], dim=dim, vocab_size=50)
     assert (config.dim, config.vocab_size) == (dim, 50)
     assert config.n_layers in (2, 4, 5)
-    assert Model(config, max_len=8).abstract_blocks(), "the mixers accept their settings at this width"
+    assert Model(config, max_len=64).abstract_blocks(), "the mixers accept their settings at this width"

@@ -86,7 +86,7 @@ def test_alone_and_in_a_model_it_is_the_same_class_with_the_same_start():
             alone = mixers.load(file)(model.config.dim, **own, layer=layer, rngs=nnx.Rngs(0))
             described = mixers.build(model.config.mixer, model.config.dim, layer=layer, rngs=nnx.Rngs(0))
             jax.tree.map(np.testing.assert_array_equal, nnx.state(alone), nnx.state(described))
-    with pytest.raises(UserError, match="chunk_size=8 does not fit sequences of 4 tokens"):
+    with pytest.raises(UserError, match="chunk_size=8 does not fit max_len=4"):
         made("Top1Chunk", layer=base.Layer(max_len=4))
 
 

@@ -30,7 +30,7 @@ OTHERS = [(core, {}, 137.1) for core in ("window", "top1_exact", "top1_approx")]
 def test_rwkv7_shell(core, flags, millions):
     config = importlib.import_module("configs.rwkv7_shell").get_config("135m_100k")
     config.model.mixer.update({"core": core, **flags})
-    model = Model(from_config_dict(config).model, max_len=8)
+    model = Model(from_config_dict(config).model, max_len=128)
     unused = UNUSED["rwkv7"] if config.model.mixer.value_residual else 0
     assert round((flops.n_params(model) - unused) / 1e6, 1) == millions
 
