@@ -1,0 +1,53 @@
+"""A new mixer is two files, as docs/add_a_mixer.md says: no other file is touched, and no test of the others fails."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import support
+
+# What looks at every mixer, every config or the pages, and is quick.
+LOOK = (
+    "tests/test_configs.py",
+    "tests/test_presets.py",
+    "tests/test_imports.py",
+    "tests/test_public_names.py",
+    "tests/test_package.py",
+    "tests/test_docs.py",
+    "tests/test_dry_run.py",
+    "tests/mixers/test_base.py",
+    "tests/mixers/test_standalone.py",
+    "tests/models/test_against_numpy.py",
+    "tests/models/test_entropy.py",
+    "tests/models/test_initial_values.py",
+    "tests/models/test_param_counts.py",
+    "tests/models/test_settings.py",
+)
+
+
+@pytest.mark.slow
+def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
+    """In a copy: the page's mixer passes the contract by its name alone, and the tests that look at all mixers pass."""
+    tree = tmp_path / "tree"
+    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", "*.egg-info")
+    shutil.copytree(support.ROOT, tree, ignore=not_code)
+    mixer, config = re.findall(r"```python\n(.*?)```", (support.ROOT / "docs/add_a_mixer.md").read_text(), re.S)[:2]
+    (tree / "seqjax/mixers/ema.py").write_text(mixer)
+    (tree / "configs/ema.py").write_text(config)
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+        return done.stdout
+
+    ran = run("tests/mixers/test_contract.py", "-k", "ema", "-rA")
+    for check in ("a_token_changes_nothing_before_it", "step_equals_the_parallel_form", "flops_against_xla"):
+        assert re.search(rf"PASSED .*{check}.*\[ema-", ran), check
+    run("-m", "not slow and not gpu", *LOOK)
