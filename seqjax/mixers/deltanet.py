@@ -8,7 +8,6 @@ with eps 1e-6; 109.7M parameters, tied. See `_delta.py`.
 from flax import nnx
 
 from seqjax.mixers._delta import DeltaMixer
-from seqjax.types import Layer
 
 
 class DeltaNet(DeltaMixer):
@@ -24,10 +23,8 @@ class DeltaNet(DeltaMixer):
         conv_width: int = 4,
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
-        layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
-        del layer
         key_dim, value_dim = self.widths(dim, key_dim, value_dim)
         super().__init__(
             dim,

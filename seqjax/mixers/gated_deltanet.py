@@ -8,7 +8,6 @@ values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 123.9M parameters, tied. S
 from flax import nnx
 
 from seqjax.mixers._delta import DeltaMixer
-from seqjax.types import Layer
 
 
 class GatedDeltaNet(DeltaMixer):
@@ -24,10 +23,8 @@ class GatedDeltaNet(DeltaMixer):
         conv_width: int = 4,
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
-        layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
-        del layer
         key_dim, value_dim = self.widths(dim, key_dim, value_dim)
         super().__init__(
             dim,
