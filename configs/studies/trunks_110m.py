@@ -1,4 +1,4 @@
-"""Two models at two learning rates, read at decayed ends: the first runs of protocol 2 (docs/protocol.md).
+"""Two models at three learning rates, read at decayed ends: the first runs of protocol 2 (docs/protocol.md).
 
     seqjax study --study=trunks_110m --out=docs/results/trunks_110m --jobs=2
 
@@ -18,8 +18,8 @@ MODELS = {
 }
 # Rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
 ENDS = {
-    "Transformer++, QK norm": {1: (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 2: (0.8, 1.0)},
-    "Gated DeltaNet": {1: (0.65, 0.8, 1.0), 2: (0.8, 1.0)},
+    "Transformer++, QK norm": {0.5: (0.8, 1.0), 1: (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 2: (0.8, 1.0)},
+    "Gated DeltaNet": {0.5: (0.8, 1.0), 1: (0.65, 0.8, 1.0), 2: (0.8, 1.0)},
 }
 
 
