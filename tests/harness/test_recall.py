@@ -16,8 +16,9 @@ from seqjax.config import OptimConfig
 from seqjax.errors import UserError
 from seqjax.harness.recall import __main__ as command
 from seqjax.harness.recall import report, setups, train
-from seqjax.harness.recall.setups import Setup, TaskSetup
-from seqjax.harness.recall.tasks import IGNORED, S5, Examples
+from seqjax.harness.recall.setups import Setup
+from seqjax.harness.recall.tasks import IGNORED, Examples, TaskSetup
+from seqjax.harness.recall.tasks.s5 import S5
 from seqjax.models import Model
 from seqjax.training.optim import optimizer as make_optimizer
 from tests import support
@@ -26,9 +27,7 @@ from tests import support
 @pytest.fixture
 def tiny(monkeypatch) -> Setup:
     """A size of one task and two steps."""
-    task = TaskSetup(
-        name="s5", question="?", steps=2, train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4"
-    )
+    task = TaskSetup(steps=2, train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4")
     rounds = ((32, 1e-3), (32, 2e-3))
     setup = Setup(batch_size=2, rounds=rounds, test_sequences=4, steps_per_call=1, tasks=(task,))
     monkeypatch.setitem(setups.SETUPS, "demo", setup)

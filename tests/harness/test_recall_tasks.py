@@ -1,4 +1,4 @@
-"""The recall tasks: every target is the answer that the definition gives, and nothing else is asked."""
+"""The recall tasks: all keep the contract, and each target is the answer that the definition of its task gives."""
 
 import itertools
 
@@ -6,21 +6,47 @@ import numpy as np
 import pytest
 
 from seqjax.harness.recall.setups import MODELS, SETUPS
-from seqjax.harness.recall.tasks import (
-    IGNORED,
-    MQAR,
-    S5,
-    Copy,
-    CopySelected,
-    Induction,
-    Ngram,
-    Position,
-    Task,
-)
-from seqjax.harness.recall.tasks.base import distinct
+from seqjax.harness.recall.tasks import IGNORED, Task, TaskSetup, distinct, kinds
+from seqjax.harness.recall.tasks.copy import Copy
+from seqjax.harness.recall.tasks.copy_selected import CopySelected
+from seqjax.harness.recall.tasks.induction import Induction
+from seqjax.harness.recall.tasks.mqar import MQAR
+from seqjax.harness.recall.tasks.ngram import Ngram
+from seqjax.harness.recall.tasks.position import Position
+from seqjax.harness.recall.tasks.s5 import S5
 from seqjax.harness.recall.train import batch, batches, model_config, padded
 from seqjax.models import Model
+from tests import support
 
+SIZED = {f"{kind.name}-{size}": setup for kind in kinds() for size, setup in kind.sizes().items()}
+
+
+def test_every_module_is_a_task() -> None:
+    files = (support.ROOT / "seqjax" / "harness" / "recall" / "tasks").glob("*.py")
+    assert sorted(kind.name for kind in kinds()) == sorted({path.stem for path in files} - {"__init__"})
+    assert all(kind.sizes() and kind.sizes().keys() <= SETUPS.keys() for kind in kinds())
+
+
+@pytest.mark.parametrize("setup", SIZED.values(), ids=SIZED)
+def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
+    """Shapes, ids and the number of answers of all its sequences; the seed decides them."""
+    assert setup.own in setup.tests
+    for task in {*setup.train, *setup.tests.values()}:
+        assert type(task) is setup.kind and task.vocab_size <= setup.vocab_size
+        (inputs, targets), again, other = (task.examples(np.random.default_rng(seed), 8) for seed in (1, 1, 2))
+        assert inputs.shape == targets.shape == (8, task.length)
+        assert inputs.dtype == targets.dtype == np.int32
+        assert inputs.min() >= 0 and inputs.max() < task.vocab_size
+        asked = targets != IGNORED
+        assert targets[asked].min() >= 0 and targets.max() < task.vocab_size
+        assert asked.any(1).all() and asked.sum(1).max() <= task.answers
+        assert (inputs == again.inputs).all() and (targets == again.targets).all() and (inputs != other.inputs).any()
+    inputs, positions, targets = next(batches(setup.train, batch_size=2, seed=0))
+    assert inputs.shape == (2, max(task.length for task in setup.train))
+    assert positions.shape == targets.shape == (2, max(task.answers for task in setup.train))
+
+
+# Of each kind of sequence a few that are short, whose answers can be found the slow way.
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
     MQAR(length=16, pairs=4, ids=32),
@@ -35,7 +61,6 @@ TASKS: list[Task] = [
     S5(length=12),
     S5(length=6, moved=5),
 ]
-by_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
 
 
 def answers(task: Task, row: list[int]) -> dict[int, int]:
@@ -71,12 +96,9 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
     return found
 
 
-@by_task
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
 def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
     inputs, targets = task.examples(np.random.default_rng(0), 50)
-    assert inputs.shape == targets.shape == (50, task.length)
-    assert inputs.dtype == targets.dtype == np.int32
-    assert inputs.min() >= 0 and inputs.max() < task.vocab_size and targets.max() < task.vocab_size
     for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
         expected = answers(task, row)
         asked = {i: t for i, t in enumerate(target) if t != IGNORED}
@@ -84,12 +106,6 @@ def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
             assert len(asked) == task.pairs and asked.items() <= expected.items()
         else:
             assert asked == expected
-
-
-@by_task
-def test_the_seed_decides(task) -> None:
-    first, again, other = (task.examples(np.random.default_rng(seed), 8).inputs for seed in (1, 1, 2))
-    assert (first == again).all() and (first != other).any()
 
 
 @pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
@@ -173,15 +189,6 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
 def test_sizes_that_have_no_sequences_are_refused(make) -> None:
     with pytest.raises(ValueError, match=r"needs|has numbers|is too short"):
         make()
-
-
-@pytest.mark.parametrize("size", SETUPS)
-def test_every_size_names_tasks_whose_tests_hold_what_they_say(size) -> None:
-    for task in SETUPS[size].tasks:
-        assert task.own in task.tests
-        assert len(next(batches(task.train, batch_size=2, seed=0)).inputs) == 2
-        for test in task.tests.values():
-            assert test.vocab_size <= task.vocab_size
 
 
 @pytest.mark.parametrize("dim", sorted({dim for setup in SETUPS.values() for dim, _ in setup.rounds}))

@@ -7,10 +7,10 @@
     seqjax recall --size=small --report                        the report of what is there; nothing is trained
 
 Every model is trained on every task for every width and learning rate of the size, all with the first width and rate
-before any with the next, and all with the first seed before any with the second. seqjax/harness/recall/tasks has the
-tasks with their sources, setups.py the sizes. A run's result is a line of OUT/runs.jsonl, added as it ends, and runs
-that have one are not repeated, so the same command goes on after an interruption. report.md and accuracy.png are
-written from all results in OUT.
+before any with the next, and all with the first seed before any with the second. Each file in
+seqjax/harness/recall/tasks is a task with its source and its sizes, setups.py has the models, widths and rates. A run's
+result is a line of OUT/runs.jsonl, added as it ends, and runs that have one are not repeated, so the same command goes
+on after an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
 import itertools
@@ -29,6 +29,7 @@ from seqjax.arguments import command_parser
 from seqjax.errors import UserError, nearest, run_command
 from seqjax.harness.recall import report
 from seqjax.harness.recall.setups import MODELS, SETUPS, Setup
+from seqjax.harness.recall.tasks import kinds
 from seqjax.harness.recall.train import train
 from seqjax.study.runner import visible_gpus
 from seqjax.training.compile_cache import use_compile_cache
@@ -36,10 +37,11 @@ from seqjax.training.compile_cache import use_compile_cache
 
 def main(argv: list[str]) -> None:
     """Train what has no result yet, and write the report."""
+    names = ", ".join(kind.name for kind in kinds())
     parser = command_parser("recall", description=__doc__)
     parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
     parser.add_argument("--models", default="", help=f"labels with ; or , between them: {'; '.join(MODELS)} (all)")
-    parser.add_argument("--tasks", default="", help="names with commas: mqar,s5 (all)")
+    parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of each run, from 0 on (1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")

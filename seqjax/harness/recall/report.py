@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from seqjax.errors import UserError
-from seqjax.harness.recall.setups import MODELS, TaskSetup
+from seqjax.harness.recall.setups import MODELS
+from seqjax.harness.recall.tasks import TaskSetup
 from seqjax.study import figures
 from seqjax.study.tables import markdown
 
@@ -69,7 +70,7 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
         return None
     shown = [task for task in tasks if task.name in of_tasks]
     parts = [f"# {title}", "![Accuracy against the size of the state](accuracy.png)", ABOUT]
-    parts += [f"## {task.name}: {task.question}\n\n{_table(task, of_tasks[task.name])}" for task in shown]
+    parts += [f"## {task.name}: {task.kind.question}\n\n{_table(task, of_tasks[task.name])}" for task in shown]
     path = directory / "report.md"
     path.write_text("\n\n".join(parts), encoding="utf-8")
     draw(directory / "accuracy.png", shown, of_tasks, title=title)

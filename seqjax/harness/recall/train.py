@@ -12,8 +12,8 @@ import optax
 
 from seqjax import presets
 from seqjax.config import ModelConfig, OptimConfig, from_config_dict
-from seqjax.harness.recall.setups import Setup, TaskSetup
-from seqjax.harness.recall.tasks import IGNORED, Examples, Task
+from seqjax.harness.recall.setups import Setup
+from seqjax.harness.recall.tasks import IGNORED, Examples, Task, TaskSetup
 from seqjax.models import Model, flops
 from seqjax.training.optim import optimizer as make_optimizer
 from seqjax.training.segments import Segment, rates

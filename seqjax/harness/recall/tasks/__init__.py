@@ -1,26 +1,132 @@
-"""The tasks: sequences of ids with targets at some positions, drawn on the fly.
+"""The recall tasks: a module in this package for each, with its sequences, its sizes and its place in the report.
 
-Six ask for something that came before, which selection over the whole sequence finds and a state must have kept:
-
-    mqar            values of keys, many queries per sequence (Arora et al., "Zoology", arXiv 2312.04927, section 3.2)
-    copy_selected   the tokens among noise, in order (selective copying: Gu and Dao, "Mamba", arXiv 2312.00752, 4.1.1)
-    induction       the token after the last appearance of a marker (induction heads: "Mamba", 4.1.2)
-    ngram           the token after an n-gram (Jelassi et al., "Repeat After Me", arXiv 2402.01032, n-gram lookup)
-    position        the token at a position that is given as a number
-    copy            the whole string (string copying: "Repeat After Me")
-
-One asks for a state, which a fixed number of attention layers cannot keep for long sequences:
-
-    s5              the product so far of permutations of five things (Merrill et al., "The Illusion of State in
-                    State-Space Models", arXiv 2404.08819); those given are swaps of two
-
-Every task is a frozen dataclass; `examples` draws sequences, and a test that is longer or holds more is the same
+A task is a subclass of `Task`, named as its file, and is found because the file lies here: no list names it. Sequences
+of ids with targets at some positions are drawn on the fly; a test that is longer or holds more is the same frozen
 dataclass with other numbers.
 """
 
-from seqjax.harness.recall.tasks.base import IGNORED, Examples, Task
-from seqjax.harness.recall.tasks.copies import Copy, CopySelected
-from seqjax.harness.recall.tasks.lookups import MQAR, Induction, Ngram, Position
-from seqjax.harness.recall.tasks.tracking import S5
+import abc
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
-__all__ = ["IGNORED", "MQAR", "S5", "Copy", "CopySelected", "Examples", "Induction", "Ngram", "Position", "Task"]
+import numpy as np
+
+IGNORED = -1  # a target at a position where nothing is asked
+
+
+class Examples(NamedTuple):
+    """Inputs and targets, both int32 [B, T]; a target is `IGNORED` or the id that the model is to give there."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(abc.ABC):
+    """Sequences of one kind: `length` inputs each, with ids below `vocab_size`.
+
+    Attributes:
+        name: The name of the module, which the command and the results use.
+        order: The place among the tasks, in training and in the report; tasks with the same number are sorted by name.
+        question: What is asked for, in the heading of the report.
+    """
+
+    length: int
+
+    name: ClassVar[str]
+    order: ClassVar[int] = 100
+    question: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    @classmethod
+    @abc.abstractmethod
+    def sizes(cls) -> dict[str, "TaskSetup"]:
+        """Return the training and the tests by size, `demo` or `small`; a size that is missing has no such task."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    @property
+    def answers(self) -> int:
+        """The largest number of answers in a sequence."""
+        return 1
+
+    @abc.abstractmethod
+    def examples(self, rng: np.random.Generator, n: int) -> Examples:
+        """Draw `n` sequences."""
+
+    def _blank(self, n: int) -> Examples:
+        return Examples(np.zeros((n, self.length), np.int32), np.full((n, self.length), IGNORED, np.int32))
+
+    def _require(self, condition: bool, what: str) -> None:
+        if not condition:
+            raise ValueError(f"{self}: {what}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSetup:
+    """A task at one size: what is trained on, in turns, and the tests by name, of which `own` is like the training.
+
+    `published` says what others found, for the report.
+    """
+
+    steps: int
+    train: tuple[Task, ...]
+    tests: Mapping[str, Task]
+    own: str
+    published: str = ""
+
+    @property
+    def kind(self) -> type[Task]:
+        """The task."""
+        return type(self.train[0])
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.kind.name
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that training and tests have together."""
+        return max(task.vocab_size for task in (*self.train, *self.tests.values()))
+
+
+def kinds() -> list[type[Task]]:
+    """Return the tasks of all modules in this package, in the order of the report."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return sorted(Task.__subclasses__(), key=lambda kind: (kind.order, kind.name))
+
+
+def of_size(size: str) -> tuple[TaskSetup, ...]:
+    """Return the tasks that have a size, in the order of the report."""
+    return tuple(sizes[size] for kind in kinds() if size in (sizes := kind.sizes()))
+
+
+def subsets(scores: np.ndarray, size: int) -> np.ndarray:
+    """Return the indices of the `size` smallest of every row [B, N], in no order: a random subset of random scores."""
+    return np.argpartition(scores, size - 1)[:, :size]
+
+
+def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.ndarray:
+    """Return `n` rows of `size` different integers from 0 to `below` - 1, in random order, int64 [B, size]."""
+    if 2 * size > below:
+        return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
+    # Only what is there twice is drawn anew, once. No integer is preferred, so all rows without repeats stay as likely.
+    rows, again = rng.integers(below, size=(n, size)), np.arange(n)
+    while len(again):
+        ordered = np.sort(rows[again])
+        again = again[(ordered[:, 1:] == ordered[:, :-1]).any(1)]
+        order = np.argsort(rows[again], axis=1, kind="stable")
+        ordered = np.take_along_axis(rows[again], order, 1)
+        row, place = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
+        rows[again[row], order[row, place + 1]] = rng.integers(below, size=len(row))
+    return rows

@@ -1,4 +1,8 @@
-"""The task that asks for a state: the product of permutations."""
+"""The product so far of permutations of five things: Merrill et al., "The Illusion of State" (arXiv 2404.08819).
+
+It asks for a state, which a fixed number of attention layers cannot keep for long sequences. The paper gives any
+permutation; those of the training and the tests are swaps of two.
+"""
 
 import dataclasses
 import functools
@@ -6,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from seqjax.harness.recall.tasks.base import Examples, Task
+from seqjax.harness.recall.tasks import Examples, Task, TaskSetup
 
 PERMUTATIONS = list(itertools.permutations(range(5)))  # an id is the number in this list
 
@@ -34,10 +38,31 @@ class S5(Task):
     are all 120; with 5 they are any.
     """
 
+    order = 60
+    question = "the product of permutations"
+
     moved: int = 2
 
     def __post_init__(self):
         self._require(2 <= self.moved <= 5, "needs to move 2 to 5 things")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+        return {
+            "demo": TaskSetup(
+                steps=800,
+                train=tuple(cls(length=n) for n in (2, 4, 8)),
+                tests={str(n): cls(length=n) for n in (4, 8, 16)},
+                own="8",
+            ),
+            "small": TaskSetup(
+                steps=2_000,
+                train=tuple(cls(length=n) for n in (4, 8, 16, 32)),
+                tests={str(n): cls(length=n) for n in (16, 32, 64, 128)},
+                own="32",
+            ),
+        }
 
     @property
     def vocab_size(self) -> int:

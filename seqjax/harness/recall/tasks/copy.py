@@ -1,43 +1,10 @@
-"""Tasks that ask for many tokens in their order: a whole string, or the tokens among noise."""
+"""The whole string: string copying of Jelassi et al., "Repeat After Me" (arXiv 2402.01032)."""
 
 import dataclasses
 
 import numpy as np
 
-from seqjax.harness.recall.tasks.base import Examples, Task, subsets
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CopySelected(Task):
-    """`tokens` tokens at random places among noise, then as many markers, at which they are asked for in order."""
-
-    tokens: int = 16
-    ids: int = 16
-
-    def __post_init__(self):
-        self._require(2 * self.tokens <= self.length, "needs a length of at least twice the tokens")
-
-    @property
-    def vocab_size(self) -> int:
-        """The tokens, noise and the marker."""
-        return self.ids + 2
-
-    @property
-    def answers(self) -> int:
-        """One for each token."""
-        return self.tokens
-
-    def examples(self, rng: np.random.Generator, n: int) -> Examples:
-        """Draw `n` sequences."""
-        inputs, targets = self._blank(n)
-        noise, marker = self.ids, self.ids + 1
-        context = self.length - self.tokens
-        inputs[:, :context], inputs[:, context:] = noise, marker
-        found = rng.integers(self.ids, size=(n, self.tokens))
-        at = np.sort(subsets(rng.random((n, context)), self.tokens))
-        np.put_along_axis(inputs, at, found, 1)
-        targets[:, context:] = found
-        return Examples(inputs, targets)
+from seqjax.harness.recall.tasks import Examples, Task, TaskSetup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +15,9 @@ class Copy(Task):
     model is told the right tokens before the one that it is asked for.
     """
 
+    order = 50
+    question = "the whole string"
+
     shortest: int
     longest: int
     ids: int = 26
@@ -55,6 +25,13 @@ class Copy(Task):
     def __post_init__(self):
         self._require(1 <= self.shortest <= self.longest, "needs strings of at least one token")
         self._require(2 * self.longest + 1 <= self.length, "needs a length of at least twice the string and one more")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+        tests = {str(n): cls(length=2 * n + 2, shortest=n, longest=n) for n in (64, 128, 256)}
+        train = (cls(length=130, shortest=8, longest=64),)
+        return {"small": TaskSetup(steps=2_000, train=train, tests=tests, own="64")}
 
     @property
     def vocab_size(self) -> int:
