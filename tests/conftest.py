@@ -4,6 +4,7 @@
 """
 # ruff: noqa: E402 - the order of the imports is the point of this file
 
+import collections
 import gc
 import importlib.metadata
 import os
@@ -24,6 +25,8 @@ if not ON_GPU:
 wanted = [
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
+    # Cutting a small module into parts for threads, which the workers of xdist keep busy anyway, takes a fifth longer.
+    "--xla_cpu_parallel_codegen_split_count=1",
     # what commands set (kernels_pallas/cpu_compiler.py): tests that call functions get the same programs
     "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
 ]
@@ -85,8 +88,34 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Files of few tests that take long, the longest first. xdist would start files of many tests first, and at the end the
+# other workers would wait for one of these.
+LONG_FILES = [
+    f"tests/{name}.py"
+    for name in (
+        "end_to_end/test_ends", "kernels/test_triton_compiles", "data/test_builtin", "end_to_end/test_outside_mixer",
+        "end_to_end/test_resume", "study/test_study", "end_to_end/test_run_errors", "test_testing",
+        "end_to_end/test_processes", "end_to_end/test_train", "convert/test_transformers", "end_to_end/test_generate",
+        "benchmarks/test_train_step", "data/test_tfds", "test_dry_run", "end_to_end/test_evaluate",
+        "harness/test_harness_command", "benchmarks/test_kernels", "test_package", "end_to_end/test_commands",
+    )
+]  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):  # of xdist, which may not be installed
+        config.option.loadscopereorder = False
+
+
+def sort_files(items: list[pytest.Item]) -> None:
+    """Put the files in the order in which workers are to start them: `LONG_FILES`, then those of many tests."""
+    file_of = {item: item.nodeid.partition("::")[0] for item in items}
+    n_tests = collections.Counter(file_of.values())
+    place = {name: i for i, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: (place.get(file_of[item], len(place)), -n_tests[file_of[item]]))
+
+
+def mark_items(items: list[pytest.Item]) -> None:
     for item in items:
         values = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if (values.get("mixer"), values.get("variant")) in support.SLOW:
@@ -98,6 +127,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # marks before `-m` looks at them, order of what it leaves
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    mark_items(items)
+    yield
+    if hasattr(config, "workerinput"):  # a worker of xdist
+        sort_files(items)
 
 
 @pytest.fixture(autouse=True)

@@ -66,6 +66,22 @@ def package(name: str) -> Any:
         return importlib.import_module(name)
 
 
+class Lazy:
+    """A package that is imported where it is first used: workers collect every file, and run some of them."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(package(self._name), attribute)
+
+
+def lazy(name: str) -> Any:
+    """Return the package as `package` does, imported when it is first used; skip at once where it is missing."""
+    need(name)
+    return Lazy(name)
+
+
 def mark(*packages: str) -> pytest.MarkDecorator:
     """Return the mark of tests that need `packages`; in CI they run, and fail, whatever is missing."""
     why = lacking(*packages)

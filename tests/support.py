@@ -221,7 +221,8 @@ def run_config(blocks_dir: Path, mixer: str = "top1_chunk", **overrides: Any) ->
 
 def environment(*flags: str, optimised: bool = False) -> dict[str, str]:
     """Of a process with one CPU device; compiled fast, as in conftest.py, unless `optimised` as a user has it."""
-    flags = flags if optimised else ("--xla_backend_optimization_level=0", *flags)
+    fast = ("--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1")
+    flags = flags if optimised else (*fast, *flags)
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
 
 

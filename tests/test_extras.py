@@ -43,6 +43,7 @@ def test_a_missing_package_skips_here_and_fails_in_ci(monkeypatch):
         extras.package("lm_eval")
     assert extras.mark("lm_eval").args == (False,)
     assert extras.package("json").dumps(1) == "1"
+    assert extras.lazy("json").dumps(1) == "1"
     assert extras.lacking("jax", "json") is None
 
 

@@ -21,26 +21,26 @@ from tests import extras, support
 from tests.convert.cases import config_of
 from tests.data.test_tokenizer import needs_mixtral
 
-torch = extras.package("torch")
-transformers = extras.package("transformers")
-tokenizers = extras.package("tokenizers")
+torch = extras.lazy("torch")
+transformers = extras.lazy("transformers")
+tokenizers = extras.lazy("tokenizers")
 
 TEXT = "Once upon a time there was a model, and it was tiny.\n  Two spaces, a \u2581 mark and \u00e9\u4e2d\U0001f600."
 COMMON = {"vocab_size": 300, "num_hidden_layers": 2, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
 MODELS = {
     "llama": (
-        transformers.LlamaForCausalLM,
+        "LlamaForCausalLM",
         COMMON | ATTENTION | {"rope_theta": 5e5, "attention_bias": True, "head_dim": 16},
     ),
     "mistral": (
-        transformers.MistralForCausalLM,
+        "MistralForCausalLM",
         COMMON | ATTENTION | {"sliding_window": 7, "tie_word_embeddings": True},
     ),
-    "gpt2": (transformers.GPT2LMHeadModel, COMMON | {"n_head": 4, "n_positions": 96}),
-    "mamba": (transformers.MambaForCausalLM, COMMON | {"state_size": 4}),
+    "gpt2": ("GPT2LMHeadModel", COMMON | {"n_head": 4, "n_positions": 96}),
+    "mamba": ("MambaForCausalLM", COMMON | {"state_size": 4}),
     "mamba2": (
-        transformers.Mamba2ForCausalLM,
+        "Mamba2ForCausalLM",
         COMMON | {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16},
     ),
 }
@@ -85,7 +85,8 @@ def assert_close(got: np.ndarray, want: np.ndarray) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_that_transformers_saved(kind, tmp_path, capsys):
     """In, its logits and ids; out again, and the same from transformers."""
-    made, settings = MODELS[kind]
+    class_name, settings = MODELS[kind]
+    made = getattr(transformers, class_name)
     torch.manual_seed(0)
     theirs = made(made.config_class(**settings)).eval()
     with torch.no_grad():

@@ -83,7 +83,7 @@ def test_the_run_stands_for_its_last_end(alone):
 @pytest.mark.parametrize(
     ("end", "row"),
     [
-        pytest.param(None, 7, id="trunk"),
+        pytest.param(None, 7, id="trunk", marks=pytest.mark.slow),  # test_a_kill_and_a_stop has one, too
         pytest.param(12, 3, id="first end", marks=pytest.mark.slow),
         pytest.param(18, 2, id="second end", marks=pytest.mark.slow),
         pytest.param(24, 12, id="last end", marks=pytest.mark.slow),
@@ -98,7 +98,10 @@ def test_a_killed_run_equals_one_that_was_left_alone(alone, blocks_dir, tmp_path
     assert contents(tmp_path) == contents(alone)
 
 
-def test_a_stop_in_a_cooldown_saves_and_resumes(alone, blocks_dir, tmp_path):
+def test_a_kill_and_a_stop(alone, blocks_dir, tmp_path):
+    """Killed in the trunk; then stopped in a cooldown, where it saves; and resumed."""
+    status, stderr = support.interrupt(command(blocks_dir, tmp_path), tmp_path, at_row=7, number=signal.SIGKILL)
+    assert status == -signal.SIGKILL, f"the run was faster: {stderr}"
     status, stderr = support.interrupt(
         command(blocks_dir, tmp_path), tmp_path / "ends" / "18", at_row=2, number=signal.SIGTERM
     )

@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for a GPU that need not be there:
 
-    python -m tests.kernels.compile_triton [80] [90] [--all]
+    python -m tests.kernels.compile_triton [80] [90] [--all | --quick]
 
 `CASES` lists calls of the backends. Each is traced with `runtime.launch` replaced by a recorder and the compute
 capability pretended, so tile sizes, warps and stages are those of that GPU; what was recorded is compiled down to
@@ -35,6 +35,7 @@ class Case(NamedTuple):
 
     name: str
     call: Callable[..., Any]
+    again: bool = False  # kernels that another case compiles too, for other sizes
 
 
 class Recorded(NamedTuple):
@@ -133,12 +134,12 @@ def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024) -> None:
 
 CASES = [
     Case("ssd", ssd),
-    Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192)),
+    Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan),
     Case("selective-scan-1", partial(selective_scan, batch=1)),
     Case("chunk", chunk),
-    Case("chunk-256", partial(chunk, chunk_size=256)),
+    Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-decode-exact", partial(decode, "exact")),
     Case("chunk-decode-approx", partial(decode, "approx")),
     Case("element-decode", partial(decode, "element")),
@@ -207,13 +208,17 @@ def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
     return {"shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
 
 
-def every(capabilities: list[int], *, thorough: bool, named: str = "") -> Iterator[dict[str, Any]]:
-    """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64."""
+def every(capabilities: list[int], *, thorough: bool, named: str = "", quick: bool = False) -> Iterator[dict[str, Any]]:
+    """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64.
+
+    `quick` leaves out the cases that compile kernels again.
+    """
+    cases = [case for case in CASES if named in case.name and not (quick and case.again)]
     kinds = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128)]
     for capability in capabilities:
         done = set()
         for dtype, dim in kinds if thorough else kinds[:1]:
-            for case in (case for case in CASES if named in case.name):
+            for case in cases:
                 for launch in record(case, capability, dim=dim, dtype=dtype):
                     key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
                     if key in done:
@@ -229,9 +234,10 @@ def main() -> None:
     parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90])
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="leave out the cases that compile kernels again")
     given = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
-    for report in every(given.capabilities, thorough=given.all, named=given.case):
+    for report in every(given.capabilities, thorough=given.all, named=given.case, quick=given.quick):
         sys.stdout.write(json.dumps(report) + "\n")
 
 
