@@ -35,8 +35,7 @@ from seqjax.config import DataConfig
 from seqjax.data import blocks, document_index, load_tokenizer, open_corpus, prepare, slimpajama
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.errors import UserError, run_command
-from seqjax.files import write_json
+from seqjax.utils import UserError, run_command, write_json
 
 SEQ_LEN = 2048
 BATCH = 64

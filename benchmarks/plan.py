@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqjax.errors import UserError, run_command
 from seqjax.models.flops import PEAK_TFLOPS
+from seqjax.utils import UserError, run_command
 
 RESULTS = Path(__file__).parent / "results"
 ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form of what the record's GPU had a kernel for

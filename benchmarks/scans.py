@@ -29,7 +29,7 @@ from benchmarks.harness import report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
 from kernels_pallas import selective_scan, ssd, state_scan
-from seqjax.errors import run_command
+from seqjax.utils import run_command
 
 CASES = ("ssd", "selective_scan", "state_scan")
 TABLE = report.Table(

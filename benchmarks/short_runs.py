@@ -35,9 +35,8 @@ from benchmarks.harness.configs import chosen, label
 from benchmarks.harness.machine import machine
 from seqjax.data.regimes import REGIMES
 from seqjax.data.slimpajama import NAMES
-from seqjax.errors import run_command
-from seqjax.files import read_json
 from seqjax.training import metrics
+from seqjax.utils import read_json, run_command
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,8 +4,8 @@
     python -m benchmarks.train_step --devices=4 [--layouts=data,fsdp] [--size=1b3 --batch=4]
     python -m benchmarks.train_step --devices=4 --layouts=seq --batch=1 --seq_len=102400
 
-The step of `seqjax.train`, compiled and sharded as there (`seqjax.training.step.jit_train_step`) over the mesh of
-the config, which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
+The step of `seqjax.training.loop`, compiled and sharded as there (`step.jit_train_step`) over the mesh of the config,
+which takes every device of the machine. Shipped configs (with settings: --mixers=top1_chunk:
 model.mixer.selection=exact) at size 110m, batch 16 of 2,048 random tokens, without accumulation and, unless --remat
 says otherwise, without rematerialisation: forward, backward and the optimiser, compiled ahead, then the median over
 repeats of some steps. On a CPU, or with --quick, the debug size. Compare numbers of one run only, or with --against
@@ -53,13 +53,11 @@ from benchmarks.harness.exchanged import exchanged
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import seconds_per_call
 from seqjax.config import Config
-from seqjax.errors import UserError, run_command
 from seqjax.models import Model, flops
-from seqjax.sequence_sharding import require_equal_pieces
-from seqjax.sharding import batch_sharding, make_mesh, replicated, to_devices
-from seqjax.training import facts, optim
-from seqjax.training.batches import micro_batches
-from seqjax.training.step import TrainState, init_state, jit_train_step, state_shardings
+from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
+from seqjax.training import schedule, workdir
+from seqjax.training.step import TrainState, init_state, jit_train_step, micro_batches, state_shardings
+from seqjax.utils import UserError, run_command
 
 TABLE = report.Table(
     30,
@@ -88,12 +86,12 @@ class Step(NamedTuple):
 
 
 def lower(config: Config, mesh: Mesh) -> Step:
-    """Return the step of `seqjax.train`, lowered for the devices of a mesh."""
+    """Return the step of `seqjax.training.loop`, lowered for the devices of a mesh."""
     train = config.train
     require_equal_pieces(train.seq_len, mesh)
     n_micro = micro_batches(train, mesh)
     model = Model(config.model, max_len=train.seq_len)
-    optimizer = optim.optimizer(config.optim)
+    optimizer = schedule.optimizer(config.optim)
     init = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
     shapes = jax.eval_shape(init)
     by_leaf = state_shardings(mesh, model, optimizer, shapes)
@@ -130,13 +128,13 @@ class Stepper:
 
 def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | None = None) -> dict[str, Any]:
     """Compile one step on these devices, or all, and run it `repeats` times `steps` times."""
-    train, before = config.train, facts.device_peak_bytes()
+    train, before = config.train, workdir.device_peak_bytes()
     stepper, n_devices = Stepper(config, devices), len(devices or jax.devices())
     seconds_per_call(stepper, calls=2, repeats=1)
     times = seconds_per_call(stepper, calls=steps, repeats=repeats)
     rates = [train.batch_size * train.seq_len / seconds for seconds in times]
 
-    after, per_token = facts.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
+    after, per_token = workdir.device_peak_bytes(), flops.flops_per_token(stepper.model, train.seq_len)
     rate = statistics.median(rates)
     return {
         "tokens_per_s": rate,

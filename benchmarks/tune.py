@@ -29,7 +29,7 @@ from benchmarks.harness.timing import time_ms
 from benchmarks.kernels import operands
 from kernels_pallas import device
 from kernels_pallas.top1_element.triton import tile_sizes
-from seqjax.errors import UserError, run_command
+from seqjax.utils import UserError, run_command
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; what is not used is not run

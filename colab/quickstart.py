@@ -52,7 +52,7 @@ WORKDIR = "runs/first"
 # %%
 from seqjax import presets
 from seqjax.config import from_config_dict
-from seqjax.train import train
+from seqjax.training.loop import train
 
 finished = train(from_config_dict(presets.read_config(CONFIG)), WORKDIR)
 

@@ -45,7 +45,7 @@ N_BLOCKS = 8  # of held-out text per domain
 import seqjax
 from seqjax import presets
 from seqjax.config import from_config_dict
-from seqjax.train import train
+from seqjax.training.loop import train
 
 finished = train(from_config_dict(presets.read_config(CONFIG)), WORKDIR)
 m = seqjax.load(WORKDIR)
@@ -70,7 +70,7 @@ import numpy as np
 
 import kernels_pallas
 from seqjax.data import open_corpus
-from seqjax.models.queries_and_keys import queries_and_keys
+from seqjax.models.entropy import queries_and_keys
 from seqjax.ops.attention import attention_entropy
 
 mixer, seq_len = m.config.model.mixer, m.config.train.seq_len

@@ -128,7 +128,7 @@ from pathlib import Path
 
 from seqjax import presets
 from seqjax.config import from_config_dict
-from seqjax.train import train
+from seqjax.training.loop import train
 
 CONFIGS = {
     "gated_ema": presets.get_config(SIZE, name="gated_ema", mixer={"name": "gated_ema"}),

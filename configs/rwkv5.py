@@ -20,5 +20,5 @@ SETTINGS = {
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
     return presets.get_config(arg, name="rwkv5", mixer={"name": "rwkv5"}, settings=SETTINGS)

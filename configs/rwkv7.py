@@ -21,5 +21,5 @@ def settings(size: presets.Size):
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
     return presets.get_config(arg, name="rwkv7", mixer={"name": "rwkv7"}, settings=settings)

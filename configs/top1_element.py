@@ -11,5 +11,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
     return presets.get_config(arg, name="top1_element", mixer={"name": "top1_element"})

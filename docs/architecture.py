@@ -54,7 +54,7 @@ PATH = [
     (MODEL, "embed", ("on the mesh (sharding)", "models/embedder"), ("x_BTD",)),
     (MODEL, "L layers", ("norm, mixer, norm, MLP", "models, mixers, nn"), ("x_BTD",)),
     (MODEL, "loss", ("norm, head in chunks", "ops/cross_entropy"), ("nats per token",)),
-    (RUN, "update", ("gradient, Adam", "training/step, optim"), ("params, moments",)),
+    (RUN, "update", ("gradient, Adam", "training/step"), ("params, moments",)),
 ]
 WIDTH, GAP, TOP = 14.6, 2.6, 69.5
 for i, (color, title, lines, mono) in enumerate(PATH):
@@ -78,7 +78,7 @@ arrow((middle(3) + 7.5, 58.5), (middle(4) - 7.5, 58.5))
 arrow((middle(4) + 7.5, 58.5), (middle(5) - 7.5, 58.5))
 note(middle(4) - 1.2, 66.2, "the mixer calls ops", ha="left")
 
-# what stays of it
+# what is kept
 box(3, 54.2, 2 * WIDTH + GAP, 8.6, DATA, "evaluation blocks", ("the same at every evaluation, spread",))
 note(middle(0) + WIDTH / 2 + GAP / 2, 55.9, "over all documents of every domain")
 arrow((middle(1), TOP - 0.2), (middle(1), 63.0))
@@ -110,23 +110,22 @@ for i, (color, title, command, what) in enumerate(DAY):
         arrow((36, y + 6.7), (36, y + 5.5))
 
 # --------------------------------------------------------------------------------------------------- rooms, imports
-heading(76, 45.2, "Rooms; imports run downwards")
+heading(76, 45.2, "Packages; imports run downwards")
 ROOMS = [
-    (RUN, "main   study"),
-    (RUN, "train"),
-    (RUN, "generate   convert"),
-    (RUN, "evaluate"),
-    (RUN, "training   decoding"),
+    (RUN, "commands"),
+    (RUN, "evals   study   testing"),
+    (RUN, "pretrained   convert"),
+    (RUN, "training"),
+    (RUN, "decoding"),
     (MODEL, "models"),
-    (FILE, "presets"),
     (FILE, "config"),
     (MODEL, "mixers"),
     (MODEL, "ops   nn"),
     (FILE, "sharding"),
-    (FILE, "types  errors  files  terminal"),
+    (FILE, "types  utils  fields  store"),
 ]
 for i, (color, name) in enumerate(ROOMS):
-    y = 39.9 - 3.42 * i
+    y = 39.6 - 3.72 * i
     style = "round,pad=0,rounding_size=0.6"
     width = 13.6 if name == "models" else 28
     axes.add_patch(FancyBboxPatch((76, y), width, 2.7, boxstyle=style, fc=color, ec=LINE, lw=0.9))

@@ -3,6 +3,7 @@
     m = seqjax.load("runs/x")                                       a trained model: m.generate(text), m.loss(text)
     mixer = seqjax.mixers.Mamba2(dim=256, rngs=nnx.Rngs(0))         a mixer by itself
     seqjax.testing.check_mixer(MyMixer)                             the contract tests, for a mixer of your own
+    seqjax.presets                                                  what config files import
 
 These names are imported when they are first used, so that `import seqjax` is cheap and does not start JAX.
 """
@@ -12,21 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seqjax import mixers, ops, testing
-    from seqjax.config import Config
+    from seqjax.config import Config, presets
     from seqjax.models import Model
     from seqjax.pretrained import load
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Model", "__version__", "load", "mixers", "ops", "testing"]
+__all__ = ["Config", "Model", "__version__", "load", "mixers", "ops", "presets", "testing"]
 
-_MODULES = ("mixers", "ops", "testing")
+_MODULES = {
+    "mixers": "seqjax.mixers",
+    "ops": "seqjax.ops",
+    "presets": "seqjax.config.presets",
+    "testing": "seqjax.testing",
+}
 _MEMBERS = {"Config": "seqjax.config", "Model": "seqjax.models", "load": "seqjax.pretrained"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _MEMBERS:
         return getattr(importlib.import_module(_MEMBERS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`python -m seqjax COMMAND`, the same as the command `seqjax`."""
 
-from seqjax.cli import run
+from seqjax.commands.cli import run
 
 if __name__ == "__main__":
     run()

@@ -10,20 +10,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from kernels_pallas import cpu_compiler
-from seqjax import generate
 from seqjax.config import Config
-from seqjax.convert.directory import is_public
+from seqjax.convert.directory import fetched, is_public
 from seqjax.convert.directory import load as load_public
-from seqjax.convert.hub import fetched
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
-from seqjax.decoding import PREFILL_CHUNK, Sampling, encode
-from seqjax.errors import UserError
-from seqjax.evaluate import restore
+from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
 from seqjax.mixers import base, name_of
 from seqjax.models import Model
 from seqjax.sharding import make_mesh, shardings
+from seqjax.training.evaluate import restore
 from seqjax.types import Array, Params
+from seqjax.utils import UserError, use_safe_fusions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Pretrained:
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Iterator[str]:
         """Return an iterator over the parts of `generate`, as they come: whole characters, for printing at once."""
-        return generate.stream(
+        return stream(
             self.model,
             self.params,
             self.tokenizer,
@@ -144,7 +141,7 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
     Raises `UserError` if there is no such run or model, if its mixer is from outside seqjax and not among `mixers`, or
     if it is a public model that seqjax does not compute.
     """
-    cpu_compiler.use_safe_fusions()  # as the commands do
+    use_safe_fusions()  # as the commands do
     directory = fetched(path)
     if is_public(directory):
         return _public(directory)

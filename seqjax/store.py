@@ -1,4 +1,4 @@
-"""Object stores, and whatever else fsspec opens, by URL: `gs://bucket/run`, `s3://bucket/blocks`.
+"""URLs, `gs://bucket/run` or `s3://bucket/blocks`: what they name, and the object stores that fsspec opens by them.
 
 This is the only module that knows about the packages of schemes, which are imported when a URL is first used. An
 object appears in a store whole or not at all, however its writer dies; of several objects nothing is promised, so what
@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,9 +19,55 @@ import fsspec
 from etils import epath
 from fsspec import config as fsspec_config
 
-from seqjax import urls
-from seqjax.errors import DISK_FULL, UserError
-from seqjax.files import temporary_beside
+from seqjax.utils import DISK_FULL, UserError, temporary_beside
+
+WORKDIRS = ("gs",)  # schemes where a run can be kept: Orbax writes checkpoints there itself
+
+
+def url_of(path: str | os.PathLike[str]) -> str:
+    """Return the URL that `path` is, or "" if it is a path of this machine.
+
+    `Path("s3://bucket/run")` has lost a slash, which is put back.
+    """
+    found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
+    if found is None:
+        return ""
+    if found[1] in ("file", "local") or "::" in found[2]:  # What comes after the slashes is for fsspec to read.
+        return os.fspath(path)
+    return f"{found[1]}://{found[2].rstrip('/')}"
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a URL, and not one of a file of this machine."""
+    return scheme(url_of(path)) not in ("", "file", "local")
+
+
+def location(text: str) -> str | Path:
+    """Return what an option that takes a path or a URL was given: the URL as text, or the path."""
+    return url_of(text) or Path(text)
+
+
+def scheme(url: str) -> str:
+    """Return `s3` of `s3://bucket/run`; "" of a path."""
+    return url_of(url).partition(":")[0]
+
+
+def require_local(path: str | os.PathLike[str], option: str) -> None:
+    """Raise `UserError` if `path`, the value of `option`, is a URL where only a path of this machine will do."""
+    if url := url_of(path):
+        raise UserError(f"{option}={url}: this is written to a path of this machine; copy it to the store afterwards.")
+
+
+def require_workdir(url: str) -> None:
+    """Raise `UserError` for a URL where no run can be kept."""
+    if scheme(url) not in WORKDIRS:
+        raise UserError(
+            f"--workdir={url}: a run is kept in a directory of this machine (a plain path), or in gs://BUCKET/PATH. "
+            "For another store, mount the bucket and give the directory, or train in a directory and sync it."
+        )
+    if not url.partition("://")[2].strip("/"):
+        raise UserError(f"--workdir={url} names no bucket: write {scheme(url)}://BUCKET/PATH.")
+
 
 Result = TypeVar("Result")
 
@@ -35,7 +82,7 @@ class StoreError(UserError):
 
 def filesystem(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it; raise `UserError` if its package is missing."""
-    key = (os.getpid(), *urls.url_of(url).split("/")[:3:2])
+    key = (os.getpid(), *url_of(url).split("/")[:3:2])
     try:
         # fsspec has one for every thread, and each of them connects anew.
         if "::" not in url and (known := _systems.get(key)) is not None:
@@ -44,7 +91,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         if "::" not in url:
             fs = _systems.setdefault(key, fs)
     except ImportError as error:
-        extra = EXTRAS.get(urls.scheme(url))
+        extra = EXTRAS.get(scheme(url))
         how = f"pip install 'seqjax[{extra}]'" if extra else str(error).rstrip(".")
         raise UserError(f"{url} needs a package that is not installed: {how}.") from error
     except ValueError as error:
@@ -166,7 +213,7 @@ def read(url: str) -> bytes | None:
 @contextlib.contextmanager
 def reading(url: str) -> Iterator[Any]:
     """A context that opens a file or object to read bytes; a store that fails is a `StoreError`, not a damaged file."""
-    if not urls.is_remote(url):
+    if not is_remote(url):
         with cast(Any, fsspec.open(url, "rb")) as file:
             yield file
         return

@@ -16,16 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kernels_pallas import counting, cpu_compiler
-from seqjax import presets
-from seqjax.config import from_config_dict
-from seqjax.errors import UserError, nearest
+from kernels_pallas import counting
+from seqjax.config import from_config_dict, presets
 from seqjax.mixers import base, name_of
 from seqjax.models import Model, flops
 from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.training.step import TrainState, init_state, make_train_step
 from seqjax.types import Array, Params
+from seqjax.utils import UserError, nearest, use_safe_fusions
 
 BATCH = 8
 LENGTH = 23  # tokens; a prime, so that no chunk divides it
@@ -322,7 +321,7 @@ def check_mixer(
         AssertionError: Some checks failed; it says which, and how large the differences are.
         UserError: The mixer or its settings are not usable.
     """
-    cpu_compiler.use_safe_fusions()  # as the commands do
+    use_safe_fusions()  # as the commands do
     for name in skip:
         if name not in CHECKS:
             raise UserError(f"skip: {name!r} is not a check.{nearest(name, CHECKS)}")

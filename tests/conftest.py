@@ -68,8 +68,8 @@ jaxtyping.install_import_hook(_checked_modules(), "tests.typecheck.check")
 import jax
 import pytest
 
-from seqjax import store, urls
-from seqjax.training import mirror
+from seqjax import store
+from seqjax.training import workdir
 from tests import object_servers, support
 
 
@@ -97,7 +97,7 @@ LONG_FILES = [
         "end_to_end/test_resume", "study/test_study", "end_to_end/test_run_errors", "test_testing",
         "end_to_end/test_processes", "end_to_end/test_train", "convert/test_transformers", "end_to_end/test_generate",
         "benchmarks/test_train_step", "data/test_tfds", "test_dry_run", "end_to_end/test_evaluate",
-        "harness/test_harness_command", "benchmarks/test_kernels", "test_package", "end_to_end/test_commands",
+        "evals/test_harness_command", "benchmarks/test_kernels", "test_package", "end_to_end/test_commands",
     )
 ]  # fmt: skip
 
@@ -166,14 +166,14 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of this test's own, as on a machine that has not seen a store; a store that fails is not tried again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "RETRY_SECONDS", ())
-    monkeypatch.setattr(mirror, "_read", {})
+    monkeypatch.setattr(workdir, "_read", {})
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def memory(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty place in fsspec's store in memory, where files of runs may be, but no checkpoints."""
-    monkeypatch.setattr(urls, "WORKDIRS", ("gs", "memory"))
+    monkeypatch.setattr(store, "WORKDIRS", ("gs", "memory"))
     root = f"memory://{uuid.uuid4().hex}"
     yield root
     fs, path = store.filesystem(root)

@@ -23,10 +23,10 @@ from seqjax.config import Config, from_config_dict
 from seqjax.data import blocks, document_index
 from seqjax.data.slimpajama import NAMES as DOMAINS
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.files import write_json
 from seqjax.models import Model
 from seqjax.testing import random_params as random_params  # for the tests, as support.random_params
 from seqjax.training import metrics
+from seqjax.utils import write_json
 
 ROOT = Path(__file__).parent.parent
 SEQ_LEN = 32

@@ -8,11 +8,11 @@ import pytest
 
 import seqjax
 from kernels_pallas import BackendError
-from seqjax import cli, main, settings_help
-from seqjax.config import Config
-from seqjax.config_fields import hints_of
-from seqjax.config_parse import is_mixer
-from seqjax.errors import UserError
+from seqjax.commands import cli, train
+from seqjax.config import Config, settings
+from seqjax.config.parse import is_mixer
+from seqjax.fields import hints_of
+from seqjax.utils import UserError
 from tests import support
 
 MINE = """
@@ -74,12 +74,12 @@ def keys(cls, prefix=""):
 
 
 def test_help_lists_every_setting():
-    lines = settings_help.text().splitlines()
+    lines = settings.help_text().splitlines()
     for key in keys(Config):
         assert any(line.startswith(f"  --config.{key}=") for line in lines), key
     text = " ".join(" ".join(lines).split())
     assert "--config.data.corpus=builtin|blocks|stream|tfds ('builtin')" in text
-    assert "--config.optim.clip_norm=FLOAT or None (1.0) global gradient norm at which" in text
+    assert "--config.optim.clip_norm=FLOAT or None (1.0) global norm at which" in text
     assert "--config.train.steps=INT (no default)" in text
     assert "--config.data.weights=(FLOAT, ...) (()) share of tokens" in text
     start = lines.index("  settings of the mixer top1_chunk (--config.model.mixer.KEY):")
@@ -108,7 +108,7 @@ def test_help_lists_every_setting():
 )
 def test_what_is_mistyped_names_the_fix(word, says):
     with pytest.raises(UserError, match=says):
-        main.main(["--config=top1_chunk:debug", word])
+        train.main(["--config=top1_chunk:debug", word])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_word_by_itself_is_taken_for_the_first_option(command, option):
 def test_a_word_by_itself_that_names_something_is_not(word):
     name = "config." if word.startswith("train") else ""
     with pytest.raises(UserError, match=rf"^{word}: write --{name}{word}\."):
-        main.main([word])
+        train.main([word])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_word_by_itself_that_names_something_is_not(word):
 def test_a_mistake_in_ones_own_config_names_its_line(tmp_path, line, says):
     (tmp_path / "mine.py").write_text(MINE.format(line=line))
     with pytest.raises(UserError, match=says):
-        main.main([f"--config={tmp_path / 'mine.py'}:debug"])
+        train.main([f"--config={tmp_path / 'mine.py'}:debug"])
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_several_slurm_tasks_are_told(environment, refused, monkeypatch):
         monkeypatch.setenv(name, value)
     says = "SLURM has 4 tasks.*--distributed" if refused else "no config of that name"
     with pytest.raises(UserError, match=says):
-        main.main(["--config=no_such_config"])
+        train.main(["--config=no_such_config"])
 
 
 def test_a_config_and_a_study_of_another_kind(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def get_config(arg=''):\n    return 3\n\ndef get_study():\n    return 4\n")
     with pytest.raises(UserError, match=r"get_config of .*mine\.py must return a ConfigDict or a dict, not 3"):
-        main.main([f"--config={path}:debug"])
+        train.main([f"--config={path}:debug"])
     with pytest.raises(UserError, match=r"mine\.py: get_study\(\) must return a dict, not 4"):
         module_of("study").main([f"--study={path}", "--list"])
 
@@ -215,10 +215,10 @@ def test_a_run_that_is_refused_leaves_no_directory(tmp_path, monkeypatch):
             (workdir / name).touch()
         raise BackendError("no kernel can run")
 
-    monkeypatch.setattr("seqjax.train.train", refuse)
+    monkeypatch.setattr("seqjax.training.loop.train", refuse)
     for left in (0, 1):
         with pytest.raises(BackendError):
-            main.main(["--config=top1_chunk:debug"])
+            train.main(["--config=top1_chunk:debug"])
         assert len([*(tmp_path / "runs").iterdir()]) == left
         begun.append("config.json")
 

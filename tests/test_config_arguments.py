@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqjax.config import Config, from_config_dict, to_dict
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 from tests.test_configs import get, load
 
 
@@ -64,7 +64,7 @@ def test_overrides(text, path, value):
         ("data.corpus=blocks", ["config.data.path", "seqjax prepare"]),
         ("model.mixer.name=top1_chnk", ["config.model.mixer.name", "Did you mean 'top1_chunk'", "transformer_pp"]),
         ("model.mixer.name=no.such.module", ["no module 'no'"]),
-        ("model.mixer.name=seqjax.errors", ["must define one class that derives from seqjax.mixers.base.Mixer"]),
+        ("model.mixer.name=seqjax.utils", ["must define one class that derives from seqjax.mixers.base.Mixer"]),
         ("model.mixer.name=transformer_pp,model.mixer.chunk_size=4", ["no setting 'chunk_size'", "rope_base"]),
         ("model.mixer=({'name':'mamba1'},{'nam':'mamba2'})", ["config.model.mixer.name must name a mixer"]),
         ("model.mixer=()", ["config.model.mixer is empty"]),
@@ -96,13 +96,13 @@ def test_overrides(text, path, value):
         ("model.remat=some", ["config.model.remat", "attention, dots, full, none"]),
         ("model.dtype=float16", ["config.model.dtype"]),
         ("model.mlp.kind=relu", ["config.model.mlp.kind"]),
-        ("model.mlp.dim=0", ["config.model.mlp.dim", "None is for the usual multiple"]),
+        ("model.mlp.dim=0", ["config.model.mlp.dim", "or None"]),
         ("optim.clip_norm=0", ["config.optim.clip_norm=0", "None is for no clipping"]),
         ("optim.clip_norm=much", ["config.optim.clip_norm must be float or None", "'much'"]),
-        ("eval.batch_size=0", ["config.eval.batch_size", "None is for as many as a training micro-batch"]),
-        ("log.profile_start=0", ["config.log.profile_start", "None is for no profile"]),
-        ("train.accumulate=0", ["config.train.accumulate", "None is for as few as config.train.per_device_batch_size"]),
-        ("train.per_device_batch_size=0", ["config.train.per_device_batch_size", "None is for no limit"]),
+        ("eval.batch_size=0", ["config.eval.batch_size", "or None"]),
+        ("log.profile_start=0", ["config.log.profile_start", "or None"]),
+        ("train.accumulate=0", ["config.train.accumulate", "or None"]),
+        ("train.per_device_batch_size=0", ["config.train.per_device_batch_size", "or None"]),
         ("train.per_device_batch=4", ["no setting 'per_device_batch'", "Did you mean 'per_device_batch_size'"]),
         ("train.accumulate=3", ["config.train.batch_size=4", "config.train.accumulate=3"]),
         ("checkpoint.keep=0", ["config.checkpoint.keep"]),

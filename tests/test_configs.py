@@ -10,9 +10,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from seqjax.config import differences, from_config_dict, to_dict
-from seqjax.errors import UserError
+from seqjax.config.presets import REGIMES, SIZES
 from seqjax.models import Model, flops
-from seqjax.presets import REGIMES, SIZES
+from seqjax.utils import UserError
 from tests.models.test_settings import MIXERS
 from tests.support import ROOT
 
@@ -130,7 +130,7 @@ def test_the_papers_values(name, size):
         "base": mixer.rope_base,
     } == PAPER[size]  # fmt: skip
     assert (config.optim.b1, config.optim.b2, config.optim.weight_decay) == (0.9, 0.95, 0.0)
-    # where the paper is silent: as seqjax/presets.py says
+    # where the paper is silent: as seqjax/config/presets.py says
     assert (config.optim.clip_norm, config.optim.eps, config.optim.final_lr) == (1.0, 1e-8, 0.0)
     per_step = config.train.batch_size * config.train.seq_len
     assert 100e9 - per_step < config.train.steps * per_step <= 100e9

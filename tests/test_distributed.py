@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from seqjax import distributed, main
-from seqjax.distributed import banner
-from seqjax.errors import LOST, UserError
+from seqjax.commands import train
+from seqjax.training import processes
+from seqjax.training.processes import banner
+from seqjax.utils import LOST, UserError
 from tests import support
 
 SLURM = {
@@ -53,7 +54,7 @@ def initialize(monkeypatch):
             monkeypatch.setenv(name, value)
         with monkeypatch.context() as patched:
             patched.setattr(jax.distributed, "initialize", remember)
-            distributed.initialize(*place, **settings)
+            processes.initialize(*place, **settings)
         return told[-1]
 
     return run
@@ -79,8 +80,8 @@ REFUSED = (
     (("a:1", 2, -1), "Process -1 of 2: processes are numbered from 0 to 1"),
 )
 REFUSE = f"""
-from seqjax.distributed import initialize
-from seqjax.errors import UserError
+from seqjax.training.processes import initialize
+from seqjax.utils import UserError
 
 for place in {[place for place, _ in REFUSED]}:
     try:
@@ -108,9 +109,9 @@ def test_a_variable_that_is_no_number_is_named(initialize):
 def test_several_processes_need_a_directory_that_they_share():
     words = ["--coordinator_address=127.0.0.1:1", "--num_processes=1", "--process_id=0", "--config=transformer_pp"]
     with pytest.raises(UserError, match="--distributed needs --workdir: a directory that all processes share"):
-        main.main(words)
+        train.main(words)
     with pytest.raises(UserError, match="--devices describes those of a --dry_run"):
-        main.main([*words, "--dry_run", "--devices=3"])
+        train.main([*words, "--dry_run", "--devices=3"])
 
 
 # --------------------------------------------------------------------------------------------------------- the banner
@@ -172,9 +173,9 @@ def test_the_status_of_an_error(monkeypatch, capsys, error, status, says):
     def leave(status):
         raise LeftError(status)
 
-    monkeypatch.setattr(distributed, "initialize", lambda *args, **settings: None)
-    monkeypatch.setattr(distributed, "leave", leave)
-    with pytest.raises(LeftError) as caught, distributed.joined():
+    monkeypatch.setattr(processes, "initialize", lambda *args, **settings: None)
+    monkeypatch.setattr(processes, "leave", leave)
+    with pytest.raises(LeftError) as caught, processes.joined():
         raise error
     assert caught.value.args == (status,)
     assert re.search(says, capsys.readouterr().err)
@@ -191,8 +192,8 @@ def start(code, log, *, index, port, count=2, platform="cpu"):
 
 
 MEET = """
-from seqjax.distributed import joined
-from seqjax.errors import run_command
+from seqjax.training.processes import joined
+from seqjax.utils import run_command
 
 def main(argv):
     with joined(start_seconds=3):
@@ -225,7 +226,7 @@ def test_who_waits_in_vain_ends(tmp_path, index):
 COMPUTE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from seqjax.distributed import joined
+from seqjax.training.processes import joined
 
 with joined():
     mesh = jax.make_mesh((2,), ("x",))

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import presets
-from seqjax.config import from_config_dict
+from seqjax.config import from_config_dict, presets
 from seqjax.models import Model
 from tests import support
 

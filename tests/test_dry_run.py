@@ -9,10 +9,11 @@ import sys
 import jax
 import pytest
 
-from seqjax import dry_run, main
-from seqjax.errors import UserError
+from seqjax.commands import train
 from seqjax.models import Model, flops
+from seqjax.training import dry_run
 from seqjax.training import workdir as workdirs
+from seqjax.utils import UserError
 from tests import support
 
 ARGUMENT = "debug,train.batch_size=8"
@@ -25,7 +26,7 @@ def report(tmp_path, monkeypatch, capsys):
 
     def run(*args, config=f"top1_chunk:{ARGUMENT}"):
         before = {path: path.stat().st_mtime for path in tmp_path.rglob("*")}
-        main.main([f"--config={config}", f"--config.data.cache_dir={tmp_path / 'cache'}", "--dry_run", *args])
+        train.main([f"--config={config}", f"--config.data.cache_dir={tmp_path / 'cache'}", "--dry_run", *args])
         assert {path: path.stat().st_mtime for path in tmp_path.rglob("*")} == before, "something was written"
         return capsys.readouterr().out
 
@@ -35,7 +36,7 @@ def report(tmp_path, monkeypatch, capsys):
 def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)  # no step is timed
     out = report("--workdir=runs/x")
-    config = main.from_config_dict(main.presets.read_config(f"top1_chunk:{ARGUMENT}"))
+    config = train.from_config_dict(train.presets.read_config(f"top1_chunk:{ARGUMENT}"))
     workdirs.save_config(tmp_path / "runs" / "y", config)
     assert dry_run._workdir("runs/y", config) == "runs/y, which holds a run: it would be resumed"
     other = dataclasses.replace(config, size="other")
@@ -94,7 +95,7 @@ def test_devices_that_cannot_be_described(report):
     with pytest.raises(UserError, match=r"batch_size=8 .*data=3.*The nearest that fit are 6 and 9"):
         report("--devices=3")
     with pytest.raises(UserError, match="Training takes every device"):
-        main.main(["--config=top1_chunk:debug", "--devices=4"])
+        train.main(["--config=top1_chunk:debug", "--devices=4"])
 
 
 @pytest.mark.slow  # a process of its own, in which JAX has not started
@@ -121,7 +122,7 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
     results.mkdir()
     monkeypatch.setattr(dry_run, "RESULTS", results)
     monkeypatch.setattr(dry_run, "CPU_FLOPS", 0)
-    config = main.from_config_dict(main.presets.read_config(f"top1_chunk:{ARGUMENT}"))
+    config = train.from_config_dict(train.presets.read_config(f"top1_chunk:{ARGUMENT}"))
     model = Model(config.model, max_len=128)
     same = {
         "params": flops.n_params(model),

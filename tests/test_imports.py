@@ -11,45 +11,27 @@ ROOT = Path(__file__).parent.parent
 
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
-    ("seqjax", "seqjax.errors", "seqjax.types", "seqjax.terminal", "seqjax.processes"),
-    ("seqjax.files", "seqjax.urls", "seqjax.arguments", "seqjax.config_fields"),
-    ("seqjax.store",),
+    ("seqjax", "seqjax.types", "seqjax.utils"),
+    ("seqjax.fields", "seqjax.store"),
     ("seqjax.sharding",),
-    ("seqjax.sequence_sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),
-    ("seqjax.config_checks", "seqjax.config_parse"),
     ("seqjax.config",),
-    ("seqjax.presets", "seqjax.settings_help"),
     # siblings that only what follows may import
     ("seqjax.models", "seqjax.data"),
-    ("seqjax.training", "seqjax.decoding"),
-    ("seqjax.evaluate",),
-    ("seqjax.generate",),
+    ("seqjax.decoding",),
+    ("seqjax.training",),
     ("seqjax.convert",),
     ("seqjax.pretrained",),
-    ("seqjax.train", "seqjax.dry_run", "seqjax.distributed"),
-    ("seqjax.main",),
-    # only the harness, which draws as a study does, and the commands import these
+    # only the evaluations, which draw as a study does, and the commands import these
     ("seqjax.study", "seqjax.testing"),
-    ("seqjax.harness",),
-    # the door: commands by name
-    ("seqjax.cli",),
-    ("seqjax.__main__",),
+    ("seqjax.evals",),
+    ("seqjax.commands",),
+    # the doors, `python -m`
+    ("seqjax.main", "seqjax.evaluate", "seqjax.generate", "seqjax.__main__"),
 )
-# Siblings of one layer do not know each other, except these.
-SIBLINGS = {
-    "seqjax.nn",
-    "seqjax.ops",
-    "seqjax.mixers",
-    "seqjax.models",
-    "seqjax.data",
-    "seqjax.training",
-    "seqjax.decoding",
-    "seqjax.study",
-    "seqjax.harness",
-    "seqjax.convert",
-}
+# Modules outside packages: siblings of one layer do not know each other.
+SINGLE = {name for layer in LAYERS for name in layer if not (ROOT / name.replace(".", "/")).is_dir()}
 FILES = sorted([*(ROOT / "seqjax").rglob("*.py"), *(ROOT / "kernels_pallas").rglob("*.py")])
 
 
@@ -96,17 +78,16 @@ def test_imports_run_one_way(path):
             assert level(other) <= level(name), f"{name} imports {other}, which is above it"
             if level(other) == level(name):
                 assert unit(other) == unit(name), f"{name} imports its sibling {other}"
-                assert unit(name) in SIBLINGS, f"{name} imports {other}"
+                assert unit(name) not in SINGLE, f"{name} imports {other}"
         elif top == "kernels_pallas":
             if other == "kernels_pallas.cpu_compiler":  # for what a program calls first, before JAX starts
-                entries = ("seqjax.dry_run", "seqjax.errors", "seqjax.pretrained", "seqjax.testing", "seqjax.train")
-                assert unit(name) in entries, f"{name} imports {other}"
+                assert name in ("seqjax.training.dry_run", "seqjax.utils"), f"{name} imports {other}"
                 continue
             if other == "kernels_pallas.counting":
                 assert unit(name) == "seqjax.testing", f"{name} imports {other}"
                 continue
-            # `errors` reports what no kernel can run: BackendError.
-            allowed = ("seqjax.ops", "seqjax.mixers", "seqjax.train", "seqjax.errors")
+            # `utils` reports what no kernel can run (BackendError), `training` which kernels run.
+            allowed = ("seqjax.ops", "seqjax.mixers", "seqjax.training", "seqjax.utils")
             assert unit(name) in allowed, f"{name} imports {other}: kernels are for ops and mixers"
 
 
@@ -125,16 +106,9 @@ def test_of_the_kernels_only_what_the_package_exports_is_used(path):
 def test_the_layers_name_what_exists():
     """A test of the test: files are found, and what they import is understood."""
     units = {unit(module_name(path)) for path in FILES}
-    assert {
-        "seqjax.nn",
-        "seqjax.mixers",
-        "seqjax.models",
-        "seqjax.data",
-        "seqjax.train",
-        "kernels_pallas.backend",
-    } <= units
+    assert {"seqjax.nn", "seqjax.mixers", "seqjax.models", "seqjax.data", "kernels_pallas.backend"} <= units
     assert "seqjax.mixers" in imported(ROOT / "seqjax" / "models" / "language_model.py")
-    assert "seqjax.training.workdir" in imported(ROOT / "seqjax" / "train.py")
+    assert "seqjax.training.workdir" in imported(ROOT / "seqjax" / "training" / "loop.py")
     assert level("seqjax.nn.layers") < level("seqjax.mixers._attention") < level("seqjax.models.language_model")
 
 

@@ -71,10 +71,10 @@ def test_the_version_and_the_command_have_one_source():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "seqjax.__version__"}
-    assert project["project"]["scripts"] == {"seqjax": "seqjax.cli:run"}
+    assert project["project"]["scripts"] == {"seqjax": "seqjax.commands.cli:run"}
     assert project["tool"]["setuptools"]["package-data"] == {
         "seqjax": ["py.typed"],
-        "seqjax.harness.local": ["*.yaml"],
+        "seqjax.evals.lm_eval.local": ["*.yaml"],
         "seqjax.recorded": ["train_step*.json"],
         "kernels_pallas": ["py.typed"],
     }
@@ -120,7 +120,7 @@ def test_the_wheel_holds_the_tree(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         info = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "seqjax = seqjax.cli:run" in archive.read(info).decode()
+        assert "seqjax = seqjax.commands.cli:run" in archive.read(info).decode()
     assert files == tree() | {"seqjax/configs/written_yesterday.py"}
     assert f"-{seqjax.__version__}-" in wheel.name
 
@@ -135,11 +135,11 @@ def test_from_an_empty_directory(wheel, corpus_cache, tmp_path):
     env = {**support.environment(), "PYTHONPATH": str(site)}
 
     def seqjax_command(*args):
-        command = [sys.executable, "-c", "import sys; from seqjax.cli import run; run()", *args]
+        command = [sys.executable, "-c", "import sys; from seqjax.commands.cli import run; run()", *args]
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=empty, check=False)
 
     where = "import seqjax, kernels_pallas, seqjax.configs.top1_chunk as c; print(seqjax.__file__, c.__file__)"
-    code = where + "; from seqjax import presets, dry_run; print(presets.directories())"
+    code = where + "; from seqjax import presets; from seqjax.training import dry_run; print(presets.directories())"
     code += "; print(len(list(dry_run.RESULTS.glob('train_step*.json'))), 'records')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=empty, check=True)
     assert found.stdout.count(str(site)) == 3, found.stdout

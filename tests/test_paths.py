@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from seqjax import convert, evaluate, presets
+from seqjax import convert, presets
 from seqjax.data import prepare
 from seqjax.study.__main__ import analyse
 from seqjax.study.protocol import read_points
 from seqjax.study.studies import load_study
-from seqjax.training import block_losses, metrics
+from seqjax.training import eval_losses, evaluate, metrics
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from tests import support
@@ -36,7 +36,7 @@ def test_a_workdir(kind, blocks_dir, tmp_path):
     assert (restored, step) == (config, 3)
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")
     assert metrics.read(workdir) == [ROW]
-    assert block_losses.read(workdir) == ({}, {})
+    assert eval_losses.read(workdir) == ({}, {})
     points = read_points(workdir)
     assert points[0].domains == {"c4": 3.0}
 

@@ -4,9 +4,8 @@ import ast
 
 import pytest
 
-from seqjax import presets
-from seqjax.config import from_config_dict, to_dict
-from seqjax.errors import UserError
+from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.utils import UserError
 from tests.support import ROOT
 
 MINE = """

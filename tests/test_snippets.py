@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import seqjax
-from seqjax import arguments, cli, main, presets
-from seqjax.config import from_config_dict
+from seqjax import utils
+from seqjax.commands import cli, train
+from seqjax.config import from_config_dict, presets
 from tests import support
 from tests.end_to_end.conftest import write_checkpoint
 
@@ -111,14 +112,14 @@ def take(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a command line to the parser of its command; raise what the parser raises."""
     if words[0] in ("--help", "--version"):
         return
-    parse = arguments.Parser.parse_args
+    parse = utils.Parser.parse_args
 
     def parse_alone(self, args=None, namespace=None):
         parse(self, args, namespace)
         raise TakenError
 
     with monkeypatch.context() as patch, contextlib.suppress(TakenError):
-        patch.setattr(arguments.Parser, "parse_args", parse_alone)
+        patch.setattr(utils.Parser, "parse_args", parse_alone)
         if words[1:] != ["--help"]:
             module = cli.COMMANDS[words[0]][0] if words[0] in cli.COMMANDS else words[0]
             importlib.import_module(module).main(words[1:])
@@ -162,7 +163,7 @@ def test_commands_are_taken_by_their_parsers(page, monkeypatch):
 @pytest.mark.parametrize("page", sorted({place for place, line in COMMANDS if line.startswith("seqjax train -")}))
 def test_settings_of_commands_exist(page):
     for line in [line for place, line in COMMANDS if place == page and line.startswith("seqjax train -")]:
-        remaining, overrides = main.split_overrides(words_of(line)[1:])
+        remaining, overrides = train.split_overrides(words_of(line)[1:])
         name = next((word.partition("=")[2] for word in remaining if word.startswith("--config=")), "...")
         if name.partition(":")[0] in OWN or "..." in name:
             continue

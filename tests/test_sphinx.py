@@ -29,7 +29,12 @@ def test_every_page_is_in_the_table_of_contents():
 
 def test_public_names_are_in_the_reference():
     page = (DOCS / "api.md").read_text()
-    for name in ("seqjax.pretrained.load", "seqjax.models.Model", "seqjax.config", "seqjax.testing.check_mixer"):
+    for name in (
+        "seqjax.pretrained.load",
+        "seqjax.models.Model",
+        "seqjax.config.settings",
+        "seqjax.testing.check_mixer",
+    ):
         assert f":: {name}\n" in page
     for name in ops.__all__:
         assert (f":: seqjax.ops.{name}\n" in page) != (getattr(ops, name) is getattr(kernels_pallas, name, None)), name

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from kernels_pallas import device
-from seqjax import presets
-from seqjax.config import from_config_dict
+from seqjax.config import from_config_dict, presets
 from seqjax.models import Model
-from seqjax.training import optim
+from seqjax.training import schedule
 from seqjax.training.step import init_state, make_train_step
 from tests import support
 
@@ -19,7 +18,7 @@ def test_the_training_step_lowers_for_tpu(name, monkeypatch) -> None:
     monkeypatch.setattr(device, "platform", lambda: "tpu")
     config = from_config_dict(presets.read_config(f"{name}:debug,model.dtype=bfloat16"))
     model = Model(config.model, max_len=config.train.seq_len)
-    optimizer = optim.optimizer(config.optim)
+    optimizer = schedule.optimizer(config.optim)
     state = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
     step = make_train_step(model, optimizer)
     tokens = jax.ShapeDtypeStruct((1, config.train.batch_size, config.train.seq_len + 1), jnp.int32)

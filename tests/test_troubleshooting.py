@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
-from seqjax import cli, presets
-from seqjax.config import from_config_dict
-from seqjax.errors import run_command
+from seqjax.commands import cli
+from seqjax.config import from_config_dict, presets
 from seqjax.training import workdir as workdirs
 from seqjax.training.lock import locked
+from seqjax.utils import run_command
 from tests import support
 
 PAGE = support.ROOT / "docs" / "troubleshooting.md"

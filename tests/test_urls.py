@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from seqjax import urls
+from seqjax import store
+from seqjax.commands.train import main
 from seqjax.data.prepare import prepare
 from seqjax.data.shards import find_shards
-from seqjax.errors import UserError
-from seqjax.main import main
-from seqjax.training.mirror import Mirror
+from seqjax.training.workdir import Mirror
+from seqjax.utils import UserError
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ from seqjax.training.mirror import Mirror
     ],
 )
 def test_what_is_a_url(path, url):
-    assert urls.url_of(path) == url
-    assert urls.location(str(path)) == (url or Path(path))
-    assert urls.is_remote(path) == (bool(url) and "file" not in url)
+    assert store.url_of(path) == url
+    assert store.location(str(path)) == (url or Path(path))
+    assert store.is_remote(path) == (bool(url) and "file" not in url)
 
 
 @pytest.mark.parametrize("workdir", ["s3://bucket/run", "file:///runs/x", "https://host/run", Path("gcs://bucket/x")])

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import options
-from seqjax import presets
-from seqjax.config import Config, from_config_dict
+from seqjax.config import Config, from_config_dict, presets
 
 
 def chosen(given: Sequence[str]) -> list[str]:

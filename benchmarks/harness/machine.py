@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from seqjax.training.facts import installed_versions, run_facts
+from seqjax.training.workdir import installed_versions, run_facts
 
 # What a run of seqjax does not list among its versions, but what decides how fast something is.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda13-plugin", "array_record", "sentencepiece", "zstandard")

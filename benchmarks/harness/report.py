@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqjax.files import read_json, write_json
+from seqjax.utils import read_json, write_json
 
 
 class Column(NamedTuple):

@@ -10,5 +10,5 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
     return presets.get_config(arg, name="const_k", base="transformer_pp", settings={"model.mixer.const": "k"})

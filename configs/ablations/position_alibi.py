@@ -10,7 +10,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
     return presets.get_config(
         arg, name="position_alibi", base="transformer_pp", settings={"model.mixer.position": "alibi"}
     )

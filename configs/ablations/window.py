@@ -10,7 +10,7 @@ from seqjax import presets
 
 
 def get_config(arg: str = ""):
-    """Return the config; `arg` is `[WINDOW,]SIZE[,REGIME][,key=value ...]` (seqjax/presets.py)."""
+    """Return the config; `arg` is `[WINDOW,]SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
     first, _, rest = arg.partition(",")
     has_window = first.strip() == "full" or first.strip().isdecimal()
     window = first.strip() if has_window else "256"

@@ -14,19 +14,18 @@ from pathlib import Path
 
 from absl import logging
 
-from seqjax import presets, store, urls
-from seqjax.arguments import command_parser
-from seqjax.config import Config, from_config_dict
+from seqjax import store
+from seqjax.config import Config, from_config_dict, presets
 from seqjax.convert import directory, tokenizer_files
+from seqjax.convert.directory import fetched
 from seqjax.convert.files import PICKLED
-from seqjax.convert.hub import fetched
 from seqjax.convert.weights import family_of
-from seqjax.errors import UserError, run_command
-from seqjax.evaluate import restore
 from seqjax.nn.params import count
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
-from seqjax.training.mirror import Mirror
+from seqjax.training.evaluate import restore
+from seqjax.training.workdir import Mirror
+from seqjax.utils import UserError, command_parser, run_command
 
 
 def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
@@ -69,7 +68,7 @@ def to_directory(
     allow_code: Collection[str] = (),
 ) -> None:
     """Write the newest checkpoint of a run as a public directory; `out` may also name its model.safetensors."""
-    urls.require_local(out, "--out")
+    store.require_local(out, "--out")
     out = Path(out)
     if out.suffix in (".safetensors", *PICKLED) and out.name != directory.WEIGHTS:
         raise UserError(f"--out={out}: the weights of a public directory are {directory.WEIGHTS}; give the directory.")
@@ -96,7 +95,7 @@ def main(argv: list[str]) -> None:
         "--config", help="NAME_OR_FILE[:SIZE][,key=value], for weights without config.json or to train on"
     )
     import_parser.add_argument(
-        "--workdir", required=True, type=urls.location, help="the directory to write, also gs://"
+        "--workdir", required=True, type=store.location, help="the directory to write, also gs://"
     )
     export_parser = commands.add_parser("export", help="workdir -> public model")
     workdirs.add_arguments(export_parser)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly
 PICKLED = (".bin", ".pt", ".pth")

@@ -26,8 +26,8 @@ from seqjax.convert.rules import (
     norm,
     sizes,
 )
-from seqjax.errors import UserError
 from seqjax.mixers.rwkv7 import lora_ranks
+from seqjax.utils import UserError
 
 Fix = Callable[[Any, dict[str, Any]], str]
 

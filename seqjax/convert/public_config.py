@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from seqjax.config import Config
 from seqjax.convert.rules import MISSING, Family
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 NO_OTHER = " and can have no other"
 

@@ -15,7 +15,7 @@ from typing import Any
 from seqjax.config import DataConfig
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
 CONFIG = "tokenizer_config.json"

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from seqjax.data.corpora import open_corpus, open_test_sets
     from seqjax.data.corpus import Corpus, EvalBlocks
+    from seqjax.data.pipeline import TrainIterator
     from seqjax.data.tokenizer import Tokenizer, load_tokenizer
-    from seqjax.errors import MissingPackageError
 
 __all__ = [
     "Corpus",
     "EvalBlocks",
-    "MissingPackageError",
     "Tokenizer",
+    "TrainIterator",
     "load_tokenizer",
     "open_corpus",
     "open_test_sets",
@@ -30,8 +30,8 @@ __all__ = [
 _MEMBERS = {
     "Corpus": "seqjax.data.corpus",
     "EvalBlocks": "seqjax.data.corpus",
-    "MissingPackageError": "seqjax.errors",
     "Tokenizer": "seqjax.data.tokenizer",
+    "TrainIterator": "seqjax.data.pipeline",
     "load_tokenizer": "seqjax.data.tokenizer",
     "open_corpus": "seqjax.data.corpora",
     "open_test_sets": "seqjax.data.corpora",

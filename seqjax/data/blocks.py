@@ -1,4 +1,4 @@
-"""Token blocks on disk: ArrayRecord files of ids [T+1] with a manifest, and flat files of tokens.
+"""Token blocks on disk: ArrayRecord files of ids [T+1] with a manifest, flat files of tokens, and copies from a store.
 
 A directory holds `manifest.json` and files `SPLIT/DOMAIN-00000.array_record`, each with at most 10,000
 one-record groups, because random reads slow down with the number of groups in a file (tenfold at 120,000).
@@ -6,22 +6,31 @@ Records are uncompressed little-endian uint16, or uint32 for more than 65,536 id
 
 The built-in corpus is small and must serve any block length, so it keeps one flat file of tokens per domain and cuts
 the blocks when they are read.
+
+array_record opens files of this machine alone. What a run reads of `gs://bucket/blocks` (or any other URL that fsspec
+opens) is therefore copied before the first step into `blocks/HASH` of the cache, `config.data.cache_dir` or
+`~/.cache/seqjax`. HASH is that of the manifest, so other data under the same URL never mix with it. Files appear when
+they are complete. Processes of one machine wait for the one that copies and share the copy, which stays until somebody
+deletes it.
 """
 
 import bisect
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+from absl import logging
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from seqjax import store, urls
-from seqjax.errors import UserError, first_line
-from seqjax.files import temporary_beside
+from seqjax import store
+from seqjax.data import document_index, stored_tokenizer
+from seqjax.utils import DISK_FULL, UserError, cache_directory, first_line, temporary_beside
 
 try:
     import resource
@@ -159,7 +168,7 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
 
 def read_manifest(directory: str | Path) -> dict[str, Any]:
     """Return the manifest of a directory of blocks, or of a URL; raise `UserError` for another format or lost files."""
-    url = urls.url_of(directory)
+    url = store.url_of(directory)
     root = url or str(directory)
     fix = f"make it with `seqjax prepare --source=... --out={directory} --tokenizer=...`"
     if url:
@@ -223,3 +232,80 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
     }
     content = {"tokenizer": manifest["tokenizer"]["sha256"], "block": manifest["block"], "files": files}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where processes may copy a file twice
+    fcntl = None
+
+SMALL = (document_index.FILE, stored_tokenizer.FILE)  # beside the manifest
+
+
+def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:
+    """Return the directory of this machine with the blocks of some domains: `directory` itself, or a copy.
+
+    Raises `UserError` if the store or the cache fails.
+    """
+    url = store.url_of(directory)
+    if not url:
+        return Path(directory)
+    files = [
+        file
+        for of_split in manifest["splits"].values()
+        for domain, entry in of_split.items()
+        if domain in domains
+        for file in entry["files"]
+    ]
+    return _copied(url, manifest, {file["path"]: file["bytes"] for file in files}, cache_dir=cache_dir)
+
+
+def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> Path:
+    """Return the directory of this machine with what lies beside the manifest, as `copied` does."""
+    return copied(directory, manifest, (), cache_dir=cache_dir)
+
+
+def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache_dir: str) -> Path:
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    root = cache_directory(cache_dir) / "blocks" / digest[:16]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root):
+            for left in root.rglob(".*.tmp"):  # by a process that was killed
+                left.unlink(missing_ok=True)
+            there = store.sizes(url)
+            wanted |= {name: there[name] for name in SMALL if name in there}
+            missing = [
+                name
+                for name, size in wanted.items()
+                if not (root / name).is_file() or size != (root / name).stat().st_size
+            ]
+            _require_room(root, sum(there.get(name, 0) for name in missing), url)
+            if missing:
+                logging.info("Copying %d files of %s to %s.", len(missing), url, root)
+            store.in_threads(lambda name: store.download(f"{url}/{name}", root / name), missing)
+    except OSError as error:
+        if error.errno in DISK_FULL or isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
+            raise UserError(
+                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to a directory with room."
+            ) from error
+        raise
+    return root
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """A context in which this process alone copies to `root`; others wait."""
+    with (root / ".lock").open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
+        yield
+
+
+def _require_room(root: Path, needed: int, url: str) -> None:
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise UserError(
+            f"The blocks that this run reads of {url} take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in "
+            f"{root}; set config.data.cache_dir to a directory with room, or name fewer domains."
+        )

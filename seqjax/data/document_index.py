@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.errors import UserError
-from seqjax.files import replacing
+from seqjax.utils import UserError, replacing
 
 FILE = "documents.npz"
 

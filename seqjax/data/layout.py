@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from seqjax.data import slimpajama
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 SET_NAME_FIELD = "meta.redpajama_set_name"
 SPLITS = ("train", "validation", "test")

@@ -21,8 +21,7 @@ import numpy as np
 from absl import flags
 
 from seqjax.data import blocks
-from seqjax.errors import UserError
-from seqjax.processes import end_with_parent
+from seqjax.utils import UserError, end_with_parent
 
 ENDLESS = 1 << 50  # blocks; Grain's own infinite length overflows with batches of one
 READ_THREADS = 2

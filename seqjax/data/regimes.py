@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from seqjax.config import DataConfig
 from seqjax.data import slimpajama
-from seqjax.errors import UserError, nearest
+from seqjax.utils import UserError, nearest
 
 
 @dataclasses.dataclass(frozen=True)

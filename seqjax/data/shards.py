@@ -17,11 +17,11 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from seqjax import store, urls
+from seqjax import store
 from seqjax.data import slimpajama
 from seqjax.data.layout import SLIMPAJAMA, SPLITS, BadLineError, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore, kinds
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
 MAX_FOUND = 1000  # things found instead of documents that are told apart per shard
@@ -42,7 +42,7 @@ def find_shards(source: str, *, layout: Layout = SLIMPAJAMA) -> list[Shard]:
             return sorted(found, key=_place)
     by_ending = {end: kind for kind in kinds() if layout.reads_whole_files or not kind.is_whole for end in kind.endings}
     fs, root = store.filesystem(source)
-    with store.reaching(source) if urls.is_remote(source) else contextlib.nullcontext():
+    with store.reaching(source) if store.is_remote(source) else contextlib.nullcontext():
         return _found(fs, root, source, by_ending)
 
 

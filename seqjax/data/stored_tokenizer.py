@@ -13,8 +13,7 @@ import numpy as np
 
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.errors import MissingPackageError, UserError
-from seqjax.files import replacing
+from seqjax.utils import MissingPackageError, UserError, replacing
 
 FILE = "tokenizer.npz"
 

@@ -2,6 +2,17 @@
 
 from seqjax.decoding.decode import PREFILL_CHUNK, Phase, Timing, tokens
 from seqjax.decoding.sampling import Sampling, sample
-from seqjax.decoding.text import StopStrings, TextDecoder, encode
+from seqjax.decoding.text import StopStrings, TextDecoder, encode, stream
 
-__all__ = ["PREFILL_CHUNK", "Phase", "Sampling", "StopStrings", "TextDecoder", "Timing", "encode", "sample", "tokens"]
+__all__ = [
+    "PREFILL_CHUNK",
+    "Phase",
+    "Sampling",
+    "StopStrings",
+    "TextDecoder",
+    "Timing",
+    "encode",
+    "sample",
+    "stream",
+    "tokens",
+]

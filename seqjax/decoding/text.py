@@ -1,11 +1,16 @@
-"""The text of tokens as they come: whole characters only, and nothing that a stop string may still take back."""
+"""Text from a model as it comes: whole characters only, and nothing that a stop string may still take back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from jax.sharding import Mesh
 
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.errors import UserError
+from seqjax.decoding.decode import PREFILL_CHUNK, Timing, tokens
+from seqjax.decoding.sampling import Sampling
+from seqjax.models import Model
+from seqjax.types import Params, PRNGKey
+from seqjax.utils import UserError
 
 _INVALID = "\ufffd"  # what a tokenizer decodes bytes to that are not, or not yet, a character
 
@@ -89,3 +94,60 @@ class StopStrings:
         """Return what was held back, at the end of the text."""
         rest, self._held = self._held, ""
         return rest
+
+
+def stream(
+    model: Model,
+    params: Params,
+    tokenizer: Tokenizer,
+    prompt: str,
+    key: PRNGKey,
+    *,
+    n_new: int,
+    sampling: Sampling | None = None,
+    stop: str | Sequence[str] = (),
+    prefill_chunk: int = PREFILL_CHUNK,
+    mesh: Mesh | None = None,
+    timing: Timing | None = None,
+) -> Iterator[str]:
+    """Return an iterator over the parts of the continuation of a prompt, as they come.
+
+    It ends with the document, before a `stop` string, or after `n_new` tokens. A part is never empty, holds whole
+    characters, and nothing that the beginning of a stop string may take back. See `decoding.tokens` for the rest.
+
+    Raises `UserError` for arguments that cannot be.
+    """
+    if n_new < 1:
+        raise UserError(f"max_new_tokens must be at least 1, not {n_new}.")
+    if prefill_chunk < 0:
+        raise UserError(f"prefill_chunk must be at least 0, not {prefill_chunk}; 0 feeds the prompt in one piece.")
+    sampling = Sampling() if sampling is None else sampling
+    sampling.check(vocab_size=model.config.vocab_size)
+    stops = StopStrings(stop)
+    prompt_ids = encode(tokenizer, prompt, vocab_size=model.config.vocab_size)
+    new = tokens(
+        params,
+        np.concatenate([[tokenizer.bos], prompt_ids]).astype(np.int32)[None],
+        key,
+        model=model,
+        n_new=n_new,
+        sampling=sampling,
+        prefill_chunk=prefill_chunk,
+        mesh=mesh,
+        timing=timing,
+    )
+    return _parts(new, tokenizer.eos, TextDecoder(tokenizer, prompt_ids.tolist()), stops)
+
+
+def _parts(new: Iterator[np.ndarray], eos: int, decoder: TextDecoder, stops: StopStrings) -> Iterator[str]:
+    for token in (int(token_B[0]) for token_B in new):
+        if token == eos:
+            break
+        part = stops.push(decoder.push(token))
+        if part:
+            yield part
+        if stops.found:
+            return
+    part = stops.push(decoder.flush()) + stops.flush()
+    if part:
+        yield part

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.positions import alibi_slopes, rope, rope_angles
-from seqjax.sequence_sharding import heads_to_time, time_to_heads
+from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
+from seqjax.utils import UserError
 
 # Projections and a cache (or None) to the attention's output [B, T, H, K] and the cache with the new tokens.
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.nn.initializers import GPT_INIT, dt_bias
 from seqjax.nn.layers import Linear, RMSNorm, l2_normalize
@@ -21,6 +20,7 @@ from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from seqjax.types import Array
+from seqjax.utils import UserError
 
 
 class DeltaCache(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from seqjax.errors import UserError, nearest
 from seqjax.mixers import base
 from seqjax.nn.params import Template
 from seqjax.types import Layer
+from seqjax.utils import UserError, nearest
 
 M = TypeVar("M")
 PACKAGE = "seqjax.mixers"

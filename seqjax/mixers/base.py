@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.config_fields import checked
-from seqjax.errors import UserError, nearest
+from seqjax.fields import checked
 from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
+from seqjax.utils import UserError, nearest
 
 Carry = dict[str, Any]
 
@@ -144,7 +144,7 @@ class Block(nnx.Module):
     """
 
     def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
-        """Build the block of `layer`; `config` is the model's (`seqjax.config.ModelConfig`)."""
+        """Build the block of `layer`; `config` is the model's (`seqjax.config.settings.ModelConfig`)."""
         del layer
         self.norm1 = make_norm(config, rngs=rngs)
         self.mixer = mixer(rngs=rngs)

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
@@ -27,6 +26,7 @@ from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.ssd import CHUNK, ssd
 from seqjax.types import Array, Layer
+from seqjax.utils import UserError
 
 
 class Mamba2Cache(NamedTuple):

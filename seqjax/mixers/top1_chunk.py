@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 import kernels_pallas
-from seqjax.errors import UserError
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.types import Array, Layer
+from seqjax.utils import UserError
 
 
 class Top1Cache(NamedTuple):

@@ -15,15 +15,15 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.errors import UserError
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.nn.initializers import normal
 from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
-from seqjax.sequence_sharding import heads_to_time, time_to_heads
+from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
+from seqjax.utils import UserError
 
 
 class Table(nnx.Module):

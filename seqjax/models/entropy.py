@@ -1,15 +1,17 @@
-"""The entropy of attention weights, E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3).
+"""What attention sees: the entropy of its weights, and the queries and keys of every layer.
 
-It is measured in a separate forward pass, not in that of training.
+The entropy is E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3). Both come from a separate forward pass, not from
+that of training; queries and keys of all layers exist at once, so they are for short sequences.
 """
 
 import jax
 import jax.numpy as jnp
 
-from seqjax.errors import UserError
 from seqjax.models.language_model import Model, State
+from seqjax.nn.params import unstack
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Params
+from seqjax.utils import UserError
 
 
 def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array, Array]:
@@ -50,3 +52,31 @@ def require_entropy(model: Model) -> None:
     """Raise the `UserError` of `mean_entropy`, if any, without computing anything."""
     tokens_BT = jax.ShapeDtypeStruct((1, model.max_len), jnp.int32)
     jax.eval_shape(lambda params, tokens: mean_entropy(model, params, tokens), model.shapes, tokens_BT)
+
+
+def queries_and_keys(model: Model, params: Params, tokens_BT: Array) -> list[tuple[Array, Array] | None]:
+    """Return the queries [B, T, H, K] and keys [B, T, G, K] of every layer; None for a layer that has none.
+
+    They are as the layer scores them: normalised and rotated, in the compute dtype, not yet scaled. Raises `UserError`
+    if no layer has any.
+    """
+    n_batch = tokens_BT.shape[0]
+
+    def group(state: State, layers: Params, first_layer: Array) -> tuple[State, Params]:
+        found = {}
+        for i, (place, template) in enumerate(model.blocks.items()):
+            block, (x_BTD, carry) = template.bind(layers[place]), state
+            both = block.mixer.queries_and_keys(block.mixer_input(x_BTD, model.dtype))
+            if both is not None:
+                found[place] = tuple(jnp.broadcast_to(x, (n_batch, *x.shape[1:])) for x in both)
+            state = block(x_BTD, carry, layer=first_layer + i, dtype=model.dtype)
+        return state, found
+
+    _, found = model.over_layers(group, model.initial_state(params, tokens_BT), params["blocks"])
+    if not found:
+        raise UserError(
+            f"{model.config.mixer_names}: no layer has queries and keys. Take a model with attention or Top-1 layers, "
+            "such as --config=top1_chunk."
+        )
+    groups = unstack(found, model.repeats)
+    return [of_group.get(place) for of_group in groups for place in model.blocks]

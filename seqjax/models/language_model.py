@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from seqjax import mixers
 from seqjax.config import ModelConfig
-from seqjax.errors import UserError
 from seqjax.mixers.base import Block, Carry
 from seqjax.models.block import PreNormBlock
 from seqjax.models.embedder import Embedder
@@ -24,6 +23,7 @@ from seqjax.nn.params import Template, stacked_axes, unstack
 from seqjax.ops.cross_entropy import cross_entropy, marked_scores, sequence_losses, token_losses
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer, Params, PRNGKey
+from seqjax.utils import UserError
 
 # The residual stream, and the carry that blocks pass on to later blocks beside it.
 State = tuple[Array, Carry]

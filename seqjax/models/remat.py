@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from seqjax.sequence_sharding import layer_gradients_first
+from seqjax.sharding import layer_gradients_first
 from seqjax.types import Array, Params
 
 ATTENTION_NAMES = ("attention_out", "attention_lse", "top1_selection")

@@ -12,7 +12,7 @@ from flax import nnx
 
 from seqjax.nn.initializers import Init, uniform
 from seqjax.nn.params import param
-from seqjax.sequence_sharding import rows_to_time, time_pieces, time_to_rows
+from seqjax.sharding import rows_to_time, time_pieces, time_to_rows
 from seqjax.types import Array
 
 

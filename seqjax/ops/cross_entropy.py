@@ -7,7 +7,7 @@ backward pass only scales them. This takes three matrix products instead of the 
 
 Devices that share the tokens, along B, T or both, each have `chunk` tokens at a time and add up a dL/dW of their own.
 The sum of these is taken once, after all chunks: each is the gradient of a copy of W
-(`seqjax.sequence_sharding.copies`).
+(`seqjax.sharding.copies`).
 """
 
 from functools import partial
@@ -16,14 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from seqjax.sequence_sharding import (
-    constrain_pieces,
-    copies,
-    rows_to_time,
-    time_pieces,
-    time_to_rows,
-    token_pieces,
-)
+from seqjax.sharding import constrain_pieces, copies, rows_to_time, time_pieces, time_to_rows, token_pieces
 from seqjax.types import Array
 
 

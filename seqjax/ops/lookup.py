@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from seqjax.sequence_sharding import constrain_pieces, copies, time_to_rows, token_pieces
+from seqjax.sharding import constrain_pieces, copies, time_to_rows, token_pieces
 from seqjax.types import Array
 
 

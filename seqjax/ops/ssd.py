@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 import kernels_pallas
 from kernels_pallas import accumulation_dtype
-from seqjax.sequence_sharding import gather_time, heads_to_time, time_to_heads
+from seqjax.sharding import gather_time, heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 128

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from kernels_pallas import accumulation_dtype, join_chunks, split_chunks, state_passing
-from seqjax.sequence_sharding import heads_to_time, time_to_heads
+from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 128

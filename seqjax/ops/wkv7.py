@@ -19,7 +19,7 @@ from jaxtyping import Float
 from kernels_pallas import accumulation_dtype, state_scan
 from seqjax.ops.chunked import carry_precision, from_chunks, product, rematerialized, to_chunks
 from seqjax.ops.triangular import unit_lower_inverse
-from seqjax.sequence_sharding import heads_to_time, time_to_heads
+from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 
 CHUNK = 64

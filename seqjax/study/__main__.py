@@ -16,12 +16,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from seqjax import urls
-from seqjax.arguments import command_parser
-from seqjax.errors import UserError, run_command
+from seqjax import store
 from seqjax.study import (
     comparison,
-    cost,
+    end_points,
     equal_loss,
     equal_loss_tables,
     estimate,
@@ -30,13 +28,12 @@ from seqjax.study import (
     made_of,
     page,
     protocol,
-    rates,
     records,
     runner,
-    sweep,
     tables,
 )
 from seqjax.study.studies import Study, load_study
+from seqjax.utils import UserError, command_parser, run_command
 
 
 def main(argv: list[str]) -> None:
@@ -55,7 +52,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
     args = parser.parse_args(argv)
     if args.analyse is not None:
-        urls.require_local(args.analyse, "--analyse")
+        store.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
         report = analyse(args.analyse)
@@ -79,7 +76,7 @@ def main(argv: list[str]) -> None:
         return
     out: Path | None = args.out
     if out is not None:
-        urls.require_local(out, "--out")
+        store.require_local(out, "--out")
     if out is None and not args.only:
         raise UserError("Say where the tables and pictures go: --out=DIR.")
     if args.partial:
@@ -142,12 +139,12 @@ def analyse(directory: str | Path) -> str:
     pictures: dict[str, Callable[[Path, records.Records], None]] = {"losses.png": figures.against_loss_in_domain}
     if any(equal_loss.estimates(found, name) for name in known):
         pictures = {"gaps.png": forest.primary_gaps if found.protocol == 2 else forest.gaps} | pictures
-    if cost.run_speeds(found) and has_reference:
-        pictures["cost.png"] = cost.gap_over_speed
+    if end_points.run_speeds(found) and has_reference:
+        pictures["cost.png"] = end_points.gap_over_speed
     if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):
-        pictures["rates.png"] = rates.end_points
-    if found.sweep and found.protocol == 1 and sweep.values_of(found) and has_reference:
-        pictures["sweep.png"] = sweep.over_setting
+        pictures["rates.png"] = end_points.by_rate
+    if found.sweep and found.protocol == 1 and end_points.values_of(found) and has_reference:
+        pictures["sweep.png"] = end_points.over_setting
     for name, draw in pictures.items():
         draw(directory / name, found)
     files = ["gaps.md", *(f"{name[:-4]}.{kind}" for name in pictures for kind in ("png", "svg"))]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqjax.errors import UserError
 from seqjax.study import protocol, statistics
 from seqjax.study.protocol import Contrast, Record
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
+from seqjax.utils import UserError
 
 EQUAL, NATURAL = "mean, equal", "mean, natural"
 

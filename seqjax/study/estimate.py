@@ -7,11 +7,11 @@ The speed of a run is that of a finished run of the same model in the study, or 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from seqjax import dry_run
 from seqjax.data import regimes
 from seqjax.models import Model, flops
 from seqjax.study.runner import Run
-from seqjax.terminal import duration
+from seqjax.training import dry_run
+from seqjax.utils import duration
 
 EVALUATION = 1 / 3  # of the time that training takes on as many tokens
 

@@ -1,4 +1,4 @@
-"""What the gap of two models is made of: the classes of tokens (`seqjax.training.token_classes`) that it comes from.
+"""What the gap of two models is made of: the classes of tokens (`seqjax.training.eval_losses`) that it comes from.
 
 With S_k the summed losses of the tokens of class k, n_k their number and N that of all tokens of a domain,
 
@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seqjax.errors import UserError
-from seqjax.files import replacing
 from seqjax.study import comparison, equal_loss, protocol, statistics, tables
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
-from seqjax.training import token_classes
-from seqjax.training.token_classes import ClassSums, DomainSums
+from seqjax.training import eval_losses
+from seqjax.training.eval_losses import ClassSums, DomainSums
+from seqjax.utils import UserError, replacing
 
 FILE = "classes.npz"
 MAX_GROUPS = 256  # of documents per domain in a study's file, which is committed with the results
@@ -56,7 +55,7 @@ def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], l
 
     Raises `UserError` if two runs have sums of different tokens.
     """
-    of_run = {label: token_classes.read(workdir) for label, workdir in workdirs.items()}
+    of_run = {label: eval_losses.read_classes(workdir) for label, workdir in workdirs.items()}
     found = {label: sums for label, sums in of_run.items() if sums is not None}
     without = [label for label in of_run if label not in found]
     _require_same(found)
@@ -153,7 +152,7 @@ def read(directory: str | Path) -> dict[str, ClassSums]:
         return {}
     with np.load(path) as file:
         arrays = dict(file)
-    families = {family: tuple(map(str, arrays[family])) for family in token_classes.NAMES if family in arrays}
+    families = {family: tuple(map(str, arrays[family])) for family in eval_losses.NAMES if family in arrays}
     domains = [key.removesuffix("/blocks") for key in arrays if key.endswith("/blocks")]
     found = {}
     for i, (label, step) in enumerate(zip(arrays["runs"], arrays["steps"], strict=True)):

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.errors import UserError
-from seqjax.study import comparison, cost, equal_loss, figures
+from seqjax.study import comparison, end_points, equal_loss, figures
 from seqjax.study.protocol import Point, Record
 from seqjax.study.records import Records
 from seqjax.training.report import COLORS
+from seqjax.utils import UserError
 
 # plotly's names of the looks in figures.ROUNDS and OF_SEEDS, and those of learning rates below and above the common one
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
@@ -45,7 +45,7 @@ def write(path: str | Path, records: Records, *, text: str) -> None:
         "Loss out of domain over loss in domain": _lines(go, records, _in_domain(records), "loss in domain"),
         "Loss over training": _lines(go, records, _million_tokens(records), "million tokens"),
     }
-    if speeds := cost.run_speeds(records):
+    if speeds := end_points.run_speeds(records):
         pictures["Gap over training speed"] = _cost(go, records, speeds)
     parts = []
     for i, (title, picture) in enumerate(pictures.items()):
@@ -125,7 +125,7 @@ def _hover(run: Record, p: Point) -> str:
 def _cost(go: Any, records: Records, speeds: dict[str, float]) -> Any:
     """Return a figure with every model's gap over its speed, and a menu of the references."""
     known = [name for name in records.references if equal_loss.shown_runs(records, name)]
-    gaps = {name: cost.gaps_to(records, name) for name in known}
+    gaps = {name: end_points.gaps_to(records, name) for name in known}
     models = [name for name in comparison.models(records) if name in speeds]
     figure = go.Figure()
     for model in models:

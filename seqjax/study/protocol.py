@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seqjax.errors import UserError
 from seqjax.training import metrics
-from seqjax.training.mirror import readable
+from seqjax.training.workdir import readable
+from seqjax.utils import UserError
 
 MEANS = ("equal", "natural")  # over the domains out of distribution: each the same, or by its share in the corpus
 

@@ -23,14 +23,13 @@ import jax
 import numpy as np
 
 from seqjax.config import Config
-from seqjax.errors import UserError
-from seqjax.files import read_json, replacing, write_json
 from seqjax.models import Model, flops
 from seqjax.study import runner
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
-from seqjax.training import block_losses, metrics, segments
-from seqjax.training.mirror import readable
+from seqjax.training import eval_losses, metrics, schedule
+from seqjax.training.workdir import readable
+from seqjax.utils import UserError, read_json, replacing, write_json
 
 COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
@@ -143,14 +142,14 @@ def _collect(run: Run, unit: Unit) -> Record:
         facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
     last = run.last_row()
     facts |= {key: last[key] for key in COST if key in last}
-    if entropy := _entropy(segments.end_directory(files, ends[-1]) if ends else files):
+    if entropy := _entropy(schedule.end_directory(files, ends[-1]) if ends else files):
         facts["entropy"] = entropy
     if lacking := run.lacking:
         raise UserError(
             f"{run.label} has no evaluation at the {_named(lacking)} ({run.workdir}); train it to the end, or compare "
             "what has finished with --partial."
         )
-    of_ends = [read_points(segments.end_directory(files, step), unit=unit)[-1] for step in ends]
+    of_ends = [read_points(schedule.end_directory(files, step), unit=unit)[-1] for step in ends]
     points = of_ends or read_points(run.workdir, unit=unit)
     return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
 
@@ -231,7 +230,7 @@ def _gather_metrics(
     rows: list[dict[str, Any]] = []
     for run in runs:
         files = readable(workdirs[run.label])
-        parts = {0: files} | {p.step: segments.end_directory(files, p.step) for p in run.points if of_ends}
+        parts = {0: files} | {p.step: schedule.end_directory(files, p.step) for p in run.points if of_ends}
         rows += [{"run": run.label, "end": end} | row for end, path in parts.items() for row in metrics.read(path)]
     fields = dict.fromkeys(field for row in rows for field in row)
     values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that cannot say
@@ -243,7 +242,7 @@ def _gather_blocks(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the arrays of blocks.npz, at most `max_bytes` of them; `of_ends` says that points are those of ends."""
     of_run = {
-        run.label: _of_ends(run, workdirs[run.label]) if of_ends else block_losses.read(workdirs[run.label])
+        run.label: _of_ends(run, workdirs[run.label]) if of_ends else eval_losses.read(workdirs[run.label])
         for run in runs
     }
     without = [label for label, (described, _) in of_run.items() if not described]
@@ -282,14 +281,14 @@ def _gather_blocks(
 
 
 def _of_ends(run: Record, workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
-    """Return what `block_losses.read` does, of the run's ends; empty if one of them has no losses of blocks.
+    """Return what `eval_losses.read` does, of the run's ends; empty if one of them has no losses of blocks.
 
     Raises `UserError` if ends were evaluated on different blocks.
     """
     described: dict[str, np.ndarray] = {}
     losses = {}
     for point in run.points:
-        of_end, of_step = block_losses.read(segments.end_directory(readable(workdir), point.step))
+        of_end, of_step = eval_losses.read(schedule.end_directory(readable(workdir), point.step))
         if not of_end:
             return {}, {}
         if described and any(not np.array_equal(of_block, of_end[key]) for key, of_block in described.items()):

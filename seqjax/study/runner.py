@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.config import Config
-from seqjax.errors import UserError
-from seqjax.files import read_json
-from seqjax.terminal import duration
-from seqjax.training import metrics, segments
+from seqjax.training import metrics, schedule
 from seqjax.training.checkpoint import has_checkpoint
-from seqjax.training.mirror import LOG, Mirror, readable
+from seqjax.training.workdir import LOG, Mirror, readable
+from seqjax.utils import UserError, duration, read_json
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
@@ -53,21 +51,21 @@ class Run:
 
     @property
     def ends(self) -> list[int]:
-        """The steps of the run's ends, ascending; [] for a run with one linear decay (seqjax/training/segments.py).
+        """The steps of the run's ends, ascending; [] for a run with one linear decay (seqjax/training/schedule.py).
 
         Those of a run that is only read are in its config.json.
         """
         if self.config is not None:
-            return segments.end_steps(self.config)
+            return schedule.end_steps(self.config)
         path = self.files / "config.json"
         train = read_json(path).get("train", {}) if path.is_file() else {}
-        return segments.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
+        return schedule.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
 
     @property
     def lacking(self) -> list[int]:
         """The steps of the ends that have no evaluation yet."""
         files = readable(self.workdir)
-        return [step for step in self.ends if not _is_evaluated(segments.end_directory(files, step), step)]
+        return [step for step in self.ends if not _is_evaluated(schedule.end_directory(files, step), step)]
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -77,7 +75,7 @@ class Run:
             return self.last_row().get("step", 0), self.config.train.steps
         done = total = 0
         trunk = _last_row(self.files).get("step", 0)
-        for segment in segments.segments(self.config):
+        for segment in schedule.segments(self.config):
             at = _last_row(segment.directory(self.files)).get("step", 0) if segment.is_cooldown else trunk
             done += min(max(at - segment.begin, 0), segment.end - segment.begin)
             total += segment.end - segment.begin
@@ -96,7 +94,7 @@ class Run:
     def last_row(self) -> dict[str, Any]:
         """Return the newest row of training metrics, of the trunk or a cooldown, or an empty dict if there is none."""
         files = self.files
-        directories = [*(segments.end_directory(files, step) for step in reversed(self.ends)), files]
+        directories = [*(schedule.end_directory(files, step) for step in reversed(self.ends)), files]
         return max(map(_last_row, directories), key=lambda row: row.get("step", -1))
 
 

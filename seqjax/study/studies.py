@@ -31,11 +31,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seqjax import presets, urls
-from seqjax.config import Config, from_config_dict
-from seqjax.errors import UserError
+from seqjax import store
+from seqjax.config import Config, from_config_dict, presets
 from seqjax.study import protocol, runner
 from seqjax.study.runner import Run
+from seqjax.utils import UserError
 
 OPTIONAL = ("against", "speeds", "unit", "sweep")
 FIELDS = ("title", "references", "domains", *OPTIONAL, "runs")
@@ -105,7 +105,7 @@ def _run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
     return Run(
         index,
         label,
-        urls.location(str(run["workdir"])),
+        store.location(str(run["workdir"])),
         _config(run["config"]) if "config" in run else None,
         model=run.get("model", label),
         seed=run.get("seed", 0),

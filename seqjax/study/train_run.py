@@ -8,11 +8,10 @@ import sys
 
 from absl import logging
 
-from seqjax.arguments import command_parser
-from seqjax.distributed import joined
-from seqjax.errors import run_command
 from seqjax.study.studies import load_study
-from seqjax.train import train
+from seqjax.training.loop import train
+from seqjax.training.processes import joined
+from seqjax.utils import command_parser, run_command
 
 
 def main(argv: list[str]) -> None:

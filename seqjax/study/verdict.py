@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from seqjax.errors import UserError
 from seqjax.study import comparison, equal_loss
 from seqjax.study.comparison import Gap, Row
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
+from seqjax.utils import UserError
 
 
 def verdict(records: Records, model: str, reference: str) -> str:

@@ -32,13 +32,12 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from seqjax import store, urls
+from seqjax import store
 from seqjax.data.pipeline import TrainIterator
-from seqjax.errors import DISK_FULL, UserError, first_line
-from seqjax.files import measure, write_json
-from seqjax.training.mirror import Mirror
 from seqjax.training.step import TrainState
+from seqjax.training.workdir import Mirror
 from seqjax.types import Params
+from seqjax.utils import DISK_FULL, UserError, first_line, measure, write_json
 
 DIRECTORY = "checkpoints"  # in a workdir
 OPEN_TRIES = 20
@@ -63,7 +62,7 @@ class Checkpoints:
         read_only: bool = False,
     ):
         """Keep the newest `keep` checkpoints, and those of steps that `keep_period` divides, if it is given."""
-        url = urls.url_of(workdir)
+        url = store.url_of(workdir)
         self._is_remote = bool(url)
         self._path: Path | epath.Path = store.orbax_path(f"{url}/{DIRECTORY}") if url else Path(workdir) / DIRECTORY
         self._path = self._path if url else self._path.absolute()

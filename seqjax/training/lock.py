@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from seqjax import store, urls
-from seqjax.errors import UserError
+from seqjax import store
+from seqjax.utils import UserError
 
 FILE = "run.lock"
 STALE_SECONDS = 180.0  # without a sign of life, after which a run that cannot be seen from here is taken for dead
@@ -56,7 +56,7 @@ class WorkdirLock:
 
     def __init__(self, workdir: str, holder: Holder):
         self._workdir, self._lock, self._holder = workdir, f"{workdir}/{FILE}", holder
-        self._opened = None if urls.url_of(workdir) else os.open(workdir, os.O_RDONLY)  # also when it is moved
+        self._opened = None if store.url_of(workdir) else os.open(workdir, os.O_RDONLY)  # also when it is moved
         self._lost_to: Holder | None = None
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="workdir lock", daemon=True)
@@ -124,7 +124,7 @@ def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[W
 
     Raises `UserError` if another run holds it or it cannot be written.
     """
-    url, directory = urls.url_of(workdir), Path(workdir)
+    url, directory = store.url_of(workdir), Path(workdir)
     is_new = not url and not directory.exists()
     if not url and not is_new and not directory.is_dir():
         raise UserError(f"--workdir={directory} is a file; give a directory.")
@@ -201,7 +201,7 @@ def _content(holder: Holder) -> bytes:
 
 def _create(lock: str, content: bytes) -> bool:
     """Write a file or object unless there is one, and return whether it was written."""
-    if urls.url_of(lock):
+    if store.url_of(lock):
         return store.create(lock, content)
     try:
         with Path(lock).open("xb") as file:

@@ -1,13 +1,80 @@
-"""The rows that a run writes: `metrics.jsonl`, TensorBoard and Weights & Biases."""
+"""What a run writes while it trains: rows of metrics, a progress line, and the errors at a value that is not finite.
 
+Rows go to `metrics.jsonl`, TensorBoard and Weights & Biases (`config.log.wandb=PROJECT`), in process 0 alone. The id of
+a run on Weights & Biases is kept in the workdir, so that a run that goes on after an interruption is the same one
+there. The package reads its own environment: `WANDB_MODE=offline` needs no account, `WANDB_ENTITY` names a team.
+"""
+
+import contextlib
+import importlib
+import io
 import json
+import math
 import os
+import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqjax.errors import UserError
-from seqjax.training.mirror import readable
-from seqjax.training.wandb_run import WandbRun
+import numpy as np
+from absl import logging
+
+from seqjax.config import Config, to_dict
+from seqjax.data import EvalBlocks
+from seqjax.models import flops
+from seqjax.training import eval_losses
+from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.workdir import Mirror, device_peak_gib, readable
+from seqjax.utils import StatusLine, UserError, duration, read_json, write_json
+
+
+class WandbRun:
+    """A run on Weights & Biases."""
+
+    def __init__(self, workdir: Path, project: str, *, settings: dict[str, Any]):
+        """Begin the run of `workdir` in `project`, or go on with it; `settings` are those of the run.
+
+        Raises `UserError` if the package is not installed or cannot begin a run.
+        """
+        try:
+            # Here, because it takes a second and only process 0 of a run that asks for it needs it.
+            wandb: Any = importlib.import_module("wandb")
+        except ImportError:
+            raise UserError(
+                f"config.log.wandb={project!r} needs the package: pip install 'seqjax[wandb]', or set "
+                "config.log.wandb=None."
+            ) from None
+        path = workdir / FILE
+        if not path.exists():
+            write_json(path, {"id": uuid.uuid4().hex[:12]})
+        run_id = read_json(path)["id"]
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=run_id,
+                resume="allow",  # a new run, or the one of this id
+                name=workdir.absolute().name,
+                dir=str(workdir),
+                config=settings,
+            )
+        except wandb.Error as error:
+            raise UserError(
+                f"Weights & Biases did not begin a run ({error}). Log in with `wandb login`, set WANDB_MODE=offline, "
+                "or set config.log.wandb=None."
+            ) from error
+
+    def write(self, step: int, values: dict[str, int | float]) -> None:
+        """Log the values measured at a step, unless an earlier process did so before it was killed.
+
+        A resumed run repeats the steps since its last checkpoint, with the same results.
+        """
+        if step >= self._run.step:
+            self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Wait until everything is sent, or written in offline mode."""
+        self._run.finish()
 
 
 class NullWriter:
@@ -26,7 +93,7 @@ class NullWriter:
 
 
 class Metrics:
-    """Appends objects to `metrics.jsonl`; checkpoints store `position`, to which a resumed run truncates the file.
+    """Appends objects to `jsonl`; checkpoints store `position`, to which a resumed run truncates the file.
 
     The rows that a killed process wrote after its last checkpoint are thus replaced, not repeated. The file is synced
     before a save (`sync`), so even after a power failure it holds the rows that the checkpoint counts on. If they are
@@ -85,7 +152,7 @@ class Metrics:
 
     @property
     def position(self) -> int:
-        """The length of `metrics.jsonl` in bytes."""
+        """The length of `jsonl` in bytes."""
         return self._file.tell()
 
     def sync(self) -> None:
@@ -108,7 +175,7 @@ class Metrics:
 
 
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """Return the objects of `metrics.jsonl`, up to a line that a crash left incomplete."""
+    """Return the objects of `jsonl`, up to a line that a crash left incomplete."""
     rows = []
     with (readable(workdir) / "metrics.jsonl").open(encoding="utf-8") as file:
         for line in file:
@@ -117,3 +184,173 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return rows
+
+
+FILE = "wandb.json"
+
+
+class ThroughputClock:
+    """Measures steps per second between laps; `seconds` is the training time of the whole run across resumptions."""
+
+    def __init__(self) -> None:
+        self.start(0)
+
+    def start(self, step: int, *, seconds: float = 0.0) -> None:
+        """Start the first lap after `step`."""
+        self.seconds = seconds
+        self._step, self._begin = step, time.perf_counter()
+
+    def lap(self, step: int) -> float:
+        """End a lap at `step` and return its steps per second."""
+        now = time.perf_counter()
+        elapsed, steps = now - self._begin, step - self._step
+        self.seconds += elapsed
+        self._begin, self._step = now, step
+        return steps / elapsed
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time spent in this context."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._begin += time.perf_counter() - begin
+
+
+class Progress:
+    """Shows the progress of a training run on the terminal."""
+
+    def __init__(self, total: int, *, quiet: bool = False, stream: io.TextIOBase | None = None):
+        self._total = total
+        self._line = StatusLine(stream=stream, quiet=quiet)
+
+    def update(self, step: int, *, loss: float, tokens_per_s: float, mfu: float | None, eta: float) -> None:
+        """Show the progress; `eta` is in seconds."""
+        parts = [f"step {step}/{self._total}", f"loss {loss:.3f}", f"{tokens_per_s:,.0f} tokens/s"]
+        parts += [f"MFU {mfu:.1%}"] if mfu is not None else []
+        self._line.show(" | ".join([*parts, f"ETA {duration(eta)}"]), last=step >= self._total)
+
+    def say(self, text: str) -> None:
+        """Print a permanent line above the progress line."""
+        self._line.say(text)
+
+
+class TrainLog:
+    """Counts steps and writes rows; every process has one, but only that of process 0 (`lead`) writes and prints.
+
+    A checkpoint stores its `state`: the length of `jsonl`, to which a resumed run truncates it; the sum and
+    number of training losses since the last evaluation; and the training time so far in seconds.
+    """
+
+    def __init__(self, workdir: Path, config: Config, *, end: int, lead: bool, flops_per_token: float):
+        """Log the steps up to `end`."""
+        self.clock = ThroughputClock()
+        self._workdir, self._config, self._lead = workdir, config, lead
+        self._flops_per_token = flops_per_token
+        self._tokens_per_step = config.train.batch_size * config.train.seq_len
+        self._end = end
+        self._progress = Progress(end, quiet=not lead)
+        self._writer = NullWriter()
+        self._loss_sum, self._loss_count = 0.0, 0
+
+    def start(self, step: int, state: dict[str, Any] | None, blocks: dict[str, EvalBlocks]) -> None:
+        """Start after `step`, with the `state` stored in the checkpoint of that step (None for a new run)."""
+        state = state or {"metrics": 0, "window": [0.0, 0], "seconds": 0.0}
+        self._loss_sum, self._loss_count = state["window"]
+        self.clock.start(step, seconds=state["seconds"])
+        if self._lead:
+            project = self._config.log.wandb
+            self._writer = Metrics(
+                self._workdir,
+                position=state["metrics"],
+                step=step,
+                tensorboard=self._config.log.tensorboard,
+                wandb=WandbRun(self._workdir, project, settings=to_dict(self._config)) if project else None,
+            )
+            eval_losses.start(self._workdir, blocks, step=step)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state that `start` resumes from, in JSON-compatible types."""
+        return {
+            "metrics": self._writer.position,
+            "window": [self._loss_sum, self._loss_count],
+            "seconds": self.clock.seconds,
+        }
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk; a checkpoint with `state` counts on them."""
+        self._writer.sync()
+
+    def say(self, text: str) -> None:
+        """Print a line on the terminal."""
+        self._progress.say(text)
+
+    def step(self, step: int, values: dict[str, float]) -> None:
+        """Add the loss of a step; every `log.every` steps and at the last one, write a row and show the progress."""
+        self._loss_sum += values["loss"]
+        self._loss_count += 1
+        if step % self._config.log.every and step != self._end:
+            return
+        rate = self.clock.lap(step) * self._tokens_per_step
+        mfu = flops.mfu(rate, self._flops_per_token)
+        row = {
+            "tokens": step * self._tokens_per_step,
+            "train/loss": values["loss"],
+            "train/grad_norm": values["grad_norm"],
+            "train/param_norm": values["param_norm"],
+            "train/lr": values["lr"],
+            "tokens_per_s": rate,
+            "mfu": mfu,
+            "seconds": self.clock.seconds,
+            "device_peak_gib": device_peak_gib(),
+        }
+        self._writer.write(step, row)
+        eta = (self._end - step) * self._tokens_per_step / rate
+        self._progress.update(step, loss=values["loss"], tokens_per_s=rate, mfu=mfu, eta=eta)
+
+    def evaluation(self, step: int, row: dict[str, float], losses: dict[str, np.ndarray]) -> None:
+        """Write the row of an evaluation, with the mean training loss since the last one, and every block's loss."""
+        train_loss = self._loss_sum / self._loss_count if self._loss_count else math.nan
+        self._loss_sum, self._loss_count = 0.0, 0
+        self._writer.write(step, {"tokens": step * self._tokens_per_step, "train/loss": train_loss, **row})
+        if self._lead:
+            eval_losses.write(self._workdir, step, losses)
+        text = ", ".join(f"{name} {row[f'eval/{name}/loss']:.3f}" for name in losses)
+        self.say(f"step {step}: train {train_loss:.3f} | {text}")
+
+    def __enter__(self) -> "TrainLog":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._writer.close()
+
+
+def not_finite(
+    step: int, values: dict[str, float], batch: np.ndarray, *, mirror: Mirror, checkpoints: Checkpoints
+) -> UserError:
+    """Save the batch that produced non-finite values, and return the error that says where everything is."""
+    path = mirror.directory / f"not_finite_step{step}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, tokens=batch)
+    mirror.push(say=logging.warning)
+    checkpoints.wait()
+    last = checkpoints.latest
+    kept = f"The checkpoint of step {last} is good" if last is not None else "No checkpoint was made before"
+    logging.error("not finite at step %d: %s", step, values)
+    return UserError(
+        f"Step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}, parameter norm "
+        f"{values['param_norm']}. Batch {step} of the data order was written to {path}. {kept}. Lower "
+        "config.optim.lr, clip harder (config.optim.clip_norm), or warm up longer, in a new --workdir."
+    )
+
+
+def check_evaluation(step: int, row: dict[str, float]) -> None:
+    """Raise `UserError` for a loss that is not finite; the parameters are, so the model overflows on some text."""
+    losses = {name: value for name, value in row.items() if name.startswith("eval/") and name.endswith("/loss")}
+    if not all(map(math.isfinite, losses.values())):
+        raise UserError(
+            f"Step {step}: the evaluation gave {losses}. The parameters are finite, so the model overflows "
+            "on text it has not seen: lower config.optim.lr, in a new --workdir."
+        )

@@ -5,15 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from seqjax import mixers
 from seqjax.config import Config
 from seqjax.data import Corpus
-from seqjax.errors import UserError
-from seqjax.terminal import duration
+from seqjax.decoding import stream
+from seqjax.models import Model
 from seqjax.training import metrics
-from seqjax.training.segments import segments
+from seqjax.training.schedule import segments
+from seqjax.training.workdir import Mirror
+from seqjax.types import Params
+from seqjax.utils import MissingPackageError, StatusLine, UserError, duration, read_json
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -103,6 +108,27 @@ def write(
         shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
     shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in following)]
     return "\n".join(shown)
+
+
+def of_run(
+    mirror: Mirror, config: Config, corpus: Corpus, model: Model, *, params: Params | None, rng: Any, mesh: Mesh
+) -> str:
+    """Write the report of the finished run in `mirror`, and return the text for the terminal.
+
+    `params` are the last parameters, for a sample of text, and `rng` the key data of it; None leaves the sample out.
+    """
+    sample = None
+    prompt, n_new = "The ", config.log.sample_tokens
+    if model.longest:  # Position tables have an end; the prompt takes BOS and at most one token per byte.
+        n_new = min(n_new, model.longest - 1 - len(prompt))
+    if n_new > 0 and params is not None and jax.process_count() == 1:
+        key = jax.random.wrap_key_data(jax.device_get(rng))
+        try:
+            sample = prompt + "".join(stream(model, params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh))
+        except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
+            StatusLine().say(f"No sample of text: {error}")
+    facts = read_json(mirror.directory / "run.json")
+    return write(mirror.directory, config, corpus, facts=facts, sample=sample, called=str(mirror))
 
 
 def _evaluations(workdir: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,13 @@
-"""The pure functions of training: initialisation, the optimiser step and the evaluation steps."""
+"""One optimiser step as a pure function, and how it lies on the devices: micro-batches, bytes, a table of parameters.
 
-from collections.abc import Callable
+The config says how many sequences a step takes over all devices (`train.batch_size`) and, at most, how many a device
+takes at a time (`train.per_device_batch_size`). The number of micro-batches follows from these and the mesh, so a
+config trains on any number of devices that divides the batch. `train.accumulate` sets that number instead.
+"""
+
+import collections
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -8,10 +15,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
+from seqjax.config import TrainConfig
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy
+from seqjax.nn.params import names
 from seqjax.sharding import replicated, shardings
 from seqjax.types import Array, Params, PRNGKey
+from seqjax.utils import UserError, size
+
+LONGEST = 60  # characters of a path in the table
+TITLES = ("parameter", "shape", "axes", "split over", "per device")
 
 
 class TrainState(NamedTuple):
@@ -104,16 +117,6 @@ def jit_train_step(
     )
 
 
-def make_eval_step(model: Model) -> Callable[[Params, Array], Array]:
-    """Return (params, tokens int32 [B, T + 1]) -> summed next-token loss of every row in nats, float32 [B]."""
-    return model.sequence_losses
-
-
-def make_token_step(model: Model) -> Callable[[Params, Array], Array]:
-    """Return (params, tokens int32 [B, T + 1]) -> next-token loss of every token in nats, float32 [B, T]."""
-    return model.token_losses
-
-
 def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Array, Array, Array]]:
     """Return (params, tokens [B, T + 1], weights [B]) -> weighted row sums of `mean_entropy`'s two values, and of 1."""
 
@@ -122,3 +125,144 @@ def make_entropy_step(model: Model) -> Callable[[Params, Array, Array], tuple[Ar
         return jnp.mean(nats_LB, 0) @ weights_B, jnp.mean(relative_LB, 0) @ weights_B, jnp.sum(weights_B)
 
     return entropy_step
+
+
+# -------------------------------------------------------------------------------------------------- on the devices
+def batch_shards(mesh: Mesh) -> int:
+    """Return the number of parts that a batch is split into. Devices along other mesh axes share a part."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def micro_batches(train: TrainConfig, mesh: Mesh) -> int:
+    """Return the number of micro-batches of a step: the smallest one that the limit per device allows.
+
+    All have the same size. Raises `UserError`, which names the nearest batch sizes that fit, if the devices cannot have
+    equal parts.
+    """
+    shards, devices = batch_shards(mesh), f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']} devices"
+    of_device, left = divmod(train.batch_size, shards)
+    nearest = _nearest(train.batch_size, shards * (train.accumulate or 1))
+    if left:
+        raise UserError(
+            f"config.train.batch_size={train.batch_size} sequences cannot be split evenly over {devices}. {nearest} "
+            "Or change config.mesh: only data and fsdp divide a batch."
+        )
+    if train.accumulate is None:
+        limit = train.per_device_batch_size or of_device
+        return next(n for n in range(-(-of_device // limit), of_device + 1) if of_device % n == 0)
+    if of_device % train.accumulate:
+        raise UserError(
+            f"config.train.accumulate={train.accumulate}: a micro-batch of {train.batch_size // train.accumulate} "
+            f"sequences cannot be split evenly over {devices}. Give None, and the number of micro-batches follows from "
+            f"the devices and config.train.per_device_batch_size. Or change config.train.batch_size. {nearest}"
+        )
+    return train.accumulate
+
+
+def _nearest(batch_size: int, unit: int) -> str:
+    below = batch_size // unit * unit
+    return f"The nearest that fit are {below} and {below + unit}." if below else f"The nearest that fits is {unit}."
+
+
+def division(train: TrainConfig, mesh: Mesh) -> str:
+    """Return how a step is divided in words: '2 micro-batches of 64 sequences, 8 on each device'."""
+    n_micro = micro_batches(train, mesh)
+    sequences, parts = train.batch_size // n_micro, "micro-batches" if n_micro > 1 else "micro-batch"
+    of_device, limit = sequences // batch_shards(mesh), train.per_device_batch_size
+    more = ""
+    if limit is not None and of_device > limit:
+        more = f": config.train.accumulate={train.accumulate} takes precedence over .per_device_batch_size={limit}"
+    return f"{n_micro:,} {parts} of {sequences:,} sequences, {of_device:,} on each device{more}"
+
+
+def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
+    """Return the sequences of an evaluation batch: those `given`, or those of a training micro-batch at most.
+
+    It is rounded up to a multiple of the devices, so unlike training, evaluation runs on any number of them.
+    """
+    shards = batch_shards(mesh)
+    if given is None:
+        given = train.batch_size // (train.accumulate or 1)
+        if train.accumulate is None and train.per_device_batch_size is not None:
+            given = min(given, train.per_device_batch_size * shards)
+    return -(-given // shards) * shards
+
+
+class Kind(NamedTuple):
+    """What parameters in one row of the table have in common, for one layer."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]  # logical
+    split: tuple[str | None, ...]  # the mesh axis of each dimension
+
+
+def bytes_per_device(shapes: Any, by_leaf: Any) -> int:
+    """Return the bytes that a tree of arrays (or of their shapes) takes on each device, under a tree of shardings."""
+    sizes = jax.tree.map(lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize, shapes, by_leaf)
+    return sum(jax.tree.leaves(sizes))
+
+
+def parameter_table(model: Model, by_param: Params) -> list[str]:
+    """Return the lines of a table of the parameters: path, shape, logical axes, mesh axes, size on each device.
+
+    Parameters of one kind share a row: those of all layers ("x12" behind the path is their number), and those whose
+    paths differ a little ("mixer.{q,k,v}.w"). `by_param` is the tree of shardings.
+    """
+    axes, shapes = dict(names(model.axes)), dict(names(model.shapes))
+    # Path within a block -> the places in the pattern of layers that have it, by kind; other parameters have place "".
+    places: dict[tuple[str, Kind], list[str]] = collections.defaultdict(list)
+    n_bytes: dict[tuple[str, str], int] = {}
+    for whole_path, sharding in names(by_param):
+        x, logical, split = shapes[whole_path], axes[whole_path], _split(sharding, len(axes[whole_path]))
+        stacked = int(whole_path.startswith("blocks."))  # along the first dimension, the layers of a place
+        place, path = whole_path.split(".", 2)[1:] if stacked else ("", whole_path)
+        places[path, Kind(x.shape[stacked:], logical[stacked:], split[stacked:])].append(place)
+        n_bytes[place, path] = bytes_per_device(x, sharding)
+
+    rows: dict[tuple[tuple[str, ...], Kind], list[str]] = collections.defaultdict(list)
+    for (path, kind), where in places.items():
+        rows[tuple(where), kind].append(path)
+    cells: list[tuple[str, ...]] = [TITLES]
+    for (where, kind), paths in rows.items():
+        label = _joined(paths)
+        if where != ("",):
+            which = "*" if len(where) == len(model.blocks) else _braces(where)
+            label = f"blocks.{which}.{label} x{len(where) * model.repeats}"
+        over = ", ".join(axis or "-" for axis in kind.split) if any(kind.split) else "whole"
+        total = sum(n_bytes[place, path] for place in where for path in paths)
+        cells.append(
+            (label, " x ".join(map(str, kind.shape)), ", ".join(name or "-" for name in kind.axes), over, size(total))
+        )
+    cells.append(("all", "", "", "", size(sum(n_bytes.values()))))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths[:-1])), row[-1].rjust(widths[-1])])
+        for row in cells
+    ]
+
+
+def _split(sharding: NamedSharding, n_dimensions: int) -> tuple[str | None, ...]:
+    """Return the mesh axis that splits each dimension; an axis of one device splits nothing."""
+    spec = (*sharding.spec, *[None] * n_dimensions)[:n_dimensions]
+    return tuple(axis if axis is not None and sharding.mesh.shape[axis] > 1 else None for axis in spec)
+
+
+def _joined(paths: Sequence[str]) -> str:
+    """Return `mixer.{q,k,v}.w` for paths that begin and end alike; of many, some and the number of the others."""
+    parts = [path.split(".") for path in paths]
+    n_between = min(map(len, parts)) - 1  # at least one word of each path stays in the braces
+    head = next((i for i in range(n_between) if len({p[i] for p in parts}) > 1), n_between)
+    tail = next((i for i in range(n_between - head) if len({p[-1 - i] for p in parts}) > 1), n_between - head)
+    between = [".".join(p[head : len(p) - tail]) for p in parts]
+    text = ""
+    for n_shown in range(len(between), 0, -1):
+        others = [f"{len(between) - n_shown} more"] if n_shown < len(between) else []
+        inside = _braces([*between[:n_shown], *others])
+        text = ".".join([*parts[0][:head], inside, *parts[0][len(parts[0]) - tail :]])
+        if len(text) <= LONGEST:
+            break
+    return text
+
+
+def _braces(words: Sequence[str]) -> str:
+    return "{" + ",".join(words) + "}" if len(words) > 1 else words[0]

@@ -1,18 +1,143 @@
-"""The directory of a run: its default name, its config, and the settings that may change when a run resumes in it."""
+"""The directory of a run: its name, its config and what may change in it, what identifies the run, and its mirror.
+
+A run that is kept in a store, `--workdir=gs://BUCKET/PATH`, writes its small files to `Mirror.directory`, from which
+those that have changed are copied to the store, whole, because objects cannot be appended to. The store decides: a run
+that starts makes the mirror equal to what is there. Orbax writes the checkpoints to the store itself
+(seqjax/training/checkpoint.py).
+"""
 
 import argparse
+import contextlib
 import dataclasses
+import hashlib
 import itertools
+import os
+import platform
+import re
+import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from seqjax import mixers, urls
+import jax
+
+import kernels_pallas
+from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
-from seqjax.errors import UserError
-from seqjax.files import read_json, write_json
-from seqjax.training.mirror import Mirror, readable
+from seqjax.training.lock import WorkdirLock, locked
+from seqjax.training.schedule import Segment
+from seqjax.utils import UserError, cache_directory, read_json, write_json
+
+LOG = "log.txt"  # The process that started a run of a study writes to it.
+NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
+NOT_READ = re.compile(r"tensorboard/|profile/|wandb/")  # by seqjax
+
+
+class Mirror:
+    """The `directory` of this machine with a run's files, and the `url` where they are kept; "" if only here."""
+
+    def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
+        """Raise `UserError` if `workdir` is a URL where no run can be kept. Nothing is read or written."""
+        self._lock = lock
+        self.url = store.url_of(workdir)
+        if self.url:
+            store.require_workdir(self.url)
+        self.directory = _cached("mirrors", self.url) if self.url else Path(workdir)
+        self._sent: dict[str, tuple[int, int]] = {}  # name -> time and size of what is in the store
+
+    def __str__(self) -> str:
+        return self.url or str(self.directory)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """A context in which no other run writes to the workdir; process 0 holds the lock for all."""
+        if jax.process_index() != 0:
+            yield
+            return
+        # What a scheduler starts again may come before the lock of its first start has grown old.
+        again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
+        with locked(str(self), wait=again) as self._lock:
+            yield
+
+    def check_lock(self, *, look: bool = False) -> None:
+        """Raise `UserError` if another run has taken the workdir (`WorkdirLock.check`)."""
+        if self._lock is not None:
+            self._lock.check(look=look)
+
+    def of_end(self, segment: Segment) -> "Mirror":
+        """Return the directory of a run's end, which is below this one and shares its lock."""
+        return Mirror(segment.directory(self.directory), lock=self._lock)
+
+    def pull(self) -> None:
+        """Make the directory what is in the store, whose lock the caller holds; raise `UserError` if it fails."""
+        if self.url:
+            there = store.versions(self.url)
+            if "config.json" not in there and any(name.startswith("checkpoints/") for name in there):
+                raise UserError(
+                    f"{self.url} has checkpoints but no config.json, so what made them is unknown. Give another one."
+                )
+            _fetch(self.url, self.directory, {name: there[name] for name in there if name != LOG}, had={})
+            self._sent = _stamps(self.directory)
+
+    def push(self, *, say: Callable[[str], None] | None = None) -> None:
+        """Copy the files that have changed to the store and remove there what was removed here; process 0 alone does.
+
+        Raises `UserError` if the store cannot be reached; with `say` that is only told, for a later `push` mends it.
+        """
+        if not self.url or jax.process_index() != 0:
+            return
+        found = _stamps(self.directory)
+        changed = [name for name in found if self._sent.get(name) != found[name]]
+        try:
+            store.in_threads(lambda n: store.write(f"{self.url}/{n}", (self.directory / n).read_bytes()), changed)
+            store.in_threads(lambda n: store.remove(f"{self.url}/{n}"), self._sent.keys() - found.keys())
+            self._sent = found
+        except store.StoreError as error:
+            if say is None:
+                raise store.StoreError(f"{error} The same command goes on from the last checkpoint.") from error
+            say(str(error))
+
+
+def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> Path:
+    """Return a directory of this machine with the files of a run, without its checkpoints: itself, or a copy.
+
+    A copy that this process made less than `fresh_seconds` ago is taken as it is. Raises `UserError` as `pull` does.
+    """
+    url = Mirror(workdir).url
+    copy = _cached("runs", url) if url else Path(workdir)
+    made, had = _read.get(copy, (None, {}))
+    if url and (made is None or time.monotonic() - made >= fresh_seconds):
+        there = {name: version for name, version in store.versions(url).items() if not NOT_READ.match(name)}
+        _fetch(url, copy, there, had=had)
+        _read[copy] = (time.monotonic(), there)
+    return copy
+
+
+_read: dict[Path, tuple[float, dict[str, str]]] = {}  # copy of a run -> when it was made, and the versions of its files
+
+
+def _cached(kind: str, url: str) -> Path:
+    return cache_directory() / kind / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]
+
+
+def _fetch(url: str, directory: Path, there: dict[str, str], *, had: dict[str, str]) -> None:
+    """Make a directory equal to the files `there`, name -> version; those of the versions `had` are in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted, here = {name for name in there if not NOT_MIRRORED.match(name)}, _stamps(directory).keys()
+    for name in here - wanted - {LOG}:
+        (directory / name).unlink(missing_ok=True)
+    new = [name for name in wanted if name not in here or had.get(name) != there[name]]
+    store.in_threads(lambda name: store.download(f"{url}/{name}", directory / name), new)
+
+
+def _stamps(directory: Path) -> dict[str, tuple[int, int]]:
+    """Return the time and size of the small files of a directory, by name."""
+    names = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and not p.is_symlink()]
+    found = {name: (directory / name).stat() for name in names if not NOT_MIRRORED.match(name)}
+    return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}
+
 
 # Of `config.json` and of what it describes: names of settings, paths of parameters, items of checkpoints. Workdirs of
 # version 4, that of seqjax 0.1.0, stay readable; those of lower versions are refused.
@@ -90,7 +215,7 @@ def save_config(workdir: str | Path | Mirror, config: Config) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--workdir` and `--allow-code`, the arguments of `load_config`, to the parser of a command."""
-    parser.add_argument("--workdir", required=True, type=urls.location, help="the directory of a run, also gs://")
+    parser.add_argument("--workdir", required=True, type=store.location, help="the directory of a run, also gs://")
     parser.add_argument(
         "--allow-code",
         action="append",
@@ -114,7 +239,7 @@ def _called_and_read(workdir: str | Path | Mirror) -> tuple[str, Path]:
     """Return what the user calls a workdir, and the directory of this machine where its files are read."""
     if isinstance(workdir, Mirror):
         return str(workdir), workdir.directory
-    return urls.url_of(workdir) or str(workdir), readable(workdir)
+    return store.url_of(workdir) or str(workdir), readable(workdir)
 
 
 def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Config:
@@ -170,3 +295,60 @@ def _mixer_names(values: dict[str, Any]) -> list[str]:
     mixer = model.get("mixer") if isinstance(model, dict) else None
     groups = mixer if isinstance(mixer, list) else [mixer]
     return [str(group.get("name")) for group in groups if isinstance(group, dict)]
+
+
+def device_peak_bytes() -> int | None:
+    """Return the peak memory in bytes of this process's first device, or None if the device does not report it."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def device_peak_gib() -> float | None:
+    """Return `device_peak_bytes` in GiB."""
+    peak = device_peak_bytes()
+    return None if peak is None else peak / 2**30
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those of the packages that are installed."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def run_facts(**extra: Any) -> dict[str, Any]:
+    """Return the facts that identify a run: versions, devices, backends of kernels and commit, with `extra` added."""
+    packages = (
+        "seqjax",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "orbax-checkpoint",
+        "grain",
+        "numpy",
+        "jax-triton",
+        "triton",
+    )
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        try:
+            result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
+        except FileNotFoundError:  # a container without git
+            return ""
+        return result.stdout.strip() if result.returncode == 0 else ""
+
+    return {
+        "python": platform.python_version(),
+        "versions": installed_versions(packages),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+        "backends": kernels_pallas.backends_used(),
+        "commit": git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else ""),
+        **extra,
+    }

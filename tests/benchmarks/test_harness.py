@@ -11,7 +11,7 @@ import pytest
 from benchmarks.harness import configs, options, plot, report, timing
 from benchmarks.harness.machine import machine
 from seqjax import presets
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 from tests import support
 
 SCRIPTS = sorted(p.stem for p in (support.ROOT / "benchmarks").glob("*.py") if p.stem != "__init__")

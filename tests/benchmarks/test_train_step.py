@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import profile_step, train_step
 from benchmarks.harness import report
-from seqjax.errors import UserError
 from seqjax.models import Model, flops
 from seqjax.sharding import batch_sharding, make_mesh
-from seqjax.training import optim
+from seqjax.training import schedule
 from seqjax.training.step import init_state, make_train_step
+from seqjax.utils import UserError
 
 SMALL = ":model.n_layers=1,model.vocab_size=64"
 
@@ -32,7 +32,7 @@ def test_its_step_is_sharded_and_computes_as_the_trainers() -> None:
         assert spec.is_equivalent_to(x.sharding, x.ndim)
 
     model = Model(config.model, max_len=16)
-    optimizer = optim.optimizer(config.optim)
+    optimizer = schedule.optimizer(config.optim)
     state = init_state(model, optimizer, jax.random.key(config.train.seed))
     _, want = jax.jit(make_train_step(model, optimizer))(state, np.asarray(stepper.tokens), config.optim.lr)
     before = stepper.state

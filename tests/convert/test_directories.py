@@ -14,15 +14,14 @@ import pytest
 import safetensors.numpy
 
 import seqjax
-from seqjax import presets
-from seqjax.config import from_config_dict, to_dict
+from seqjax.config import from_config_dict, presets, to_dict
 from seqjax.convert import __main__ as command
 from seqjax.convert import directory, export_weights, import_weights, tokenizer_files
-from seqjax.convert.hub import fetched
+from seqjax.convert.directory import fetched
 from seqjax.data import load_tokenizer
-from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.training import workdir as workdirs
+from seqjax.utils import UserError
 from tests.convert.cases import CASES, GOLDEN, config_of, copied
 from tests.data.test_tokenizer import needs_mixtral
 

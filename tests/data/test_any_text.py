@@ -14,7 +14,7 @@ from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.data.prepare.manifest import summary
 from seqjax.data.sources.parquet import Parquet
-from seqjax.errors import UserError, run_command
+from seqjax.utils import UserError, run_command
 from tests import extras
 
 from .conftest import contents, prepared, row, some_text, write_corpus, write_shard

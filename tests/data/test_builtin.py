@@ -14,7 +14,7 @@ from seqjax.data import open_corpus, pipeline
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.builtin import extract
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 from tests import support
 
 

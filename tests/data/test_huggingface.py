@@ -10,7 +10,7 @@ import pytest
 from seqjax.config import DataConfig
 from seqjax.data import blocks, huggingface, load_tokenizer, open_corpus
 from seqjax.data.prepare import __main__ as prepare_command
-from seqjax.errors import MissingPackageError, UserError
+from seqjax.utils import MissingPackageError, UserError
 from tests import extras
 
 from .conftest import row, write_shard

@@ -12,7 +12,7 @@ import pytest
 from seqjax.config import DataConfig
 from seqjax.data import Corpus, open_corpus, pipeline
 from seqjax.data.blocks import FlatBlocks
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 from .conftest import assert_resumes, restore, save
 

@@ -20,7 +20,7 @@ from seqjax.data import blocks, shards, slimpajama
 from seqjax.data.prepare import __main__ as prepare
 from seqjax.data.prepare import pack
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 from .conftest import command, contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -28,9 +28,9 @@ BYTE = ByteTokenizer()
 # What a spawned worker imports: the module of the program that started it, and those of its functions.
 WITHOUT_JAX = """
 import sys
-import seqjax.__main__, seqjax.cli, seqjax.data.prepare.__main__
+import seqjax.__main__, seqjax.commands.cli, seqjax.data.prepare.__main__
 from seqjax.data import prepare
-from seqjax.data.prepare import pack, progress, tokenize, worker
+from seqjax.data.prepare import cluster, pack, progress, tokenize
 prepare.prepare(*sys.argv[1:], tokenizer="byte", seq_len=16, workers=1)
 heavy = {name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib", "flax", "grain", "orbax"}
 assert not heavy, heavy

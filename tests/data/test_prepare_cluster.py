@@ -15,10 +15,9 @@ import pytest
 
 import seqjax
 from seqjax.data import shards
-from seqjax.data.prepare import cluster, progress, worker
+from seqjax.data.prepare import cluster, progress
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.errors import UserError
-from seqjax.files import read_json, write_json
+from seqjax.utils import UserError, read_json, write_json
 from tests import extras
 
 from .conftest import contents, prepared, row, write_corpus, write_shard
@@ -74,10 +73,10 @@ def die(job: Touch) -> None:
     os._exit(len(job.name))
 
 
-def needs(tmp_path: Path, source: Path | None = None) -> worker.Needs:
+def needs(tmp_path: Path, source: Path | None = None) -> cluster.Needs:
     """What jobs need that read `source`."""
     found = shards.find_shards(str(source)) if source else []
-    return worker.Needs(tmp_path, found, tokenizer="byte", tokenizer_path="", tokenizer_sha256=ByteTokenizer.hash)
+    return cluster.Needs(tmp_path, found, tokenizer="byte", tokenizer_path="", tokenizer_sha256=ByteTokenizer.hash)
 
 
 def test_the_same_bytes_as_here(tmp_path: Path, executor: str, capsys):
@@ -218,21 +217,21 @@ def test_dask_is_imported_only_for_a_cluster():
 )
 def test_a_worker_that_lacks_something_says_so(tmp_path: Path, corpus_dir: Path, change: dict[str, Any], says: str):
     marker = tmp_path / "cluster.json"
-    worker.write_marker(marker, needs(tmp_path, corpus_dir))
+    cluster.write_marker(marker, needs(tmp_path, corpus_dir))
     written = read_json(marker)
     assert len(written["sources"]) == 4
     assert {"python", "seqjax", "dask", "distributed", "array_record"} == written["versions"].keys()
     write_json(marker, written | change)
     with pytest.raises(UserError, match=f"The worker process {os.getpid()} on .* {says}"):
-        worker.run_job(Touch(tmp_path / "done"), function=touch, marker=str(marker))
+        cluster.run_job(Touch(tmp_path / "done"), function=touch, marker=str(marker))
     assert not (tmp_path / "done").exists()
     write_json(marker, written)
-    assert worker.worker_fault(str(marker)) == ""
+    assert cluster.worker_fault(str(marker)) == ""
 
 
 def test_workers_that_do_not_share_the_storage(tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch):
     """The marker is written elsewhere, as if --out were another directory for the workers."""
-    write = worker.write_marker
+    write = cluster.write_marker
     monkeypatch.setattr(cluster, "write_marker", lambda path, needs: write(tmp_path / "elsewhere", needs))
     with (
         pytest.raises(

@@ -13,7 +13,7 @@ import pytest
 from seqjax.data.prepare import executors, run
 from seqjax.data.prepare import manifest as manifests
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 from .conftest import contents, prepared, row, some_text, write_corpus, write_shard
 
@@ -23,7 +23,7 @@ BYTE = ByteTokenizer()
 LIMITED = """
 import resource, signal, sys
 from seqjax.data import prepare
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for limit in sys.argv[3:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))

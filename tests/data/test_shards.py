@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from seqjax.data import shards, sources
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 from .conftest import row, write_shard
 

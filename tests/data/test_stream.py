@@ -8,9 +8,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import Corpus, open_corpus, shards, stream_reader
+from seqjax.data import Corpus, open_corpus, shards, stream
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 
 from .conftest import assert_resumes, restore, row, save, some_text, write_corpus, write_shard
 
@@ -30,10 +30,10 @@ def texts(tokens: np.ndarray) -> list[str]:
     return [tokenizer.decode(tokens[s + 1 : e]) for s, e in pairs]
 
 
-def reader(path: Path, domain: str = "c4", **change) -> stream_reader.Reader:
+def reader(path: Path, domain: str = "c4", **change) -> stream.Reader:
     found = tuple(s for s in shards.find_shards(str(path)) if s.split == "train")
     settings = {"block": 8, "seed": 0} | change
-    return stream_reader.Reader(files=found, domain=domain, tokenizer=ByteTokenizer(), **settings)
+    return stream.Reader(files=found, domain=domain, tokenizer=ByteTokenizer(), **settings)
 
 
 def read(iterator, count: int) -> np.ndarray:
@@ -51,7 +51,7 @@ def even(tmp_path: Path) -> Path:
 
 
 def test_an_epoch_holds_every_document_once(even: Path):
-    iterator = stream_reader.DomainBlocks(reader(even))
+    iterator = stream.DomainBlocks(reader(even))
     total = sum(len(shards.parse(line)[1]) + 2 for s in reader(even).files for line in s.records())
     found = texts(read(iter(iterator), total // 8))
     wanted = sorted(shards.parse(line)[1] for s in reader(even).files for line in s.records())
@@ -62,7 +62,7 @@ def test_an_epoch_holds_every_document_once(even: Path):
 
 
 def test_epochs_differ(even: Path):
-    tokens = texts(read(iter(stream_reader.DomainBlocks(reader(even))), 400))
+    tokens = texts(read(iter(stream.DomainBlocks(reader(even))), 400))
     assert len(tokens) > 2 * 90
     assert sorted(tokens[:90]) == sorted(tokens[90:180])
     assert tokens[:90] != tokens[90:180]
@@ -74,23 +74,23 @@ def test_parts_share_an_epoch(even: Path, parts: int):
     wanted = [shards.parse(line)[1] for s in reader(even).files for line in s.records()]
     found = []
     for part in range(parts):
-        blocks = stream_reader.DomainBlocks(reader(even))
+        blocks = stream.DomainBlocks(reader(even))
         blocks.set_slice(slice(part, None, parts))
-        documents = stream_reader._documents(blocks._reader, stream_reader.START)
+        documents = stream._documents(blocks._reader, stream.START)
         epoch = itertools.takewhile(lambda item: item[0]["epoch"] == 0, documents)
         found += [text for _, ids in epoch for text in texts(ids)]
     assert sorted(found) == sorted(wanted)
 
 
 def test_resumes_exactly_at_every_block(even: Path):
-    iterator = iter(stream_reader.DomainBlocks(reader(even)))
+    iterator = iter(stream.DomainBlocks(reader(even)))
     states, rows = [], []
     for _ in range(230):
         states.append(iterator.get_state())
         rows.append(next(iterator))
     assert states[200]["epoch"] >= 1
     for step in range(0, 220, 3):
-        other = iter(stream_reader.DomainBlocks(reader(even)))
+        other = iter(stream.DomainBlocks(reader(even)))
         other.set_state(states[step])
         np.testing.assert_array_equal(read(other, 10), np.concatenate(rows[step : step + 10]))
 

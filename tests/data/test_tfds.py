@@ -11,14 +11,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from seqjax import evaluate
+from seqjax.commands import evaluate
 from seqjax.config import DataConfig
 from seqjax.data import Corpus, hold_out, open_corpus, shards
 from seqjax.data.layout import Layout
 from seqjax.data.sources import tfds as source
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.errors import MissingPackageError, UserError
-from seqjax.train import train
+from seqjax.training.loop import train
+from seqjax.utils import MissingPackageError, UserError
 from tests import extras, support
 from tests.end_to_end.kills import fingerprint
 

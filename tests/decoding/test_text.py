@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 from seqjax.decoding import StopStrings, TextDecoder
-from seqjax.errors import UserError
+from seqjax.utils import UserError
 from tests import extras
 
 needs_mixtral = extras.mark("sentencepiece", "mistral_common")

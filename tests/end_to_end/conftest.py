@@ -10,9 +10,9 @@ import pytest
 
 from seqjax.config import Config
 from seqjax.models import Model
-from seqjax.train import train
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.loop import train
 from tests import support
 
 STEPS = 6

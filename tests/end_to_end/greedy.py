@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seqjax import evaluate
 from seqjax.data.tokenizer import ByteTokenizer
+from seqjax.training import evaluate
 
 
 def greedy(workdir: Path, prompt: str, n_new: int) -> tuple[str, list[float]]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import jax
 
-from seqjax.evaluate import restore
+from seqjax.training.evaluate import restore
 from tests import support
 from tests.data.conftest import command as prepare_command
 from tests.data.conftest import contents, write_corpus

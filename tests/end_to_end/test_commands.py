@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from seqjax import evaluate, generate
+from seqjax.commands import evaluate, generate
 from seqjax.config import from_config_dict
-from seqjax.train import train
 from seqjax.training import metrics
+from seqjax.training.loop import train
 from tests import support
 from tests.end_to_end.greedy import greedy
 

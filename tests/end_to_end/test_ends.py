@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.models import Model
-from seqjax.train import train
-from seqjax.training import block_losses
-from seqjax.training.segments import end_steps, segments
+from seqjax.training import eval_losses
+from seqjax.training.loop import train
+from seqjax.training.schedule import end_steps, segments
+from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.kills import fingerprint
 
@@ -29,7 +29,7 @@ def contents(workdir: Path):
     """All that does not depend on the clock: rows, losses of blocks and parameters of the trunk and of every end."""
     found = {}
     for directory in (workdir, *(workdir / "ends" / str(end) for end in BRANCH)):
-        losses = block_losses.read(directory)[1]
+        losses = eval_losses.read(directory)[1]
         of_blocks = {(step, name): x.tolist() for step, d in losses.items() for name, x in d.items()}
         found[directory.relative_to(workdir).as_posix()] = (support.rows(directory), of_blocks)
     return found, [fingerprint(workdir / "ends" / str(end)) for end in BRANCH]
@@ -66,7 +66,7 @@ def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, blocks_di
     assert support.rows(tmp_path / "ends" / "12") == support.rows(alone / "ends" / "12")
     assert support.rows(tmp_path) == support.rows(alone)[:6]
     assert fingerprint(tmp_path) == fingerprint(alone / "ends" / "12")
-    (_, mine), (_, theirs) = block_losses.read(tmp_path / "ends" / "12"), block_losses.read(alone / "ends" / "12")
+    (_, mine), (_, theirs) = eval_losses.read(tmp_path / "ends" / "12"), eval_losses.read(alone / "ends" / "12")
     assert list(mine) == list(theirs) == [12]
     for name, losses in theirs[12].items():
         np.testing.assert_array_equal(mine[12][name], losses)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate
-from seqjax.errors import UserError
+from seqjax.commands import evaluate as evaluate_command
+from seqjax.data import open_corpus
 from seqjax.models.entropy import mean_entropy
-from seqjax.training import metrics
+from seqjax.training import evaluate, metrics
+from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.conftest import Run
 from tests.end_to_end.reference import mean_loss
@@ -27,7 +28,7 @@ class Blocks:
         config, self.model, params, _, _ = evaluate.restore(run.workdir)
         self.params, self.seed = jax.device_get(params), config.eval.seed
         sizes = {"seq_len": support.SEQ_LEN, "vocab_size": config.model.vocab_size}
-        self.corpus = evaluate.open_corpus(config.data, **sizes, test_sets=config.eval.path)
+        self.corpus = open_corpus(config.data, **sizes, test_sets=config.eval.path)
         self._loss = jax.jit(lambda p, x: mean_loss(self.model.logits(p, x[:, :-1]), x[:, 1:]))
         self._entropy = jax.jit(lambda params, tokens_BT: mean_entropy(self.model, params, tokens_BT))
 
@@ -61,8 +62,8 @@ def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeyp
     def read_only(path, value):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(evaluate, "write_json", read_only)
-    evaluate.main([f"--workdir={run.workdir}", "--tokens=64"])
+    monkeypatch.setattr(evaluate_command, "write_json", read_only)
+    evaluate_command.main([f"--workdir={run.workdir}", "--tokens=64"])
     out, err = capsys.readouterr()
     assert "in domain, domains count equally" in out
     assert f"{run.workdir}/evaluation.json was not written (Read-only file system)." in err
@@ -70,11 +71,11 @@ def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeyp
 
 def test_fewer_tokens_than_none_are_refused(run: Run):
     with pytest.raises(UserError, match="--tokens must be at least 0, not -5"):
-        evaluate.main([f"--workdir={run.workdir}", "--tokens=-5"])
+        evaluate_command.main([f"--workdir={run.workdir}", "--tokens=-5"])
 
 
 def command(run: Run, *options: str) -> dict:
-    evaluate.main([f"--workdir={run.workdir}", *options])
+    evaluate_command.main([f"--workdir={run.workdir}", *options])
     return json.loads((run.workdir / "evaluation.json").read_text())
 
 
@@ -117,7 +118,7 @@ def test_test_sets_in_place_of_the_runs_own_data(run: Run, blocks: Blocks, tmp_p
     config = evaluate.restore(run.workdir)[0]
     copy = shutil.copytree(config.data.path, tmp_path / "again")
     before = (run.workdir / "evaluation.json").read_bytes()
-    evaluate.main([f"--workdir={run.workdir}", f"--data={copy}"])
+    evaluate_command.main([f"--workdir={run.workdir}", f"--data={copy}"])
     assert (run.workdir / "evaluation.json").read_bytes() == before
     written = json.loads((run.workdir / "test_sets.json").read_text())
     assert len(written["loss"]) == 7
@@ -127,7 +128,7 @@ def test_test_sets_in_place_of_the_runs_own_data(run: Run, blocks: Blocks, tmp_p
     assert not written["mean"]
     assert "again.arxiv" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"^--data: there is no directory nowhere; give one of prepared blocks"):
-        evaluate.main([f"--workdir={run.workdir}", "--data=nowhere"])
+        evaluate_command.main([f"--workdir={run.workdir}", "--data=nowhere"])
 
 
 def test_the_entropy_of_a_run_is_of_as_many_tokens_as_its_config_says(run: Run, blocks: Blocks):

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import seqjax
-from seqjax import evaluate, generate
+from seqjax.commands import generate
 from seqjax.data.tokenizer import load_tokenizer
-from seqjax.errors import UserError
+from seqjax.training import evaluate
+from seqjax.utils import UserError
 from tests import extras
 from tests.end_to_end.conftest import Run, write_checkpoint
 

@@ -15,8 +15,8 @@ import jax
 import pytest
 
 import seqjax
-from seqjax import train
 from seqjax.sharding import make_mesh
+from seqjax.training import loop
 from seqjax.training import workdir as workdirs
 from tests.golden import commands, make_losses, make_workdirs
 
@@ -29,7 +29,7 @@ def in_this_process(todo, **options):
     del options
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
+        patch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
         for module, *argv in todo:
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
                 importlib.import_module(module).main(argv)

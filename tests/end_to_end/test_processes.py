@@ -10,11 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from seqjax import evaluate
-from seqjax.errors import LOST
-from seqjax.files import read_json
+from seqjax.data import open_corpus
 from seqjax.training import workdir as workdirs
 from seqjax.training.workdir import load_config
+from seqjax.utils import LOST, read_json
 from tests import support
 from tests.end_to_end.reference import Reference
 
@@ -143,7 +142,7 @@ def test_each_process_reads_its_own_part_of_the_data(stopped):
     """The first logged losses are of batches whose halves are those of process 0 and process 1."""
     workdir, _ = stopped
     config = load_config(workdir)
-    corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+    corpus = open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
     halves = [corpus.train_iterator(batch_size=6, process_index=i, process_count=2) for i in (0, 1)]
     batches = [[next(half)["tokens"] for half in halves] for _ in range(6)]
     for half in halves:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from seqjax import main
+from seqjax.commands import train
 from tests import support
 from tests.end_to_end.kills import assert_equal_runs, fingerprint
 
@@ -112,7 +112,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
     shutil.copytree(histories["alone"][0], workdir)
     before = support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)
     (workdir / "report.md").unlink()
-    main.main(support.command(blocks_dir, workdir)[3:])
+    train.main(support.command(blocks_dir, workdir)[3:])
     assert "Going on from step 60 of 60" in capsys.readouterr().err
     assert (support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)) == before
     assert (workdir / "report.md").exists()

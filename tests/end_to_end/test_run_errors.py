@@ -11,16 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, generate, main
-from seqjax import train as train_module
-from seqjax.errors import UserError
-from seqjax.train import train
+from seqjax.commands import evaluate, generate
+from seqjax.commands import train as train_command
+from seqjax.training import loop as train_module
 from seqjax.training import step as step_module
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.lock import locked
+from seqjax.training.loop import train
 from seqjax.training.metrics import Metrics
 from seqjax.training.step import make_train_step
+from seqjax.utils import UserError
 from tests import support
 from tests.golden import commands
 
@@ -137,7 +138,7 @@ def test_a_refused_run_leaves_nothing_in_the_way(blocks_dir, tmp_path, monkeypat
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"config\.train\.batch_size"):
-        main.main(["--config=transformer_pp:debug,train.batch_size=1"])
+        train_command.main(["--config=transformer_pp:debug,train.batch_size=1"])
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -283,11 +284,11 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
 # ------------------------------------------------------------------------------------- the command line
 def test_overrides_are_told_from_flags():
     argv = ["--workdir=a", "--config.train.steps=3", "--config=b.py:debug", "--config.data.path", "c=d", "-v=1"]
-    rest, overrides = main.split_overrides(argv)
+    rest, overrides = train_command.split_overrides(argv)
     assert rest == ["--workdir=a", "--config=b.py:debug", "-v=1"]
     assert overrides == [("train.steps", "3"), ("data.path", "c=d")]
     with pytest.raises(UserError, match=r"--config\.train\.steps has no value"):
-        main.split_overrides(["--config.train.steps"])
+        train_command.split_overrides(["--config.train.steps"])
 
 
 def test_exit_status_and_no_traceback(blocks_dir, workdir):

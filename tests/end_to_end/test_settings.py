@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import evaluate
 from seqjax.config import OptimConfig
+from seqjax.data import open_corpus
 from seqjax.training import metrics
 from tests import support
 from tests.end_to_end.conftest import SETTINGS, STEPS, Run
@@ -23,12 +23,12 @@ def table(rows) -> np.ndarray:
     return np.array([[row[name] for name in LOGGED] for row in rows])
 
 
-def open_corpus(config):
-    return evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+def opened(config):
+    return open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
 
 
 def batches(config) -> list[np.ndarray]:
-    iterator = open_corpus(config).train_iterator(batch_size=config.train.batch_size)
+    iterator = opened(config).train_iterator(batch_size=config.train.batch_size)
     rows = [next(iterator)["tokens"] for _ in range(config.train.steps)]
     iterator.close()
     return rows

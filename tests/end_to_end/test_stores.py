@@ -16,10 +16,10 @@ import pytest
 
 import seqjax
 from seqjax import store
-from seqjax.errors import UserError
 from seqjax.study.runner import Run
-from seqjax.train import train
 from seqjax.training import checkpoint
+from seqjax.training.loop import train
+from seqjax.utils import UserError
 from tests import object_servers, support
 from tests.end_to_end.kills import assert_equal_runs, finish
 
@@ -40,8 +40,8 @@ async def hang_before_the_commit(self, *args, **options):
         hang()
     return await finalize(self, *args, **options)
 atomicity.CommitFileTemporaryPath.finalize = hang_before_the_commit
-from seqjax.errors import run_command
-from seqjax.main import main
+from seqjax.utils import run_command
+from seqjax.commands.train import main
 run_command(main)
 """
 

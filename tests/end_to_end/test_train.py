@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, generate
+from seqjax.commands import evaluate as evaluate_command
+from seqjax.commands import generate
+from seqjax.data import open_corpus
 from seqjax.decoding import Sampling, tokens
-from seqjax.train import train
-from seqjax.training import metrics
+from seqjax.training import evaluate, metrics
 from seqjax.training import workdir as workdirs
+from seqjax.training.loop import train
 from tests import support
 from tests.end_to_end.greedy import greedy
 
@@ -77,7 +79,7 @@ def test_the_report_names_every_domain_and_the_commands(run):
 # ----------------------------------------------------------------------------------------- evaluate and generate
 def test_evaluate_repeats_the_last_evaluation(run, capsys):
     workdir = run[0]
-    evaluate.main([f"--workdir={workdir}"])
+    evaluate_command.main([f"--workdir={workdir}"])
     shown = capsys.readouterr().out
     written = json.loads((workdir / "evaluation.json").read_text())
     last = [r for r in metrics.read(workdir) if "eval/c4/loss" in r][-1]
@@ -92,10 +94,10 @@ def test_evaluation_is_the_mean_over_all_tokens(run):
     """Against the logits of each block; 10 blocks in batches of 8, so the second batch has padding rows."""
     workdir, config = run
     _, model, weights, _, mesh = evaluate.restore(workdir)
-    corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+    corpus = open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
     with jax.set_mesh(mesh):
+        losses = evaluate.Evaluation(model, corpus, config, mesh=mesh).losses(weights)
         domains = evaluate.load_domains(corpus, config, mesh=mesh)
-        losses = evaluate.evaluate(jax.jit(evaluate.make_eval_step(model)), weights, domains, mesh=mesh)
         assert [w.sum() for w in domains["arxiv"].weights] == [8, 2]
         rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
         p = jax.nn.log_softmax(jax.jit(model.logits)(jax.device_get(weights), rows[:, :-1]))

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from kernels_pallas import cpu_compiler
-from seqjax import presets
-from seqjax.config import from_config_dict
-from seqjax.errors import UserError, run_command
-from seqjax.train import train
+from seqjax.config import from_config_dict, presets
+from seqjax.training.loop import train
+from seqjax.utils import UserError, run_command
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

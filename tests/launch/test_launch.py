@@ -42,8 +42,8 @@ def test_local_starts_one_process_on_the_gpus_that_are_asked_for():
     assert command[2] == "CUDA_VISIBLE_DEVICES=3,5"
 
 
-def test_windows_trains_looks_at_and_compares_every_config():
-    lines = launch("windows.sh", "--dry_run", "--out=a b", "--configs=mamba2,rwkv7", "--config.train.steps=3").stdout
+def test_the_suite_trains_looks_at_and_compares_every_config():
+    lines = launch("suite.sh", "--dry_run", "--out=a b", "--configs=mamba2,rwkv7", "--config.train.steps=3").stdout
     first, needle, tasks, second, *_, recall, page = [shlex.split(line)[4:] for line in lines.splitlines()]
     assert first == ["--config=mamba2:demo", "--workdir=a b/mamba2", "--config.train.steps=3"]
     assert needle == ["--workdir=a b/mamba2", "--lengths=1024", "--samples=100", "--batch_size=32"]
@@ -68,9 +68,9 @@ case "$*" in *config=bad*) echo it is bad; exit 3 ;; *config=long*) sleep 60; ec
     return {"PATH": f"{python.parent}:{os.environ['PATH']}"}
 
 
-def test_windows_gives_jobs_at_a_time_a_gpu_each_or_a_share(tmp_path, pretended):
+def test_the_suite_gives_jobs_at_a_time_a_gpu_each_or_a_share(tmp_path, pretended):
     result = launch(
-        "windows.sh", f"--out={tmp_path}/o", "--configs=a,b,c", "--jobs=3", CUDA_VISIBLE_DEVICES="4,7", **pretended
+        "suite.sh", f"--out={tmp_path}/o", "--configs=a,b,c", "--jobs=3", CUDA_VISIBLE_DEVICES="4,7", **pretended
     )
     assert result.returncode == 0, result.stderr
     said = (tmp_path / "said").read_text().splitlines()
@@ -79,13 +79,13 @@ def test_windows_gives_jobs_at_a_time_a_gpu_each_or_a_share(tmp_path, pretended)
         "seqjax.main config=b:demo gpu 7 .45",
         "seqjax.main config=c:demo gpu 4 .45",
     ]
-    assert sum("harness.niah" in line for line in said) == 3 and len(said) == 11
-    assert said[-2].startswith("seqjax.harness.recall size=demo gpu 4,7")
+    assert sum("evals.niah" in line for line in said) == 3 and len(said) == 11
+    assert said[-2].startswith("seqjax.evals.recall size=demo gpu 4,7")
     assert "+ python -m seqjax.main --config=b:demo" in (tmp_path / "o" / "b.log").read_text()
 
 
-def test_windows_says_which_config_failed_and_ends_the_others_first(tmp_path, pretended):
-    result = launch("windows.sh", f"--out={tmp_path}/o", "--configs=a,bad", "--jobs=2", **pretended)
+def test_the_suite_says_which_config_failed_and_ends_the_others_first(tmp_path, pretended):
+    result = launch("suite.sh", f"--out={tmp_path}/o", "--configs=a,bad", "--jobs=2", **pretended)
     assert result.returncode == 1
     assert "it is bad" in result.stderr and "failed: bad;" in result.stderr
     said = (tmp_path / "said").read_text()
@@ -101,8 +101,8 @@ def heeded() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeded")
-def test_a_stopped_windows_stops_what_it_started(tmp_path, pretended):
-    command = ["bash", str(LAUNCH / "windows.sh"), f"--out={tmp_path}/o", "--configs=long,long2", "--jobs=2"]
+def test_a_stopped_suite_stops_what_it_started(tmp_path, pretended):
+    command = ["bash", str(LAUNCH / "suite.sh"), f"--out={tmp_path}/o", "--configs=long,long2", "--jobs=2"]
     said = tmp_path / "said"
     with subprocess.Popen(command, env=os.environ | pretended, stdout=subprocess.DEVNULL) as process:
         start = time.monotonic()
@@ -164,9 +164,9 @@ def test_gke_asks_xpk_for_tpus_or_gpus(device, kind):
         ("local.sh", (), "say what to train"),
         ("local.sh", ("--gpus=two", *RUN), "--gpus=two is not a number"),
         ("slurm.sbatch", RUN[1:], "--config= is missing"),
-        ("windows.sh", ("--configs=mamba2",), "say where results go"),
-        ("windows.sh", ("--out=a", "--steps=3"), "--steps=3 is not an option"),
-        ("windows.sh", ("--out=a", "--jobs=0"), "--jobs=0 is not a number of processes"),
+        ("suite.sh", ("--configs=mamba2",), "say where results go"),
+        ("suite.sh", ("--out=a", "--steps=3"), "--steps=3 is not an option"),
+        ("suite.sh", ("--out=a", "--jobs=0"), "--jobs=0 is not a number of processes"),
         ("slurm_study.sbatch", (), "say which study"),
         ("slurm_study.sbatch", ("--study=my.py",), "submit an array"),
         ("tpu_vm.sh", ("--name=n", "--", *RUN), "--zone= is missing"),

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate, mixers
+from seqjax import mixers
+from seqjax.commands import evaluate as evaluate_command
 from seqjax.config import from_config_dict
-from seqjax.errors import UserError
+from seqjax.data import open_corpus
 from seqjax.models import Model
 from seqjax.models.entropy import mean_entropy, require_entropy
 from seqjax.ops.attention import attention_entropy
-from seqjax.train import train
-from seqjax.training import metrics
+from seqjax.training import evaluate, metrics
+from seqjax.training.loop import train
+from seqjax.utils import UserError
 from tests import support
 from tests.models import oracle
 
@@ -118,7 +120,7 @@ def test_the_entropy_of_a_run_is_the_mean_over_its_blocks(run):
     """Ten blocks on eight devices, the second batch padded, against one device and no padding."""
     last = metrics.read(run)[-1]
     config, model, weights, _, _ = evaluate.restore(run)
-    corpus = evaluate.open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
+    corpus = open_corpus(config.data, seq_len=support.SEQ_LEN, vocab_size=config.model.vocab_size)
     rows = jnp.asarray(corpus.eval_blocks("arxiv", count=10).tokens.astype(np.int32))
     nats_LB, relative_LB = measure(model, jax.device_get(weights), rows[:, :-1])
     assert nats_LB.shape == (2, 10)
@@ -128,13 +130,13 @@ def test_the_entropy_of_a_run_is_the_mean_over_its_blocks(run):
 
 def test_the_command_repeats_it_and_is_silent_without_the_flag(run, capsys):
     last = metrics.read(run)[-1]
-    evaluate.main([f"--workdir={run}", "--entropy"])
+    evaluate_command.main([f"--workdir={run}", "--entropy"])
     shown = capsys.readouterr().out
     written = json.loads((run / "evaluation.json").read_text())
     for field in ("loss", "entropy", "entropy_relative"):
         assert written[field]["github"] == pytest.approx(last[f"eval/github/{field}"], rel=1e-6)
     assert f"entropy {written['entropy']['github']:.4f}, " in shown
-    evaluate.main([f"--workdir={run}"])
+    evaluate_command.main([f"--workdir={run}"])
     assert "of ln(i + 1)" not in capsys.readouterr().out
     assert set(json.loads((run / "evaluation.json").read_text())) == {"step", "loss", "bits_per_byte", "mean"}
 

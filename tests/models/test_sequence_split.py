@@ -11,23 +11,26 @@ import numpy as np
 import pytest
 
 from kernels_pallas import batching
-from seqjax import sequence_sharding
+from seqjax import sharding
 from seqjax.config import from_config_dict
-from seqjax.errors import UserError
 from seqjax.models import Model
 from seqjax.nn import params as params_lib
-from seqjax.sequence_sharding import (
+from seqjax.sharding import (
+    batch_sharding,
     heads_to_time,
     layer_gradients_first,
+    make_mesh,
+    replicated,
     require_equal_pieces,
     rows_to_time,
+    shardings,
     time_to_heads,
     time_to_rows,
 )
-from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.testing import loss_and_grads
-from seqjax.training.optim import optimizer as make_optimizer
+from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.training.step import init_state, make_entropy_step, make_train_step, state_shardings
+from seqjax.utils import UserError
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
 from tests.models.test_model import ZERO
@@ -265,8 +268,8 @@ def test_what_the_devices_cannot_share_is_refused():
 
 def test_the_devices_of_a_sequence_are_of_one_process():
     for n_sharing, fits in ((2, True), (4, False)):
-        assert sequence_sharding._within_processes(np.array([0, 0, 1, 1]), n_sharing) == fits
-    assert not sequence_sharding._within_processes(np.array([0, 1, 0, 1]), 2)
+        assert sharding._within_processes(np.array([0, 0, 1, 1]), n_sharing) == fits
+    assert not sharding._within_processes(np.array([0, 1, 0, 1]), 2)
 
 
 def test_a_prompt_that_the_devices_do_not_divide_stays_whole():

@@ -9,8 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seqjax.ops.lookup import lookup
-from seqjax.sequence_sharding import copies
-from seqjax.sharding import make_mesh
+from seqjax.sharding import copies, make_mesh
 from tests.kernels.test_scans_on_meshes import collectives
 
 B, T, D, O = 8, 6, 5, 12

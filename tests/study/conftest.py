@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from seqjax.study import cost, figures, forest, rates, sweep
+from seqjax.study import end_points, figures, forest
 
-MODULES = (figures, forest, cost, rates, sweep)
+MODULES = (figures, forest, end_points)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from seqjax.training import block_losses
+from seqjax.training import eval_losses
 
 DOMAINS = ("arxiv", "github")
 SHARES = (0.7, 0.3)
@@ -56,10 +56,10 @@ def write_run(
         row["eval_mean/out_of_domain/natural"] = float(np.dot(outside, SHARES))
         lines += [{"step": step, "train/loss": 9.0, "seconds": 1.0, "tokens_per_s": 5.0, "tokens": 100 * step}, row]
         if blocks:
-            (directory / block_losses.DIRECTORY).mkdir(exist_ok=True)
-            block_losses.write(directory, step, losses)
+            (directory / eval_losses.DIRECTORY).mkdir(exist_ok=True)
+            eval_losses.write(directory, step, losses)
     if blocks:
-        np.savez(directory / block_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
+        np.savez(directory / eval_losses.DIRECTORY / "blocks.npz", allow_pickle=False, **described)
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     (directory / "config.json").write_text(json.dumps({"data": {"tokenizer": tokenizer}}))
     (directory / "run.json").write_text(json.dumps({"manifest": manifest, "versions": {"jax": "0"}, "device": "cpu"}))

@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import comparison, records
 from seqjax.study.studies import load_study
-from seqjax.training import block_losses
+from seqjax.training import eval_losses
+from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import DOMAINS, SHARES, write_run, write_study
 
@@ -62,9 +62,9 @@ def test_documents_in_domain_count_as_well(tmp_path):
         for label, noise in (("slow", 0), ("x", 1)):
             name = f"{label}{slope:g}"
             run = write_run(tmp_path / name, [4.0, 3.0, 2.0], slope=slope, noise=noise)
-            quiet = block_losses.read(write_run(tmp_path / f"quiet-{name}", [4.0, 3.0, 2.0], slope=slope))[1]
-            for step, losses in block_losses.read(run)[1].items():
-                block_losses.write(run, step, losses | {domain: quiet[step][domain] for domain in DOMAINS})
+            quiet = eval_losses.read(write_run(tmp_path / f"quiet-{name}", [4.0, 3.0, 2.0], slope=slope))[1]
+            for step, losses in eval_losses.read(run)[1].items():
+                eval_losses.write(run, step, losses | {domain: quiet[step][domain] for domain in DOMAINS})
             runs |= {name: {"workdir": str(run)}}
     found = compared(tmp_path, runs, references=("slow1", "slow2"))
     widths = []
@@ -206,7 +206,7 @@ def test_a_domain_without_losses_is_named(tmp_path):
 
 def test_runs_evaluated_on_other_blocks_are_refused_by_name(tmp_path):
     runs = entry(tmp_path, "slow", [4.0, 2.0]) | entry(tmp_path, "x", [4.0, 2.0])
-    described = tmp_path / "x" / block_losses.DIRECTORY / "blocks.npz"
+    described = tmp_path / "x" / eval_losses.DIRECTORY / "blocks.npz"
     with np.load(described) as arrays:
         changed = {key: value + key.endswith("index") for key, value in arrays.items()}
     np.savez(described, allow_pickle=False, **changed)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import comparison, equal_loss, equal_loss_tables, records, runner, statistics
 from seqjax.study.equal_loss import Measured, Row
 from seqjax.study.studies import load_study
 from seqjax.study.verdict import verdict
+from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import DOMAINS, write_run, write_study, write_trunk
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from seqjax import dry_run
 from seqjax.models import Model, flops
 from seqjax.study import __main__ as study
 from seqjax.study import estimate
 from seqjax.study.studies import load_study
+from seqjax.training import dry_run
 from tests import support
 from tests.study.synthetic import write_run, write_study
 

@@ -13,15 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqjax import presets
-from seqjax.config import from_config_dict
+from seqjax.config import from_config_dict, presets
 from seqjax.data import open_corpus, regimes
 from seqjax.data.builtin import corpus as builtin
 from seqjax.data.prepare import __main__ as prepare
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
-from seqjax.study import comparison, figures, forest, records, sweep
+from seqjax.study import comparison, end_points, figures, forest, records
 from seqjax.study.studies import Study, load_study
+from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 
@@ -272,7 +271,9 @@ def test_a_figure_from_nothing_to_its_pictures(tmp_path):
     data = {"points.csv", "blocks.npz", "classes.npz", "metrics.npz", "runs.json"}
     assert files == {"gaps.md", *data, *pictures}
     found = records.read(tmp_path / "out")
-    entropy = {model: sweep.entropy_of(comparison.common_runs(found, model)) for model in sweep.values_of(found)}
+    entropy = {
+        model: end_points.entropy_of(comparison.common_runs(found, model)) for model in end_points.values_of(found)
+    }
     assert set(entropy) == {"temperature 4", "temperature 0.25"}
     for domain in ("prose", "doctest", "math_docs", "python", "c_code"):
         assert 0 < entropy["temperature 0.25"][domain] < entropy["temperature 4"][domain]

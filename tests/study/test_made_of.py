@@ -5,11 +5,11 @@ import pytest
 
 from seqjax.config import DataConfig
 from seqjax.data import EvalBlocks, open_corpus
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import made_of, records, statistics
-from seqjax.training import token_classes
-from seqjax.training.token_classes import NAMES, ClassSums, DomainSums
+from seqjax.training import eval_losses
+from seqjax.training.eval_losses import NAMES, ClassSums, DomainSums
+from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import DOCUMENTS, DOMAINS, write_run, write_study
 
@@ -32,9 +32,9 @@ def sums_of(seed: int, *, extra: float = 0.0) -> ClassSums:
     domains = {}
     for domain, documents in DOCUMENTS.items():
         blocks = EvalBlocks(TOKENS[domain], np.arange(len(documents)), documents, np.zeros(len(documents), np.int64))
-        as_before = token_classes.classify(TOKENS[domain], RATES)["repeat"] == 2
+        as_before = eval_losses.classify(TOKENS[domain], RATES)["repeat"] == 2
         losses = token_losses(domain, seed) + extra * as_before * (domain in DOMAINS)
-        domains[domain] = token_classes.sums(losses, blocks, RATES)
+        domains[domain] = eval_losses.sums(losses, blocks, RATES)
     return ClassSums(3, NAMES, domains)
 
 
@@ -43,7 +43,7 @@ def test_the_parts_of_every_family_add_up_to_the_gap():
     for domain in DOCUMENTS:
         gap = made_of.total(both, domain)
         of_seeds = [token_losses(domain, a).mean() - token_losses(domain, b).mean() for a, b in ((1, 2), (3, 4))]
-        as_before = (token_classes.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
+        as_before = (eval_losses.classify(TOKENS[domain], None)["repeat"] == 2).mean() * (domain in DOMAINS)
         assert gap.contribution.gap == pytest.approx(np.mean(of_seeds) + 0.5 * as_before, abs=1e-6)
         assert (gap.share, gap.gap) == (1, pytest.approx(gap.contribution.gap))
         for family in NAMES:
@@ -69,7 +69,7 @@ def test_the_part_of_a_class_is_found_where_it_was_put():
 def test_the_interval_is_that_of_the_gaps_of_blocks(seeds):
     both = [(sums_of(a), sums_of(b)) for a, b in seeds]
     losses = np.stack([token_losses("arxiv", a).astype(float) - token_losses("arxiv", b) for a, b in seeds])
-    in_class = token_classes.classify(TOKENS["arxiv"], RATES)["repeat"]
+    in_class = eval_losses.classify(TOKENS["arxiv"], RATES)["repeat"]
     for part in [made_of.total(both, "arxiv"), *made_of.parts(both, "arxiv", "repeat")]:
         mask = in_class == NAMES["repeat"].index(part.name) if part.name != "all" else np.ones_like(in_class)
         gaps = (losses * mask).mean(-1)  # per token of a block, of the class or not
@@ -121,7 +121,7 @@ def write_classes(workdir, corpus, seed):
     blocks = {d: corpus.eval_blocks(d, count=9) for d in ("commoncrawl", "c4", *DOMAINS)}
     rng = np.random.default_rng(seed)
     losses = {d: rng.random((len(of.tokens), T)).astype(np.float32) for d, of in blocks.items()}
-    token_classes.write(workdir, 2, losses, blocks, corpus)
+    eval_losses.write_classes(workdir, 2, losses, blocks, corpus)
     return losses
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
-from seqjax.study import cost, records
+from seqjax.study import end_points, records
+from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 
@@ -81,7 +81,7 @@ def test_cost_stands_beside_the_gap(finished):
     assert "| tokens/s at T = 99 | memory | state | GFLOPs/token | gap to slow |" in header
     assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.00 | +0.2")
     assert slow == "| slow | 5 | 7 | - | - | - | - |"
-    assert cost.run_speeds(found) == {"slow": 5.0, "fast": 5.0}
+    assert end_points.run_speeds(found) == {"slow": 5.0, "fast": 5.0}
     assert (finished / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.study import protocol
 from seqjax.study.protocol import Record, read_points, weights_at, weights_over
+from seqjax.utils import UserError
 from tests.study.synthetic import DOMAINS, SHARES, write_run
 
 AGAINST = ("commoncrawl", "c4")

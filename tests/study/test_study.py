@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import runner
 from seqjax.study.studies import load_study
-from seqjax.train import train
-from seqjax.training import block_losses, metrics
+from seqjax.training import eval_losses, metrics
+from seqjax.training.loop import train
+from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 
@@ -169,7 +169,7 @@ def test_losses_of_blocks_are_kept_and_cut_at_a_resume(trained_study, tmp_path):
     config = runs[0].config
     assert config is not None
     train(config, runs[0].workdir)
-    blocks, losses = block_losses.read(runs[0].workdir)
+    blocks, losses = eval_losses.read(runs[0].workdir)
     assert sorted(losses) == [2, 4]
     row = metrics.read(runs[0].workdir)[-1]
     for domain, of_domain in losses[4].items():
@@ -181,8 +181,8 @@ def test_losses_of_blocks_are_kept_and_cut_at_a_resume(trained_study, tmp_path):
     outside = [row[f"eval/{domain}/loss"] for domain in ("arxiv", "github", "stackexchange")]
     assert row["eval_mean/out_of_domain/equal"] == pytest.approx(sum(outside) / 3)
     assert min(outside) < row["eval_mean/out_of_domain/natural"] < max(outside)
-    block_losses.start(runs[0].workdir, {}, step=2)
-    assert sorted(block_losses.read(runs[0].workdir)[1]) == [2]
+    eval_losses.start(runs[0].workdir, {}, step=2)
+    assert sorted(eval_losses.read(runs[0].workdir)[1]) == [2]
 
 
 def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path):

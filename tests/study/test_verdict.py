@@ -2,10 +2,10 @@
 
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.study import __main__ as study
 from seqjax.study import records, tables
 from seqjax.study.verdict import verdict
+from seqjax.utils import UserError
 from tests.study.synthetic import write_run, write_study
 
 pytestmark = pytest.mark.usefixtures("undrawn_pictures")

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from seqjax import presets
-from seqjax.config import TrainConfig, from_config_dict
-from seqjax.errors import UserError
+from seqjax.config import TrainConfig, from_config_dict, presets
 from seqjax.sharding import AXES
-from seqjax.training.batches import batch_shards, division, eval_batch_size, micro_batches
+from seqjax.training.step import batch_shards, division, eval_batch_size, micro_batches
+from seqjax.utils import UserError
 
 
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:

@@ -13,10 +13,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from seqjax.data.pipeline import StreamIterator
-from seqjax.errors import UserError
 from seqjax.training import checkpoint
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.step import TrainState
+from seqjax.utils import UserError
 from tests import support
 
 

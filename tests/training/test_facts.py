@@ -4,7 +4,7 @@ import json
 
 import jax
 
-from seqjax.training.facts import run_facts
+from seqjax.training.workdir import run_facts
 
 
 def test_run_facts_identify_the_run():

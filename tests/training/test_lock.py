@@ -16,10 +16,11 @@ import jax
 import pytest
 
 from seqjax import store
-from seqjax import train as train_module
-from seqjax.errors import UserError
 from seqjax.training import lock
+from seqjax.training import loop as train_module
+from seqjax.training import workdir as workdir_module
 from seqjax.training.lock import locked
+from seqjax.utils import UserError
 from tests import support
 
 HOLD = """
@@ -129,7 +130,7 @@ def test_training_waits_if_a_scheduler_may_have_started_it_again(blocks_dir, mon
         asked.append(wait)
         raise UserError("in use")
 
-    monkeypatch.setattr(train_module, "locked", refuse)
+    monkeypatch.setattr(workdir_module, "locked", refuse)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     if restarts is not None:

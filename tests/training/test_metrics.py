@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from seqjax.errors import UserError
 from seqjax.training.metrics import Metrics, read
+from seqjax.utils import UserError
 
 
 def write(workdir, steps, **options):

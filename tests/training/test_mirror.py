@@ -5,8 +5,8 @@ import json
 import pytest
 
 from seqjax import store
-from seqjax.training import metrics, mirror
-from seqjax.training.mirror import Mirror, readable
+from seqjax.training import metrics, workdir
+from seqjax.training.workdir import Mirror, readable
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def machine(monkeypatch, tmp_path):
 
     def go(name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        mirror._read.clear()
+        workdir._read.clear()
 
     return go
 

@@ -9,9 +9,8 @@ import optax
 import pytest
 
 from seqjax.config import OptimConfig
-from seqjax.training.optim import optimizer
-from seqjax.training.segments import Segment, rates
-from seqjax.training.step import init_state, make_eval_step, make_train_step
+from seqjax.training.schedule import Segment, optimizer, rates
+from seqjax.training.step import init_state, make_train_step
 from tests import support
 
 
@@ -110,7 +109,7 @@ def test_micro_batches_give_the_gradient_of_the_batch():
 def test_evaluation_gives_the_loss_of_every_row():
     model = support.tiny_model("transformer_pp", train__seq_len=9)
     weights, tokens = support.random_params(model), support.random_tokens((4, 10))
-    nats_B = jax.jit(make_eval_step(model))(weights, tokens)
+    nats_B = jax.jit(model.sequence_losses)(weights, tokens)
     log_p_BTO = jax.nn.log_softmax(model.logits(weights, tokens[:, :-1]))
     want_B = -jnp.take_along_axis(log_p_BTO, tokens[:, 1:, None], axis=-1).sum((1, 2))
     np.testing.assert_allclose(nats_B, want_B, rtol=1e-5)

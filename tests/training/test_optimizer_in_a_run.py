@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax import evaluate
 from seqjax.config import Config, from_config_dict
 from seqjax.data import open_corpus
 from seqjax.nn.params import names
-from seqjax.train import train
-from seqjax.training import metrics
+from seqjax.training import evaluate, metrics
+from seqjax.training.loop import train
 from tests import support
 
 pytestmark = pytest.mark.slow  # a quick look at the same: tests/end_to_end/test_settings.py

@@ -11,14 +11,14 @@ import pytest
 from jax.sharding import NamedSharding
 
 from seqjax import mixers, testing
-from seqjax.errors import UserError
 from seqjax.mixers import _registry, base
 from seqjax.models import Model, flops
 from seqjax.models.entropy import require_entropy
 from seqjax.nn import param
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
-from seqjax.training.optim import optimizer as make_optimizer
-from seqjax.training.step import init_state, make_entropy_step, make_eval_step, make_train_step, state_shardings
+from seqjax.training.schedule import optimizer as make_optimizer
+from seqjax.training.step import init_state, make_entropy_step, make_train_step, state_shardings
+from seqjax.utils import UserError
 from tests import support
 from tests.kernels.test_scans_on_meshes import collectives
 
@@ -105,7 +105,7 @@ def test_evaluation_moves_no_whole_array(mixer, variant, capfd) -> None:
     tokens, weights = jax.ShapeDtypeStruct((8, 24), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.float32)
     with jax.set_mesh(mesh):
         options = {"in_shardings": (params, batch_sharding(mesh)), "out_shardings": replicated(mesh)}
-        _, said = compile_and_listen(make_eval_step(model), (model.shapes, tokens), capfd, **options)
+        _, said = compile_and_listen(model.sequence_losses, (model.shapes, tokens), capfd, **options)
         assert WARNING not in said, said
         if is_without_entropy(model):
             return

@@ -4,13 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from seqjax import presets
-from seqjax.config import from_config_dict
+from seqjax.config import from_config_dict, presets
 from seqjax.models import Model
 from seqjax.sharding import batch_sharding, make_mesh, shardings
-from seqjax.training import optim
-from seqjax.training.placement import bytes_per_device, parameter_table
-from seqjax.training.step import init_state, state_shardings
+from seqjax.training import schedule
+from seqjax.training.step import bytes_per_device, init_state, parameter_table, state_shardings
 from tests import support
 
 MESHES = [
@@ -36,7 +34,7 @@ def test_bytes_are_those_that_devices_hold(sizes):
     mesh = mesh_of(**sizes)
     config = support.tiny("transformer_pp", model__mlp__dim=50)  # which four devices do not divide
     model = Model(config.model, max_len=config.train.seq_len)
-    optimizer = optim.optimizer(config.optim)
+    optimizer = schedule.optimizer(config.optim)
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
     by_leaf = state_shardings(mesh, model, optimizer, shapes)
     state = jax.tree.map(lambda x, s: jax.device_put(np.zeros(x.shape, x.dtype), s), shapes, by_leaf)

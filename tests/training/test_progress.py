@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from seqjax.terminal import duration
-from seqjax.training.progress import Progress
+from seqjax.training.metrics import Progress
+from seqjax.utils import duration
 
 
 class Stream(io.TextIOWrapper):

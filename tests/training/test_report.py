@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seqjax import presets
-from seqjax.config import from_config_dict
+from seqjax.config import from_config_dict, presets
 from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.training import report

@@ -7,7 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from seqjax.training.signals import StopRequest
+from seqjax.training.processes import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

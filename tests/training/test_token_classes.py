@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as st_numpy
 
 from seqjax.config import DataConfig
 from seqjax.data import EvalBlocks, open_corpus
-from seqjax.data.test_sets import TestedCorpus
-from seqjax.train import train
-from seqjax.training import block_losses, segments, token_classes
+from seqjax.data.corpora import TestedCorpus
+from seqjax.training import eval_losses, schedule
+from seqjax.training.loop import train
 from tests import support
 
 FAMILIES = ("repeat", "distance", "frequency", "position")
@@ -42,11 +42,11 @@ def by_hand(tokens: np.ndarray, rates: np.ndarray, t: int) -> dict[str, str]:
 
 
 def assert_classes_are_those_by_hand(rows: np.ndarray, rates: np.ndarray):
-    found = token_classes.classify(rows, rates)
+    found = eval_losses.classify(rows, rates)
     assert tuple(found) == FAMILIES
     for n, tokens in enumerate(rows):
         for t in range(1, len(tokens)):
-            got = {family: token_classes.NAMES[family][classes[n, t - 1]] for family, classes in found.items()}
+            got = {family: eval_losses.NAMES[family][classes[n, t - 1]] for family, classes in found.items()}
             assert got == by_hand(tokens, rates, t)
 
 
@@ -70,13 +70,13 @@ def test_classes_of_long_blocks():
     for at, distance in repeats.items():
         tokens[at - 2 : at + 1] = tokens[at - 2 - distance : at + 1 - distance]
     assert_classes_are_those_by_hand(tokens[None], np.full(1500, 2.0))
-    found = token_classes.classify(tokens[None], np.full(1500, 2.0))
+    found = eval_losses.classify(tokens[None], np.full(1500, 2.0))
     counts = np.bincount(found["distance"][0], minlength=6)
     np.testing.assert_array_equal(counts[1:], [1, 2, 2, 2, 1])
 
 
 def test_without_rates_there_is_no_class_of_frequency():
-    found = token_classes.classify(np.zeros((1, 9), np.uint16), None)
+    found = eval_losses.classify(np.zeros((1, 9), np.uint16), None)
     assert "frequency" not in found and len(found) == 3
 
 
@@ -86,7 +86,7 @@ def test_sums_are_those_of_the_blocks_of_each_document():
     documents = np.array([30, 4, 4, 9, 30, 30, 9])
     losses = rng.random((7, 40)).astype(np.float32)
     blocks = EvalBlocks(tokens, np.arange(7), documents, np.full(7, 40))
-    found = token_classes.sums(losses, blocks, np.array([0.5, 5.0, 50.0, 5e5]))
+    found = eval_losses.sums(losses, blocks, np.array([0.5, 5.0, 50.0, 5e5]))
     np.testing.assert_array_equal(found.documents, [4, 9, 30])
     np.testing.assert_array_equal(found.blocks, [2, 2, 3])
     want = [losses[documents == d].astype(np.float64).sum() for d in (4, 9, 30)]
@@ -143,10 +143,10 @@ def run(blocks_dir, tmp_path_factory):
 
 
 def test_the_sums_of_a_run_are_the_losses_of_its_last_evaluation(run):
-    found = token_classes.read(run)
+    found = eval_losses.read_classes(run)
     assert found is not None
     assert (found.step, tuple(found.names)) == (8, FAMILIES)
-    described, losses = block_losses.read(run)
+    described, losses = eval_losses.read(run)
     assert list(found.domains) == ["commoncrawl", "c4", "arxiv", "github", "stackexchange"]
     for domain, sums in found.domains.items():
         of_block, owners = losses[8][domain].astype(np.float64), described[f"{domain}/documents"]
@@ -163,11 +163,11 @@ def test_the_sums_of_a_run_are_the_losses_of_its_last_evaluation(run):
 
 def test_of_several_ends_the_last_counts(run, tmp_path):
     for step in (9, 10):
-        directory = tmp_path / segments.DIRECTORY / str(step) / block_losses.DIRECTORY
+        directory = tmp_path / schedule.ENDS / str(step) / eval_losses.DIRECTORY
         directory.mkdir(parents=True)
-        with np.load(run / block_losses.DIRECTORY / token_classes.FILE) as file:
-            np.savez(directory / token_classes.FILE, allow_pickle=False, **dict(file) | {"step": np.array(step)})
-    found = token_classes.read(tmp_path)
+        with np.load(run / eval_losses.DIRECTORY / eval_losses.CLASSES) as file:
+            np.savez(directory / eval_losses.CLASSES, allow_pickle=False, **dict(file) | {"step": np.array(step)})
+    found = eval_losses.read_classes(tmp_path)
     assert found is not None
     assert found.step == 10
 
@@ -177,4 +177,4 @@ def test_a_run_without_classes(blocks_dir, tmp_path):
         blocks_dir, "transformer_pp", train__steps=2, eval__classes=False, checkpoint__every=0, optim__warmup_steps=1
     )
     assert train(config, tmp_path / "run") is True
-    assert token_classes.read(tmp_path / "run") is None
+    assert eval_losses.read_classes(tmp_path / "run") is None

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from seqjax import errors
+from seqjax import utils
 from seqjax.config import from_config_dict, to_dict
-from seqjax.errors import UserError, nearest, run_command
 from seqjax.training import workdir as workdirs
+from seqjax.utils import UserError, nearest, run_command
 from tests import support
 
 
@@ -135,7 +135,7 @@ def test_a_full_disk_is_no_bug_of_ours(capsys):
 
 def test_an_interrupt_has_the_status_of_the_shell(capsys, monkeypatch):
     """The process ends at once, which is not for the tests."""
-    monkeypatch.setattr(errors, "leave", sys.exit)
+    monkeypatch.setattr(utils, "leave", sys.exit)
     with pytest.raises(SystemExit) as caught:
         run_command(command_that_raises(KeyboardInterrupt()), [])
     assert caught.value.code == 130

@@ -27,8 +27,7 @@ from seqjax.data import blocks, document_index, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype
-from seqjax.errors import UserError
-from seqjax.files import cache_directory, write_json
+from seqjax.utils import UserError, cache_directory, write_json
 
 VERSION = 1  # increment when the text or its order changes
 HELD_OUT = 0.05

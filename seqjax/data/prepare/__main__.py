@@ -14,14 +14,13 @@ A preparation that was stopped goes on when the same command is run again. docs/
 
 import sys
 
-from seqjax.arguments import Parser, command_parser, words
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
 from seqjax.data.prepare.manifest import summary
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
-from seqjax.errors import UserError, nearest, run_command
+from seqjax.utils import Parser, UserError, command_parser, nearest, run_command, words
 
 
 def parser() -> Parser:

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from seqjax.data.prepare import cluster, progress
-from seqjax.data.prepare.worker import Needs
-from seqjax.errors import UserError
+from seqjax.data.prepare.cluster import Needs
+from seqjax.utils import UserError
 
 LOCAL = "local"
 DASK = "dask:"  # and the address of the scheduler

@@ -8,9 +8,8 @@ import numpy as np
 
 from seqjax.data import blocks, shards
 from seqjax.data.layout import SPLITS, ordered
-from seqjax.data.prepare.pack import Planned
+from seqjax.data.prepare.pack import Planned, Portion
 from seqjax.data.prepare.reports import read_report, skipped_lines
-from seqjax.data.prepare.split import Portion
 from seqjax.data.prepare.tokenize import HISTOGRAM
 
 

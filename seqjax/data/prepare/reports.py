@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.data.layout import Layout
-from seqjax.errors import UserError, nearest
-from seqjax.files import measure
+from seqjax.utils import UserError, measure, nearest
 
 SHOWN = 6  # things of a kind in a message
 

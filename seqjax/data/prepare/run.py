@@ -25,20 +25,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seqjax import urls
+from seqjax import store
 from seqjax.data import blocks, document_index, hold_out, shards, slimpajama, stored_tokenizer
 from seqjax.data.layout import SLIMPAJAMA, Layout, clean
 from seqjax.data.prepare import executors, progress
+from seqjax.data.prepare.cluster import Needs
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
-from seqjax.data.prepare.pack import FileJob, is_written, plan_files, write_file
+from seqjax.data.prepare.pack import FileJob, is_written, plan_files, portions, write_file
 from seqjax.data.prepare.reports import read_report, require_documents
-from seqjax.data.prepare.split import portions
 from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
-from seqjax.data.prepare.worker import Needs
 from seqjax.data.tokenizer import id_dtype, load_tokenizer
-from seqjax.errors import UserError, nearest
-from seqjax.files import write_json
-from seqjax.terminal import StatusLine
+from seqjax.utils import StatusLine, UserError, nearest, write_json
 
 Job = TypeVar("Job")
 
@@ -87,7 +84,7 @@ def prepare(
         UserError: An argument is invalid, nothing was read, a domain that is asked for is not there, `out` holds
             something else, a line is bad (if strict), the disk is full, or the cluster cannot do it.
     """
-    urls.require_local(out, "--out")
+    store.require_local(out, "--out")
     if seq_len < 1:
         raise UserError(f"--seq_len must be at least 1, not {seq_len}.")
     for name, value in (("workers", workers), ("min_tokens", min_tokens), ("max_tokens", max_tokens)):
@@ -96,7 +93,7 @@ def prepare(
     executors.require(executor, workers=workers)
     vocabulary = load_tokenizer(tokenizer, tokenizer_path)
     dtype = id_dtype(vocabulary.vocab_size)
-    found = shards.find_shards(urls.url_of(source) or str(source), layout=layout)
+    found = shards.find_shards(store.url_of(source) or str(source), layout=layout)
     for kind in {type(shard) for shard in found}:
         kind.require()
     if layout.is_slimpajama:  # The user names no domain, but a dataset may.

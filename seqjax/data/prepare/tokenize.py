@@ -16,8 +16,7 @@ from seqjax.data.layout import SLIMPAJAMA, Layout, ordered
 from seqjax.data.prepare.progress import count
 from seqjax.data.prepare.reports import cannot_write, is_same, read_report
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
-from seqjax.errors import UserError
-from seqjax.files import measure, replacing, write_json
+from seqjax.utils import UserError, measure, replacing, write_json
 
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000

@@ -6,7 +6,7 @@ from typing import Any
 from seqjax import store
 from seqjax.data.layout import SET_NAME_FIELD, SLIMPAJAMA, Layout
 from seqjax.data.sources import Shard, TornShardError, ignore
-from seqjax.errors import MissingPackageError
+from seqjax.utils import MissingPackageError
 
 BATCH_ROWS = 256
 

@@ -22,11 +22,10 @@ from typing import Any
 
 from absl import logging
 
-from seqjax.arguments import command_parser, words
 from seqjax.data import hold_out, shards, slimpajama
 from seqjax.data.layout import SLIMPAJAMA, SPLITS, Layout, clean
 from seqjax.data.sources import Shard, ignore
-from seqjax.errors import MissingPackageError, UserError, first_line, nearest, run_command
+from seqjax.utils import MissingPackageError, UserError, command_parser, first_line, nearest, run_command, words
 
 OWN = "slim_pajama"
 FORMAT = "array_record"

@@ -1,0 +1,81 @@
+"""The loss per domain: `seqjax evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
+
+With --entropy it also reports the entropy of the attention weights: E_i = lse_i - sum_j p_ij s_ij in nats, and
+E_i / ln(i + 1), as means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seqjax import store
+from seqjax.data import open_corpus, open_test_sets
+from seqjax.models.entropy import require_entropy
+from seqjax.training import workdir as workdirs
+from seqjax.training.evaluate import Evaluation, restore
+from seqjax.utils import UserError, as_json, command_parser, words, write_json
+
+
+def main(argv: list[str]) -> None:
+    """Print the table and write `evaluation.json` to the workdir, or with --data `test_sets.json`."""
+    parser = command_parser("evaluate", description=__doc__)
+    workdirs.add_arguments(parser)
+    parser.add_argument("--tokens", default=0, type=int, help="at most, per domain; 0 = as in the run's config")
+    parser.add_argument(
+        "--data",
+        default=(),
+        type=words,
+        metavar="DIR[,DIR]",
+        help="directories of prepared blocks to evaluate on, in place of the run's own data and test sets",
+    )
+    parser.add_argument(
+        "--entropy", action="store_true", help="also measure the entropy of attention, on 1M tokens by default"
+    )
+    args = parser.parse_args(argv)
+    if args.tokens < 0:
+        raise UserError(f"--tokens must be at least 0, not {args.tokens}.")
+    config, model, params, step, mesh = restore(args.workdir, allow_code=args.allow_code)
+    sizes = {"seq_len": config.train.seq_len, "vocab_size": config.model.vocab_size}
+    if args.data:
+        for directory in args.data:
+            if not store.url_of(directory) and not Path(directory).is_dir():
+                raise UserError(f"--data: there is no directory {directory}; give one of prepared blocks.")
+        corpus = open_test_sets(config.data, args.data, **sizes)
+    else:
+        corpus = open_corpus(config.data, test_sets=config.eval.path, **sizes)
+    result: dict[str, Any] = {"step": step}
+    if args.entropy:
+        require_entropy(model)
+    with jax.set_mesh(mesh):
+        evaluation = Evaluation(model, corpus, config, mesh=mesh, tokens=args.tokens)
+        losses = evaluation.losses(params)
+        row = evaluation.row(losses)
+        for field in ("loss", "bits_per_byte"):
+            result[field] = {name: row.get(f"eval/{name}/{field}") for name in losses}
+        result["mean"] = {
+            key.removeprefix("eval_mean/"): value for key, value in row.items() if key.startswith("eval_mean/")
+        }
+        if args.entropy:
+            result |= evaluation.entropy(params)
+    sys.stdout.write(f"{args.workdir}, step {step}, nats per token\n")
+    for name, loss in result["loss"].items():
+        side = corpus.side(name)
+        spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
+        spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
+        sys.stdout.write(f"  {name:16s} {loss:8.4f}  {side:13s}{spread}".rstrip() + "\n")
+    for name, loss in result["mean"].items():
+        side, kind = name.split("/")
+        weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"
+        sys.stdout.write(f"  {'mean':16s} {loss:8.4f}  {side.replace('_', ' ')}, {weighed}\n")
+    name = "test_sets.json" if args.data else "evaluation.json"
+    try:
+        if url := store.url_of(args.workdir):
+            store.write(f"{url}/{name}", as_json(result))
+        else:
+            write_json(Path(args.workdir) / name, result)
+    except OSError as error:  # of a workdir that is only to be read
+        sys.stderr.write(f"{args.workdir}/{name} was not written ({error.strerror}).\n")
+    except store.StoreError as error:
+        sys.stderr.write(f"{args.workdir}/{name} was not written: {error}\n")

@@ -1,0 +1,112 @@
+"""Continues texts with the model of a run: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
+
+The text is printed as it comes, on standard output, and the speed on standard error. Every mixer decodes from a cache,
+which a prompt fills in pieces.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from seqjax.data.tokenizer import load_tokenizer
+from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
+from seqjax.training import workdir as workdirs
+from seqjax.training.evaluate import restore
+from seqjax.utils import UserError, command_parser
+
+
+def read_prompts(path: str | Path) -> list[str]:
+    """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of another one.
+
+    Empty lines are skipped. Raises `UserError`, with the line, for a file that does not hold prompts.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"--prompts={path}: no such file; give a text file with a prompt per line, or a .jsonl file.")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompts={path} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    numbered = [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise UserError(f"--prompts={path} holds no prompt: write one per line.")
+    if path.suffix != ".jsonl":
+        return [line for _, line in numbered]
+    prompts = []
+    for i, line in numbered:
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, TypeError, KeyError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise UserError(f'{path}, line {i}: write {{"prompt": "..."}}, or name a file of plain lines .txt.')
+        prompts.append(prompt)
+    return prompts
+
+
+def main(argv: list[str]) -> None:
+    """Print every prompt and its continuation."""
+    parser = command_parser("generate", description=__doc__)
+    workdirs.add_arguments(parser)
+    parser.add_argument("--prompt", help="text to continue; by default none: the start of a document")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='a prompt per line, or {"prompt": "..."} per line of a .jsonl file'
+    )
+    parser.add_argument("--max_new_tokens", default=200, type=int, help="at most; fewer where the document ends (200)")
+    parser.add_argument("--temperature", default=0.8, type=float, help="0 takes the most likely token (0.8)")
+    parser.add_argument("--top_k", default=0, type=int, help="sample from the k most likely tokens; 0 = all (0)")
+    parser.add_argument(
+        "--top_p",
+        default=1.0,
+        type=float,
+        help="sample from the fewest tokens that have this probability together; 1 = all (1)",
+    )
+    parser.add_argument("--seed", default=0, type=int, help="of the sampling, the same for every prompt (0)")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given several times",
+    )
+    parser.add_argument(
+        "--prefill_chunk",
+        default=PREFILL_CHUNK,
+        type=int,
+        help=f"tokens of a prompt that are fed at a time; 0 = all ({PREFILL_CHUNK})",
+    )
+    args = parser.parse_args(argv)
+    if not 0 <= args.seed < 1 << 32:
+        raise UserError(f"seed must be at least 0 and less than {1 << 32}, not {args.seed}.")
+    if args.prompts and args.prompt is not None:
+        raise UserError("--prompt and --prompts: give one of them.")
+    prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
+    config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
+    tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
+    for i, prompt in enumerate(prompts, start=1):
+        timing = Timing()
+        parts = stream(
+            model,
+            params,
+            tokenizer,
+            prompt,
+            jax.random.key(args.seed),
+            n_new=args.max_new_tokens,
+            sampling=Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p),
+            stop=args.stop,
+            prefill_chunk=args.prefill_chunk,
+            mesh=mesh,
+            timing=timing,
+        )
+        if args.prompts:
+            sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
+        sys.stdout.write(prompt)
+        sys.stdout.flush()
+        for part in parts:
+            sys.stdout.write(part)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        sys.stderr.write(f"{timing}\n")

@@ -1,0 +1,140 @@
+"""Trains a model: `seqjax train --config=top1_chunk[:SIZE[,REGIME][,key=value]] [--workdir=DIR]`.
+
+`python -m seqjax.main` is the same. `--config` takes the name of a shipped config (`top1_chunk:debug`) or the path of a
+config file (`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`; an existing run is
+resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.model.mixer.window=None`, or
+`--config.model.mixer[1].heads=4` of several mixers.
+"""
+
+import argparse
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+import jax
+from absl import logging
+
+from seqjax import store
+from seqjax.config import Config, from_config_dict, presets, settings
+from seqjax.config.parse import keys_named
+from seqjax.sharding import make_mesh
+from seqjax.training.processes import START_SECONDS, banner, hosts, joined, require_one_process
+from seqjax.utils import Parser, UserError, command_parser
+
+GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
+
+
+def parser() -> Parser:
+    """Return the parser of the options that are not settings."""
+    out = command_parser("train", description=__doc__, settings=GROUPS, find=find_settings)
+    out.add_argument("--config", help="NAME_OR_FILE[:SIZE[,REGIME][,key=value ...]]")
+    out.add_argument(
+        "--workdir",
+        type=store.location,
+        help="directory of the run, also gs://; by default a new one under runs/",
+    )
+    out.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one process of several: SLURM, TPU pods, or with the next three options (or JAX's variables)",
+    )
+    out.add_argument("--coordinator_address", metavar="HOST:PORT", help="where the processes meet, on process 0's host")
+    out.add_argument("--num_processes", type=int, help="how many processes there are")
+    out.add_argument("--process_id", type=int, help="the number of this process, from 0")
+    out.add_argument(
+        "--start_timeout",
+        type=float,
+        default=START_SECONDS,
+        metavar="SECONDS",
+        help="how long processes wait for all to come before they end; 60",
+    )
+    out.add_argument(
+        "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
+    )
+    out.add_argument(
+        "--devices", type=int, help="with --dry_run: describe the run on so many devices, which need not be here"
+    )
+    return out
+
+
+def find_settings(name: str) -> list[str]:
+    """Return the full keys of the settings whose last part is `name`: `optim.lr` for `lr`."""
+    return keys_named(presets.read_config("transformer_pp"), name)
+
+
+def main(argv: list[str]) -> None:
+    """Read the config, choose the workdir and train."""
+    remaining, overrides = split_overrides(argv)
+    options = parser()
+    if {"-h", "--help"} & {*remaining}:
+        options.epilog = settings.help_text()
+    given = options.parse_args(remaining)
+    if not given.config:
+        raise UserError(f"Say what to train: --config=top1_chunk. Shipped: {', '.join(presets.names())}.")
+    logging.set_verbosity(logging.WARNING)  # Orbax logs thirty lines per save.
+    explicit = (given.coordinator_address, given.num_processes, given.process_id)
+    is_distributed = given.distributed or any(value is not None for value in explicit)
+    if given.devices is not None and (is_distributed or not given.dry_run):
+        raise UserError(
+            "--devices describes those of a --dry_run, in one process. Training takes every device that JAX sees; "
+            "CUDA_VISIBLE_DEVICES hides some."
+        )
+    if not is_distributed:
+        require_one_process(os.environ)
+        run(given, overrides, is_distributed=False)
+        return
+    if not given.workdir:
+        raise UserError("--distributed needs --workdir: a directory that all processes share, or gs://BUCKET/PATH.")
+    with joined(*explicit, start_seconds=given.start_timeout):
+        run(given, overrides, is_distributed=True)
+
+
+def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distributed: bool) -> None:
+    """Train, or describe the run, as one process or as one of several."""
+    lead = not is_distributed or jax.process_index() == 0
+    config = from_config_dict(presets.read_config(given.config, overrides))
+    # Imported here so that --help and a typo are answered at once.
+    if given.dry_run:
+        from seqjax.training.dry_run import describe, described_devices
+
+        devices = None if given.devices is None else described_devices(given.devices)
+        for line in describe(config, given.workdir, devices):
+            if lead:
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+        return
+    from seqjax.training import workdir as workdirs
+    from seqjax.training.loop import train
+    from seqjax.training.processes import use_compile_cache
+
+    use_compile_cache()
+    if is_distributed:
+        mesh = make_mesh(**dataclasses.asdict(config.mesh))
+        text = banner(hosts(), devices=mesh.devices.flat, axes=mesh.shape)
+        sys.stderr.write(text + "\n" if lead else "")
+    workdir = given.workdir or workdirs.fresh(config)
+    try:
+        train(config, workdir)
+    except Exception:
+        if given.workdir is None and not (workdir / "config.json").exists():  # ended before its first step
+            shutil.rmtree(workdir, ignore_errors=True)
+        raise
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the arguments without `--config.KEY=VALUE` (or `--config.KEY VALUE`), and those as (key, text)."""
+    remaining: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith(("--config.", "-config.")):
+            remaining.append(word)
+            continue
+        following = value if equals else next(words, None)
+        if following is None:
+            raise UserError(f"{word} has no value: write {word}=VALUE.")
+        overrides.append((name.partition("config.")[2], following))
+    return remaining, overrides

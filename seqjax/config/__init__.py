@@ -1,0 +1,33 @@
+"""The settings of a run: dataclasses, the configs that fill them, and how a config is read."""
+
+from seqjax.config.settings import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    LogConfig,
+    MeshConfig,
+    MlpConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    differences,
+    from_config_dict,
+    to_dict,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "LogConfig",
+    "MeshConfig",
+    "MlpConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "TrainConfig",
+    "differences",
+    "from_config_dict",
+    "to_dict",
+]

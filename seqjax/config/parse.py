@@ -1,0 +1,161 @@
+"""Converts nested values to frozen dataclasses, of which a field may hold a mixer's own settings.
+
+`seqjax.config.settings` defines the settings. This module works for any dataclass: defaults and allowed values are
+those of the dataclass, an error names the full key and the nearest known one, and text is converted by the type
+of its field.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import re
+import typing
+from typing import Any, TypeVar
+
+from seqjax import mixers
+from seqjax.fields import build, checked, hints_of, is_group, optional
+from seqjax.utils import UserError, nearest
+
+T = TypeVar("T")
+
+# Marks the field that holds a mixer's own settings or a tuple of them; the `name` in each selects its class.
+MIXER = "mixer"
+BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def is_mixer(hint: Any) -> bool:
+    """Return whether a setting holds the settings of a mixer, or several of them."""
+    return MIXER in getattr(hint, "__metadata__", ())
+
+
+# ------------------------------------------------------------------------------------------------- values -> dataclass
+def parse(cls: type[T], values: Any, path: str = "config") -> T:
+    """Build the dataclass `cls` from a mapping, recursively; raise a `UserError` that names the full key."""
+    return build(cls, values, path, _value)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if is_mixer(hint):
+        if isinstance(value, list | tuple):
+            if not value:
+                raise UserError(f"{path} is empty; name at least one mixer.{nearest('', mixers.known())}")
+            several = [_mixer(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return tuple(several) if len(several) > 1 else several[0]
+        return _mixer(value, path)
+    if dataclasses.is_dataclass(hint):
+        if not is_group(value):
+            raise UserError(f"{path} must be a group of settings, not {value!r}.")
+        return parse(typing.cast(type, hint), value, path)
+    return checked(hint, value, path)
+
+
+def _mixer(value: Any, path: str) -> Any:
+    name = value.get("name") if is_group(value) else None
+    if not isinstance(name, str):
+        raise UserError(f"{path}.name must name a mixer.{nearest(str(name), mixers.known())}")
+    return parse(mixers.settings_class(name), value, path)
+
+
+# ------------------------------------------------------------------------------------------------------------- defaults
+def complete(cls: Any, values: Any) -> dict[str, Any]:
+    """Return `values` completed with the defaults of the dataclass `cls`, as nested dicts.
+
+    Missing settings without a default and unknown ones are left as they are: `parse` raises an error for both.
+    """
+    out = dict(values.items())
+    for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
+        value = out.get(field.name)
+        if field.name not in out and field.default is not dataclasses.MISSING:
+            is_dataclass = dataclasses.is_dataclass(field.default)
+            out[field.name] = dataclasses.asdict(typing.cast(Any, field.default)) if is_dataclass else field.default
+        elif is_mixer(hint):
+            many = isinstance(value, list | tuple)
+            out[field.name] = tuple(map(_complete_mixer, value)) if many else _complete_mixer(value)
+        elif dataclasses.is_dataclass(hint) and is_group(value):
+            out[field.name] = complete(hint, value)
+    return out
+
+
+def _complete_mixer(value: Any) -> Any:
+    named = is_group(value) and isinstance(value.get("name"), str)
+    return complete(mixers.settings_class(value["name"]), value) if named else value
+
+
+# ---------------------------------------------------------------------------------------------------- one key at a time
+def assign(cls: Any, config: Any, key: str, value: Any) -> None:
+    """Set a dotted key of a complete `ConfigDict` of `cls`; a `value` that is text is converted to the field's type.
+
+    `model.mixer[1].window` belongs to the second of several mixers. `parse` checks types later. Raises
+    `UserError` for a key that does not exist.
+    """
+    said = f"{key}={value}"
+    *groups, last = key.split(".")
+    node, hint = config, cls
+    for i, group in enumerate(groups):
+        name, index = _indexed(group)
+        if name not in node or not (is_group(node[name]) or isinstance(node[name], tuple)):
+            raise UserError(f"{said}: there is no group {name!r}.{nearest(name, node.keys())}")
+        node, hint = node[name], _hint(hint, node, name)
+        node = _one_of(node, index, ".".join(groups[: i + 1]), said, ".".join([*groups[i + 1 :], last]))
+    name, index = _indexed(last)
+    if name not in node or index is not None:
+        elsewhere = keys_named(config, name)
+        there = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+        raise UserError(f"{said}: there is no setting {last!r}.{there or nearest(name, node.keys())}")
+    if isinstance(value, str):
+        value = read(_hint(hint, node, name), value)
+    # A group inside a tuple is a plain dict, which has no types to ignore.
+    with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
+        node[name] = value
+
+
+def keys_named(config: Any, name: str, prefix: str = "") -> list[str]:
+    """Return the dotted keys of the groups of a config whose last part is `name`."""
+    found = [f"{prefix}{name}"] if name in config and not is_group(config[name]) else []
+    for key, value in config.items():
+        if is_group(value):
+            found += keys_named(value, name, f"{prefix}{key}.")
+    return found
+
+
+def _indexed(part: str) -> tuple[str, int | None]:
+    found = re.fullmatch(r"(.*)\[(\d+)\]", part)
+    return (found[1], int(found[2])) if found else (part, None)
+
+
+def _hint(owner: Any, node: Any, name: str) -> Any:
+    """Return the type of the setting `name` in a group whose own type is `owner`."""
+    if name == "name":  # text, even if it names a mixer that does not exist
+        return str
+    if is_mixer(owner):
+        owner = mixers.settings_class(node["name"]) if isinstance(node.get("name"), str) else None
+    return hints_of(owner).get(name, Any) if dataclasses.is_dataclass(owner) else Any
+
+
+def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> Any:
+    """Return the group itself, or the one at `index` if there are several."""
+    path = re.sub(r"\[\d+\]$", "", path)
+    if not isinstance(node, tuple):
+        if index is not None:
+            raise UserError(f"{said}: there is one {path} here, not several; write {path}.{suffix}.")
+        return node
+    names = ", ".join(f"{i} {m.get('name') if is_group(m) else m}" for i, m in enumerate(node))
+    if index is None or index >= len(node):
+        raise UserError(f"{said}: {path} has {len(node)} here ({names}); say which: {path}[{len(node) - 1}].{suffix}.")
+    return node[index]
+
+
+def read(hint: Any, text: str) -> Any:
+    """Return the value that `text` stands for in a setting of type `hint`; `parse` checks the result."""
+    hint, may_be_none = optional(hint)
+    if may_be_none and text in ("None", "none"):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = text
+    if hint is str or typing.get_origin(hint) is typing.Literal:
+        return value if isinstance(value, str) else text
+    if hint is bool:
+        return BOOLEANS.get(text.lower(), value)
+    return value

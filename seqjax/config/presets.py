@@ -1,0 +1,347 @@
+"""Sizes, regimes and other configs by name, for config files that run from any directory.
+
+    from seqjax import presets
+
+    def get_config(arg=""):
+        return presets.get_config(arg, name="mine", mixer={"name": "transformer_pp", "window": 256})
+
+`arg` is what follows the file's name on the command line, `SIZE[,REGIME][,key=value ...]`:
+
+    demo      (default) minutes on two CPU cores: byte tokenizer, built-in corpus
+    debug     seconds
+    110m      arXiv 2505.18522, Appendix A: small, T = 2,048, batch 256
+    1b3       large, T = 2,048, batch 128
+    135m_100k small, untied, T = 102,400 (the paper says "100k"), batch 8
+
+Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at 100k are the
+paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import re
+import traceback
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from seqjax import mixers
+from seqjax.config.parse import assign, complete, read
+from seqjax.config.settings import Config, DataConfig
+from seqjax.fields import hints_of, is_group
+from seqjax.utils import UserError, nearest
+
+REGIMES: tuple[str, ...] = typing.get_args(hints_of(DataConfig)["regime"])
+PAPER_TOKENS = 100_000_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """A scale of model, data and run; `heads` and `rope_base` are defaults for the mixers that have these settings."""
+
+    dim: int
+    n_layers: int
+    heads: int
+    mlp_dim: int | None = None
+    chunk_size: int = 128  # of the chunks that Top-1 selects
+    rope_base: float = 1e4
+    tie_embeddings: bool = True
+    remat: str = "none"
+    scan_layers: bool = True
+    seq_len: int
+    batch_size: int
+    per_device_batch_size: int | None = None
+    steps: int
+    lr: float
+    warmup_steps: int
+    eval_every: int = 500_000_000
+    eval_tokens: int = 4_194_304
+    entropy_tokens: int = 1_048_576  # for the configs that study how attention spreads
+    checkpoint_every: int = 1000
+    builtin: bool = False  # the built-in corpus in bytes instead of prepared blocks
+
+
+SIZES = {
+    "demo": Size(
+        dim=128, n_layers=4, heads=4, seq_len=512, batch_size=8, lr=2e-3, warmup_steps=30, steps=300, chunk_size=64,
+        eval_every=410_000, eval_tokens=32_768, entropy_tokens=32_768, checkpoint_every=100, builtin=True,
+    ),
+    "debug": Size(
+        dim=64, n_layers=2, heads=2, seq_len=128, batch_size=4, lr=2e-3, warmup_steps=5, steps=20, chunk_size=16,
+        eval_every=5_000, eval_tokens=2_048, entropy_tokens=2_048, checkpoint_every=10, builtin=True,
+    ),
+    "110m": Size(
+        dim=768, n_layers=12, heads=12, mlp_dim=2048, seq_len=2048, batch_size=256, lr=2e-4, warmup_steps=2500,
+        steps=PAPER_TOKENS // (256 * 2048), per_device_batch_size=16, scan_layers=False,
+    ),
+    "1b3": Size(
+        dim=2048, n_layers=24, heads=16, mlp_dim=5504, seq_len=2048, batch_size=128, lr=5e-5, warmup_steps=5000,
+        steps=PAPER_TOKENS // (128 * 2048), per_device_batch_size=8, remat="attention",
+    ),
+    "135m_100k": Size(
+        dim=768, n_layers=12, heads=12, mlp_dim=2048, seq_len=102_400, batch_size=8, lr=2e-4, warmup_steps=2500,
+        steps=PAPER_TOKENS // (8 * 102_400), per_device_batch_size=1, remat="attention", rope_base=1e6,
+        tie_embeddings=False, scan_layers=False,
+    ),
+}  # fmt: skip
+
+Mixers = Mapping[str, Any] | tuple[Mapping[str, Any], ...]
+Settings = Mapping[str, Any] | Callable[[Size], Mapping[str, Any]]
+
+
+# -------------------------------------------------------------------------------------------------- a config's content
+def get_config(
+    arg: str, *, name: str, mixer: Mixers | None = None, base: str | None = None, settings: Settings | None = None
+) -> ConfigDict:
+    """Return all settings of a pre-norm RMSNorm + GeGLU model around `mixer`, of the size that `arg` names.
+
+    Args:
+        arg: `SIZE[,REGIME][,key=value ...]`; its settings take precedence over all others.
+        name: Name of the config.
+        mixer: Its name and what differs from the defaults of its `Config`, or a tuple of such groups, repeated over
+            the layers.
+        base: Name of another config, from which this one differs by `mixer` (if given) and `settings`.
+        settings: Dotted keys and values that differ, or a function that returns them for a size.
+
+    Raises `UserError` for an unknown size, key or mixer.
+    """
+    size_name, regime, overrides = split(arg)
+    size = SIZES[size_name]
+    named = [(key, text) for key, text in overrides if _selects_mixer(key)]
+    if base is not None:
+        passed = ",".join([size_name, regime, *(f"{key}={text}" for key, text in named if mixer is None)])
+        values = load(base).get_config(passed).to_dict()
+    elif mixer is not None:
+        values = _values(size)
+    else:
+        raise TypeError("get_config needs `mixer` or `base`")
+    values |= {"name": name, "size": size_name}
+    if mixer is not None:
+        for key, text in named:
+            mixer = _with_mixer_override(mixer, key, text)
+        values["model"]["mixer"] = _with_size_defaults(mixer, size)
+    values["data"]["regime"] = regime
+    config = ConfigDict(complete(Config, values))
+    changes = settings(size) if callable(settings) else settings or {}
+    for key, value in changes.items():
+        if not (named and key.startswith("model.mixer")):  # it belongs to a mixer that `arg` has replaced
+            override(config, key, value)
+    for key, text in overrides:
+        if not _selects_mixer(key):
+            override(config, key, text)
+    return config
+
+
+def pick(table: Mapping[str, Any], name: str, *, kind: str) -> Any:
+    """Return what a table of a config or study file has under a name; raise `UserError`, which lists all names."""
+    if name not in table:
+        raise UserError(f"{name!r} is no {kind}.{nearest(name, table)}")
+    return table[name]
+
+
+def override(config: ConfigDict, key: str, value: Any) -> None:
+    """Set a dotted key, such as `model.mixer.window`, of a complete config; text is converted to the setting's type."""
+    assign(Config, config, key, value)
+
+
+def _values(size: Size) -> dict[str, Any]:
+    """Return the settings that depend on the size; all others have the defaults of their dataclasses."""
+    data = {"corpus": "blocks", "tokenizer": "mixtral", "path": f"data/slimpajama-{size.seq_len}"}
+    return {
+        "model": {
+            # 256 bytes, BOS and EOS, rounded up to a multiple of 8
+            "vocab_size": 264 if size.builtin else 32_000,
+            "dim": size.dim,
+            "n_layers": size.n_layers,
+            "mlp": {"dim": size.mlp_dim},
+            "tie_embeddings": size.tie_embeddings,
+            "remat": size.remat,
+            "scan_layers": size.scan_layers,
+        },
+        "data": {"corpus": "builtin", "tokenizer": "byte"} if size.builtin else data,
+        "train": {
+            "steps": size.steps, "batch_size": size.batch_size, "seq_len": size.seq_len,
+            "per_device_batch_size": size.per_device_batch_size,
+        },
+        "optim": {"lr": size.lr, "warmup_steps": size.warmup_steps},
+        "eval": {"every": size.eval_every, "tokens": size.eval_tokens},
+        "checkpoint": {"every": size.checkpoint_every},
+    }  # fmt: skip
+
+
+def _with_size_defaults(mixer: Any, size: Size) -> Any:
+    """Return a mixer's group with the size's `heads` and `rope_base` where it has these settings and they are unset."""
+    if isinstance(mixer, tuple):
+        return tuple(_with_size_defaults(m, size) for m in mixer)
+    if not is_group(mixer) or not isinstance(mixer.get("name"), str):
+        return mixer  # The check of the config reports what is wrong with it.
+    known = hints_of(mixers.settings_class(mixer["name"]))
+    return {key: getattr(size, key) for key in ("heads", "rope_base") if key in known} | dict(mixer)
+
+
+def _selects_mixer(key: str) -> bool:
+    """Return whether a key selects a mixer and with it the available settings; such keys are applied first."""
+    return re.fullmatch(r"model\.mixer(\[\d+\])?(\.name)?", key) is not None
+
+
+def _with_mixer_override(mixer: Any, key: str, text: str) -> Any:
+    """Return the mixers after an override of `model.mixer`, `model.mixer.name` or `model.mixer[i].name`.
+
+    A new mixer starts from its own defaults, not from the settings of the one that it replaces.
+    """
+    if key == "model.mixer":
+        value = read(Any, text)
+        for group in value if isinstance(value, tuple | list) else (value,):
+            if not is_group(group) or not isinstance(group.get("name"), str):
+                raise UserError(
+                    f"{key}={text}: config.model.mixer.name must name a mixer.{nearest('', mixers.known())}"
+                )
+        return tuple(value) if isinstance(value, list) else value
+    several = isinstance(mixer, tuple)
+    holder = ConfigDict({"model": {"mixer": tuple(map(dict, mixer)) if several else dict(mixer)}})
+    override(holder, key, text)
+    renamed = holder.to_dict()["model"]["mixer"]
+    pairs = zip(renamed, mixer, strict=True) if several else ((renamed, mixer),)
+    kept = tuple(dict(old) if new["name"] == old["name"] else {"name": new["name"]} for new, old in pairs)
+    return kept if several else kept[0]
+
+
+def _with_named_mixers(values: dict[str, Any], overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return a config's values with the mixers that `overrides` name, where its `get_config` ignored its argument."""
+    for key, text in overrides:
+        if key != "model.mixer" and _selects_mixer(key):
+            mixer = _with_mixer_override(values["model"]["mixer"], key, text)
+            size = SIZES.get(str(values.get("size")))
+            values["model"]["mixer"] = mixer if size is None else _with_size_defaults(mixer, size)
+    return values
+
+
+def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
+    """Split `SIZE[,REGIME][,key=value ...]`; raise `UserError` for a word that is neither a size nor a regime."""
+    size, regime, overrides = "demo", "limited", []
+    # A comma inside brackets belongs to the value: data.weights=(0.7,0.3).
+    for part in filter(None, (p.strip() for p in _parts(arg or ""))):
+        key, equals, value = part.partition("=")
+        if equals:
+            overrides.append((key.strip(), value.strip()))
+        elif part in SIZES:
+            size = part
+        elif part in REGIMES:
+            regime = part
+        else:
+            raise UserError(f"--config=NAME:{arg}: {part!r} is no size or regime.{nearest(part, [*SIZES, *REGIMES])}")
+    return size, regime, overrides
+
+
+def _parts(arg: str) -> list[str]:
+    """Split at the commas that are outside brackets."""
+    parts, depth = [""], 0
+    for c in arg:
+        depth = max(0, depth + (c in "([{") - (c in ")]}"))
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+# ------------------------------------------------------------------------------------------------- config files by name
+def directories() -> list[Path]:
+    """Return the directories of the shipped configs: inside an installed seqjax, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    checkout = package.parent
+    # A directory of that name beside an installed package is somebody else's.
+    beside = [checkout / "configs"] if (checkout / "pyproject.toml").is_file() else []
+    return [d for d in (package / "configs", *beside) if d.is_dir()]
+
+
+def names(folder: str = "") -> list[str]:
+    """Return the names of the shipped configs of architectures, or of those in a folder: `studies`, `ablations`.
+
+    Files whose name begins with an underscore are shared by others and are left out.
+    """
+    found = {p.stem for d in directories() for p in (d / folder).glob("*.py")}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def find(name: str | Path, *, flag: str = "--config", folder: str = "") -> Path:
+    """Return the file of a config, given as a path or as the name of a shipped one: `top1_chunk`, `ablations/window`.
+
+    `configs/top1_chunk.py` is found from any directory. `folder` is searched first, such as `studies`, whose files are
+    then found without it. Raises `UserError`, which names the `flag`, if there is no such file.
+    """
+    path, name = Path(name), str(name)
+    if path.suffix == ".py" and path.is_file():
+        return path
+    stem = name.removeprefix("configs/")
+    stem = stem.removesuffix(".py") if path.suffix == ".py" else stem.replace(".", "/")
+    for directory in directories():
+        for place in (directory / folder, directory):
+            shipped = place / f"{stem}.py"
+            if shipped.is_file() and shipped.stem != "__init__":
+                return shipped
+    kind = flag.lstrip("-")
+    lie = "" if folder else " Studies and ablations lie in folders: ablations/window."
+    raise UserError(
+        f"{flag}: there is no Python file {name} and no {kind} of that name.{nearest(stem, names(folder))}{lie}"
+    )
+
+
+def load(name: str | Path) -> ModuleType:
+    """Return the module of the config file that `find` returns."""
+    return load_file(find(name))
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """Return the module in the config or study file at `path`, which need not be importable by name."""
+    path = Path(path)
+    spec = importlib.util.spec_from_file_location(f"seqjax_config_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with naming_the_line(path):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def naming_the_line(path: Path) -> Iterator[None]:
+    """Turn an error in the user's file at `path` into a `UserError` that names its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}. Correct the file.") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        raise UserError(f"{where}: {type(error).__name__}: {error}. Correct the file.") from error
+
+
+def read_config(flag: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """Return the config of `FILE_OR_NAME[:ARG]` with the overrides (dotted key, text) applied."""
+    name, colon, arg = flag.partition(":")
+    module = load(name)
+    if not hasattr(module, "get_config"):
+        raise UserError(f"--config: {module.__file__} has no get_config(arg), so it is no config.")
+    named = [f"{key}={text}" for key, text in overrides if _selects_mixer(key)]
+    takes_arg = bool(inspect.signature(module.get_config).parameters)
+    if colon and not takes_arg:
+        raise UserError(f"--config: get_config() of {module.__file__} takes no argument, so write no {colon}{arg}.")
+    with naming_the_line(Path(module.__file__ or name)):
+        values = module.get_config(",".join([arg, *named])) if takes_arg and (colon or named) else module.get_config()
+    if not is_group(values):
+        raise UserError(
+            f"--config: get_config of {module.__file__} must return a ConfigDict or a dict, not {values!r}."
+        )
+    config = ConfigDict(complete(Config, _with_named_mixers(ConfigDict(values).to_dict(), overrides)))
+    for key, text in overrides:
+        if not _selects_mixer(key):
+            override(config, key, text)
+    return config

@@ -1,0 +1,350 @@
+"""The settings of a run as frozen dataclasses, the only source of their names, defaults, bounds and help.
+
+None means "not set"; a comment says what applies then. A config file is Python (`configs/top1_chunk.py`) and states
+only what differs (`seqjax.config.presets`); its result becomes a `Config` here. Unknown keys, wrong types, values
+outside their bounds and incompatible ones raise a `UserError` that names the key, the nearest known key and the fix.
+A mixer checks its own settings in its constructor.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+import types
+import typing
+from typing import Annotated, Any, Literal
+
+from seqjax import mixers
+from seqjax.config.parse import MIXER, is_mixer, parse
+from seqjax.fields import Bounds, hints_of, plain
+from seqjax.utils import UserError
+
+Share = Annotated[float, Bounds(0, 1)]
+Positive = Annotated[int, Bounds(1)]
+PositiveOrNone = Annotated[int | None, Bounds(1)]
+NotNegative = Annotated[int, Bounds(0)]
+Seed = Annotated[int, Bounds(0, 1 << 32)]  # JAX uses so many bits of a seed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MlpConfig:
+    """The MLP of a block."""
+
+    kind: Literal["geglu", "swiglu", "gelu", "none"] = "geglu"
+    dim: PositiveOrNone = None  # inner width; None = 8/3 of the model width for gated kinds, 4 times for gelu
+    bias: bool = False
+    approximate_gelu: bool = False  # tanh form; the default is the exact erf
+    rescale_init: bool = True  # the matrix that writes to the residual stream starts 1 / sqrt(2 L) smaller
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model."""
+
+    vocab_size: Positive
+    dim: Positive
+    n_layers: Positive
+    # The frozen `Config` of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
+    mixer: Annotated[Any, MIXER]
+    mlp: MlpConfig = MlpConfig()
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_eps: Share = 1e-5
+    init: Literal["gpt", "rwkv"] = "gpt"  # of embedding and head
+    embed_norm: bool = False  # a norm directly after the embedding, as in RWKV
+    learned_positions: bool = False  # a table [T, D] added to the embeddings, as in GPT
+    tie_embeddings: bool = True
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # compute; auto = bfloat16 on accelerators, float32 on CPU
+    residual_dtype: Literal["compute", "float32"] = "compute"
+    remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
+    scan_layers: bool = True
+    loss_chunk: Positive = 4096  # number of tokens of a device whose logits exist at a time in the loss
+
+    @property
+    def mixers(self) -> tuple[Any, ...]:
+        """The settings of all mixers of the model, in the order in which the layers repeat them."""
+        return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+
+    @property
+    def mixer_names(self) -> str:
+        """The names of the mixers, each once, separated by commas."""
+        return ", ".join(dict.fromkeys(mixer.name for mixer in self.mixers))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The training and evaluation data."""
+
+    # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: the same of tensorflow-datasets
+    corpus: Literal["builtin", "blocks", "stream", "tfds"] = "builtin"
+    # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = its own; builtin: unused
+    path: str = ""
+    tfds: tuple[str, ...] = ()  # datasets of tfds: NAME, NAME/CONFIG or DOMAIN=NAME/CONFIG:VERSION
+    tfds_feature: str = ""  # the one with the text; empty = the only text, or the one called text
+    tfds_train_split: str = "train"  # or a slice of it, train[:90%]
+    tfds_validation_split: str = ""  # empty = validation, or test, or a hundredth of the training documents
+    tokenizer: Literal["byte", "mixtral", "huggingface"] = "byte"
+    # mixtral: a sentencepiece file, empty = the one that mistral-common ships; huggingface: a public model's directory
+    tokenizer_path: str = ""
+    regime: Literal["limited", "mixed"] = "limited"
+    train_domains: tuple[str, ...] = ()  # empty = the regime's training domains
+    eval_domains: tuple[str, ...] = ()  # empty = the regime's: in-domain first, then out of domain
+    weights: tuple[float, ...] = ()  # share of tokens per training domain; empty = natural (by tokens)
+    seed: Seed = 0  # of the shuffle; `train.seed` does not affect the order of the data
+    workers: Annotated[int, Bounds(0, 1025)] = 0  # Grain worker processes; 0 = threads in this process
+    cache_dir: str = ""  # directory of the built-in corpus, and of copied blocks; empty = ~/.cache/seqjax
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimiser and its learning-rate schedule."""
+
+    lr: Annotated[float, Bounds(0)] = 2e-4
+    b1: Share = 0.9
+    b2: Share = 0.95
+    eps: Annotated[float, Bounds(0)] = 1e-8
+    weight_decay: Annotated[float, Bounds(0)] = 0.0
+    clip_norm: Annotated[float | None, Bounds(0)] = 1.0  # global norm at which gradients are clipped; None = never
+    warmup_steps: NotNegative = 2500
+    final_lr: Annotated[float, Bounds(0)] = 0.0  # lr decays linearly to this, over the rest of the run or a cooldown
+    cooldown: Share = 0.2  # share of the steps up to an end (train.ends) over which lr decays; unused without ends
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The length of the run and its batches."""
+
+    steps: Positive
+    # Shares of `steps` at which the run ends, each after a cooldown of its own from a trunk with a constant rate; the
+    # last is 1. Empty: one end, with a linear decay over the whole run, as in the paper.
+    ends: tuple[float, ...] = ()
+    batch_size: Positive  # sequences per optimiser step, over all devices
+    seq_len: Positive  # T: tokens per sequence that are predicted; a block holds T + 1
+    per_device_batch_size: PositiveOrNone = None  # sequences on a device at a time, at most; None = no limit
+    accumulate: PositiveOrNone = None  # micro-batches per step; None = as few as per_device_batch_size allows
+    seed: Seed = 0  # of the initial parameters and of the sample at the end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation: how often, and on how many tokens of every domain."""
+
+    every: NotNegative  # training tokens between evaluations of every domain; 0 = only at the end
+    tokens: Positive = 262_144  # at most this many per domain, the same ones at every evaluation
+    batch_size: PositiveOrNone = None  # sequences; None = as many as a training micro-batch
+    seed: Seed = 0  # of the choice of blocks, if a domain has more than `tokens`
+    path: tuple[
+        str, ...
+    ] = ()  # directories of prepared blocks to evaluate on as well: test sets (seqjax/data/corpora.py)
+    classes: bool = True  # sums of losses by class of token at the end, in one more evaluation (docs/data.md)
+    entropy_tokens: NotNegative = 0  # at most, per domain, for the entropy of attention at the end; 0 = not measured
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """How often checkpoints are saved, and how many are kept."""
+
+    every: NotNegative = 1000  # steps; 0 = only at the end and when the run is stopped
+    keep: Positive = 2  # the newest ones
+    keep_period: PositiveOrNone = None  # those of steps that it divides are kept too, for good; None = only the newest
+    ends: Literal["last", "all", "none"] = "last"  # which ends of a run with train.ends have a checkpoint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Number of devices per mesh axis (seqjax/sharding.py)."""
+
+    data: int = -1  # -1 = all remaining devices
+    fsdp: int = 1
+    seq: int = 1  # devices that share every sequence, for long ones; it must divide train.seq_len and heads
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Logging during the run."""
+
+    every: Positive = 10  # steps between rows of metrics
+    tensorboard: bool = True
+    wandb: str | None = None  # project on Weights & Biases (pip install 'seqjax[wandb]'); None = not logged there
+    profile_start: PositiveOrNone = None  # first step of the profile; None = no profile
+    profile_steps: Positive = 5
+    sample_tokens: NotNegative = 200  # tokens of the text generated at the end of the run; 0 = none
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of a run. `name` and `size` only label it."""
+
+    name: str
+    size: str
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    optim: OptimConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = MeshConfig()
+    log: LogConfig = LogConfig()
+
+
+def from_config_dict(config_dict: Any) -> Config:
+    """Return the checked `Config` of a `ConfigDict` or nested dict; raise `UserError` for invalid settings."""
+    config = parse(Config, config_dict)
+    check(config)
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return the config as nested JSON-compatible dicts; `from_config_dict` reads it back."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
+    """Return the keys whose values differ, as 'model.dim: 768 -> 1024'."""
+    out = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b, where = old.get(key), new.get(key), f"{path}{key}"
+        if isinstance(a, dict) and isinstance(b, dict):
+            out += differences(a, b, f"{where}.")
+        elif isinstance(a, list) and isinstance(b, list) and _are_groups(a, b):
+            for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                out += differences(x, y, f"{where}[{i}].")
+        elif a != b:
+            out.append(f"{where}: {a!r} -> {b!r}")
+    return out
+
+
+def _are_groups(a: list[Any], b: list[Any]) -> bool:
+    """Return whether both lists hold the same number of groups of settings."""
+    return len(a) == len(b) > 0 and all(isinstance(x, dict) for x in (*a, *b))
+
+
+def check(config: Any) -> None:
+    """Raise `UserError`, naming the key and the fix, if the values of a `Config` are invalid."""
+    model, train, data = config.model, config.train, config.data
+    if config.optim.clip_norm == 0:
+        raise UserError("config.optim.clip_norm=0 would stop every step; None is for no clipping.")
+    every, period = config.checkpoint.every, config.checkpoint.keep_period
+    if period is not None and (not every or period % every):
+        raise UserError(
+            f"config.checkpoint.keep_period={period} keeps what is saved, so it must be a multiple of "
+            f"config.checkpoint.every={every}."
+        )
+    if train.ends:
+        _check_ends(config)
+    if train.accumulate is not None and train.batch_size % train.accumulate:
+        raise UserError(
+            f"config.train.batch_size={train.batch_size} must be a multiple of "
+            f"config.train.accumulate={train.accumulate}."
+        )
+    if data.corpus in ("blocks", "stream") and not data.path:
+        raise UserError(
+            f"config.data.corpus={data.corpus!r} needs config.data.path: the directory that "
+            "`seqjax prepare` wrote (blocks) or that holds the shards (stream)."
+        )
+    if bool(data.tfds) != (data.corpus == "tfds"):
+        raise UserError(
+            "config.data.corpus='tfds' and config.data.tfds, the datasets that it reads, belong together: give both, "
+            "--config.data.corpus=tfds --config.data.tfds=\"('slim_pajama',)\" for instance, or neither."
+        )
+    if data.weights and len(data.weights) != len(data.train_domains):
+        raise UserError(
+            f"config.data.weights has {len(data.weights)} values for {len(data.train_domains)} "
+            "config.data.train_domains; name both, one weight per domain."
+        )
+    if model.n_layers % len(model.mixers):
+        raise UserError(
+            f"config.model.mixer has {len(model.mixers)} mixers, which do not divide config.model.n_layers="
+            f"{model.n_layers}; repeat or list them so that they do."
+        )
+    # A mixer checks its own settings, e.g. that its chunk fits the sequence.
+    for i, mixer in enumerate(model.mixers):
+        try:
+            mixers.check(mixer, dim=model.dim, n_layers=model.n_layers, seq_len=train.seq_len)
+        except UserError as error:
+            if not isinstance(model.mixer, tuple):
+                raise
+            # The mixer does not know its index among several.
+            text = str(error).replace("config.model.mixer.", f"config.model.mixer[{i}].")
+            raise UserError(text) from error
+
+
+def _check_ends(config: Any) -> None:
+    """Raise `UserError` unless the run's ends ascend to its last step and every cooldown begins after warm-up."""
+    ends, steps = config.train.ends, config.train.steps
+    cooldown, warmup = config.optim.cooldown, config.optim.warmup_steps
+    last = [round(share * steps) for share in ends]
+    if not (ends[0] > 0 and ends[-1] == 1 and last == sorted(set(last))):
+        raise UserError(
+            f"config.train.ends={ends}: give shares of config.train.steps={steps} that ascend to 1, each at a step of "
+            "its own, such as (0.5, 0.65, 0.8, 1)."
+        )
+    if cooldown == 0:
+        raise UserError(
+            "config.optim.cooldown=0 would end config.train.ends at the full learning rate; give the share of the "
+            "steps up to an end over which it decays, such as 0.2."
+        )
+    first = last[0] - max(1, round(cooldown * last[0]))
+    if first < max(1, warmup):
+        raise UserError(
+            f"The cooldown to the first of config.train.ends={ends} begins after step {first}, which overlaps with the "
+            f"warm-up of config.optim.warmup_steps={warmup}. Give a later first end, a shorter warm-up, or a smaller "
+            f"config.optim.cooldown than {cooldown}."
+        )
+
+
+KINDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "True|False"}
+WIDTH = 54
+
+
+def help_text() -> str:
+    """Return every setting with its type or allowed values, its default and what its comment says."""
+    lines = [
+        "settings, as --config.KEY=VALUE or as key=value after the config's name; in parentheses the default where",
+        "neither the config nor its size sets one:",
+        "",
+        *_lines(Config, ""),
+    ]
+    for name in mixers.names():
+        lines += ["", f"  settings of the mixer {name} (--config.model.mixer.KEY):", ""]
+        lines += _lines(mixers.settings_class(name), "model.mixer.", source=mixers.load(name).__init__)
+    return "\n".join(lines)
+
+
+def kind_of(hint: Any) -> str:
+    """Return the type of a setting for a reader: INT, TEXT, a|b|c, (TEXT, ...), "INT or None"."""
+    hint = plain(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join("None" if arg is type(None) else kind_of(arg) for arg in args)
+    if origin is typing.Literal:
+        return "|".join(map(str, args))
+    if origin is tuple:
+        return f"({kind_of(args[0])}, ...)"
+    return KINDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _lines(cls: Any, prefix: str, *, source: Any = None) -> list[str]:
+    comments = _comments(source or cls)
+    lines = []
+    for field, hint in zip(dataclasses.fields(cls), hints_of(cls).values(), strict=True):
+        key = f"{prefix}{field.name}"
+        if is_mixer(hint):
+            lines.append(f"  --config.{key}.name={'|'.join(mixers.names())}")
+        elif dataclasses.is_dataclass(hint):
+            lines += _lines(hint, f"{key}.")
+        elif (prefix, field.name) != ("model.mixer.", "name"):
+            required = field.default is dataclasses.MISSING
+            default = "(no default)" if required else f"({field.default!r})" if field.default != "" else "('')"
+            left = f"  --config.{key}={kind_of(hint)}"
+            lines.append(f"{left:<{WIDTH}} {default}  {comments.get(field.name, '')}".rstrip())
+    return lines
+
+
+def _comments(source: Any) -> dict[str, str]:
+    """Return the comments at the end of the lines that define a dataclass's fields, or the arguments of a function."""
+    try:
+        help_text = inspect.getsource(source)
+    except (OSError, TypeError):  # made in a shell
+        return {}
+    return dict(re.findall(r"^ +(\w+): [^#\n]*  # (.*)$", help_text, re.M))

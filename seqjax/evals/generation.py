@@ -1,0 +1,116 @@
+"""Texts that a model writes after many prompts, through cached decoding, a batch of prompts at a time.
+
+Prompts of about the same length share a batch without padding (`decoding.tokens`). A text ends with the document,
+before the first of its stop strings, or after its number of tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from seqjax.data.tokenizer import Tokenizer
+from seqjax.decoding import PREFILL_CHUNK, Sampling, StopStrings, TextDecoder, tokens
+from seqjax.evals.scoring import bucket_of
+from seqjax.pretrained import Pretrained
+
+LEAST_SPREAD = 32  # lengths of prompts of a batch may differ by this much, or by the number of tokens to write
+
+
+class Prompt(NamedTuple):
+    """Tokens, with BOS where there is to be one, and what is asked for."""
+
+    ids: Sequence[int]
+    until: tuple[str, ...]  # strings before which the text ends
+    n_new: int  # tokens at most
+    sampling: Sampling
+
+
+Enough = Callable[[int, str], bool]  # of a prompt's number and the text after it so far: whether no more is needed
+
+
+def generate(
+    m: Pretrained,
+    prompts: Sequence[Prompt],
+    *,
+    batch_tokens: int,
+    seed: int,
+    prefill_chunk: int = PREFILL_CHUNK,
+    enough: Enough = lambda i, text: False,
+) -> list[str]:
+    """Return the text that follows each prompt, in their order.
+
+    Args:
+        m: The model.
+        prompts: Prompts of at least one token.
+        batch_tokens: Caches of a batch have together at most about this many tokens; there is at least one prompt.
+        seed: Of what is drawn, where a temperature is above 0.
+        prefill_chunk: Tokens of the prompts that are fed at a time, as in `decoding.tokens`.
+        enough: Ends texts earlier.
+    """
+    texts = [""] * len(prompts)
+    for number, batch in enumerate(_batches(prompts, batch_tokens=batch_tokens, longest=m.model.longest)):
+        first, longest = prompts[batch[0]], max(len(prompts[i].ids) for i in batch)
+        rows = 1 << (len(batch) - 1).bit_length()  # few shapes: what is missing repeats the first prompt
+        prompt_BT, lengths_B = np.zeros((rows, longest), np.int32), np.full(rows, len(first.ids))
+        prompt_BT[:, : len(first.ids)] = first.ids
+        for b, i in enumerate(batch):
+            prompt_BT[b, : len(prompts[i].ids)], lengths_B[b] = prompts[i].ids, len(prompts[i].ids)
+        new = tokens(
+            m.params,
+            prompt_BT,
+            jax.random.fold_in(jax.random.key(seed), number),
+            model=m.model,
+            n_new=first.n_new,
+            sampling=first.sampling,
+            lengths_B=lengths_B,
+            prefill_chunk=prefill_chunk,
+            mesh=m.mesh,
+        )
+        for i, text in zip(batch, _texts(m.tokenizer, prompts, batch, new, enough), strict=True):
+            texts[i] = text
+    return texts
+
+
+def _batches(prompts: Sequence[Prompt], *, batch_tokens: int, longest: int) -> Iterator[list[int]]:
+    """Yield the indices of the prompts of each batch: with equal settings, in one bucket, and of similar lengths."""
+    of_kind: dict[tuple[int, Sampling, int], list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        bucket = bucket_of(len(prompt.ids) + prompt.n_new, longest=longest)
+        of_kind.setdefault((prompt.n_new, prompt.sampling, bucket), []).append(i)
+    for (n_new, _, bucket), members in of_kind.items():
+        most = 1 << (max(1, batch_tokens // bucket).bit_length() - 1)
+        batch: list[int] = []
+        for i in sorted(members, key=lambda i: -len(prompts[i].ids)):
+            spread = len(prompts[batch[0]].ids) - len(prompts[i].ids) if batch else 0
+            if len(batch) == most or spread > max(LEAST_SPREAD, n_new):
+                yield batch
+                batch = []
+            batch.append(i)
+        yield batch
+
+
+def _texts(
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], batch: Sequence[int], new: Iterator[np.ndarray], enough: Enough
+) -> list[str]:
+    """Return the texts of a batch of prompts, given their numbers; decoding ends when no text can change any more."""
+    decoders = [TextDecoder(tokenizer, [token for token in prompts[i].ids if token != tokenizer.bos]) for i in batch]
+    stops = [StopStrings(prompts[i].until) for i in batch]
+    texts, written, ended = [""] * len(batch), [0] * len(batch), [False] * len(batch)
+    shortest = min(len(prompts[i].ids) for i in batch)
+    for position, token_B in enumerate(new, start=shortest):
+        for b, i in enumerate(batch):
+            if ended[b] or position < len(prompts[i].ids):
+                continue
+            token = int(token_B[b])
+            is_end = token == tokenizer.eos
+            written[b] += 1
+            if not is_end:
+                texts[b] += stops[b].push(decoders[b].push(token))
+            if is_end or stops[b].found or written[b] == prompts[i].n_new or enough(i, texts[b]):
+                ended[b] = True
+                texts[b] += stops[b].push(decoders[b].flush()) + stops[b].flush()
+        if all(ended):
+            break
+    return texts

@@ -1,0 +1,1 @@
+"""Models of seqjax in lm-evaluation-harness: `seqjax harness`."""

@@ -1,0 +1,144 @@
+"""`seqjax harness`: a model in the tasks of lm-evaluation-harness.
+
+    seqjax harness --workdir=runs/x --tasks=local
+    seqjax harness --workdir=runs/x --tasks=paper
+
+`paper` are the thirteen tasks of the paper's table 2 (MMLU with five examples) and the three of table 1 (SWDE, SQuAD
+and FDA), whose data comes from the Hugging Face hub. `local` needs no network: its texts are those that training on
+the built-in corpus does not see. Others go by their names in the harness, and by those of YAML tasks in --include.
+
+Each task's result is written as it ends, in the harness's own form, with what identifies the checkpoint; table.md has
+them beside the paper's numbers. The same command goes on with the tasks that are missing.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqjax import store
+from seqjax.training import workdir as workdirs
+from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, words
+
+BOOTSTRAP = 1000  # resamples for the standard error of a perplexity; that of a mean is computed
+
+
+def main(argv: list[str]) -> None:
+    """Measure the tasks, write each result and the table, and print them."""
+    parser = command_parser("harness", description=__doc__)
+    workdirs.add_arguments(parser)
+    parser.add_argument("--tasks", required=True, type=words, metavar="NAME[,NAME]", help="paper, local, or names")
+    parser.add_argument(
+        "--include", default=(), type=words, metavar="DIR[,DIR]", help="directories of YAML tasks of your own"
+    )
+    parser.add_argument("--limit", default=0, type=int, help="documents of each task; 0 = all, as to compare (0)")
+    parser.add_argument("--num_fewshot", type=int, help="examples before a question; by default the paper's or task's")
+    parser.add_argument("--max_length", default=0, type=int, help="tokens at a time; 0 = as in training (0)")
+    parser.add_argument(
+        "--batch_tokens", default=0, type=int, help="tokens of a batch; 0 = 16,384, or 4,096 on a CPU (0)"
+    )
+    parser.add_argument("--out", type=Path, help="where results go (WORKDIR/harness)")
+    parser.add_argument("--again", action="store_true", help="measure tasks that have a result already, too")
+    args = parser.parse_args(argv)
+    for name in ("limit", "num_fewshot", "max_length", "batch_tokens"):
+        if (getattr(args, name) or 0) < 0:
+            raise UserError(f"--{name} must be at least 0, not {getattr(args, name)}.")
+    if not args.tasks:
+        raise UserError("--tasks: give paper, local, or names of tasks with commas.")
+    if args.out is None and store.url_of(args.workdir):
+        raise UserError(f"--workdir={args.workdir}: give a directory of this machine for the results as --out.")
+    out = args.out or Path(args.workdir) / "harness"
+    with _as_in_seqjax():
+        _run(args, out)
+
+
+def _run(args: Any, out: Path) -> None:
+    try:
+        from seqjax.evals.lm_eval import results, table, tasks
+        from seqjax.evals.lm_eval.lm import SeqjaxLM
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "lm_eval":
+            raise
+        raise MissingPackageError("seqjax harness needs lm_eval: pip install 'seqjax[harness]'.") from None
+    names = tasks.expanded(args.tasks)
+    include = [Path(directory) for directory in args.include]
+    manager = tasks.manager(names, include)
+    lm = SeqjaxLM(args.workdir, max_length=args.max_length, batch_tokens=args.batch_tokens, allow_code=args.allow_code)
+    cache_dir = lm.pretrained.config.data.cache_dir
+    if cache_dir and {*names} & {*tasks.LOCAL_TASKS}:
+        manager = tasks.manager(names, include, cache_dir=cache_dir)
+    info = lm.get_model_info()
+    of_model = {key: info[key] for key in ("step", *results.OF_MODEL)}
+    identities = {
+        name: of_model | {"limit": args.limit, "num_fewshot": tasks.fewshot_of(name, args.num_fewshot)}
+        for name in names
+    }
+    _add_texts(identities, tasks.LOCAL_TASKS, cache_dir)
+    found = results.read(out)
+    missing = results.to_measure(found, identities, again=names if args.again else (), out=out)
+    for name in names:
+        if name in missing:
+            result = _measured(lm, manager, name, identities[name])
+            found[name] = results.write(out, name, result, identities[name])
+            table.write(out, found, name=str(args.workdir))
+        for v in table.values({name: found[name]}):
+            error = "" if v.stderr is None else f" +- {table.number(v.stderr)}"
+            had = "" if name in missing else "  (measured before)"
+            sys.stdout.write(f"{v.task:24} {v.metric:16} {table.number(v.value):>10}{error}  of {v.n:,}{had}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{table.write(out, found, name=str(args.workdir))} has them all.\n")
+
+
+def _add_texts(identities: Mapping[str, dict[str, Any]], local: Sequence[str], cache_dir: str) -> None:
+    """Add what identifies the texts of the tasks that are made here."""
+    for name in identities:
+        if name in local:
+            from seqjax.evals.lm_eval.local.data import texts_hash
+
+            identities[name]["texts"] = texts_hash(cache_dir)
+
+
+def _measured(lm: Any, manager: Any, name: str, identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    import lm_eval
+
+    evaluate: Any = lm_eval.simple_evaluate  # its decorator hides its arguments from type checkers
+    with contextlib.redirect_stdout(sys.stderr):  # where the harness shows its progress, but for a few lines
+        result = evaluate(
+            model=lm,
+            tasks=[name],
+            num_fewshot=identity["num_fewshot"],
+            limit=identity["limit"] or None,
+            task_manager=manager,
+            bootstrap_iters=BOOTSTRAP,
+            log_samples=False,
+        )
+    if result is None:
+        raise UserError(f"{name}: lm_eval returned nothing; run one process, without LOCAL_RANK.")
+    return result
+
+
+@contextlib.contextmanager
+def _as_in_seqjax() -> Iterator[None]:
+    """A context in which the harness warns of errors alone, and makes its standard errors in this process.
+
+    Its pool of processes would fork one in which JAX runs threads.
+    """
+    logger = logging.getLogger("lm_eval")
+    level, alone = logger.level, os.environ.get("DISABLE_MULTIPROC")
+    logger.setLevel(logging.ERROR)
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if alone is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = alone
+
+
+if __name__ == "__main__":
+    run_command(main)

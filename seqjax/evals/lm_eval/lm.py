@@ -1,0 +1,233 @@
+"""A model of seqjax as a model of lm-evaluation-harness: `SeqjaxLM("runs/x")`, registered there as `seqjax`.
+
+Every text begins with BOS once, as every document in training does: a context, a prompt, and the first window of
+`loglikelihood_rolling`, where BOS is given and not predicted. Texts of more than `max_length` tokens lose their
+beginning, as in the harness's own `hf` model, with whose results tests/harness/test_against_hf.py compares these.
+"""
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+import seqjax
+from seqjax.convert.directory import fetched, is_public
+from seqjax.decoding import Sampling, encode
+from seqjax.evals.generation import Prompt, generate
+from seqjax.evals.scoring import score
+from seqjax.nn.params import count, fingerprint
+from seqjax.pretrained import Pretrained, load
+from seqjax.training.evaluate import restore
+from seqjax.utils import UserError
+
+MAX_NEW_TOKENS = 256  # of a task that does not say, as in the harness's `hf` model
+UNKNOWN_LENGTH = 2048  # of a public model without a table of positions, as in the harness
+_N_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
+
+
+class SeqjaxLM(TemplateLM):
+    """A run, a public model, or a `Pretrained`, for `lm_eval.simple_evaluate(model=SeqjaxLM("runs/x"), ...)`."""
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str] | Pretrained,
+        *,
+        max_length: int = 0,
+        batch_tokens: int = 0,
+        add_bos_token: bool = True,
+        seed: int = 0,
+        allow_code: str | Collection[str] = (),
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+    ):
+        """Load the model.
+
+        Args:
+            workdir: A run, a directory of a public model, hf://OWNER/NAME, or what `seqjax.load` returned.
+            max_length: Tokens that are fed at a time at most; 0 = as in training, or of a public model its table of
+                positions, or 2,048 without one.
+            batch_tokens: Tokens of a batch; 0 = 16,384, or 4,096 on a CPU.
+            add_bos_token: Whether texts begin with BOS, as documents do in training.
+            seed: Of texts that are drawn with a temperature.
+            allow_code: Modules from outside seqjax that the run's mixer may be imported from.
+            batch_size: The harness gives 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
+            max_batch_size: None; as `batch_size`.
+            device: None, or cuda:0, which the harness's command gives by default; JAX chooses it (JAX_PLATFORMS).
+
+        Raises `UserError` for a workdir without a model, and for arguments that cannot be.
+        """
+        super().__init__()
+        if batch_size not in (None, 0, 1, "1", "auto") or max_batch_size is not None:
+            raise UserError(f"batch_size={batch_size}: batches are made by tokens; give batch_tokens=16384, say.")
+        if device not in (None, "cuda", "cuda:0", jax.default_backend()):
+            raise UserError(f"device={device}: JAX chooses the device; set JAX_PLATFORMS=cpu or cuda instead.")
+        for name, value in (("max_length", max_length), ("batch_tokens", batch_tokens)):
+            if value < 0:
+                raise UserError(f"{name}={value}: give at least 1, or 0 for the default.")
+        allowed = (allow_code,) if isinstance(allow_code, str) else allow_code
+        self.pretrained = workdir if isinstance(workdir, Pretrained) else _load(workdir, allowed)
+        self.workdir = "" if isinstance(workdir, Pretrained) else os.fspath(workdir)
+        model = self.pretrained.model
+        if model.longest and max_length > model.longest:
+            raise UserError(f"max_length={max_length}: this model has a table of {model.longest} positions.")
+        as_trained = self.pretrained.config.train.seq_len if self.pretrained.step else UNKNOWN_LENGTH
+        self.max_length = max_length or model.longest or as_trained
+        self.batch_tokens = batch_tokens or (4096 if jax.default_backend() == "cpu" else 16384)
+        self.add_bos_token = add_bos_token
+        self.seed = seed
+
+    # ------------------------------------------------------------------------------------------------------- tokens
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a document."""
+        return self.pretrained.tokenizer.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that starts a document; the harness gives it to texts without a context."""
+        return self.pretrained.tokenizer.bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells caches of requests apart."""
+        tokenizer = self.pretrained.tokenizer
+        return f"{tokenizer.name}-{tokenizer.hash[:12]}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Return the ids of a text, with BOS in front unless it is there or `add_special_tokens` is False."""
+        del kwargs
+        tokenizer = self.pretrained.tokenizer
+        ids = encode(tokenizer, string, vocab_size=self.pretrained.model.config.vocab_size).tolist()
+        with_bos = self.add_bos_token if add_special_tokens is None else add_special_tokens
+        return [tokenizer.bos, *ids] if with_bos and ids[:1] != [tokenizer.bos] else ids
+
+    # ------------------------------------------------------------------------------------------------------ requests
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str] | None, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and whether it is the greedy one."""
+        del disable_tqdm, kwargs
+        try:
+            scores = score(
+                self.pretrained.model,
+                self.pretrained.params,
+                [(context, continuation) for _, context, continuation in requests],
+                max_length=self.max_length,
+                batch_tokens=self.batch_tokens,
+                mesh=self.pretrained.mesh,
+            )
+        except ValueError as error:
+            longer = "" if self.pretrained.model.longest else " A larger max_length is possible with this model."
+            raise UserError(f"The task asks for what cannot be scored: {error}.{longer}") from None
+        for (texts, _, _), result in zip(requests, scores, strict=True):
+            if texts is not None:  # a window of a longer text has none
+                self.cache_hook.add_partial("loglikelihood", texts, tuple(result))
+        return [(result.log_p, result.is_greedy) for result in scores]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probability of whole texts, in the harness's windows of `max_length` tokens.
+
+        The tokens of a text are encoded without BOS, because the first window gets it as its context: with both, BOS
+        would be predicted after BOS.
+        """
+        windows, texts = [], [request.args[0] for request in requests]
+        owner = []
+        for i, text in enumerate(texts):
+            ids = self.tok_encode(text, add_special_tokens=False)
+            for pair in get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1):
+                windows.append((None, *make_disjoint_window(pair)))
+                owner.append(i)
+        totals = [0.0] * len(texts)
+        for i, (log_p, _) in zip(owner, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[i] += log_p
+        for text, total in zip(texts, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return the continuation of every context, up to the first of its `until` strings or the end of the document.
+
+        Raises `UserError` for settings of generation that are not known here.
+        """
+        del disable_tqdm
+        prompts = [self._prompt(*request.args) for request in requests]
+        texts = generate(self.pretrained, prompts, batch_tokens=self.batch_tokens, seed=self.seed)
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
+
+    def _prompt(self, context: str, settings: Mapping[str, Any]) -> Prompt:
+        until, n_new, sampling = generation_settings(settings)
+        sampling.check(vocab_size=self.pretrained.model.config.vocab_size)
+        room = self.max_length - n_new
+        if room < 1:
+            raise UserError(
+                f"The task asks for {n_new} new tokens, and max_length is {self.max_length}, with the context: raise "
+                "--max_length, or train with longer sequences (config.train.seq_len)."
+            )
+        ids = self.tok_encode(context)[-room:] or [self.prefix_token_id]
+        return Prompt(ids, until, n_new, sampling)
+
+    # ---------------------------------------------------------------------------------------------------- identity
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness writes to the `config` of its results: what identifies the checkpoint."""
+        m = self.pretrained
+        return {
+            "workdir": self.workdir,
+            "step": m.step,
+            "model_num_parameters": count(m.params),
+            "model_dtype": str(np.dtype(m.model.dtype)),
+            "parameters_sha256": fingerprint(m.params),
+            "tokenizer": self.tokenizer_name,
+            "max_length": self.max_length,
+            "add_bos_token": self.add_bos_token,
+            "seqjax_version": seqjax.__version__,
+            "device_kind": jax.devices()[0].device_kind,
+        }
+
+
+register_model("seqjax")(SeqjaxLM)
+
+
+def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
+    """Return stop strings, number of tokens and sampling of a task's `generation_kwargs`; empty stop strings are none.
+
+    Known are until, max_gen_toks (and its other names in the harness), do_sample, temperature, top_k and top_p. Without
+    do_sample, a temperature above 0 samples; do_sample without a temperature has 1. Raises `UserError` for others.
+    """
+    rest = dict(settings)
+    until = rest.pop("until", None) or ()
+    until = tuple(s for s in ((until,) if isinstance(until, str) else until) if s)
+    counts = [value for name in _N_NEW if (value := rest.pop(name, None)) is not None]
+    n_new = int(counts[0]) if counts else MAX_NEW_TOKENS
+    temperature = rest.pop("temperature", None)
+    do_sample = rest.pop("do_sample", None)
+    top = {name: rest.pop(name) for name in ("top_k", "top_p") if name in rest}
+    if rest:
+        known = ", ".join(("until", *_N_NEW, "do_sample", "temperature", "top_k", "top_p"))
+        raise UserError(f"generation_kwargs: {', '.join(sorted(rest))} is not known here. Known: {known}.")
+    if n_new < 1:
+        raise UserError(f"generation_kwargs: max_gen_toks={n_new}; give at least 1.")
+    if do_sample is None:
+        do_sample = bool(temperature)
+    if not do_sample:
+        return until, n_new, Sampling(temperature=0.0)
+    return until, n_new, dataclasses.replace(Sampling(temperature=1.0 if temperature is None else temperature), **top)
+
+
+def _load(workdir: str | os.PathLike[str], allow_code: Collection[str]) -> Pretrained:
+    if is_public(directory := fetched(workdir)):
+        return load(directory)
+    config, model, params, step, mesh = restore(os.fspath(workdir), allow_code=allow_code)
+    return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)

@@ -1,0 +1,70 @@
+"""Results of tasks in a directory: one JSON file per task, as lm-evaluation-harness writes it, and what it is of.
+
+The key `seqjax` holds what identifies the checkpoint and the settings. Results of another checkpoint are not mixed
+with new ones, so that a table is of one model.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from seqjax.utils import UserError, read_json, write_json
+
+KEY = "seqjax"
+# What two results of one table have in common; settings of a task may differ from those of another.
+OF_MODEL = ("parameters_sha256", "tokenizer", "max_length", "add_bos_token")
+
+
+def path_of(out: Path, task: str) -> Path:
+    """Return the file of a task."""
+    return out / f"{task.replace('/', '_')}.json"
+
+
+def read(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the results in a directory by task, in the order of their names."""
+    found = {}
+    for path in sorted(out.glob("*.json")):
+        result = read_json(path)
+        if KEY in result and "results" in result:
+            found[result[KEY]["task"]] = result
+    return found
+
+
+def to_measure(
+    found: Mapping[str, Mapping[str, Any]],
+    identities: Mapping[str, Mapping[str, Any]],
+    *,
+    again: Collection[str],
+    out: Path,
+) -> list[str]:
+    """Return the tasks of `identities` that are not among the results, or are to be measured `again`.
+
+    Raises `UserError` if results that would stay are of another model or other settings.
+    """
+    for task, result in found.items():
+        if task in again:
+            continue
+        had = result[KEY]
+        wanted = identities.get(task) or {key: next(iter(identities.values()))[key] for key in OF_MODEL}
+        differing = [key for key, value in wanted.items() if had.get(key) != value]
+        if differing:
+            what = "another checkpoint" if {"step", "parameters_sha256"} & {*differing} else "other settings"
+            changes = "; ".join(f"{key} {str(had.get(key))[:12]}, now {str(wanted[key])[:12]}" for key in differing)
+            raise UserError(
+                f"{path_of(out, task)} is of {what}: {changes}. Give another --out, or --again to measure the tasks of "
+                "this command anew."
+            )
+    return [task for task in identities if task not in found or task in again]
+
+
+def write(out: Path, task: str, result: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what `simple_evaluate` returned for a task, with `identity`; return what was written."""
+    from lm_eval.utils import handle_non_serializable
+
+    without = {key: value for key, value in result.items() if key != "samples"}
+    plain = json.loads(json.dumps(without, default=handle_non_serializable))
+    out.mkdir(parents=True, exist_ok=True)
+    whole = plain | {KEY: {"task": task, **identity}}
+    write_json(path_of(out, task), whole)
+    return whole

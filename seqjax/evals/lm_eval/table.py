@@ -1,0 +1,154 @@
+"""Results as markdown: every metric of every task, and the paper's columns beside the paper's own numbers."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seqjax.evals.lm_eval.results import KEY
+from seqjax.evals.lm_eval.tasks import PAPER
+
+SOURCE = "arXiv 2505.18522, table {table}, models of 1.3B parameters"
+# Percent, by model; columns as in `tasks.PAPER`.
+PUBLISHED: dict[int, dict[str, tuple[float, ...]]] = {
+    1: {
+        "Transformer++": (75.07, 45.54, 30.22),
+        "Mamba-1": (36.09, 31.03, 6.44),
+        "Mamba-2": (37.98, 35.25, 17.60),
+        "W=256": (12.96, 41.72, 1.63),
+        "Top-1 Element": (68.23, 43.77, 26.95),
+        "Top-1 Chunk, exact": (69.22, 44.40, 22.32),
+        "Top-1 Chunk, approx": (61.66, 45.38, 27.13),
+    },
+    2: {
+        "Transformer++": (
+            *(25.21, 33.60, 48.48, 25.94, 60.43, 33.88, 39.56, 77.60, 48.42, 74.00, 68.99, 53.91, 65.57),
+        ),
+        "Mamba-1": (*(24.30, 34.60, 52.82, 27.22, 54.65, 32.73, 39.10, 75.90, 50.53, 74.00, 70.67, 53.91, 57.51),),
+        "Mamba-2": (*(24.74, 32.80, 50.04, 28.92, 56.27, 33.68, 40.28, 75.70, 51.45, 78.00, 71.44, 55.09, 60.44),),
+        "W=256": (*(25.54, 34.00, 48.82, 26.96, 59.14, 33.88, 40.02, 73.70, 48.19, 72.00, 70.89, 52.49, 63.00),),
+        "Top-1 Element": (
+            *(25.94, 32.60, 47.85, 26.45, 60.15, 31.29, 40.94, 73.40, 45.05, 72.00, 69.15, 53.75, 62.27),
+        ),
+        "Top-1 Chunk, exact": (
+            *(25.96, 32.80, 50.55, 27.22, 60.43, 31.77, 40.07, 77.40, 48.75, 75.00, 69.64, 53.51, 66.30),
+        ),
+        "Top-1 Chunk, approx": (
+            *(25.24, 33.00, 49.33, 26.02, 58.87, 33.30, 39.82, 75.30, 48.59, 70.00, 69.70, 55.01, 64.47),
+        ),
+    },
+}
+
+
+class Value(NamedTuple):
+    """A metric of a task."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    n: int
+    fewshot: int | None
+
+
+def values(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Value]:
+    """Yield the metrics of results, of a group its own where it has any, else those of its tasks."""
+    for task, result in found.items():
+        whole = result.get("groups") or {}
+        rows = {task: whole[task]} if task in whole else result["results"]
+        for name, row in rows.items():
+            for key, value in row.items():
+                metric, _, kind = key.partition(",")
+                if not kind or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+                    continue
+                error = row.get(f"{metric}_stderr,{kind}")
+                error = float(error) if isinstance(error, (int, float)) else None
+                yield Value(name, metric, float(value), error, _n(result, name), _fewshot(result, name))
+
+
+def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
+    """Return a page with all results in `found`, those of a model called `name`."""
+    first = next(iter(found.values()))
+    about = first[KEY]
+    lines = [
+        f"# {name}",
+        "",
+        f"Step {about['step']}, {first['config'].get('model_num_parameters', 0):,} parameters, at most "
+        f"{about['max_length']:,} tokens at a time, tokenizer {about['tokenizer']}; parameters "
+        f"{about['parameters_sha256'][:12]}. lm_eval {first.get('lm_eval_version', '')}.",
+        "",
+    ]
+    limited = sorted(task for task, result in found.items() if result[KEY]["limit"])
+    if limited:
+        lines += [f"**Not all documents of {', '.join(limited)} (--limit): these numbers compare with none.**", ""]
+    lines += ["| task | metric | value | standard error | documents | examples before |", "|---|---|---|---|---|---|"]
+    for v in values(found):
+        error = "" if v.stderr is None else number(v.stderr)
+        lines.append(f"| {v.task} | {v.metric} | {number(v.value)} | {error} | {v.n:,} | {_or_empty(v.fewshot)} |")
+    for table in (2, 1):
+        lines += _beside_paper(found, table, name)
+    return "\n".join(lines) + "\n"
+
+
+def number(x: float) -> str:
+    """Return a metric for a reader; the perplexity of a model that knows nothing may have any size."""
+    return f"{x:.4f}" if abs(x) < 1e5 else f"{x:.3e}"
+
+
+def write(out: Path, found: Mapping[str, Mapping[str, Any]], *, name: str) -> Path:
+    """Write `table.md` beside the results and return its path."""
+    path = out / "table.md"
+    path.write_text(markdown(found, name=name), encoding="utf-8")
+    return path
+
+
+def _beside_paper(found: Mapping[str, Mapping[str, Any]], table: int, name: str) -> list[str]:
+    columns = [task for task in PAPER if task.table == table]
+    own: dict[str, float] = {}
+    for task in columns:
+        result = found.get(task.name)
+        for v in values({task.name: result} if result else {}):
+            if v.task == task.name and v.metric == task.metric and _as_in_paper(result, v.fewshot, task.fewshot):
+                own[task.column] = 100 * v.value
+    if not own:
+        return []
+    lines = [
+        "",
+        f"## Beside table {table} of the paper",
+        "",
+        f"Percent. Source of the other rows: {SOURCE.format(table=table)}; which version of lm_eval they were measured "
+        "with is not said there.",
+        "",
+        f"| model | {' | '.join(task.column for task in columns)} | average |",
+        f"|---|{'---|' * (len(columns) + 1)}",
+    ]
+    cells = [f"{own[task.column]:.2f}" if task.column in own else "" for task in columns]
+    average = f"{sum(own.values()) / len(own):.2f}" if len(own) == len(columns) else ""
+    lines.append(f"| **{name}** | {' | '.join(cells)} | {average} |")
+    for model, numbers in PUBLISHED[table].items():
+        average = f"{sum(numbers) / len(numbers):.2f}"
+        lines.append(f"| {model} | {' | '.join(f'{x:.2f}' for x in numbers)} | {average} |")
+    return lines
+
+
+def _as_in_paper(result: Mapping[str, Any] | None, fewshot: int | None, papers: int) -> bool:
+    return result is not None and not result[KEY]["limit"] and fewshot == papers
+
+
+def _n(result: Mapping[str, Any], name: str) -> int:
+    names = _leaves(result, name)
+    return sum(result["n-samples"][n]["effective"] for n in names if n in result["n-samples"])
+
+
+def _fewshot(result: Mapping[str, Any], name: str) -> int | None:
+    """Return the number of examples of a task, of a group that of all its tasks; None if they differ."""
+    shots = {result["n-shot"].get(n) for n in _leaves(result, name)}
+    return shots.pop() if len(shots) == 1 else None
+
+
+def _leaves(result: Mapping[str, Any], name: str) -> list[str]:
+    children = result.get("group_subtasks", {}).get(name) or []
+    return [leaf for child in children for leaf in _leaves(result, child)] if children else [name]
+
+
+def _or_empty(value: int | None) -> str:
+    return "" if value is None else str(value)

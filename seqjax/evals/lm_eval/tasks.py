@@ -1,0 +1,101 @@
+"""The names of tasks: the paper's with their metrics and numbers of examples, those of seqjax, and where YAMLs lie.
+
+Tables 1 and 2 of arXiv 2505.18522 name tasks as papers do; lm-evaluation-harness 0.4.13 has them under the names here.
+Which version of it the paper ran is not said, and prompts may have changed since.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval.tasks import TaskManager
+
+from seqjax.utils import UserError, nearest
+
+LOCAL = Path(__file__).parent / "local"
+
+
+class PaperTask(NamedTuple):
+    """A column of a table of the paper."""
+
+    table: int
+    column: str
+    name: str  # in lm-evaluation-harness
+    metric: str
+    fewshot: int = 0
+
+
+PAPER = (
+    PaperTask(2, "MMLU", "mmlu", "acc", 5),
+    PaperTask(2, "OBQA", "openbookqa", "acc_norm"),
+    PaperTask(2, "ARC-e", "arc_easy", "acc_norm"),
+    PaperTask(2, "ARC-c", "arc_challenge", "acc_norm"),
+    PaperTask(2, "BoolQ", "boolq", "acc"),
+    PaperTask(2, "RACE", "race", "acc"),
+    PaperTask(2, "SIQA", "social_iqa", "acc"),
+    PaperTask(2, "SCIQ", "sciq", "acc_norm"),
+    PaperTask(2, "HellaSwag", "hellaswag", "acc_norm"),
+    PaperTask(2, "COPA", "copa", "acc"),
+    PaperTask(2, "PIQA", "piqa", "acc_norm"),
+    PaperTask(2, "WinoGrande", "winogrande", "acc"),
+    PaperTask(2, "WSC", "wsc273", "acc"),
+    PaperTask(1, "SWDE", "swde", "contains"),
+    PaperTask(1, "SQuAD", "squad_completion", "contains"),
+    PaperTask(1, "FDA", "fda", "contains"),
+)
+LOCAL_TASKS = ("local_continuation", "local_last_word", "local_copy", "local_bits_per_byte")
+GROUPS = {"paper": tuple(task.name for task in PAPER), "local": LOCAL_TASKS}
+
+
+class Manager(TaskManager):
+    """The harness's manager of tasks, whose errors name the task and what to do."""
+
+    def load(self, task_list: Any) -> Any:
+        """Load tasks with their data; raise `UserError` if that cannot be had."""
+        try:
+            return super().load(task_list)
+        except UserError:
+            raise
+        except Exception as error:
+            named = ", ".join(map(str, task_list)) if isinstance(task_list, list) else str(task_list)
+            first = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"{named}: the task or its data could not be loaded ({type(error).__name__}: {first[:300]}). The "
+                "harness's own tasks fetch their data from the Hugging Face hub: run this where there is a network, or "
+                "with a cache that was filled there (HF_HOME). Tasks that were measured are kept, and the same command "
+                "goes on with the others."
+            ) from error
+
+
+def expanded(given: Sequence[str]) -> list[str]:
+    """Return the names of tasks, each once, with those of `paper` and `local` in their places."""
+    return list(dict.fromkeys(name for word in given for name in GROUPS.get(word, (word,))))
+
+
+def fewshot_of(name: str, given: int | None) -> int | None:
+    """Return the number of examples: the one that was asked for, or the paper's; None is the task's own."""
+    if given is not None:
+        return given
+    return next((task.fewshot for task in PAPER if task.name == name), None)
+
+
+def manager(names: Sequence[str], include: Sequence[Path], *, cache_dir: str = "") -> Manager:
+    """Return a manager that knows all `names`; those of the harness are read, 6 s, only if one of them is asked for.
+
+    `include` are directories of YAML tasks, and `cache_dir` is where the built-in corpus is kept. Raises `UserError`
+    for a directory that is not there and for an unknown name.
+    """
+    for directory in include:
+        if not directory.is_dir():
+            raise UserError(f"--include={directory}: there is no such directory; give one of YAML tasks.")
+    options: dict[str, Any] = {"include_path": [LOCAL, *include]}
+    if cache_dir:
+        options["metadata"] = {"seqjax_cache_dir": cache_dir}
+    found = Manager(include_defaults=False, **options)
+    if not {*names} <= {*found.all_tasks}:
+        found = Manager(include_defaults=True, **options)
+    for name in names:
+        if name not in found.all_tasks:
+            own = [*GROUPS, *LOCAL_TASKS, *(task.name for task in PAPER)]
+            raise UserError(f"--tasks: there is no task {name!r}.{nearest(name, own)} `lm-eval ls tasks` lists all.")
+    return found

@@ -1,0 +1,208 @@
+"""`seqjax recall`: what small models of every mixer look up and track, in minutes each.
+
+    seqjax recall --size=demo                                  two CPU cores
+    seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
+    seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
+    seqjax recall --size=small --seeds=3                       each run with three seeds
+    seqjax recall --size=small --report                        the report of what is there; nothing is trained
+
+Every model is trained on every task for every width and learning rate of the size, all with the first width and rate
+before any with the next, and all with the first seed before any with the second. Each file in
+seqjax/evals/recall/tasks is a task with its source and its sizes, setups.py has the models, widths and rates. A run's
+result is a line of OUT/runs.jsonl, added as it ends, and runs that have one are not repeated, so the same command goes
+on after an interruption. report.md and accuracy.png are written from all results in OUT.
+"""
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seqjax.evals.recall import report
+from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
+from seqjax.evals.recall.tasks import kinds
+from seqjax.evals.recall.train import train
+from seqjax.study.runner import visible_gpus
+from seqjax.training.processes import use_compile_cache
+from seqjax.utils import UserError, command_parser, nearest, run_command
+
+
+def main(argv: list[str]) -> None:
+    """Train what has no result yet, and write the report."""
+    names = ", ".join(kind.name for kind in kinds())
+    parser = command_parser("recall", description=__doc__)
+    parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
+    parser.add_argument("--models", default="", help=f"labels with ; or , between them: {'; '.join(MODELS)} (all)")
+    parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
+    parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of each run, from 0 on (1)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
+    parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
+    args = parser.parse_args(argv)
+    setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
+    models = _known("models", _labels(args.models), MODELS)
+    tasks = _known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
+    for option, given in (("jobs", args.jobs), ("seeds", args.seeds)):
+        if given < 1:
+            raise UserError(f"--{option}={given}: give at least 1.")
+    out = Path(args.out)
+    _require_asked(setup, out)
+    runs = list(_runs(setup, models, tasks, seeds=args.seeds))
+    until = time.time() + 60 * args.minutes
+    claims = os.environ.get(_CHILD)
+    if claims:
+        # The process that started this one reports on all.
+        _train(setup, runs, out, until=until, claims=Path(claims))
+        return
+    failed = 0
+    jobs = min(args.jobs, len({*runs} - _done(out)))
+    if jobs > 1 and not args.report:
+        command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
+        command.append(f"--seeds={args.seeds}")
+        failed = _in_processes(command, runs, out, until=until, jobs=jobs)
+    elif not args.report:
+        _train(setup, runs, out, until=until)
+    written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
+    sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
+    if failed:
+        raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
+
+
+_CHILD = "SEQJAX_RECALL_CLAIMS"  # in the processes that `--jobs` starts: the directory of files named for runs taken
+
+
+class Run(NamedTuple):
+    """One model, trained on a task with a width, a learning rate and a seed: fields of its result."""
+
+    model: str
+    task: str
+    dim: int
+    rate: float
+    seed: int
+
+
+def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], *, seeds: int = 1) -> Iterator[Run]:
+    """Yield all runs: all models with one seed, width and rate first, so that an early end leaves a table."""
+    for seed, (dim, rate), task, model in itertools.product(range(seeds), setup.rounds, tasks, models):
+        yield Run(model, task, dim, rate, seed)
+
+
+def _done(out: Path) -> set[Run]:
+    """Return the runs that have a result."""
+    return {Run(*(result[field] for field in Run._fields)) for result in report.results(out)}
+
+
+def _labels(text: str) -> list[str]:
+    """Return the labels in `text`, between commas or semicolons; some hold a comma themselves."""
+    labels, rest = [], text.strip()
+    while rest:
+        known = [label for label in MODELS if rest == label or rest.startswith((f"{label},", f"{label};"))]
+        label = max(known, key=len) if known else rest.partition(",")[0]
+        labels.append(label)
+        rest = rest[len(label) :].lstrip(",; ")
+    return labels
+
+
+def _known(option: str, given: list[str], known) -> list[str]:
+    """Return what was given, or all if nothing was; raise `UserError` for what is not known."""
+    for word in given:
+        if word not in known:
+            raise UserError(f"--{option}={word}: there is no such thing.{nearest(word, list(known))}")
+    return given or list(known)
+
+
+def _require_asked(setup: Setup, out: Path) -> None:
+    """Raise `UserError` if a result is of another size, or of a task that has other sequences, tests or steps now."""
+    asked = {task.name: setup.asked(task.name) for task in setup.tasks}
+    for result in report.results(out):
+        if asked.get(result["task"]) != result["asked"]:
+            raise UserError(
+                f"{out / report.RESULTS} holds results of {result['task']} of another --size, or with other sequences, "
+                "tests or steps than now; give another --out, or delete those lines."
+            )
+
+
+def _train(setup: Setup, runs: Iterable[Run], out: Path, *, until: float, claims: Path | None = None) -> None:
+    """Train what has no result yet, and with `claims` what no other process has taken, started before `until`."""
+    use_compile_cache()
+    for run in runs:
+        if time.time() > until:
+            return
+        if run in _done(out) or (claims and not _taken(claims / _claim(run))):
+            continue
+        result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate, seed=run.seed)
+        _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
+        tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
+        settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
+        sys.stdout.write(f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s\n")
+        sys.stdout.flush()
+
+
+def _append(out: Path, result: Mapping[str, Any]) -> None:
+    """Add a line to the results by one write at the end of the file, as other processes do at the same time."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / report.RESULTS).open("ab", buffering=0) as file:
+        file.write(f"{json.dumps(result)}\n".encode())
+
+
+def _claim(run: Run) -> str:
+    return "_".join(map(str, run))
+
+
+def _taken(path: Path) -> bool:
+    """Create a file, and return whether it was not there before."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, until: float, jobs: int) -> int:
+    """Train in several processes, which take one run after the other and are ended with this one.
+
+    Return how many runs failed. A process that fails is replaced as long as there are runs that none has taken.
+    """
+    with tempfile.TemporaryDirectory() as claims:
+        children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]
+        failed = 0
+        codes: list[int | None] = [None]
+        try:
+            while None in codes:
+                time.sleep(0.5)
+                codes = [child.poll() for child in children]
+                done = _done(out)
+                left = any(run not in done and not (Path(claims) / _claim(run)).exists() for run in runs)
+                for slot, code in enumerate(codes):
+                    if code and left and time.time() < until:
+                        failed += 1
+                        children[slot] = _start(arguments, claims, until=until, slot=slot, jobs=jobs)
+                        codes[slot] = None
+        finally:
+            for child in children:
+                child.terminate()
+                child.wait()
+        return failed + sum(child.returncode != 0 for child in children)
+
+
+def _start(arguments: Sequence[str], claims: str, *, until: float, slot: int, jobs: int) -> subprocess.Popen[bytes]:
+    """Start a process on one of the GPUs, with its share of the memory if there are fewer GPUs than processes."""
+    environment, gpus = os.environ | {_CHILD: claims}, visible_gpus()
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+        share = 0.9 / -(-jobs // len(gpus))
+        environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}")
+    command = [sys.executable, "-m", "seqjax.evals.recall", *arguments, f"--minutes={(until - time.time()) / 60}"]
+    return subprocess.Popen(command, env=environment)
+
+
+if __name__ == "__main__":
+    run_command(main)

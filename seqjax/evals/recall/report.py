@@ -1,0 +1,168 @@
+"""What came of the runs: a table per task, and accuracy against the size of the state."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from seqjax.evals.recall.setups import MODELS
+from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.study import figures
+from seqjax.study.tables import markdown
+from seqjax.utils import UserError
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
+
+
+RESULTS = "runs.jsonl"  # one result per line
+
+
+def results(directory: Path) -> list[dict[str, Any]]:
+    """Return the results of all runs in a directory; raise `UserError` if a line is not whole."""
+    path = directory / RESULTS
+    found = []
+    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.is_file() else (), start=1):
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}: line {n} is not JSON ({error}); delete it, and its run is made again.") from error
+    return found
+
+
+def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the results of a task: of every model and width the rate that is best in the test like the training."""
+    chosen: dict[str, list[Mapping[str, Any]]] = {}
+    for label in MODELS:
+        of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
+        dims = sorted({result["dim"] for result in of_model})
+        if dims:
+            chosen[label] = [best_rate([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
+    return chosen
+
+
+def best_rate(of_width: Sequence[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
+    """Return the result of the rate that is best in the test `own`, with the mean of its runs and their range."""
+    rates = sorted({result["rate"] for result in of_width})
+    by_rate = [_together([result for result in of_width if result["rate"] == rate]) for rate in rates]
+    return {**max(by_rate, key=lambda result: result["tests"][own]["accuracy"]), "tried": len(rates)}
+
+
+def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the first of several runs that differ in seed at most, with the tests of all."""
+    tests = {}
+    for name in runs[0]["tests"]:
+        accuracies, wholes = ([run["tests"][name][key] for run in runs] for key in ("accuracy", "whole"))
+        mean = {"accuracy": statistics.mean(accuracies), "whole": statistics.mean(wholes)}
+        tests[name] = {**mean, "lowest": min(accuracies), "highest": max(accuracies)}
+    seconds = [run["seconds"] for run in runs]
+    return {**runs[0], "tests": tests, "runs": len(runs), "seconds": (min(seconds), max(seconds))}
+
+
+def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | None:
+    """Write report.md and accuracy.png from the runs in `directory`; return the former, or None if there are none."""
+    found = results(directory)
+    of_tasks = {task.name: of_task for task in tasks if (of_task := by_model(found, task))}
+    if not of_tasks:
+        return None
+    shown = [task for task in tasks if task.name in of_tasks]
+    parts = [f"# {title}", "![Accuracy against the size of the state](accuracy.png)", ABOUT]
+    parts += [f"## {task.name}: {task.kind.question}\n\n{_table(task, of_tasks[task.name])}" for task in shown]
+    path = directory / "report.md"
+    path.write_text("\n\n".join(parts), encoding="utf-8")
+    draw(directory / "accuracy.png", shown, of_tasks, title=title)
+    return path
+
+
+ABOUT = (
+    "Share of right answers in percent, over sequences that were not trained on; beside it, where a sequence has "
+    "several answers, the share of sequences without a wrong one. In italics is the test that is like the training; "
+    "the learning rate is the best there of so many. Several runs of a model are shown as their mean, with the lowest "
+    "and the highest where these are a percent or more apart. The last column is the mean of all tests. The state is "
+    "how many numbers decoding keeps at the end of the test in italics, over all layers and with those of "
+    "convolutions; for attention they grow with the sequence."
+)
+
+
+def _table(task: TaskSetup, results: Results) -> str:
+    tests = [f"*{name}*" if name == task.own else name for name in task.tests]
+    header = ["model", "width", "state", "rate", *tests, "mean"]
+    rows = []
+    for label, of_model in results.items():
+        for result in of_model:
+            cells = [_cell(result["tests"][name]) for name in task.tests]
+            state = f"{result['state'][task.own]:,}"
+            mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
+            rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
+            rows.append([label, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
+    chance = next(iter(results.values()))[0]["chance"]
+    parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
+    return "\n".join(filter(None, parts))
+
+
+def _training(results: Results) -> str:
+    """Say how long the models were trained, and on what."""
+    every = [result for of_model in results.values() for result in of_model]
+    steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
+    seconds = sorted(second for result in every for second in result["seconds"])
+    devices = ", ".join(sorted({result["device"] for result in every} - {""}))
+    on = f" on {devices}" if devices else ""
+    took = f"{seconds[0]:.0f} to {seconds[-1]:.0f} s"
+    return f"Trained for {steps} steps of {sizes} sequences{on}; a run with its tests took {took}."
+
+
+def _cell(test: Mapping[str, float]) -> str:
+    accuracy, whole, lowest, highest = (100 * test[key] for key in ("accuracy", "whole", "lowest", "highest"))
+    if highest - lowest >= 1:
+        return f"{accuracy:.1f} [{lowest:.1f}, {highest:.1f}]"
+    shown, of_sequences = f"{accuracy:.1f}", f"{whole:.1f}"
+    return shown if shown == of_sequences else f"{shown} ({of_sequences})"
+
+
+PANELS = 4  # in a row
+
+
+def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
+    """Draw two panels for each task: the test that is like the training, and the hardest."""
+    shown = [(task, test) for task in tasks for test in (task.own, list(task.tests)[-1])]
+    columns = min(PANELS, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(2.9 * columns + 2.4, 2.7 * rows + 0.5), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    handles: dict[str, Any] = {}
+    for i, panel in enumerate(grid.flat):
+        task, test = shown[i] if i < len(shown) else (None, "")
+        if task is None or (i % 2 and test == task.own):  # none is harder
+            panel.set_axis_off()
+            continue
+        for label, of_model in results[task.name].items():
+            x = [result["state"][test] for result in of_model]
+            y = [100 * result["tests"][test]["accuracy"] for result in of_model]
+            look: dict[str, Any] = figures.style(list(MODELS).index(label)) | {"markersize": 6, "linewidth": 1.0}
+            (handles[label],) = panel.plot(x, y, label=label, **look)
+            ends = [[100 * result["tests"][test][end] for result in of_model] for end in ("lowest", "highest")]
+            panel.vlines(x, *ends, color=look["color"], linewidth=1.0)
+        chance = 100 * next(iter(results[task.name].values()))[0]["chance"]
+        panel.axhline(chance, color="0.6", linewidth=0.8, linestyle=":")
+        panel.set_xscale("log")
+        states = [result["state"][test] for of_model in results[task.name].values() for result in of_model]
+        panel.set_xlim(min(states) / 1.5, max(states) * 1.5)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.tick_params(labelsize=8)
+        panel.set_ylim(-4, 104)
+        panel.grid(alpha=0.25, linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"{task.name}, {test}" + (" (as trained)" if test == task.own else ""), fontsize=9, loc="left")
+        if i + columns >= len(shown):
+            panel.set_xlabel("numbers in the state")
+        if i % columns == 0:
+            panel.set_ylabel("right answers, %")
+    order = [handles[label] for label in MODELS if label in handles]
+    figure.legend(handles=order, frameon=False, fontsize=9, loc="outside right center")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figures.save(figure, path)

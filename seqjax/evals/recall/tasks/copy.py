@@ -1,0 +1,57 @@
+"""The whole string: string copying of Jelassi et al., "Repeat After Me" (arXiv 2402.01032)."""
+
+import dataclasses
+
+import numpy as np
+
+from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Copy(Task):
+    """A string of `shortest` to `longest` tokens, a separator and the string again; each of its tokens is asked for.
+
+    A sequence has 2 * `longest` + 1 inputs at most, and ends in padding. The second string is an input as well: the
+    model is told the right tokens before the one that it is asked for.
+    """
+
+    order = 50
+    question = "the whole string"
+
+    shortest: int
+    longest: int
+    ids: int = 26
+
+    def __post_init__(self):
+        self._require(1 <= self.shortest <= self.longest, "needs strings of at least one token")
+        self._require(2 * self.longest + 1 <= self.length, "needs a length of at least twice the string and one more")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+        tests = {str(n): cls(length=2 * n + 2, shortest=n, longest=n) for n in (64, 128, 256)}
+        train = (cls(length=130, shortest=8, longest=64),)
+        return {"small": TaskSetup(steps=2_000, train=train, tests=tests, own="64")}
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokens, the separator and padding."""
+        return self.ids + 2
+
+    @property
+    def answers(self) -> int:
+        """As many as the longest string has tokens."""
+        return self.longest
+
+    def examples(self, rng: np.random.Generator, n: int) -> Examples:
+        """Draw `n` sequences."""
+        inputs, targets = self._blank(n)
+        sizes = rng.integers(self.shortest, self.longest + 1, size=n)
+        strings = rng.integers(self.ids, size=(n, self.longest))
+        row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
+        inputs[:] = self.ids + 1
+        inputs[np.arange(n), sizes] = self.ids
+        inputs[row, place] = inputs[row, sizes[row] + 1 + place] = targets[row, sizes[row] + place] = strings[
+            row, place
+        ]
+        return Examples(inputs, targets)

@@ -1,0 +1,147 @@
+"""The evaluation suite of several runs on one page: `python -m seqjax.evals.suite --out=DIR`.
+
+The last command of launch/suite.sh. Reads the runs in DIR, one directory each, with their losses (metrics.jsonl),
+S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json) as far as they are there, keeps them in
+DIR/runs.json, and writes DIR/report.md, which points to the report of the recall tasks in DIR/recall. Runs of runs.json
+whose directories are gone stay in the report.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seqjax.evals.lm_eval import results
+from seqjax.evals.lm_eval.table import Value, values
+from seqjax.study.tables import DASH, markdown
+from seqjax.training import metrics
+from seqjax.utils import UserError, command_parser, read_json, run_command, write_json
+
+
+class Run(NamedTuple):
+    """A run and its evaluations: run.json, config.json, rows of evaluations, niah.json, harness/*.json by task."""
+
+    name: str
+    facts: Mapping[str, Any]
+    config: Mapping[str, Any]
+    evaluations: Sequence[Mapping[str, Any]]
+    niah: Mapping[str, Any]
+    harness: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def needle(self) -> Mapping[str, Mapping[str, float]]:
+        """The results of S-NIAH by length."""
+        return self.niah.get("lengths", {})
+
+    @property
+    def tasks(self) -> list[Value]:
+        """The metrics of tasks."""
+        return list(values(self.harness))
+
+
+def main(argv: list[str]) -> None:
+    """Write the page."""
+    parser = command_parser("evals.suite", description=__doc__)
+    parser.add_argument("--out", required=True, type=Path, help="the directory of the runs")
+    out = parser.parse_args(argv).out
+    kept = out / "runs.json"
+    known = [Run(**run) for run in read_json(kept)["runs"]] if kept.is_file() else []
+    found = {run.name: run for run in (*known, *(read(path.parent) for path in out.glob("*/metrics.jsonl")))}
+    if not found:
+        raise UserError(f"{out} has no directory with a run; give the --out of launch/suite.sh.")
+    runs = [found[name] for name in sorted(found)]
+    write_json(kept, {"runs": [run._asdict() for run in runs]})
+    path = out / "report.md"
+    path.write_text(page(runs, recall=(out / "recall" / "report.md").is_file()), encoding="utf-8")
+    sys.stdout.write(f"Wrote {path}\n")
+
+
+def read(workdir: Path) -> Run:
+    """Return what is there of a run."""
+    needle = workdir / "niah.json"
+    return Run(
+        name=workdir.name,
+        facts=read_json(workdir / "run.json"),
+        config=read_json(workdir / "config.json"),
+        evaluations=[row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)],
+        niah=read_json(needle) if needle.is_file() else {},
+        # The packages and processor of the machine are most of every result; `facts` has the versions that count.
+        harness={
+            task: {key: value for key, value in result.items() if key != "pretty_env_info"}
+            for task, result in results.read(workdir / "harness").items()
+        },
+    )
+
+
+def page(runs: Sequence[Run], *, recall: bool) -> str:
+    """Return the page as Markdown; `recall` says whether to point to the report of the recall tasks."""
+    devices = sorted({f"{run.facts['devices']} x {run.facts['device']}" for run in runs})
+    manifests = sorted({str(run.facts.get("manifest", ""))[:16] for run in runs})
+    parts = [
+        "# Evaluation suite",
+        f"Trained on {', '.join(devices)} for each run; data {', '.join(manifests)}.",
+        f"## Loss\n\nNats per token, at the end of the training.\n\n{_losses(runs)}",
+    ]
+    if any(run.needle for run in runs):
+        parts.append(f"## One number in a long text (S-NIAH)\n\nPercent found, by tokens.\n\n{_needles(runs)}")
+    if any(run.tasks for run in runs):
+        parts.append(f"## Tasks of lm-evaluation-harness\n\n{_tasks(runs)}")
+    if recall:
+        parts.append("## Recall and state\n\nSmall models of the same mixers: [report](recall/report.md).")
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _losses(runs: Sequence[Run]) -> str:
+    fields = ["train/loss", *_union([key for row in run.evaluations for key in row if _is_loss(key)] for run in runs)]
+    header = ["run", "parameters", "tokens", *(_heading(field) for field in fields)]
+    rows = []
+    for run in runs:
+        last = run.evaluations[-1] if run.evaluations else {}
+        numbers = [f"{last[field]:.4f}" if field in last else DASH for field in fields]
+        rows.append([run.name, f"{run.facts['parameters']:,}", f"{last.get('tokens', 0):,}", *numbers])
+    return markdown(header, rows)
+
+
+def _is_loss(key: str) -> bool:
+    kind, _, rest = key.partition("/")
+    return rest.endswith({"eval": "/loss", "eval_mean": "/equal"}.get(kind, "?"))
+
+
+def _heading(field: str) -> str:
+    if field == "train/loss":
+        return "training"
+    kind, name, _ = field.split("/")
+    return f"mean {name.replace('_', ' ')}" if kind == "eval_mean" else name
+
+
+def _needles(runs: Sequence[Run]) -> str:
+    lengths = sorted(_union(run.needle for run in runs), key=int)
+    rows = [[run.name, *(_found(run.needle.get(length)) for length in lengths)] for run in runs]
+    return markdown(["run", *(f"{int(length):,}" for length in lengths)], rows)
+
+
+def _found(result: Mapping[str, float] | None) -> str:
+    return f"{100 * result['accuracy']:.1f} of {result['samples']}" if result else DASH
+
+
+def _tasks(runs: Sequence[Run]) -> str:
+    of_run = [{(value.task, value.metric): value for value in run.tasks} for run in runs]
+    rows = [
+        [task, metric, *(_measured(found.get((task, metric))) for found in of_run)] for task, metric in _union(of_run)
+    ]
+    return markdown(["task", "metric", *(run.name for run in runs)], rows, left=2)
+
+
+def _measured(value: Value | None) -> str:
+    if value is None:
+        return DASH
+    return f"{value.value:.4g}" + (f" ± {value.stderr:.2g}" if value.stderr else "")
+
+
+def _union(several: Any) -> list[Any]:
+    """Return all that is in any of several collections, in the order in which it appears first."""
+    return list(dict.fromkeys(x for collection in several for x in collection))
+
+
+if __name__ == "__main__":
+    run_command(main)

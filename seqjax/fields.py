@@ -1,0 +1,99 @@
+"""Checks values against the fields of a frozen dataclass: unknown and missing keys, types, bounds, allowed values."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from seqjax.utils import UserError, nearest
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """The bounds of a number, in the `Annotated` type of a setting: from `low`, inclusive, to `high`, exclusive."""
+
+    low: float
+    high: float = math.inf
+
+    def check(self, value: Any, path: str, *, may_be_none: bool) -> None:
+        """Raise a `UserError` that names the setting, `path`, unless `value` is None or within the bounds."""
+        if value is None or self.low <= value < self.high:
+            return
+        upper = f" and less than {self.high}" if self.high < math.inf else "" if math.isfinite(value) else " and finite"
+        raise UserError(f"{path} must be at least {self.low}{upper}{', or None' * may_be_none}, not {value}.")
+
+
+def plain(hint: Any) -> Any:
+    """Return a type without what annotates it."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Return the types of the settings of a dataclass, by name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def is_group(value: Any) -> bool:
+    """Return whether `value` is a group of settings, i.e. a dict or a `ConfigDict`."""
+    return isinstance(value, Mapping) or hasattr(value, "items")
+
+
+def optional(hint: Any) -> tuple[Any, bool]:
+    """Return the plain type without None, and whether None was one of its alternatives."""
+    hint = plain(hint)
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return hint, False
+    options = typing.get_args(hint)
+    return next(o for o in options if o is not type(None)), type(None) in options
+
+
+def checked(hint: Any, value: Any, path: str) -> Any:
+    """Return `value` as a setting of type `hint`; raise a `UserError` that names the setting, `path`, if it is none."""
+    if typing.get_origin(hint) is Annotated:
+        kind, *bounds = typing.get_args(hint)
+        value = checked(kind, value, path)
+        for bound in bounds:
+            bound.check(value, path, may_be_none=optional(kind)[1])
+        return value
+    hint, may_be_none = optional(hint)
+    if value is None and may_be_none:
+        return None
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise UserError(f"{path} must be a list, not {value!r}; write ({value!r},).")
+        element = typing.get_args(hint)[0]
+        return tuple(checked(element, v, f"{path}[{i}]") for i, v in enumerate(typing.cast(Any, value)))
+    if origin is typing.Literal:
+        known = typing.get_args(hint)
+        if not isinstance(value, str) or value not in known:
+            also = " None leaves the choice to seqjax." if may_be_none else ""
+            raise UserError(f"{path}={value!r} is not known.{nearest(str(value), known)}{also}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
+        kind = hint.__name__ + (" or None" if may_be_none else "")
+        whole = f" Write {value:.0f}." if hint is int and isinstance(value, float) and value.is_integer() else ""
+        raise UserError(f"{path} must be {kind}, not {type(value).__name__} {value!r}.{whole}")
+    return value
+
+
+def build(cls: type[T], values: Any, path: str, check: Callable[[Any, Any, str], Any] = checked) -> T:
+    """Return the dataclass `cls` made of a mapping, each value passed through `check(type, value, its full key)`."""
+    hints, items = hints_of(cls), dict(values.items())
+    for key in items:
+        if key not in hints:
+            raise UserError(f"{path}.{key} is not a setting.{nearest(str(key), hints)}")
+    kwargs = {}
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        if field.name in items:
+            kwargs[field.name] = check(hints[field.name], items[field.name], f"{path}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{path}.{field.name} is missing; it has no default, so give it.")
+    return cls(**kwargs)

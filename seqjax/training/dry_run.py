@@ -1,0 +1,230 @@
+"""What a run would do, without doing it: `seqjax train --dry_run`. Nothing is written, and no data is prepared.
+
+The bytes of state and batch on each device are exact. Those of gradients and activations are XLA's analysis of the
+compiled training step, for the devices of this machine; with `--devices=N`, for N of its CPU's that stand for those of
+another machine. Time is the speed of the same model on the same kind of device in `benchmarks/results`, or that of a
+few steps on random tokens.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from kernels_pallas import cpu_compiler
+from seqjax.config import Config
+from seqjax.data import open_corpus
+from seqjax.models import Model, flops
+from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
+from seqjax.training.schedule import end_steps, segments
+from seqjax.training.schedule import optimizer as make_optimizer
+from seqjax.training.step import (
+    bytes_per_device,
+    division,
+    init_state,
+    jit_train_step,
+    micro_batches,
+    parameter_table,
+    state_shardings,
+)
+from seqjax.training.workdir import check_config, readable
+from seqjax.utils import UserError, duration, size
+
+PACKAGE = Path(__file__).parents[1]
+CHECKOUT = PACKAGE.parent / "benchmarks" / "results"
+RESULTS = CHECKOUT if CHECKOUT.is_dir() else PACKAGE / "recorded"  # the same files, installed by a wheel
+TIMED_STEPS = 3
+# Steps are timed if they are expected to take seconds: FLOPs of a step on a CPU, and on an accelerator.
+CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
+FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the number of CPU devices
+
+
+def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] | None = None) -> Iterator[str]:
+    """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained.
+
+    `devices` are those of `described_devices`, in place of the ones that this machine has.
+    """
+    train, described = config.train, devices is not None
+    devices = list(devices) if devices is not None else jax.devices()
+    device = devices[0]
+    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
+    require_equal_pieces(train.seq_len, mesh)
+    n_micro = micro_batches(train, mesh)
+    yield f"{config.name}, size {config.size}: a dry run, nothing is written"
+    yield f"mixer        {config.model.mixer_names}"
+    yield f"workdir      {_workdir(workdir, config)}"
+    kind = "described, not those of this machine" if described else f"{device.device_kind} ({device.platform})"
+    yield f"devices      {len(devices)} x {kind}"
+    yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
+    yield f"data         {_data(config)}"
+
+    model = Model(config.model, max_len=train.seq_len)
+    total, active = flops.n_params(model), flops.matmul_params(model)
+    tokens_per_step = train.batch_size * train.seq_len
+    steps = sum(segment.end - segment.begin for segment in segments(config))
+    tokens, per_token = steps * tokens_per_step, flops.flops_per_token(model, train.seq_len)
+    yield f"parameters   {total:,}, of which {active:,} multiply every token (tables are looked up)"
+    yield f"steps        {train.steps:,} of {train.batch_size:,} x {train.seq_len:,} = {tokens_per_step:,} tokens"
+    if train.ends:
+        ends = ", ".join(f"{step:,}" for step in end_steps(config))
+        yield f"ends         after step {ends}; with their cooldowns {steps:,} steps in all"
+    yield f"each step    {division(train, mesh)}"
+    yield f"tokens       {tokens:,}, {tokens / total:.1f} per parameter"
+    yield f"FLOPs        {per_token:,.0f} per token in training, {tokens * per_token:.3g} in all"
+
+    optimizer = make_optimizer(config.optim)
+    init_fn = lambda: init_state(model, optimizer, jax.random.key(train.seed))  # noqa: E731
+    shapes = jax.eval_shape(init_fn)
+    state_sharding, tokens_sharding = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
+    batch = jax.ShapeDtypeStruct((n_micro, train.batch_size // n_micro, train.seq_len + 1), np.int32)
+    params_bytes = bytes_per_device(shapes.params, state_sharding.params)
+    state_bytes, batch_bytes = bytes_per_device(shapes, state_sharding), bytes_per_device(batch, tokens_sharding)
+    yield ""
+    yield from parameter_table(model, state_sharding.params)
+    yield ""
+    yield (
+        f"state        {state_bytes:,} bytes on each device: parameters {size(params_bytes)}, the optimiser's "
+        f"{size(state_bytes - params_bytes)}"
+    )
+    yield f"batch        {batch_bytes:,} bytes on each device"
+    step = jit_train_step(model, optimizer, state=state_sharding, tokens=tokens_sharding)
+    rate = jax.ShapeDtypeStruct((), np.float32)
+    with jax.set_mesh(mesh):
+        compiled = step.lower(shapes, batch, rate).compile()
+        program = "the CPU's program; that of other devices differs" if described else "the compiled step"
+        needed, text = _memory(compiled, kept=state_bytes + batch_bytes, program=program)
+        yield f"memory       {text}"
+        if described:
+            yield "time         unknown: the devices are described"
+            return
+        limit = _limit(device)
+        fits = limit is None or needed <= limit
+        if limit is not None and not fits:
+            change = "lower config.train.per_device_batch_size"
+            if train.accumulate is not None:
+                change = "raise config.train.accumulate"
+            yield f"             MORE than the {size(limit)} of a device: {change},"
+            yield "             raise config.mesh.fsdp, or set config.model.remat"
+        speed, source = None, ""
+        found = recorded_speed(config, n_params=total, per_token=per_token, device=device.device_kind)
+        if found is not None:
+            times = jax.device_count()
+            speed, source = found.tokens_per_s * times, found.source
+            source += f"; of one device, times {times}" if times > 1 else ""
+        budget = CPU_FLOPS if device.platform == "cpu" else ACCELERATOR_FLOPS * jax.device_count()
+        if speed is None and fits and tokens_per_step * per_token <= budget:
+            state = jax.jit(init_fn, out_shardings=state_sharding)()
+            ids = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape, np.int32)
+            seconds = _time_steps(compiled, state, jax.device_put(ids, tokens_sharding))
+            speed, source = tokens_per_step / seconds, f"{TIMED_STEPS} steps timed here"
+    if speed is None:
+        yield "time         unknown: no recorded speed of this model on this device, and its steps are too long to try"
+    else:
+        yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
+
+
+def described_devices(count: int) -> list[Any]:
+    """Return so many CPU devices, which stand for those of another machine: programs are compiled for them, not run.
+
+    JAX makes them when it starts, so call this before. Raises `UserError` if it has started with fewer.
+    """
+    if count < 1:
+        raise UserError(f"--devices={count}: give the number of devices to describe, 1 or more.")
+    if not cpu_compiler.has_started():
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(FORCE))
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_platforms", "cpu")
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise UserError(f"JAX has started with {len(found)} CPU device(s), so {count} cannot be described any more.")
+    return found[:count]
+
+
+def _workdir(workdir: str | Path | None, config: Config) -> str:
+    if workdir is None:
+        return "a new one under runs/"
+    try:
+        check_config(workdir, config)
+    except UserError as error:
+        return f"NOT READY: {error}"
+    exists = (readable(workdir) / "config.json").is_file()
+    return f"{workdir}, " + ("which holds a run: it would be resumed" if exists else "which holds no run yet")
+
+
+def _data(config: Config) -> str:
+    """Return where the text comes from, and for prepared blocks how often a run reads it."""
+    if config.data.corpus != "blocks":
+        return " ".join(filter(None, (config.data.corpus, ", ".join(config.data.tfds), config.data.path)))
+    try:
+        corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    except UserError as error:
+        return f"NOT READY: {error}"
+    tokens = sum(corpus.tokens.values())
+    passes = config.train.steps * config.train.batch_size * config.train.seq_len / tokens
+    return (
+        f"{config.data.path}: {tokens:,} training tokens in {', '.join(corpus.train_domains)}, read {passes:.2f} times"
+    )
+
+
+def _limit(device: Any) -> int | None:
+    """Return the bytes of a device's memory, or None if it does not say."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
+    """Return the bytes that a device needs and what they consist of; `kept` are those of its state and batch."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        text = "at least, for parameters, optimiser and batch; this backend gives no analysis of the rest"
+        return kept, f"{size(kept)} {text}"
+    needed = kept + analysis.temp_size_in_bytes
+    return needed, (
+        f"{size(needed)} per device: {size(kept)} parameters, optimiser and batch, "
+        f"{size(analysis.temp_size_in_bytes)} gradients and activations (XLA's analysis of {program})"
+    )
+
+
+class RecordedSpeed(NamedTuple):
+    """The training speed of a model on one device, and the benchmark that measured it."""
+
+    tokens_per_s: float
+    device: str
+    source: str
+
+
+def recorded_speed(config: Config, *, n_params: int, per_token: float, device: str | None) -> RecordedSpeed | None:
+    """Return the recorded speed of this model on a kind of device, or with None on any; None if there is no record.
+
+    The same name, parameters and FLOPs per token at the same length are taken for the same model.
+    """
+    for path in sorted(RESULTS.glob("train_step*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        machine, settings = report["machine"], report["settings"]
+        if device not in (None, machine["device"]) or settings["seq_len"] != config.train.seq_len:
+            continue
+        for name, result in report["results"].items():
+            same = name.partition(":")[0] == config.name and result.get("params") == n_params
+            same &= result.get("devices", 1) == 1
+            if same and "tokens_per_s" in result and math.isclose(result.get("flops_per_token", 0), per_token):
+                source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
+                return RecordedSpeed(result["tokens_per_s"], machine["device"], source)
+    return None
+
+
+def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:
+    """Return the median seconds of a step; the first one, which allocates, is not counted."""
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):
+        start = time.perf_counter()
+        state, metrics = compiled(state, tokens, np.float32(0))
+        assert math.isfinite(float(metrics["loss"]))
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds[1:])[TIMED_STEPS // 2]

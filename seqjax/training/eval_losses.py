@@ -1,0 +1,199 @@
+"""The losses of every evaluation, by block and by class of token, stored beside `metrics.jsonl`.
+
+From the losses of blocks come the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes
+the blocks, which are the same at every evaluation: per domain the arrays "DOMAIN/index", "DOMAIN/documents" and
+"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each
+block's mean loss in nats per token after that step.
+
+From the losses of classes a comparison tells what the gap of two models is made of. Every family of classes divides all
+predicted tokens of the evaluation blocks. With x_0 .. x_T the tokens of a block, of which x_1 .. x_T are predicted:
+
+    repeat     let s < t be the last place with (x_{s-2}, x_{s-1}) = (x_{t-2}, x_{t-1}). x_t continues as before if
+               x_s = x_t, and otherwise if not; without such a place its bigram is new.
+    distance   t - s of the tokens that continue as before, in tokens
+    frequency  of x_t in training, per million tokens (`Corpus.token_rates`); without these, there is no such family
+    position   t - 1, the number of tokens before the last one that the model has read
+
+So a model that copies what followed the last time predicts the tokens that continue as before. A block may hold several
+documents, and a repeat may reach into one before.
+
+A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "step", the names of the classes of each
+"FAMILY" [classes], and per domain
+
+    DOMAIN/documents, DOMAIN/blocks    int64 [documents]: the number of a document and of its evaluated blocks
+    DOMAIN/FAMILY/losses               float64 [documents, classes], sums in nats
+    DOMAIN/FAMILY/tokens               int64 [documents, classes], numbers of predicted tokens
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.data import Corpus, EvalBlocks
+from seqjax.training.schedule import ENDS
+from seqjax.training.workdir import readable
+from seqjax.utils import replacing
+
+DIRECTORY = "eval_losses"
+FIELDS = ("index", "documents", "n_bytes")
+
+
+def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
+    """Start, or resume after `step`: later evaluations of a killed process are removed, because they are repeated."""
+    directory = workdir / DIRECTORY
+    directory.mkdir(exist_ok=True)
+    for path in directory.glob("[0-9]*.npz"):
+        if int(path.stem) > step:
+            path.unlink()
+    if step == 0 or not (directory / "blocks.npz").is_file():  # The config keeps them the same for the whole run.
+        arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
+        _save(directory / "blocks.npz", arrays)
+
+
+def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
+    """Write the losses of one evaluation, "DOMAIN" -> [n], in nats per token."""
+    _save(path(workdir, step), {domain: loss.astype(np.float32) for domain, loss in losses.items()})
+
+
+def path(workdir: Path, step: int) -> Path:
+    """Return the file of an evaluation, which is written last of all that belongs to it."""
+    return workdir / DIRECTORY / f"{step:08d}.npz"
+
+
+def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
+    """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none."""
+    directory = readable(workdir) / DIRECTORY
+    if not (directory / "blocks.npz").is_file():
+        return {}, {}
+    return _load(directory / "blocks.npz"), {int(p.stem): _load(p) for p in sorted(directory.glob("[0-9]*.npz"))}
+
+
+def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+    with replacing(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+CLASSES = "classes.npz"  # in DIRECTORY
+# Where each class begins. A window of 256 and chunks of 128 are what shipped mixers see without effort.
+DISTANCES = (1, 32, 128, 256, 1024)
+RATES = (1, 10, 100, 1_000, 10_000)
+POSITIONS = (32, 128, 512, 1024)
+NAMES = {
+    "repeat": ("new bigram", "continues otherwise", "continues as before"),
+    "distance": ("not as before", "1 to 31", "32 to 127", "128 to 255", "256 to 1,023", "1,024 and more"),
+    "frequency": ("below 1", "1 to 10", "10 to 100", "100 to 1,000", "1,000 to 10,000", "10,000 and more"),
+    "position": ("0 to 31", "32 to 127", "128 to 511", "512 to 1,023", "1,024 and more"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainSums:
+    """The sums of one domain: `losses` and `tokens` are [documents, classes] per family."""
+
+    documents: np.ndarray
+    blocks: np.ndarray
+    losses: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassSums:
+    """The sums of a run after `step`, per domain, and the names of the classes per family."""
+
+    step: int
+    names: dict[str, tuple[str, ...]]
+    domains: dict[str, DomainSums]
+
+
+def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
+    """Return t - s for every predicted token x_t of a block, int64 [T]; 0 where the bigram before it is new."""
+    distances_T = np.zeros(len(tokens_T1) - 1, np.int64)
+    keys = (tokens_T1[:-2].astype(np.uint64) << np.uint64(32)) | tokens_T1[1:-1].astype(np.uint64)  # of x_2 .. x_T
+    order = np.argsort(keys, kind="stable")
+    again = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
+    distances_T[order[again + 1] + 1] = order[again + 1] - order[again]
+    return distances_T
+
+
+def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Return the class of every predicted token of blocks, per family an index into its `NAMES`, int8 [N, T].
+
+    `rates` is how often each id occurs in training, per million tokens; without it there is no family "frequency".
+    """
+    targets_NT = tokens_NT1[:, 1:]
+    n_blocks, seq_len = targets_NT.shape
+    distances_NT = np.stack([last_repeat(row) for row in tokens_NT1])
+    places_NT = np.arange(1, seq_len + 1) - distances_NT
+    same_NT = np.take_along_axis(tokens_NT1, places_NT, axis=1) == targets_NT
+    as_before_NT = same_NT & (distances_NT > 0)
+    found = {
+        "repeat": np.where(distances_NT == 0, 0, 1 + as_before_NT),
+        "distance": np.searchsorted(DISTANCES, distances_NT * as_before_NT, side="right"),
+    }
+    if rates is not None:
+        found["frequency"] = np.searchsorted(RATES, rates, side="right")[targets_NT]
+    of_place = np.searchsorted(POSITIONS, np.arange(seq_len), side="right")
+    found["position"] = np.broadcast_to(of_place, (n_blocks, seq_len))
+    return {family: classes.astype(np.int8) for family, classes in found.items()}
+
+
+def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) -> DomainSums:
+    """Return the sums of a domain's token losses, in nats, over each document and class."""
+    documents, of_block = np.unique(blocks.documents, return_inverse=True)
+    losses, tokens = {}, {}
+    for family, classes_NT in classify(blocks.tokens, rates).items():
+        shape = len(documents), len(NAMES[family])
+        cells = (of_block[:, None] * shape[1] + classes_NT).ravel()
+        size = shape[0] * shape[1]
+        losses[family] = np.bincount(cells, losses_NT.ravel(), minlength=size).reshape(shape)
+        tokens[family] = np.bincount(cells, minlength=size).reshape(shape)
+    return DomainSums(documents, np.bincount(of_block), losses, tokens)
+
+
+def write_classes(
+    workdir: Path, step: int, losses: Mapping[str, np.ndarray], blocks: Mapping[str, EvalBlocks], corpus: Corpus
+) -> None:
+    """Write the sums over the classes; `losses` are those of every token in nats, "DOMAIN" -> float32 [n, T]."""
+    rates = corpus.token_rates()
+    arrays: dict[str, Any] = {"step": np.array(step)}
+    for domain, losses_NT in losses.items():
+        found = sums(losses_NT, blocks[domain], rates)
+        arrays |= {f"{domain}/documents": found.documents, f"{domain}/blocks": found.blocks}
+        for family in found.losses:
+            arrays[family] = np.array(NAMES[family])
+            arrays |= {
+                f"{domain}/{family}/losses": found.losses[family],
+                f"{domain}/{family}/tokens": found.tokens[family],
+            }
+    with replacing(workdir / DIRECTORY / CLASSES) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def read_classes(workdir: str | Path) -> ClassSums | None:
+    """Return the sums at the end of a run, of one with several ends (`train.ends`) the last; None if there are none."""
+    directory = readable(workdir)
+    ends = [end for end in (directory / ENDS).glob("*") if end.name.isdigit()]
+    paths = [end / DIRECTORY / CLASSES for end in (directory, *sorted(ends, key=lambda end: int(end.name)))]
+    found = [path for path in paths if path.is_file()]
+    if not found:
+        return None
+    with np.load(found[-1]) as file:
+        arrays = dict(file)
+    names = {family: tuple(map(str, arrays[family])) for family in NAMES if family in arrays}
+    domains = {}
+    for key, documents in arrays.items():
+        domain, _, field = key.rpartition("/")
+        if field == "documents":
+            losses, tokens = (
+                {family: arrays[f"{domain}/{family}/{field}"] for family in names} for field in ("losses", "tokens")
+            )
+            domains[domain] = DomainSums(documents, arrays[f"{domain}/blocks"], losses, tokens)
+    return ClassSums(int(arrays["step"]), names, domains)

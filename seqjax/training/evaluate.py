@@ -1,0 +1,194 @@
+"""Evaluation: the loss per domain and the entropy of attention, and the newest checkpoint of a run to evaluate.
+
+The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats, and E_i / ln(i + 1), as means over
+layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+
+from seqjax.config import Config
+from seqjax.data import Corpus, EvalBlocks
+from seqjax.models import Model
+from seqjax.models.entropy import require_entropy
+from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
+from seqjax.training import eval_losses
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.schedule import Segment, keeps_checkpoint, segments
+from seqjax.training.step import eval_batch_size, make_entropy_step
+from seqjax.types import Params
+from seqjax.utils import UserError
+
+ENTROPY_TOKENS = 1_048_576  # per domain, if neither the config nor --tokens sets a number
+
+
+class Domain(NamedTuple):
+    """The evaluation blocks of one domain, on the host, in batches of which the last is padded."""
+
+    blocks: EvalBlocks
+    tokens: list[np.ndarray]  # int32 [B, T+1]
+    weights: list[np.ndarray]  # float32 [B]; 0 for padding
+
+
+def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
+    """Return the batches of every evaluation domain, in the corpus's order (in-domain first), always the same ones.
+
+    `tokens` is the largest number of tokens per domain; 0 means `config.eval.tokens`.
+    """
+    batch_size = eval_batch_size(config.eval.batch_size, config.train, mesh)
+    domains = {}
+    for name in corpus.eval_domains:
+        count = max(1, (tokens or config.eval.tokens) // corpus.seq_len)
+        blocks = corpus.eval_blocks(name, count=count, seed=config.eval.seed)
+        rows = blocks.tokens.astype(np.int32)
+        # Padding repeats a real row, so that none of its tokens can be outside the vocabulary.
+        padding = -len(rows) % batch_size
+        rows = np.concatenate([rows, np.repeat(rows[:1], padding, axis=0)])
+        weights = np.repeat(np.array([1, 0], np.float32), [len(rows) - padding, padding])
+        n_batches = len(rows) // batch_size
+        domains[name] = Domain(blocks, np.split(rows, n_batches), np.split(weights, n_batches))
+    return domains
+
+
+class Evaluation:
+    """The evaluation of a model on every domain of a corpus, always on the same blocks. Call it inside `jax.set_mesh`.
+
+    `blocks` has those of each domain, in the corpus's order.
+    """
+
+    def __init__(self, model: Model, corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0):
+        """Load the blocks: at most `tokens` of them per domain, where 0 stands for `config.eval.tokens`.
+
+        Raises `UserError` if the config wants the entropy of attention and no layer has softmax weights.
+        """
+        if config.eval.entropy_tokens:
+            require_entropy(model)
+        self._model, self._corpus, self._config, self._mesh, self._tokens = model, corpus, config, mesh, tokens
+        self._domains = load_domains(corpus, config, mesh=mesh, tokens=tokens)
+        self._block_step = jax.jit(model.sequence_losses, out_shardings=replicated(mesh))
+        self._token_step = jax.jit(model.token_losses, out_shardings=replicated(mesh))
+        self.blocks = {name: domain.blocks for name, domain in self._domains.items()}
+
+    def losses(self, params: Params) -> dict[str, np.ndarray]:
+        """Return the mean next-token loss of every block of every domain in nats per token, float64 [n]."""
+        sharding = batch_sharding(self._mesh)
+        sums = {
+            name: [self._block_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
+            for name, domain in self._domains.items()
+        }
+        return {
+            name: np.concatenate(jax.device_get(parts)).astype(np.float64)[: len(self.blocks[name].tokens)]
+            / self._corpus.seq_len
+            for name, parts in sums.items()
+        }
+
+    def row(self, losses: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the row of metrics of an evaluation with these losses of blocks (`summarize`)."""
+        return summarize(losses, self._domains, self._corpus)
+
+    def write_classes(self, workdir: Path, step: int, params: Params) -> None:
+        """Write the sums of the losses by class of token after `step`; process 0 writes, all must call it."""
+        sharding, found = batch_sharding(self._mesh), {}
+        for name, domain in self._domains.items():  # one at a time: a device holds the losses of a domain, not of all
+            parts = [self._token_step(params, jax.device_put(tokens, sharding)) for tokens in domain.tokens]
+            found[name] = np.concatenate(jax.device_get(parts))[: len(domain.blocks.tokens)]
+        if jax.process_index() == 0:
+            eval_losses.write_classes(workdir, step, found, self.blocks, self._corpus)
+
+    def entropy(self, params: Params) -> dict[str, dict[str, float]]:
+        """Return {"entropy": nats per domain, "entropy_relative": its share of ln(i + 1) per domain}.
+
+        Raises `UserError` if no layer has softmax weights.
+        """
+        tokens = self._tokens or self._config.eval.entropy_tokens or ENTROPY_TOKENS
+        domains = load_domains(self._corpus, self._config, mesh=self._mesh, tokens=tokens)
+        step = jax.jit(make_entropy_step(self._model), out_shardings=replicated(self._mesh))
+        sums = {name: _sum_over_batches(step, params, domain, self._mesh) for name, domain in domains.items()}
+        return {
+            field: {name: float(total[i] / total[2]) for name, total in sums.items()}
+            for i, field in enumerate(("entropy", "entropy_relative"))
+        }
+
+
+def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], corpus: Corpus) -> dict[str, float]:
+    """Return the row of metrics of an evaluation.
+
+    It has per domain the mean `loss` in nats per token and `bits_per_byte`, which is comparable across tokenizers; and
+    the mean loss of the in-domain and out-of-domain ones, `equal` (unweighted) and `natural` (weighted by their shares
+    of the corpus). Test sets are not in these means.
+    """
+    row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
+    for name, loss in losses.items():
+        nats = float(np.sum(loss)) * corpus.seq_len
+        if n_bytes := int(np.sum(domains[name].blocks.n_bytes)):
+            row[f"eval/{name}/bits_per_byte"] = nats / math.log(2) / n_bytes
+    for side, inside in (("in_domain", True), ("out_of_domain", False)):
+        names = [name for name in losses if name in corpus.natural_shares and (name in corpus.in_domain) == inside]
+        if names:
+            of_side = [row[f"eval/{name}/loss"] for name in names]
+            row[f"eval_mean/{side}/equal"] = float(np.mean(of_side))
+            shares = [corpus.natural_shares[name] for name in names]
+            row[f"eval_mean/{side}/natural"] = float(np.average(of_side, weights=shares))
+    return row
+
+
+def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, mesh: Mesh) -> np.ndarray:
+    """Return the sum in float64 of the results of `step` over the batches of a domain."""
+    sharding = batch_sharding(mesh)
+    batches = zip(domain.tokens, domain.weights, strict=True)
+    sums = [step(params, *jax.device_put(batch, sharding)) for batch in batches]
+    return np.asarray(jax.device_get(sums), np.float64).sum(axis=0)
+
+
+def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
+    """Return whether a cooldown has its evaluation, and its checkpoint if it is to be kept."""
+    directory = segment.directory(workdir)
+    kept = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
+    return kept and eval_losses.path(directory, segment.end).is_file()
+
+
+def trained(config: Config, workdir: str | Path) -> str | Path:
+    """Return the directory whose checkpoint stands for a run: that of its last end with one, else the workdir."""
+    cooldowns = [segment for segment in segments(config) if segment.is_cooldown]
+    for segment in reversed(cooldowns):
+        directory = segment.directory(workdir)
+        if (directory / "checkpoints" / str(segment.end)).is_dir():
+            return directory
+    return workdir
+
+
+def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
+    """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
+
+    Of a run with several ends it is the checkpoint of the last one that has any.
+    `allow_code` names the modules outside seqjax that a mixer may be imported from (`workdirs.load_config`).
+    """
+    config = workdirs.load_config(workdir, allow_code=allow_code)
+    try:
+        mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    except UserError:
+        mesh = make_mesh()  # The run's mesh needs other devices, e.g. those of a pod.
+    model = Model(config.model, max_len=config.train.seq_len)
+    target = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        model.shapes,
+        shardings(mesh, model.shapes, model.axes),
+    )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
+    try:
+        checkpoints = Checkpoints(trained(config, workdir), read_only=True)
+        params, step = checkpoints.restore_params(target)
+        checkpoints.close()
+    finally:
+        logging.set_verbosity(verbosity)
+    return config, model, params, step, mesh

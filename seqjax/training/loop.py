@@ -1,0 +1,324 @@
+"""The training loop, one linear function that can be read from top to bottom.
+
+Metrics are fetched one step late, so the device never waits for the host; the data iterator, the optimiser and the
+position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals an uninterrupted one.
+
+A run is trained in segments (seqjax/training/schedule.py): one, or a trunk and a cooldown to each of its ends.
+`train` goes through them, `_train` is the loop of each. All use the same compiled step.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seqjax.config import Config
+from seqjax.data import Corpus, TrainIterator, open_corpus
+from seqjax.models import Model, flops
+from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
+from seqjax.training import metrics, report, schedule
+from seqjax.training import workdir as workdirs
+from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.evaluate import Evaluation, is_complete
+from seqjax.training.processes import StopRequest
+from seqjax.training.step import (
+    TrainState,
+    division,
+    init_state,
+    jit_train_step,
+    micro_batches,
+    parameter_table,
+    state_shardings,
+)
+from seqjax.utils import StatusLine, UserError, use_safe_fusions, write_json
+
+
+class Setup(NamedTuple):
+    """What all segments of a run share: its data, its model and the compiled steps."""
+
+    config: Config
+    mesh: jax.sharding.Mesh
+    corpus: Corpus
+    iterator: TrainIterator
+    evaluation: Evaluation
+    model: Model
+    init: Callable[[], TrainState]
+    target: TrainState  # shapes and shardings
+    tokens: jax.sharding.NamedSharding  # of a batch [A, B, T + 1]
+    n_micro: int  # A
+    train_step: Any
+
+
+class Place(NamedTuple):
+    """Where training is: the state on the devices, the position in the data, and the state of the log, if any."""
+
+    step: int
+    state: TrainState
+    data: dict[str, Any]
+    log: dict[str, Any] | None
+
+
+def train(config: Config, workdir: str | Path) -> bool:
+    """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
+
+    On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
+    has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
+
+    `workdir` may be in a store, gs://BUCKET/PATH (seqjax/training/workdir.py).
+
+    Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
+    """
+    use_safe_fusions()  # as the commands do
+    mirror = workdirs.Mirror(workdir)
+    if mirror.url and config.train.ends:
+        raise UserError(
+            f"--workdir={mirror}: a run with config.train.ends has a directory for each end and cannot be kept in a "
+            "store; give a directory of this machine."
+        )
+    with mirror.locked():
+        return _train_segments(config, mirror)
+
+
+def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
+    """Train every segment that is not complete, then report the run; return False if it was stopped early."""
+    say = StatusLine(quiet=jax.process_index() != 0).say
+    if jax.process_index() == 0:
+        mirror.pull()
+        workdirs.check_config(mirror, config)
+    setup = _set_up(config)
+    checkpoints = _checkpoints(config, mirror)
+    trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints)
+    for line in _description(setup, trunk, mirror):
+        say(line)
+    with StopRequest() as stop:
+        for segment in schedule.segments(config):
+            if not segment.is_cooldown:
+                if trunk.step < segment.end or not config.train.ends:
+                    trunk = place = _train(setup, segment, trunk, mirror, checkpoints, stop=stop)
+            elif not is_complete(config, segment, mirror.directory):
+                there = mirror.of_end(segment)
+                of_end = _checkpoints(config, there)
+                place = _restored(setup, of_end, there) or _branch(trunk, segment, there)
+                say(f"Cooling down from step {place.step} to the end at step {segment.end} in {there}")
+                place = _train(setup, segment, place, there, of_end, stop=stop)
+                of_end.wait()
+                of_end.close()
+            if stop.agreed_on:
+                break
+    checkpoints.wait()
+    checkpoints.close()
+    if stop.agreed_on and place.step < config.train.steps:
+        say(
+            f"Stopped by {stop.name} after step {place.step}; everything is saved. Go on with the same command and "
+            f"--workdir={mirror}"
+        )
+        return False
+    if jax.process_index() == 0:
+        at_end = place.step == config.train.steps  # not so if the last of several ends was complete before
+        params, rng = (place.state.params, place.state.rng) if at_end else (None, None)
+        say(report.of_run(mirror, config, setup.corpus, setup.model, params=params, rng=rng, mesh=setup.mesh))
+        mirror.push()
+    return True
+
+
+def _set_up(config: Config) -> Setup:
+    """Open the data, build the model and its steps; nothing is compiled or written yet."""
+    seq_len = config.train.seq_len
+    # ------------------------------------------------------------------------------------------------ mesh, data
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
+    require_equal_pieces(seq_len, mesh)
+    n_micro = micro_batches(config.train, mesh)
+    corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size, test_sets=config.eval.path)
+    iterator = corpus.train_iterator(
+        batch_size=config.train.batch_size // jax.process_count(),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    # ----------------------------------------------------------------------------------------------- model, state
+    model = Model(config.model, max_len=seq_len)
+    optimizer = schedule.optimizer(config.optim)
+    init = lambda: init_state(model, optimizer, jax.random.key(config.train.seed))  # noqa: E731
+    shapes = jax.eval_shape(init)
+    state, tokens = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
+    return Setup(
+        config,
+        mesh,
+        corpus,
+        iterator,
+        Evaluation(model, corpus, config, mesh=mesh),
+        model,
+        init=jax.jit(init, out_shardings=state),
+        target=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, state),
+        tokens=tokens,
+        n_micro=n_micro,
+        train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
+    )
+
+
+def _checkpoints(config: Config, mirror: workdirs.Mirror) -> Checkpoints:
+    return Checkpoints(str(mirror), keep=config.checkpoint.keep, keep_period=config.checkpoint.keep_period)
+
+
+def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -> Place | None:
+    """Return the place of the newest checkpoint; None if there is none from which a run can go on."""
+    step = checkpoints.latest
+    if step is None or checkpoints.params_only:
+        return None
+    state, log = checkpoints.restore(setup.target, setup.iterator)
+    if log["manifest"] != setup.corpus.manifest_hash:
+        raise UserError(
+            f"The data is not what {mirror} was trained on (manifest {setup.corpus.manifest_hash}, then "
+            f"{log['manifest']}). Point config.data.path at the same data, or start in another --workdir."
+        )
+    return Place(step, state, setup.iterator.get_state(), log)
+
+
+def _fresh(setup: Setup, checkpoints: Checkpoints) -> Place:
+    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote some."""
+    state = setup.init()
+    if checkpoints.params_only:
+        state = state._replace(params=checkpoints.restore_params(setup.target.params)[0])
+    return Place(0, state, setup.iterator.get_state(), None)
+
+
+def _branch(trunk: Place, segment: schedule.Segment, mirror: workdirs.Mirror) -> Place:
+    """Return a copy of the trunk where a cooldown begins; the trunk goes on from the original."""
+    if trunk.step != segment.begin:
+        raise UserError(
+            f"{mirror} lacks the results of this end, and the run has gone on from step {segment.begin}, where it "
+            f"branches off, to step {trunk.step}. Put the directory back, or start again in another --workdir."
+        )
+    assert trunk.log is not None, "a trunk has at least one step"
+    log = {"metrics": 0, "window": [0.0, 0], "seconds": trunk.log["seconds"]}
+    return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
+
+
+def _description(setup: Setup, start: Place, mirror: workdirs.Mirror) -> list[str]:
+    """Return the lines that say what is trained, and how it is divided over devices."""
+    config, steps = setup.config, setup.config.train.steps
+    lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
+    if start.step:
+        lines = [f"Going on from step {start.step} of {steps} in {mirror}"]
+    if setup.n_micro > 1 or config.train.accumulate is not None:
+        lines.append(f"Each step: {division(config.train, setup.mesh)}")
+    tokens_per_step = config.train.batch_size * config.train.seq_len
+    if 0 < config.eval.every < tokens_per_step:
+        lines.append(
+            f"It evaluates after every step: config.eval.every={config.eval.every} counts tokens, of which a step has "
+            f"{tokens_per_step:,}."
+        )
+    if setup.mesh.size > 1:
+        lines += parameter_table(setup.model, jax.tree.map(lambda x: x.sharding, setup.target.params))
+    return lines
+
+
+def _train(
+    setup: Setup,
+    segment: schedule.Segment,
+    start: Place,
+    mirror: workdirs.Mirror,
+    checkpoints: Checkpoints,
+    *,
+    stop: StopRequest,
+) -> Place:
+    """Train a segment from `start`, and return where it ended: at its end, or earlier if it was stopped."""
+    config, mesh, corpus, iterator, evaluation, model = setup[:6]
+    workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
+    tokens_per_step = config.train.batch_size * config.train.seq_len
+    rate_of = schedule.rates(config.optim, segment)
+    state, step = start.state, start.step
+    iterator.set_state(start.data)
+    log = metrics.TrainLog(
+        workdir, config, end=segment.end, lead=lead, flops_per_token=flops.flops_per_token(model, config.train.seq_len)
+    )
+    pending = None  # the newest step, whose metrics are still on the device
+    profiling = False
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
+        log.start(start.step, start.log, evaluation.blocks)
+        for step in range(start.step + 1, segment.end + 1):
+            if step == config.log.profile_start:
+                jax.profiler.start_trace(str(workdir / "profile"))
+                profiling = True
+            batch = next(iterator)["tokens"]
+            tokens = to_devices(batch.reshape(setup.n_micro, -1, config.train.seq_len + 1), setup.tokens)
+            rate = to_devices(rate_of[step - segment.begin - 1], everywhere)
+            state, device_metrics = setup.train_step(state, tokens, rate)
+            if pending is not None:  # of the previous step, while the device computes this one
+                log_step(*pending, log, mirror, checkpoints)
+            pending = (step, device_metrics, batch)
+            if step == start.step + 1:  # The step has been traced, so the backends of its kernels are known.
+                facts = workdirs.run_facts(
+                    manifest=corpus.manifest_hash, test_sets=corpus.test_sets, parameters=flops.n_params(model)
+                )
+                if used := facts["backends"]:
+                    log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
+                if lead:
+                    # Not before: what is refused, or needs more memory than there is, must not bind the workdir to the
+                    # settings that its error advises to change.
+                    jax.block_until_ready(device_metrics)
+                    workdirs.save_config(mirror, config)
+                    write_json(workdir / "run.json", facts)
+                    mirror.push()
+
+            every = config.eval.every
+            last = step == segment.end
+            stopping = stop.agreed()
+            mirror.check_lock()
+            evaluating = (last and segment.is_end) or (
+                every and step * tokens_per_step // every > (step - 1) * tokens_per_step // every
+            )
+            saving = (last and schedule.keeps_checkpoint(config, segment)) or (
+                config.checkpoint.every and step % config.checkpoint.every == 0
+            )
+            saving = saving or (stopping and not (last and segment.is_cooldown))
+            profiled = profiling and (last or step == (config.log.profile_start or 0) + config.log.profile_steps - 1)
+            if not (evaluating or saving or profiled or last):
+                continue
+            mirror.check_lock(look=True)
+            log_step(*pending, log, mirror, checkpoints)
+            pending = None
+            if profiled:
+                jax.profiler.stop_trace()
+                profiling = False
+            with log.clock.paused():
+                # -------------------------------------------------------------------------------------- evaluate
+                if evaluating:
+                    losses = evaluation.losses(state.params)
+                    row = evaluation.row(losses)
+                    if last and segment.is_end and config.eval.entropy_tokens:
+                        for field, values in evaluation.entropy(state.params).items():
+                            row |= {f"eval/{name}/{field}": value for name, value in values.items()}
+                    metrics.check_evaluation(step, row)
+                    if step == config.train.steps and config.eval.classes:
+                        evaluation.write_classes(workdir, step, state.params)
+                    log.evaluation(step, row, losses)  # last: its file tells that the evaluation is complete
+                    if lead and not saving:  # which comes after the files
+                        mirror.push(say=log.say)
+                # ------------------------------------------------------------------------------------------ save
+                if saving:
+                    log.sync()
+                    mirror.push()  # the rows that this checkpoint counts on
+                    with jax.transfer_guard("allow"):
+                        checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
+            if stopping:
+                break
+        return Place(step, state, iterator.get_state(), log.state | {"manifest": corpus.manifest_hash})
+
+
+def log_step(
+    step: int,
+    device_metrics: dict[str, jax.Array],
+    batch: np.ndarray,
+    log: metrics.TrainLog,
+    mirror: workdirs.Mirror,
+    checkpoints: Checkpoints,
+) -> None:
+    """Fetch and log the metrics of a step; save its batch and raise `UserError` if a value is not finite."""
+    values = {name: float(x) for name, x in jax.device_get(device_metrics).items()}
+    if not all(map(math.isfinite, values.values())):
+        raise metrics.not_finite(step, values, batch, mirror=mirror, checkpoints=checkpoints)
+    log.step(step, values)

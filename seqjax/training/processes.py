@@ -1,0 +1,263 @@
+"""Several processes that train one model, joined by `jax.distributed.initialize`, and how a process is stopped.
+
+JAX recognises SLURM, TPU pods and other clusters; elsewhere flags or variables say which process this is. Process 0
+holds JAX's coordination service. When a process is lost, the service aborts the others within `HEARTBEAT_SECONDS` and
+names it; when process 0 is lost, they are aborted at once. An abort is SIGABRT, status 134 in a shell. A collective can
+fail before that; the process then ends with status `LOST` (75). After both the same command, started again, goes on.
+
+SIGTERM or SIGINT lets the run finish its step, save and exit; a second SIGINT interrupts it. In several processes
+SIGTERM belongs to JAX's preemption service: a signal to one of them is told to all, and they agree on a step that none
+has passed. It also notes a signal that comes before the training loop.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from seqjax.utils import LOST, UserError, explained, first_line, leave, reporting
+
+START_SECONDS = 60.0
+HEARTBEAT_SECONDS = 30
+SHUTDOWN_SECONDS = 300  # Process 0 writes the report while the others wait for it.
+HOST_BYTES = 256  # of a host's name; longer ones are cut
+HOW = (
+    "Start under SLURM or on a TPU pod, or give every process --coordinator_address=HOST:PORT, --num_processes=N and "
+    "--process_id=I (or set JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID)."
+)
+
+
+def require_one_process(environment: Mapping[str, str]) -> None:
+    """Raise `UserError` if SLURM started several tasks, each of which would train the whole model by itself.
+
+    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS those of the job. In a batch script, which is one
+    process of a job that may have several tasks, what the user means is unknown, so it is refused as well.
+    """
+    text = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
+    if text.isdecimal() and int(text) > 1:
+        raise UserError(
+            f"SLURM has {text} tasks here, and each would train by itself. Give --distributed and --workdir to train "
+            "one model in all of them; for one process, start it with `srun --ntasks=1` or unset SLURM_NTASKS."
+        )
+
+
+@contextlib.contextmanager
+def joined(
+    address: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[None]:
+    """A context of what the processes of a run do together; they leave it together.
+
+    An error ends this process at once, for Python's usual end would wait for the others at JAX's barrier. JAX then
+    aborts the others. The arguments and errors are those of `initialize`.
+    """
+    initialize(address, count, index, start_seconds=start_seconds)
+    try:
+        yield
+        jax.distributed.shutdown()
+    except BaseException as error:
+        leave(_status(error))
+
+
+def initialize(
+    address: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    start_seconds: float = START_SECONDS,
+) -> None:
+    """Meet the other processes of the run; JAX then sees the devices of all.
+
+    Args:
+        address: HOST:PORT of process 0, by default JAX_COORDINATOR_ADDRESS.
+        count: Number of processes, by default JAX_NUM_PROCESSES.
+        index: Number of this process, from 0, by default JAX_PROCESS_ID.
+        start_seconds: Time for all processes to come, after which JAX aborts those that have.
+
+    What is still unknown JAX takes from the cluster. JAX_LOCAL_DEVICE_IDS names the GPUs of this process; under SLURM
+    it is the one that its rank on the node names. Raises `UserError` if something is unknown or impossible, or the port
+    of process 0 is taken.
+    """
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    count = count if count is not None else _number("JAX_NUM_PROCESSES")
+    index = index if index is not None else _number("JAX_PROCESS_ID")
+    if address is not None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UserError(f"The coordinator's address {address!r} is not HOST:PORT. {HOW}")
+        if index == 0 and "JAX_COORDINATOR_BIND_ADDRESS" not in os.environ:
+            _require_free(int(port))
+    if count is not None and index is not None and not 0 <= index < count:
+        raise UserError(f"Process {index} of {count}: processes are numbered from 0 to {count - 1}. {HOW}")
+    # JAX's own words about a process that does not come name neither the time nor the way to change it.
+    where = "" if address is None else f" at {address}"
+    sys.stderr.write(f"Waiting{where} for all processes, {start_seconds:g} s at most (--start_timeout=SECONDS)\n")
+    sys.stderr.flush()
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            index,
+            initialization_timeout=math.ceil(start_seconds),
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except ValueError as error:
+        raise UserError(f"--distributed: {error} {HOW}") from error
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"--distributed: the processes cannot meet{where}: {first_line(error)}. {HOW}") from error
+
+
+def _require_free(port: int) -> None:
+    """Raise `UserError` if another program listens on a port of this host."""
+    try:  # JAX's service, where its port is taken, can end the process by a segmentation fault (0.10.2).
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise UserError(
+            f"Process 0 cannot listen on port {port}, where all processes meet: {error.strerror or error}. Give all of "
+            "them another port in --coordinator_address (JAX_COORDINATOR_ADDRESS)."
+        ) from error
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UserError(f"{name}={text} is not a number.")
+    return int(text)
+
+
+def _status(error: BaseException) -> int:
+    """Report an error of this process and return its exit status, `LOST` if it follows from the loss of another."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause):
+            traceback.print_exception(error)
+            sys.stderr.write(
+                f"error: {first_line(cause)}. Most likely another process of the run is lost: look at its output. The "
+                "same command, started again, goes on from the last checkpoint.\n"
+            )
+            return LOST
+        cause = cause.__cause__
+    try:
+        with reporting(), explained():
+            raise error
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def hosts() -> list[str]:
+    """Return the host's name of every process; all processes must call this."""
+    name = np.frombuffer(socket.gethostname().encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0"), np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(name))
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def banner(hosts: Sequence[str], *, devices: Iterable[Any], axes: Mapping[str, int]) -> str:
+    """Return a line on all processes and one per host.
+
+    Args:
+        hosts: The host of every process.
+        devices: The devices of all of them.
+        axes: Number of devices per mesh axis.
+    """
+    devices = sorted(devices, key=lambda device: device.id)
+    of_process = [[d.id for d in devices if d.process_index == i] for i in range(len(hosts))]
+    counts = sorted({len(ids) for ids in of_process})
+    mesh = " x ".join(f"{axis}={n}" for axis, n in axes.items())
+    out = [
+        f"{_some(len(hosts), 'process', 'processes')} on {_some(len(set(hosts)), 'host', 'hosts')}, "
+        f"{' or '.join(map(str, counts))} device{'' if counts == [1] else 's'} in each: {len(devices)} x "
+        f"{devices[0].device_kind} ({devices[0].platform}), mesh {mesh}"
+    ]
+    for host in dict.fromkeys(hosts):
+        here = [i for i, other in enumerate(hosts) if other == host]
+        ids = sorted(device for i in here for device in of_process[i])
+        lead = "; process 0 coordinates and writes" if 0 in here else ""
+        out.append(f"  {host}: process {_ranges(here)}, device {_ranges(ids)}{lead}")
+    return "\n".join(out)
+
+
+def _some(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return [0, 1, 2, 5] as 0-2, 5."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+class StopRequest:
+    """A context in which the first SIGTERM or SIGINT sets `name` to the signal's name instead of ending the process."""
+
+    def __init__(self):
+        self.name = ""
+        self.agreed_on = False
+        self._asked = 0
+        self._old = {}
+        self._several = jax.process_count() > 1
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT,) if self._several else (signal.SIGTERM, signal.SIGINT):
+            self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.name and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def agreed(self) -> bool:
+        """Return whether to stop after this step, on which several processes, who must all ask at every one, agree.
+
+        `agreed_on` is the last answer.
+        """
+        # A count of its own, because that of the steps goes back after a cooldown, which JAX's service does not expect.
+        self._asked += 1
+        self.agreed_on = ocp.multihost.reached_preemption(self._asked) if self._several else bool(self.name)
+        if self.agreed_on and not self.name:
+            self.name = "a signal to one of the processes"
+        return self.agreed_on
+
+
+def use_compile_cache() -> None:
+    """Keep the programs of accelerators in JAX_COMPILATION_CACHE_DIR, or else in ~/.cache/seqjax/xla.
+
+    Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
+    """
+    # The default is set here, not in the environment, so that a laptop without a cache directory still starts.
+    if jax.default_backend() != "cpu":
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "seqjax" / "xla"))
+        jax.config.update("jax_compilation_cache_dir", cache)

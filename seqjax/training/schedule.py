@@ -1,0 +1,108 @@
+"""The optimiser, the segments of a run and its learning rates: a trunk, and the cooldowns that branch off it.
+
+The optimiser is Adam as in the paper, with global-norm clipping (arXiv 2505.18522, Appendix A).
+
+A run whose `train.ends` is empty has one segment, with the paper's linear decay. With ends, the rate stays constant
+after warm-up along the trunk, and every end has a cooldown of its own over the last `optim.cooldown` of the steps up to
+it, linear to `optim.final_lr`. A cooldown starts from the trunk's state and reads the batches that the trunk reads
+next, so its end is that of a run that was planned to be as long (arXiv 2405.18392). Cooldowns to different ends may
+take the same batches, since each has its own copy of the state.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from seqjax.config import Config, OptimConfig
+
+
+def optimizer(config: OptimConfig) -> optax.GradientTransformation:
+    """Return the chain of clipping, Adam, decoupled weight decay on matrices (0 in the paper) and the sign.
+
+    Its updates are those of a learning rate of 1; the training step multiplies them by the rate that it is given.
+    """
+    parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm is not None else []
+    parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
+    if config.weight_decay:
+        parts.append(optax.add_decayed_weights(config.weight_decay, mask=_matrices))
+    parts.append(optax.scale(-1.0))
+    return optax.chain(*parts)
+
+
+def _matrices(params):
+    """Return a mask of the matrices; layers are stacked along an axis, so a vector in `blocks` has two dimensions."""
+    vector_ndim = {name: 2 if name == "blocks" else 1 for name in params}
+    return {name: jax.tree.map(lambda x, n=vector_ndim[name]: x.ndim > n, tree) for name, tree in params.items()}
+
+
+ENDS = "ends"  # in a workdir; holds a directory for each end, named by its step
+
+
+class Segment(NamedTuple):
+    """Steps `begin` + 1 to `end` of a run; at its end is one of the run's ends, or else the trunk goes on."""
+
+    begin: int
+    end: int
+    is_end: bool
+
+    @property
+    def is_cooldown(self) -> bool:
+        """Whether it branches off a trunk; the only segment of a run without ends does not."""
+        return self.is_end and self.begin > 0
+
+    def directory(self, workdir: str | Path) -> Path:
+        """Return where the segment's files are: of a cooldown its own directory, else the workdir."""
+        return end_directory(workdir, self.end) if self.is_cooldown else Path(workdir)
+
+
+def end_steps(config: Config) -> list[int]:
+    """Return the steps of the run's ends, ascending; [] for a run with one linear decay."""
+    return steps_of_shares(config.train.ends, steps=config.train.steps)
+
+
+def steps_of_shares(ends: Sequence[float], *, steps: int) -> list[int]:
+    """Return the steps that are these shares of all `steps`; what reads a run has the shares from its config.json."""
+    return [round(share * steps) for share in ends]
+
+
+def end_directory(workdir: str | Path, step: int) -> Path:
+    """Return where the files of the end after `step` are."""
+    return Path(workdir) / ENDS / str(step)
+
+
+def segments(config: Config) -> list[Segment]:
+    """Return the segments in training order: each cooldown follows the part of the trunk that it branches off."""
+    if not config.train.ends:
+        return [Segment(0, config.train.steps, is_end=True)]
+    found, at = [], 0
+    for end in end_steps(config):
+        branch = end - max(1, round(config.optim.cooldown * end))
+        found += [Segment(at, branch, is_end=False)] if branch > at else []
+        found.append(Segment(branch, end, is_end=True))
+        at = branch
+    return found
+
+
+def keeps_checkpoint(config: Config, segment: Segment) -> bool:
+    """Return whether the last step of a segment is saved: the trunk goes on from it, `checkpoint.ends` names ends."""
+    if not segment.is_cooldown:
+        return True
+    return config.checkpoint.ends == "all" or (config.checkpoint.ends == "last" and segment.end == config.train.steps)
+
+
+def rates(optim: OptimConfig, segment: Segment) -> np.ndarray:
+    """Return the learning rate of every step of a segment, float32 [end - begin].
+
+    It rises linearly from lr / warmup to lr in `optim.warmup_steps` steps. A decay reaches `final_lr` one step after
+    the last, so that with `final_lr` = 0 the last step still learns.
+    """
+    taken = np.arange(segment.begin, segment.end) + 1
+    warmup = max(1, min(optim.warmup_steps, segment.end))
+    peak = max(segment.begin, warmup)  # the last step at the full rate
+    share = (taken - peak) / (segment.end + 1 - peak) if segment.is_end else 0.0
+    after = optim.lr + (optim.final_lr - optim.lr) * share
+    return np.where(taken < warmup, optim.lr * taken / warmup, after).astype(np.float32)

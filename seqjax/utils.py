@@ -1,0 +1,343 @@
+"""What every command needs: errors for the user, options, atomic files and a status line.
+
+A `UserError` says what is wrong and how to fix it, and commands print it without a traceback. Options are written
+`--name=value`. A file is written beside its destination, synced and renamed, so it is never left incomplete; `measure`
+tells later whether it is still the one that was written.
+"""
+
+import argparse
+import contextlib
+import difflib
+import errno
+import io
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import sys
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from etils import epath
+
+# The values of `OSError.errno` when a disk cannot be written any more.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+
+# The status of a process that ends because another one of its run was lost (EX_TEMPFAIL of sysexits.h): the same
+# command, started again, goes on.
+LOST = 75
+
+
+class UserError(Exception):
+    """An error that the user can fix. Commands print its message without a traceback and exit with status 2."""
+
+
+class MissingPackageError(UserError):
+    """The package that a tokenizer is made with is not installed."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'X'? Known: a, b, c." as the end of a message about an unknown `word`."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(names)}."
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error of another package, or its kind if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """A context of a command: what the user can fix ends it with a line on stderr and status 2, an interrupt with 130.
+
+    That is a `UserError`, a full disk, or a path that may not be read or written. Other errors keep their traceback.
+    """
+    try:
+        yield
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted.\n")
+        sys.exit(130)
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        _cannot_use(error)
+    except BrokenPipeError:  # of `seqjax ... | head`: nobody reads on, and Python's own flush at exit would say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as a shell shows SIGPIPE
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            _cannot_use(error)
+        if error.errno not in DISK_FULL:
+            raise
+        sys.stderr.write(f"error: {error}. Free some disk space, then run the same command again.\n")
+        sys.exit(2)
+
+
+def _cannot_use(error: OSError) -> NoReturn:
+    sys.stderr.write(f"error: {error}. Give another path, or change its permissions.\n")
+    sys.exit(2)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once.
+
+    The usual end of Python destroys XLA's client, and a thread that still compiles then crashes: an interrupt ends the
+    waiting for it, not the compilation.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def use_safe_fusions() -> None:
+    """Let XLA compile sums of products right on a CPU (kernels_pallas/cpu_compiler.py); call it before JAX starts."""
+    # Imported here so that raising errors needs no JAX.
+    from kernels_pallas import cpu_compiler
+
+    cpu_compiler.use_safe_fusions()
+
+
+def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
+    """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
+    use_safe_fusions()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    with reporting(), explained():
+        try:
+            main(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            sys.stderr.write("\nInterrupted.\n")
+            leave(130)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """A context in which errors of kernels and devices that the user can fix become a `UserError`."""
+    # Imported here so that raising errors needs no JAX.
+    import jax
+
+    from kernels_pallas import BackendError
+
+    try:
+        yield
+    except BackendError as error:
+        fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
+        raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+            "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
+            "larger config.mesh.fsdp, or config.model.remat=full; "
+            "`seqjax train --dry_run` with the same settings says how much."
+        ) from error
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UserError`s; `command_parser` makes one."""
+
+    settings: Sequence[str] = ()  # groups of settings that the command takes as --config.GROUP.KEY=VALUE
+    find: Callable[[str], list[str]] | None = None  # the full keys of the settings that end in a name
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `UserError` where argparse would print the usage and exit."""
+        raise UserError(f"{message[:1].upper()}{message[1:]}. See `{self.prog} --help`.")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options; raise `UserError` for an argument that is none, with the way to write it."""
+        given = list(sys.argv[1:] if args is None else args)
+        self._refuse_bare_word(given)
+        found, rest = self.parse_known_args(given, namespace)
+        if rest:
+            raise UserError(self._stray(rest[0]))
+        return found
+
+    def _refuse_bare_word(self, given: Sequence[str]) -> None:
+        """Raise `UserError` if the first word has no option; it is most likely the value of the command's first one."""
+        options = [option for action in self._actions[1:2] for option in action.option_strings]  # after --help
+        if not given or not options or given[0].startswith("-") or any(w.startswith(options[0]) for w in given):
+            return
+        if not re.match(r"[\w.\[\]]+=", given[0]):  # `train.steps=3` names what it is the value of
+            raise UserError(f"{given[0]}: write {options[0]}={given[0]}. See `{self.prog} --help`.")
+
+    def _stray(self, word: str) -> str:
+        name, equals, _ = word.lstrip("-").partition("=")
+        rest = word.lstrip("-")
+        options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        see = f"every argument is --NAME=VALUE; see `{self.prog} --help`."
+        groups = self.settings
+        if groups and name.removeprefix("config.").partition(".")[0].partition("[")[0] in groups and "." in name:
+            example = "" if equals else "=VALUE"
+            return f"{word}: write --config.{rest.removeprefix('config.')}{example}."
+        if f"--{name}" in options and not word.startswith("--"):
+            return f"{word}: write --{rest}{'' if equals else '=VALUE'}."
+        keys = self.find(name) if self.find and word.startswith("--") else []
+        if keys:
+            ways = " or ".join(f"--config.{key}{equals}{rest.partition('=')[2]}" for key in keys)
+            return f"{word}: write {ways}."
+        close = difflib.get_close_matches(f"--{name}", options, n=1, cutoff=0.6) if word.startswith("-") else []
+        if close:
+            return f"{word}: there is no such option. Did you mean {close[0]}? {see[0].upper()}{see[1:]}"
+        return f"{word}: {see}"
+
+
+def command_parser(
+    command: str,
+    *,
+    description: str | None,
+    settings: Sequence[str] = (),
+    find: Callable[[str], list[str]] | None = None,
+) -> Parser:
+    """Return the parser of `seqjax COMMAND`, which shows the same help as `python -m`.
+
+    The lines of `description`, a module's docstring, stay as they are. `settings` are the groups of settings that the
+    command takes as `--config.GROUP.KEY=VALUE`, and `find` returns the full keys of those that end in a name: both are
+    for messages.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"seqjax {command}", description=description, formatter_class=formatter, allow_abbrev=False)
+    parser.settings, parser.find = tuple(settings), find
+    return parser
+
+
+def words(text: str) -> list[str]:
+    """Return the words of `a,b,c`, for an option that takes several."""
+    return [word for word in text.split(",") if word]
+
+
+READ_BYTES = 1 << 22
+
+
+def cache_directory(given: str = "") -> Path:
+    """Return where seqjax keeps what it can make or fetch again.
+
+    That is the directory `given` in a setting, or `~/.cache/seqjax`, or the latter in XDG_CACHE_HOME.
+    """
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "seqjax"
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return the name of a new temporary file beside `path`, which no other process, on any machine, takes as well."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A context that opens a new binary file, which replaces `path` if the context ends without an error."""
+    path = Path(path)
+    temporary = temporary_beside(path)
+    with temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:
+    """Write `value` as indented JSON, atomically."""
+    with replacing(path) as file:
+        file.write(as_json(value, sort_keys=sort_keys))
+
+
+def as_json(value: Any, *, sort_keys: bool = False) -> bytes:
+    """Return the content of a file that `write_json` writes."""
+    return (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode()
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Return what `write_json` wrote; raise `UserError` if the file is not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON ({error}); restore it, or make it again elsewhere.") from error
+
+
+def measure(path: str | Path | epath.Path) -> tuple[int, int]:
+    """Return the length in bytes and the CRC-32 of a file."""
+    size = crc = 0
+    with (Path(path) if isinstance(path, str) else path).open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return size, crc
+
+
+LOG_SECONDS = 30.0
+UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+
+
+class StatusLine:
+    """Shows a status line, and permanent lines above it."""
+
+    def __init__(self, *, stream: io.TextIOBase | None = None, quiet: bool = False, log_seconds: float = LOG_SECONDS):
+        self._stream = stream or sys.stderr
+        self._quiet, self._between = quiet, log_seconds
+        self._shown = -float("inf")
+        self._width = 0
+        self.live = self._stream.isatty()
+
+    def show(self, text: str, *, last: bool = False) -> None:
+        """Rewrite the line; in a log it is skipped if one was printed shortly before, unless it is the `last`."""
+        now = time.monotonic()
+        if self._quiet or (not self.live and not last and now - self._shown < self._between):
+            return
+        self._shown = now
+        if self.live:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """Print a permanent line above the status line."""
+        if self._quiet:
+            return
+        if self.live and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """Format a number of seconds: 75 -> '1m15s'."""
+    minutes, s = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{s:02d}s" if minutes else f"{s}s"
+
+
+def size(n_bytes: int) -> str:
+    """Format a number of bytes: 1536 -> '1.50 KiB'."""
+    unit, name = next(((1 << bits, name) for bits, name in UNITS if n_bytes >= 1 << bits), (1, "B"))
+    return f"{n_bytes / unit:.2f} {name}" if unit > 1 else f"{n_bytes} B"
+
+
+def end_with_parent() -> None:
+    """Let this process, which `multiprocessing` started, exit when its parent has ended, even if it was killed.
+
+    A process that is killed cannot stop its workers, and each of them holds hundreds of megabytes.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()

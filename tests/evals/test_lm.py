@@ -1,0 +1,134 @@
+"""A model of lm-evaluation-harness: BOS, windows, settings of generation, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from seqjax.evals.scoring import Score
+from seqjax.models import Model
+from seqjax.pretrained import Pretrained
+from seqjax.sharding import make_mesh
+from seqjax.utils import UserError
+from tests import extras, support
+from tests.end_to_end.conftest import write_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # lm_eval and what it imports warn
+
+
+@pytest.fixture(scope="module")
+def lm():
+    """The module; its import takes seconds."""
+    extras.need("lm_eval")
+    from seqjax.evals.lm_eval import lm
+
+    return lm
+
+
+@pytest.fixture
+def model(lm):
+    """A `SeqjaxLM` whose parameters are never used."""
+    config = support.tiny("transformer_pp", model__vocab_size=258, train__seq_len=20)
+    m = Pretrained(model=Model(config.model, max_len=20), params={}, config=config, step=1, mesh=make_mesh())
+    return lm.SeqjaxLM(m)
+
+
+def requests(kind, arguments):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(request_type=kind, doc={}, arguments=args, idx=0) for args in arguments]
+
+
+@pytest.fixture
+def fed(model, lm, monkeypatch):
+    """The pairs of tokens that are to be scored."""
+    pairs = []
+
+    def score(model, params, requests, **settings):
+        pairs.extend(requests)
+        return [Score(-1.0 * len(continuation), True) for _, continuation in requests]
+
+    monkeypatch.setattr(lm, "score", score)
+    return pairs
+
+
+def test_every_text_begins_with_bos_once(model, fed):
+    bos, text = 256, [*b"ab"]
+    assert model.tok_encode("ab") == [bos, *text] and model.tok_encode("ab", add_special_tokens=False) == text
+    got = model.loglikelihood(requests("loglikelihood", [("ab", "cd"), ("", "cd"), ("ab ", "cd")]))
+    assert fed == [([bos, *text], [*b"cd"]), ([bos], [*b"cd"]), ([bos, *text], [*b" cd"])]
+    assert got == [(-2.0, True), (-2.0, True), (-3.0, True)]
+
+
+def test_whole_texts_are_predicted_once_from_bos(model, fed):
+    text = "abcdefghijklmnopqrstuvwxyz" * 2
+    assert model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,), ("",), ("x",)])) == [-52.0, 0, -1.0]
+    assert fed[0] == ([256], [*text[:20].encode()])
+    assert b"".join(bytes(continuation) for _, continuation in fed) == text.encode() + b"x"
+    assert all(len(context) + len(continuation) <= 21 for context, continuation in fed)
+
+
+def test_prompts_leave_room_for_what_is_written(model, lm, monkeypatch):
+    seen = []
+    monkeypatch.setattr(lm, "generate", lambda m, prompts, **_: seen.extend(prompts) or ["said"] * len(prompts))
+    asked = [("abc", {"until": "\n", "max_gen_toks": 5}), ("x" * 40, {"until": ["a", ""], "max_new_tokens": 8})]
+    assert model.generate_until(requests("generate_until", asked)) == ["said", "said"]
+    assert [(len(p.ids), p.until, p.n_new, p.sampling.temperature) for p in seen] == [
+        (4, ("\n",), 5, 0.0),
+        (12, ("a",), 8, 0.0),
+    ]
+    with pytest.raises(UserError, match=r"asks for 20 new tokens, and max_length is 20"):
+        model.generate_until(requests("generate_until", [("a", {"max_gen_toks": 20})]))
+
+
+def test_settings_of_generation(lm):
+    until, n_new, sampling = lm.generation_settings({"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9})
+    assert (until, n_new) == ((), 256) and (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.9)
+    for greedy in ({}, {"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}):
+        assert lm.generation_settings(greedy)[2].temperature == 0
+    assert lm.generation_settings({"temperature": 0.7})[2].temperature == 0.7
+    assert lm.generation_settings({"do_sample": True})[2].temperature == 1
+    with pytest.raises(UserError, match=r"generation_kwargs: num_beams, penalty is not known here\. Known: until,"):
+        lm.generation_settings({"num_beams": 3, "penalty": 1})
+    with pytest.raises(UserError, match="max_gen_toks=0; give at least 1"):
+        lm.generation_settings({"max_gen_toks": 0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"batch_size": 8}, "batches are made by tokens; give batch_tokens"),
+        ({"device": "cuda:1"}, "JAX chooses the device"),
+        ({"max_length": -1}, "max_length=-1: give at least 1"),
+    ],
+)
+def test_settings_that_are_not_for_it(lm, model, settings, says):
+    with pytest.raises(UserError, match=says):
+        lm.SeqjaxLM(model.pretrained, **settings)
+
+
+def test_a_continuation_that_is_too_long(model):
+    says = "cannot be scored: request 0 has 1 tokens of context .* A larger max_length is possible"
+    with pytest.raises(UserError, match=says):
+        model.loglikelihood(requests("loglikelihood", [("", "x" * 21)]))
+
+
+def test_the_harness_finds_it_by_name(lm, blocks_dir, tmp_path):
+    """As `--model seqjax --model_args workdir=...`, with what its command adds."""
+    from lm_eval.api.registry import get_model
+
+    config = support.run_config(blocks_dir)
+    write_checkpoint(tmp_path, config, 3)
+    assert get_model("seqjax") is lm.SeqjaxLM
+    arguments = f"workdir={tmp_path},max_length=40,add_bos_token=False"
+    model = get_model("seqjax").create_from_arg_string(arguments, {"batch_size": 1, "device": "cuda:0"})
+    assert (model.max_length, model.add_bos_token, model.pretrained.step) == (40, False, 3)
+    assert model.tok_encode("ab") == [*b"ab"]
+    info = model.get_model_info()
+    assert (info["step"], info["workdir"], info["max_length"]) == (3, str(tmp_path), 40)
+    again = lm.SeqjaxLM(tmp_path)
+    assert (
+        again.max_length == config.train.seq_len
+        and again.get_model_info()["parameters_sha256"] == info["parameters_sha256"]
+    )
+    changed = {**again.pretrained.params, "embed": np.asarray(again.pretrained.params["embed"]) + 1}
+    object.__setattr__(again.pretrained, "params", changed)
+    assert again.get_model_info()["parameters_sha256"] != info["parameters_sha256"]

@@ -1,0 +1,244 @@
+"""`seqjax recall`: training, counting, results and the report."""
+
+import dataclasses
+import math
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seqjax.config import OptimConfig
+from seqjax.evals.recall import __main__ as command
+from seqjax.evals.recall import report, setups, train
+from seqjax.evals.recall.setups import Setup
+from seqjax.evals.recall.tasks import IGNORED, Examples, TaskSetup
+from seqjax.evals.recall.tasks.s5 import S5
+from seqjax.models import Model
+from seqjax.training.schedule import optimizer as make_optimizer
+from seqjax.utils import UserError
+from tests import support
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> Setup:
+    """A size of one task and two steps."""
+    task = TaskSetup(steps=2, train=(S5(length=4),), tests={"4": S5(length=4), "6": S5(length=6)}, own="4")
+    rounds = ((32, 1e-3), (32, 2e-3))
+    setup = Setup(batch_size=2, rounds=rounds, test_sequences=4, steps_per_call=1, tasks=(task,))
+    monkeypatch.setitem(setups.SETUPS, "demo", setup)
+    return setup
+
+
+def test_right_answers_are_counted_where_something_is_asked() -> None:
+    class Fixed(Model):
+        """Answers 1 everywhere."""
+
+        def logits(self, params, tokens_BT, positions_BA=None):
+            assert positions_BA is not None
+            return jax.nn.one_hot(jnp.ones_like(positions_BA), 3)
+
+    targets = np.array([[1, IGNORED, 1], [1, 2, IGNORED]])
+    batch = train.batch(Examples(np.zeros((2, 3), np.int32), targets), 2)
+    model = Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
+    right, asked, whole = train.make_count(model)({}, batch)
+    assert (right, asked, whole) == (3, 4, 1)
+
+
+def test_the_loss_is_that_of_the_answers_alone() -> None:
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
+    params = model.init(jax.random.key(0))
+    inputs, targets = S5(length=4).examples(np.random.default_rng(0), 2)
+    targets[:, :3] = IGNORED
+    batch = train.batch(Examples(inputs, targets), 2)
+    assert batch.positions.tolist() == [[3, 0], [3, 0]]
+    assert batch.targets.tolist() == [[t, IGNORED] for t in targets[:, 3]]
+    inputs, weights = jnp.asarray(inputs), jnp.asarray(batch.targets != IGNORED, jnp.float32)
+    asked = jnp.maximum(batch.targets, 0)
+    total, count = model.target_loss(params, inputs, asked, weights, positions_BA=jnp.asarray(batch.positions))
+    logits = model.logits(params, inputs)[:, 3]
+    np.testing.assert_allclose(model.logits(params, inputs, jnp.full((2, 1), 3))[:, 0], logits, rtol=1e-5, atol=1e-6)
+    log_p = jax.nn.log_softmax(logits)
+    assert count == 2
+    np.testing.assert_allclose(total, -(log_p[0, targets[0, 3]] + log_p[1, targets[1, 3]]), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_steps_in_one_call_are_the_same_steps() -> None:
+    model = Model(train.model_config("transformer_pp", dim=32, vocab_size=120), max_len=8)
+    optimizer = make_optimizer(OptimConfig())
+    stream = train.batches([S5(length=4)], batch_size=2, seed=0)
+    drawn, ends = [next(stream) for _ in range(4)], {}
+    steps = train.make_steps(model, optimizer)
+    for k in (1, 2, 4):
+        params = model.init(jax.random.key(0))
+        opt_state, losses = optimizer.init(params), []
+        for i in range(0, 4, k):
+            together = jax.tree.map(lambda *arrays: np.stack(arrays), *drawn[i : i + k])
+            params, opt_state, losses_K = steps(params, opt_state, np.full(k, 1e-2, np.float32), together)
+            losses += losses_K.tolist()
+        ends[k] = (losses, params)
+    assert ends[2][0] == ends[4][0] and len(set(ends[4][0])) == 4
+    jax.tree.map(np.testing.assert_array_equal, ends[2][1], ends[4][1])
+    # XLA unrolls a loop of one step, and fuses what it then sees.
+    np.testing.assert_allclose(ends[1][0], ends[4][0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
+    command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
+    result, second = report.results(tmp_path)
+    assert [(r["task"], r["dim"], r["rate"]) for r in (result, second)] == [("s5", 32, 1e-3), ("s5", 32, 2e-3)]
+    assert result["model"] == "Transformer++" and set(result["tests"]) == {"4", "6"}
+    # Two layers keep a key and a value of width 32 for every token.
+    assert result["state"] == {"4": 2 * 2 * 32 * 4, "6": 2 * 2 * 32 * 6}
+    assert "| Transformer++ | 32 | 512 |" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "accuracy.png").stat().st_size > 5000
+    capsys.readouterr()
+    command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
+    assert "Transformer++" not in capsys.readouterr().out, "what has a result is not trained again"
+    command.main(["--size=demo", "--models=Transformer++", "--seeds=2", f"--out={tmp_path}"])
+    other = report.results(tmp_path)[2]
+    assert (result["seed"], other["seed"]) == (0, 1) and other["curve"] != result["curve"]
+    assert "(of 2), 2 runs |" in (tmp_path / "report.md").read_text()
+
+
+def untrained(*_: Any, dim: int, rate: float, seed: int) -> dict[str, Any]:
+    """In place of a training: a result without tests."""
+    return {"rate": rate, "dim": dim, "seed": seed, "tests": {}, "seconds": 0}
+
+
+def test_results_of_another_task_or_size_are_refused(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command, "train", untrained)
+    command._train(tiny, list(command._runs(tiny, ["Based"], ["s5"])), tmp_path, until=math.inf)
+    command._require_asked(tiny, tmp_path)
+    longer = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], train=(S5(length=5),)),))
+    with pytest.raises(UserError, match=r"runs\.jsonl holds results of s5 of another --size, or with other sequences"):
+        command._require_asked(longer, tmp_path)
+    with pytest.raises(UserError, match=r"results of s5 of another --size"):
+        command.main(["--size=small", f"--out={tmp_path}"])
+    with pytest.raises(UserError, match=r"results of s5 of another --size"):
+        command._require_asked(dataclasses.replace(tiny, tasks=()), tmp_path)
+
+
+def test_a_line_that_was_cut_is_named(tiny, tmp_path) -> None:
+    (tmp_path / "runs.jsonl").write_text('{"task": "s5"}\n{"task": "s')
+    with pytest.raises(UserError, match=r"runs\.jsonl: line 2 is not JSON .*; delete it"):
+        command.main(["--size=demo", f"--out={tmp_path}"])
+
+
+def test_all_models_come_before_the_next_width_and_rate() -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar", "s5"]))
+    assert [run[:2] for run in runs[:4]] == [("Based", "mqar"), ("Mamba-2", "mqar"), ("Based", "s5"), ("Mamba-2", "s5")]
+    assert len({run[2:4] for run in runs[:4]}) == 1 and runs[4][2:4] != runs[3][2:4]
+    assert len({*runs}) == len({command._claim(run) for run in runs}) == len(runs)
+
+
+def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch) -> None:
+    trained = []
+    monkeypatch.setattr(
+        command, "train", lambda *a, **settings: trained.append(settings["rate"]) or untrained(**settings)
+    )
+    runs = list(command._runs(tiny, ["Based"], ["s5"]))
+    command._train(tiny, runs, tmp_path, until=0, claims=tmp_path)
+    assert trained == []
+    (tmp_path / command._claim(runs[0])).touch()  # another process has it
+    command._train(tiny, runs, tmp_path, until=math.inf, claims=tmp_path)
+    assert trained == [2e-3]
+    command._train(tiny, runs, tmp_path, until=math.inf)
+    assert trained == [2e-3, 1e-3], "what has a result is not trained again"
+
+
+def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
+    def start(arguments, claims, *, until, slot, jobs):
+        # In place of training: take the first run that is left, and write a result for all but one.
+        script = (
+            "import json, pathlib, sys; out, claims = map(pathlib.Path, sys.argv[1:])\n"
+            "for seed in range(3):\n"
+            "    try: (claims / f'Based_s5_32_0.001_{seed}').touch(exist_ok=False)\n"
+            "    except FileExistsError: continue\n"
+            "    if seed == 1: sys.exit('seed 1 is broken')\n"
+            "    run = dict(model='Based', task='s5', dim=32, rate=1e-3, seed=seed)\n"
+            "    with (out / 'runs.jsonl').open('a') as file: print(json.dumps(run), file=file)\n"
+        )
+        return subprocess.Popen([sys.executable, "-c", script, str(tmp_path), claims])
+
+    monkeypatch.setattr(command, "_start", start)
+    runs = [command.Run("Based", "s5", 32, 1e-3, seed) for seed in range(3)]
+    assert command._in_processes([], runs, tmp_path, until=math.inf, jobs=1) == 1
+    assert command._done(tmp_path) == {runs[0], runs[2]}
+
+
+def result(rate: float, *, easy: float, hard: float, seconds: float = 1.0) -> dict:
+    """A run's result with two tests."""
+    tests = {name: {"accuracy": share, "whole": share / 2} for name, share in (("easy", easy), ("hard", hard))}
+    return {"model": "Based", "dim": 32, "rate": rate, "tests": tests, "seconds": seconds}
+
+
+def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:
+    results = [result(1e-3, easy=0.2, hard=0.8), result(2e-3, easy=0.7, hard=0.3), result(3e-3, easy=0.4, hard=0.6)]
+    best = report.best_rate(results, "easy")
+    assert (best["rate"], best["tried"], best["runs"]) == (2e-3, 3, 1)
+    assert report.best_rate(results, "hard")["rate"] == 1e-3
+    assert report._cell(best["tests"]["easy"]) == "70.0 (35.0)"
+
+
+def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
+    once = result(1e-3, easy=0.705, hard=0.5)
+    twice = [result(2e-3, easy=0.7, hard=0.1, seconds=3), result(2e-3, easy=0.706, hard=0.3)]
+    # On average the other rate is better.
+    assert report.best_rate([once, *twice], "easy")["rate"] == 1e-3
+    best = report.best_rate(twice, "easy")
+    assert (best["tried"], best["runs"], best["seconds"]) == (1, 2, (1, 3))
+    assert report._cell(best["tests"]["easy"]) == "70.3 (35.1)"
+    assert report._cell(best["tests"]["hard"]) == "20.0 [10.0, 30.0]"
+
+
+@pytest.mark.parametrize(("name", "size"), [("recall", "small"), ("suite/recall", "demo")])
+def test_the_committed_report_is_that_of_the_committed_results(name, size, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(report, "draw", lambda *_, **__: None)
+    committed = support.ROOT / "docs" / "results" / name
+    shutil.copy(committed / report.RESULTS, tmp_path)
+    command.main([f"--size={size}", "--report", f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
+
+
+def test_seeds_come_after_one_another() -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based"], ["s5"], seeds=2))
+    half = len(runs) // 2
+    assert [run.seed for run in runs] == [0] * half + [1] * half
+    assert runs[half] == runs[0]._replace(seed=1)
+    assert len({*runs}) == len(runs)
+
+
+def test_labels_hold_commas() -> None:
+    given = "Transformer++, QK norm,Mamba-2;Top-1 Chunk, exact,Transformer++"
+    assert command._labels(given) == ["Transformer++, QK norm", "Mamba-2", "Top-1 Chunk, exact", "Transformer++"]
+    assert command._labels("Transformr,x") == ["Transformr", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size=demo", "--models=Mamba"], "--models=Mamba: there is no such thing"),
+        (["--size=demo", "--tasks=mqr"], "--tasks=mqr: there is no such thing. Did you mean 'mqar'"),
+        (["--size=large"], "--size=large"),
+        (["--size=demo", "--jobs=0"], "--jobs=0: give at least 1"),
+        (["--size=demo", "--seeds=0"], "--seeds=0: give at least 1"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:
+    with pytest.raises(UserError, match=message):
+        command.main([*arguments, f"--out={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_rwkv_learns_to_multiply_permutations(tiny) -> None:
+    setup = dataclasses.replace(tiny, batch_size=32, test_sequences=128, steps_per_call=8)
+    task = dataclasses.replace(tiny.tasks[0], steps=400, train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
+    result = train.train("rwkv7", task, setup, dim=64, rate=3e-3)
+    assert result["tests"]["2"]["accuracy"] > 0.5, "the first of two answers is the input itself"

@@ -1,0 +1,51 @@
+"""A recall task is one file, as docs/recall.md says: no other file is touched, and no test of the others fails."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import support
+
+# What looks at every task, module or page, and is quick.
+LOOK = (
+    "tests/evals/test_recall.py",
+    "tests/evals/test_recall_tasks.py",
+    "tests/test_docs.py",
+    "tests/test_imports.py",
+    "tests/test_package.py",
+)
+
+
+@pytest.mark.slow
+def test_the_task_of_the_page_is_one_file(tmp_path: Path) -> None:
+    """In a copy: the command lists the page's task, tests check it, and it is trained and reported in its place."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    not_code = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", "*.egg-info")
+    shutil.copytree(support.ROOT, tree, ignore=not_code)
+    page = (support.ROOT / "docs" / "recall.md").read_text().partition("## A task of your own")[2]
+    parity = page.split("```")[1].replace("steps=400", "steps=3")
+    (tree / "seqjax" / "evals" / "recall" / "tasks" / "parity.py").write_text(parity)
+
+    def run(*arguments: str) -> str:
+        command, environment = [sys.executable, "-m", *arguments], os.environ | {"PYTHONPATH": str(tree)}
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+        return done.stdout
+
+    assert "copy, parity, s5," in " ".join(run("seqjax.evals.recall", "--help").split())
+    committed = support.ROOT / "docs" / "results" / "suite" / "recall"  # of the size demo
+    out.mkdir()
+    shutil.copy(committed / "runs.jsonl", out)
+    run("seqjax.evals.recall", "--size=demo", "--tasks=parity", "--models=Transformer++", f"--out={out}")
+    report = (out / "report.md").read_text()
+    assert re.findall(r"^## (\w+)", report, re.M) == ["mqar", "induction", "parity", "s5"]
+    section = report[report.index("## parity: the parity of the ones so far") : report.index("## s5")]
+    assert "| Transformer++ | 32 |" in section and "Guessing: 50%. Trained for 3 steps" in section
+    assert report.replace(section, "") == (committed / "report.md").read_text(), "the others are as they were"
+    ran = run("pytest", "-q", "-p", "no:cacheprovider", "-rA", "-m", "not slow and not gpu", *LOOK)
+    assert re.search(r"PASSED .*keeps_the_contract\[parity-demo\]", ran)

@@ -1,0 +1,200 @@
+"""The recall tasks: all keep the contract, and each target is the answer that the definition of its task gives."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from seqjax.evals.recall.setups import MODELS, SETUPS
+from seqjax.evals.recall.tasks import IGNORED, Task, TaskSetup, distinct, kinds
+from seqjax.evals.recall.tasks.copy import Copy
+from seqjax.evals.recall.tasks.copy_selected import CopySelected
+from seqjax.evals.recall.tasks.induction import Induction
+from seqjax.evals.recall.tasks.mqar import MQAR
+from seqjax.evals.recall.tasks.ngram import Ngram
+from seqjax.evals.recall.tasks.position import Position
+from seqjax.evals.recall.tasks.s5 import S5
+from seqjax.evals.recall.train import batch, batches, model_config, padded
+from seqjax.models import Model
+from tests import support
+
+SIZED = {f"{kind.name}-{size}": setup for kind in kinds() for size, setup in kind.sizes().items()}
+
+
+def test_every_module_is_a_task() -> None:
+    files = (support.ROOT / "seqjax" / "evals" / "recall" / "tasks").glob("*.py")
+    assert sorted(kind.name for kind in kinds()) == sorted({path.stem for path in files} - {"__init__"})
+    assert all(kind.sizes() and kind.sizes().keys() <= SETUPS.keys() for kind in kinds())
+
+
+@pytest.mark.parametrize("setup", SIZED.values(), ids=SIZED)
+def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
+    """Shapes, ids and the number of answers of all its sequences; the seed decides them."""
+    assert setup.own in setup.tests
+    for task in {*setup.train, *setup.tests.values()}:
+        assert type(task) is setup.kind and task.vocab_size <= setup.vocab_size
+        (inputs, targets), again, other = (task.examples(np.random.default_rng(seed), 8) for seed in (1, 1, 2))
+        assert inputs.shape == targets.shape == (8, task.length)
+        assert inputs.dtype == targets.dtype == np.int32
+        assert inputs.min() >= 0 and inputs.max() < task.vocab_size
+        asked = targets != IGNORED
+        assert targets[asked].min() >= 0 and targets.max() < task.vocab_size
+        assert asked.any(1).all() and asked.sum(1).max() <= task.answers
+        assert (inputs == again.inputs).all() and (targets == again.targets).all() and (inputs != other.inputs).any()
+    inputs, positions, targets = next(batches(setup.train, batch_size=2, seed=0))
+    assert inputs.shape == (2, max(task.length for task in setup.train))
+    assert positions.shape == targets.shape == (2, max(task.answers for task in setup.train))
+
+
+# Of each kind of sequence a few that are short, whose answers can be found the slow way.
+TASKS: list[Task] = [
+    MQAR(length=64, pairs=8, ids=64),
+    MQAR(length=16, pairs=4, ids=32),
+    CopySelected(length=40, tokens=6),
+    Induction(length=20),
+    Ngram(length=40, ids=12),
+    Ngram(length=30, ids=5, n=3),
+    Ngram(length=30, queries=4),
+    Ngram(length=12, ids=16, queries=3),
+    Position(length=20, longest=32),
+    Copy(length=30, shortest=2, longest=14),
+    S5(length=12),
+    S5(length=6, moved=5),
+]
+
+
+def answers(task: Task, row: list[int]) -> dict[int, int]:
+    """The answers by position, found the slow way from the inputs alone."""
+    if isinstance(task, MQAR):
+        context = 2 * task.pairs
+        values = dict(zip(row[0:context:2], row[1:context:2], strict=True))
+        return {i: values[row[i]] for i in range(context, task.length) if row[i] in values and (i - context) % 2 == 0}
+    if isinstance(task, CopySelected):
+        found = [token for token in row if token < task.ids]
+        return dict(enumerate(found, start=task.length - task.tokens))
+    if isinstance(task, Induction):
+        return {task.length - 1: row[row.index(task.ids) + 1]}
+    if isinstance(task, Ngram):
+        end = row.index(task.ids)
+        found = {}
+        for at in range(end + 1, task.length, task.n):
+            starts = [i for i in range(end - task.n) if row[i : i + task.n] == row[at : at + task.n]]
+            assert len(starts) == 1, "there is one answer"
+            found[at + task.n - 1] = row[starts[0] + task.n]
+        return found
+    if isinstance(task, Position):
+        return {task.length - 1: row[row[-1] - task.ids]}
+    if isinstance(task, Copy):
+        end = row.index(task.ids)
+        assert row[:end] == row[end + 1 : 2 * end + 1] and set(row[2 * end + 1 :]) <= {task.ids + 1}
+        return {end + i: token for i, token in enumerate(row[:end])}
+    permutations = list(itertools.permutations(range(5)))
+    so_far, found = list(range(5)), {}
+    for i, number in enumerate(row):
+        so_far = [permutations[number][place] for place in so_far]
+        found[i] = permutations.index(tuple(so_far))
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
+def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
+    inputs, targets = task.examples(np.random.default_rng(0), 50)
+    for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+        expected = answers(task, row)
+        asked = {i: t for i, t in enumerate(target) if t != IGNORED}
+        if isinstance(task, MQAR):  # noise may be a key by chance
+            assert len(asked) == task.pairs and asked.items() <= expected.items()
+        else:
+            assert asked == expected
+
+
+@pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
+def test_distinct_integers_are_uniform(size, below) -> None:
+    rows = distinct(np.random.default_rng(0), 6000, size, below=below)
+    assert rows.shape == (6000, size)
+    assert all(len(set(row)) == size for row in rows.tolist())
+    for column in (rows[:, 0], rows[:, -1]):
+        counts = np.bincount(column, minlength=below)
+        assert len(counts) == below and np.allclose(counts, 6000 / below, atol=5 * np.sqrt(6000 / below))
+
+
+def test_swaps_move_two_things_and_reach_every_permutation() -> None:
+    permutations = list(itertools.permutations(range(5)))
+    inputs, targets = S5(length=40).examples(np.random.default_rng(0), 200)
+    given = {permutations[number] for number in np.unique(inputs)}
+    assert len(given) == 11 and {sum(i != p for i, p in enumerate(permutation)) for permutation in given} == {0, 2}
+    assert len(np.unique(targets)) == 120
+    anything, _ = S5(length=9, moved=5).examples(np.random.default_rng(0), 200)
+    assert len(np.unique(anything)) == 120
+
+
+def test_queries_of_mqar_come_early() -> None:
+    task = MQAR(length=256, pairs=16)
+    targets = task.examples(np.random.default_rng(0), 200).targets
+    at = np.nonzero(targets != IGNORED)[1]
+    assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
+
+
+def test_the_first_pair_of_mqar_is_asked_for_before_the_last() -> None:
+    inputs, targets = MQAR(length=256, pairs=16).examples(np.random.default_rng(0), 500)
+    # The value of every pair is at an odd place of the context, and is the target at its query.
+    first, last = (np.nonzero(targets == inputs[:, [place]])[1].mean() for place in (1, 31))
+    assert first < last - 10
+
+
+def test_batches_hold_the_questions_alone() -> None:
+    task = MQAR(length=64, pairs=8, ids=64)
+    examples = task.examples(np.random.default_rng(0), 20)
+    inputs, positions, targets = batch(examples, 10)
+    assert (inputs == examples.inputs).all() and positions.shape == targets.shape == (20, 10)
+    assert (np.take_along_axis(examples.targets, positions, 1) == targets)[:, :8].all()
+    assert (targets[:, :8] != IGNORED).all() and (targets[:, 8:] == IGNORED).all()
+    assert (np.diff(positions[:, :8]) > 0).all()
+
+
+def test_tests_are_not_trained_on_and_batches_repeat_by_seed() -> None:
+    task = Induction(length=20)
+    train, again, test = (next(batches([task], batch_size=64, seed=seed)).inputs for seed in (0, 0, 1))
+    assert (train == again).all()
+    assert not {tuple(row) for row in train.tolist()} & {tuple(row) for row in test.tolist()}
+
+
+def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
+    stream = batches([S5(length=4), S5(length=6)], batch_size=3, seed=0)
+    for length in (4, 6, 4):
+        inputs, positions, targets = next(stream)
+        assert inputs.shape == positions.shape == targets.shape == (3, 6)
+        assert ((targets != IGNORED).sum(1) == length).all()
+    examples = S5(length=4).examples(np.random.default_rng(0), 2)
+    assert (padded(examples, 6).targets[:, 4:] == IGNORED).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MQAR(length=15, pairs=4),
+        lambda: MQAR(length=64, pairs=16, ids=32),
+        lambda: CopySelected(length=31),
+        lambda: Induction(length=2),
+        lambda: Ngram(length=1000),
+        lambda: Ngram(length=4),
+        lambda: Ngram(length=12, queries=4),
+        lambda: Ngram(length=12, queries=0),
+        lambda: S5(length=4, moved=1),
+        lambda: Position(length=300),
+        lambda: Copy(length=20, shortest=2, longest=10),
+        lambda: Copy(length=20, shortest=0, longest=5),
+    ],
+)
+def test_sizes_that_have_no_sequences_are_refused(make) -> None:
+    with pytest.raises(ValueError, match=r"needs|has numbers|is too short"):
+        make()
+
+
+@pytest.mark.parametrize("dim", sorted({dim for setup in SETUPS.values() for dim, _ in setup.rounds}))
+@pytest.mark.parametrize("label", MODELS)
+def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
+    config = model_config(MODELS[label], dim=dim, vocab_size=50)
+    assert (config.dim, config.vocab_size) == (dim, 50)
+    assert config.n_layers in (2, 4, 5)
+    assert Model(config, max_len=64).abstract_blocks(), "the mixers accept their settings at this width"

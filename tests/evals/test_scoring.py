@@ -1,0 +1,126 @@
+"""Scores of continuations in batches: equal to those of single texts without padding, for every mixer."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from seqjax.evals import scoring
+from seqjax.sharding import make_mesh, shardings
+from tests import support
+
+VOCAB = 48
+LENGTHS = ((1, 1), (5, 3), (20, 7), (40, 1), (61, 2), (62, 3), (70, 9), (3, 70))
+
+
+def requests(lengths=LENGTHS):
+    rng = np.random.default_rng(0)
+    return [(rng.integers(0, VOCAB, n).tolist(), rng.integers(0, VOCAB, k).tolist()) for n, k in lengths]
+
+
+def alone(model, params, tokens, n):
+    """Of the last `n` tokens: from the logits of the whole text, in float64 and without padding; and what follows."""
+    logits = np.asarray(LOGITS(model)(params, np.array([tokens[:-1]], np.int32))[0], np.float64)
+    log_p = logits - logits.max(-1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+    at = np.arange(len(tokens) - 1 - n, len(tokens) - 1)
+    following = np.array(tokens)[at + 1]
+    return log_p[at, following].sum(), bool((logits[at].argmax(-1) == following).all()), int(logits[-1].argmax())
+
+
+@functools.cache
+def LOGITS(model):  # noqa: N802
+    return jax.jit(model.logits)
+
+
+def scored(model, params, asked, *, max_length=100, batch_tokens=256):
+    mesh = make_mesh(devices=jax.devices()[:1])
+    return scoring.score(model, params, asked, max_length=max_length, batch_tokens=batch_tokens, mesh=mesh)
+
+
+def quick(mixer, variant):
+    return (mixer, variant) == ("top1_chunk", "exact")
+
+
+@pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(quick, support.CASES))
+def test_padding_is_not_seen(mixer, variant):
+    """Of every mixer, with chunks of tokens and of the loss that lengths are no multiple of, and texts that are cut."""
+    model = support.tiny_model(mixer, variant, train__seq_len=128, model__loss_chunk=40)
+    params = support.random_params(model)
+    is_quick = quick(mixer, variant)
+    asked, max_length = requests([(5, 3), (62, 3), (90, 9)] if is_quick else LENGTHS), 64 if is_quick else 100
+    wanted = []
+    for context, continuation in asked:
+        tokens = [*context, *continuation][-(max_length + 1) :]
+        wanted.append(alone(model, params, tokens, len(continuation)))
+    tokens = [*asked[0][0], *asked[0][1]]
+    asked.append((tokens[:-1], [wanted[0][2]]))  # the greedy one
+    wanted.append(alone(model, params, [*tokens[:-1], wanted[0][2]], 1))
+    got = scored(model, params, asked, max_length=max_length)
+    for (log_p, is_greedy), (want, greedy, _) in zip(got, wanted, strict=True):
+        assert log_p == pytest.approx(want, abs=5e-4) and is_greedy == greedy
+    assert got[-1].is_greedy and not all(one.is_greedy for one in got)
+    assert scored(model, params, asked, max_length=max_length) == got, "the same again"
+
+
+@pytest.mark.slow
+def test_on_eight_devices():
+    """Rows over four of them, parameters over fsdp and tensor, and time over two: the same scores."""
+    model = support.tiny_model("top1_chunk", train__seq_len=128)
+    params = support.random_params(model)
+    want = scored(model, params, requests())
+    for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "seq": 2}):
+        mesh = make_mesh(**sizes)
+        placed = jax.device_put(params, shardings(mesh, model.shapes, model.axes))
+        got = scoring.score(model, placed, requests(), max_length=100, batch_tokens=256, mesh=mesh)
+        for a, b in zip(got, want, strict=True):
+            assert a.log_p == pytest.approx(b.log_p, abs=5e-4) and a.is_greedy == b.is_greedy
+
+
+@pytest.fixture
+def shapes(monkeypatch):
+    """Nothing is computed: every token has the log-probability -1, and the shapes that are fed are kept."""
+    fed = []
+
+    def scores(params, tokens_BT, marks_BT, last_B, candidates_BC, *, model):
+        fed.append(tokens_BT.shape)
+        marked_B = np.asarray(marks_BT).sum(1)
+        return -marked_B, marked_B, -np.ones(candidates_BC.shape), np.asarray(last_B)
+
+    monkeypatch.setattr(scoring, "_scores", scores)
+    return fed
+
+
+MODEL = support.tiny_model("transformer_pp")
+
+
+def test_continuations_that_share_all_but_their_last_token_are_one_row(shapes):
+    """Four answers to each of three questions; the same tokens as a continuation of another length are another row."""
+    rng = np.random.default_rng(0)
+    asked = [(context, [answer]) for context in rng.integers(0, 9, (3, 30)).tolist() for answer in range(4)]
+    asked.append((asked[0][0][:-1], [asked[0][0][-1], 3]))
+    assert len(scoring._rows(asked, 100)) == 4
+    scores = scored(MODEL, {}, asked, batch_tokens=10_000)
+    assert [s.log_p for s in scores] == [-1.0] * 12 + [-2.0]
+    assert shapes == [(4, 64)]
+    many = [([1], [i]) for i in range(2 * scoring.CANDIDATES + 1)]
+    assert len(scoring._rows(many, 100)) == 3
+
+
+def test_few_shapes(shapes):
+    """Two hundred lengths, five programs; the last batch of a bucket is filled."""
+    asked = [([1] * n, [2]) for n in range(1, 1000, 5)]
+    scored(MODEL, {}, asked, max_length=1024, batch_tokens=2048)
+    assert list(dict.fromkeys(shapes)) == [(2, 1024), (4, 512), (8, 256), (16, 128), (16, 64)]
+
+
+@pytest.mark.parametrize("request_", [([], [1]), ([1], []), ([1], [1] * 11)])
+def test_what_cannot_be_scored(request_):
+    with pytest.raises(ValueError, match="at least one of each is needed, and the continuation has at most 10"):
+        scored(MODEL, {}, [request_], max_length=10)
+
+
+def test_a_table_of_positions_ends_the_last_bucket():
+    assert [scoring.bucket_of(n, longest=0) for n in (1, 64, 65, 128, 129, 3000)] == [64, 64, 128, 128, 256, 4096]
+    assert [scoring.bucket_of(n, longest=100) for n in (1, 65, 100)] == [64, 100, 100]

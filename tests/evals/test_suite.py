@@ -1,0 +1,93 @@
+"""One page of what every window says of several runs."""
+
+import json
+import shutil
+
+import pytest
+
+from seqjax.evals import suite
+from seqjax.utils import UserError
+from tests import support
+
+
+def run(directory, name, *, losses, needle=None, tasks=None) -> None:
+    workdir = directory / name
+    (workdir / "harness").mkdir(parents=True)
+    (workdir / "run.json").write_text(
+        json.dumps({"device": "NVIDIA H200", "devices": 1, "parameters": 1234, "manifest": "30ecc0dec67fcf1f7e"})
+    )
+    (workdir / "config.json").write_text("{}")
+    rows = [{"step": 1, "tokens": 64, "train/loss": 5.0, "seconds": 1.0}]
+    rows += [
+        {
+            "step": step,
+            "tokens": 64 * step,
+            "train/loss": loss,
+            "eval/c4/loss": loss + 1,
+            "eval_mean/in_domain/equal": loss,
+        }
+        for step, loss in enumerate(losses, start=1)
+    ]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if needle:
+        (workdir / "niah.json").write_text(json.dumps({"lengths": needle}))
+    for task, row in (tasks or {}).items():
+        whole = {
+            "seqjax": {"task": task},
+            "results": {task: row},
+            "n-samples": {task: {"effective": 5}},
+            "n-shot": {task: 0},
+        }
+        (workdir / "harness" / f"{task}.json").write_text(json.dumps(whole))
+
+
+def test_the_page_has_what_is_there_and_a_dash_for_what_is_not(tmp_path, capsys) -> None:
+    accuracy = {"acc,none": 0.5, "acc_stderr,none": 0.125}
+    run(
+        tmp_path,
+        "a",
+        losses=[3.0, 2.0],
+        needle={"1024": {"accuracy": 0.25, "samples": 8}},
+        tasks={"local_copy": accuracy},
+    )
+    run(tmp_path, "b", losses=[2.5], needle={"512": {"accuracy": 1.0, "samples": 4}})
+    (tmp_path / "recall").mkdir()
+    (tmp_path / "recall" / "report.md").touch()
+    suite.main([f"--out={tmp_path}"])
+    assert "report.md" in capsys.readouterr().out
+    page = (tmp_path / "report.md").read_text()
+    assert "1 x NVIDIA H200" in page and "30ecc0dec67fcf1f." in page
+    assert "| run | parameters | tokens | training | c4 | mean in domain |" in page
+    assert "| a | 1,234 | 128 | 2.0000 | 3.0000 | 2.0000 |" in page, "the last evaluation"
+    assert "| run | 512 | 1,024 |" in page and "| a | - | 25.0 of 8 |" in page and "| b | 100.0 of 4 | - |" in page
+    assert "| local_copy | acc | 0.5 ± 0.12 | - |" in page
+    assert "(recall/report.md)" in page
+    for name in "ab":
+        shutil.rmtree(tmp_path / name)
+    suite.main([f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_text() == page, "runs.json has all that is on it"
+    run(tmp_path, "b", losses=[9.0])
+    suite.main([f"--out={tmp_path}"])
+    again = (tmp_path / "report.md").read_text()
+    assert "| a | 1,234 | 128 | 2.0000 |" in again and "| b | 1,234 | 64 | 9.0000 |" in again
+
+
+def test_evaluations_without_results_are_left_out(tmp_path) -> None:
+    run(tmp_path, "a", losses=[3.0])
+    suite.main([f"--out={tmp_path}"])
+    page = (tmp_path / "report.md").read_text()
+    assert "S-NIAH" not in page and "lm-evaluation-harness" not in page and "recall" not in page
+
+
+def test_the_committed_page_is_that_of_the_committed_runs(tmp_path) -> None:
+    committed = support.ROOT / "docs" / "results" / "suite"
+    shutil.copy(committed / "runs.json", tmp_path)
+    (tmp_path / "recall").mkdir()
+    (tmp_path / "recall" / "report.md").touch()
+    suite.main([f"--out={tmp_path}"])
+    assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
+
+
+def test_a_directory_without_runs_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match="has no directory with a run"):
+        suite.main([f"--out={tmp_path}"])
