@@ -61,7 +61,9 @@ def link_files(app: Any, doctree: Any) -> None:
     for link in list(doctree.findall(addnodes.pending_xref)):
         if link.get("refdomain") == "doc" and link["reftarget"] not in app.env.found_docs:
             target = f"/{link['reftarget']}.md"
-            link.replace_self(addnodes.download_reference("", "", *link.children, reftarget=target, refdoc=link["refdoc"]))
+            link.replace_self(
+                addnodes.download_reference("", "", *link.children, reftarget=target, refdoc=link["refdoc"])
+            )
 
 
 def setup(app: Any) -> None:
