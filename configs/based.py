@@ -3,11 +3,10 @@
 Linear attention at layers 1, 6, 11 and window attention at 2, 7, 12 of 15, SwiGLU of twice the width in every layer,
 float32 residual stream.
 
-seqjax train --config=based                  two CPU cores, busy, 6 minutes: prose 1.64, doctest 1.48 nats
-seqjax train --config=based:110m
+    seqjax train --config=based
+    seqjax train --config=based:110m
 
-On one H200 110m trains at 443k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.11 nats on CommonCrawl and 5.22
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

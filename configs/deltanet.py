@@ -1,10 +1,9 @@
 """DeltaNet (arXiv 2406.06484): linear attention with the delta rule, in flash-linear-attention's shape.
 
-seqjax train --config=deltanet               two CPU cores, busy, 8 minutes: prose 1.93, doctest 1.74 nats
-seqjax train --config=deltanet:110m
+    seqjax train --config=deltanet
+    seqjax train --config=deltanet:110m
 
-On one H200 110m trains at 309k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.81 nats on CommonCrawl and 5.91
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

@@ -1,10 +1,9 @@
 """Gated DeltaNet (arXiv 2412.06464): the delta rule on a state that decays, in flash-linear-attention's shape.
 
-seqjax train --config=gated_deltanet         two CPU cores, busy, 9 minutes: prose 1.57, doctest 1.39 nats
-seqjax train --config=gated_deltanet:110m
+    seqjax train --config=gated_deltanet
+    seqjax train --config=gated_deltanet:110m
 
-On one H200 110m trains at 257k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.36 nats on CommonCrawl and 5.48
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

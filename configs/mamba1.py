@@ -1,10 +1,9 @@
 """Mamba-1: two mixers for each Transformer layer, no MLP, float32 residual stream (arXiv 2312.00752).
 
-seqjax train --config=mamba1                 two CPU cores, 10 minutes: prose 1.57, doctest 1.40 nats
-seqjax train --config=mamba1:110m
+    seqjax train --config=mamba1
+    seqjax train --config=mamba1:110m
 
-On one H200 110m trains at 242k tokens/s, and 200 steps at batch 16 of 2,048 end at 4.91 nats on CommonCrawl and 5.02
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

@@ -1,10 +1,9 @@
 """Mamba-2: two mixers for each Transformer layer, no MLP, float32 residual stream (arXiv 2405.21060).
 
-seqjax train --config=mamba2                 two CPU cores, 9 minutes: prose 1.59, doctest 1.44 nats
-seqjax train --config=mamba2:110m
+    seqjax train --config=mamba2
+    seqjax train --config=mamba2:110m
 
-On one H200 110m trains at 305k tokens/s, and 200 steps at batch 16 of 2,048 end at 4.96 nats on CommonCrawl and 5.08
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

@@ -1,10 +1,9 @@
 """RWKV-7 (arXiv 2503.14456) in its own block: LayerNorm, token shift, ChannelMix with squared ReLU.
 
-seqjax train --config=rwkv7                  two CPU cores, 7 minutes: prose 1.73, doctest 1.56 nats
-seqjax train --config=rwkv7:110m
+    seqjax train --config=rwkv7
+    seqjax train --config=rwkv7:110m
 
-On one H200 110m trains at 228k tokens/s, and 200 steps at batch 16 of 2,048 end at 4.93 nats on CommonCrawl and 5.02
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

@@ -1,11 +1,12 @@
-"""Top-1 Chunk, exact selection (arXiv 2505.18522, section 5). Approx: `:demo,model.mixer.selection=approx`.
+"""Top-1 Chunk: attention to the local chunk and to one selected chunk of the past (arXiv 2505.18522, section 5).
 
-seqjax train --config=top1_chunk             two CPU cores, busy, 8 minutes: prose 1.83, doctest 1.64 nats
-seqjax train --config=top1_chunk:110m
+The selection is exact by default.
 
-On one H200 110m trains at 499k tokens/s at batch 16 of 2,048 (docs/results/mixers.md). An older run with the
-`xla` backend alone, 1,580 steps of 65,536 tokens, took 7m22s and ended at 3.11 nats on CommonCrawl and 2.95 on C4
-(docs/results/first_110m.md has the settings). The paper's length and the other sizes: not run.
+    seqjax train --config=top1_chunk
+    seqjax train --config=top1_chunk:110m
+    seqjax train --config=top1_chunk:110m,model.mixer.selection=approx
+
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

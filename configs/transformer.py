@@ -1,10 +1,9 @@
-"""Transformer: GPT with learned positions, biases, LayerNorm and a GELU MLP (the paper's first baseline).
+"""Transformer: GPT with learned positions, biases, LayerNorm and a GELU MLP (arXiv 2505.18522, appendix A).
 
-seqjax train --config=transformer            two CPU cores, busy, 7 minutes: prose 2.65, doctest 2.56 nats
-seqjax train --config=transformer:110m
+    seqjax train --config=transformer
+    seqjax train --config=transformer:110m
 
-On one H200 110m trains at 489k tokens/s, and 200 steps at batch 16 of 2,048 end at 5.83 nats on CommonCrawl and 5.90
-on C4 (docs/results/mixers.md has the settings). A full run and the other sizes: not run.
+Results: docs/results/mixers.md, docs/results/limited_110m
 """
 
 from seqjax import presets

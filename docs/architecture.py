@@ -109,9 +109,9 @@ for i, (color, title, command, what) in enumerate(DAY):
     if i:
         arrow((36, y + 6.7), (36, y + 5.5))
 
-# --------------------------------------------------------------------------------------------------- rooms, imports
+# --------------------------------------------------------------------------------------------------- packages, imports
 heading(76, 45.2, "Packages; imports run downwards")
-ROOMS = [
+PACKAGES = [
     (RUN, "commands"),
     (RUN, "evals   study   testing"),
     (RUN, "pretrained   convert"),
@@ -124,7 +124,7 @@ ROOMS = [
     (FILE, "sharding"),
     (FILE, "types  utils  fields  store"),
 ]
-for i, (color, name) in enumerate(ROOMS):
+for i, (color, name) in enumerate(PACKAGES):
     y = 39.6 - 3.72 * i
     style = "round,pad=0,rounding_size=0.6"
     width = 13.6 if name == "models" else 28

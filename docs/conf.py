@@ -1,6 +1,7 @@
 """Sphinx reads the pages as they are on GitHub (MyST) and the API from the docstrings: `make docs`.
 
-Warnings are errors there. Docstrings are plain text with code in backticks, so they are made reStructuredText first.
+Warnings are errors there. The written page of a result is a page; the tables that a command generated beside it are
+files that it links to. Docstrings are plain text with code in backticks, so they are made reStructuredText first.
 """
 
 import re
@@ -13,6 +14,7 @@ copyright = "the seqjax authors"
 version = release = seqjax.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["results/*/gaps.md", "results/*/report.md", "results/*/*/report.md"]
 html_theme = "furo"
 html_title = f"seqjax {release}"
 
@@ -52,6 +54,19 @@ def escaped(line: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part) for part in parts)
 
 
+def link_files(app: Any, doctree: Any) -> None:
+    """Make links to the excluded Markdown files downloads, as links to files of other kinds are."""
+    from sphinx import addnodes  # the rest of this file is tested without Sphinx
+
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link.get("refdomain") == "doc" and link["reftarget"] not in app.env.found_docs:
+            target = f"/{link['reftarget']}.md"
+            link.replace_self(
+                addnodes.download_reference("", "", *link.children, reftarget=target, refdoc=link["refdoc"])
+            )
+
+
 def setup(app: Any) -> None:
-    """Before napoleon reads the sections."""
+    """Docstrings before napoleon reads the sections, links before Sphinx collects the files."""
     app.connect("autodoc-process-docstring", as_restructured, priority=400)
+    app.connect("doctree-read", link_files, priority=400)

@@ -65,18 +65,18 @@ def test_the_configs_of_the_tested_mixers_have_a_header():
             assert f"seqjax train --config={name}" in header_of(name), name
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in [*NAMES, *(f"ablations/{n}" for n in ABLATIONS)] if "seqjax train" in header_of(n)]
-)
-def test_the_header_says_what_the_demo_takes(name):
-    """Two cores, minutes and the losses it ends with; or that nobody has run it."""
+@pytest.mark.parametrize("name", [*NAMES, *(f"ablations/{n}" for n in ABLATIONS)])
+def test_the_header_of_a_shipped_config_names_paper_command_and_results(name):
+    """Times and losses stand in docs/results alone."""
     header = header_of(name)
-    says = re.findall(rf"^seqjax train --config={name} +(.+)$", header, re.M)
-    measured = r"two CPU cores.*, (\d+) minutes: prose \d\.\d\d, doctest \d\.\d\d nats"
-    assert len(says) == 1
-    found = re.fullmatch(measured, says[0])
-    assert found is not None or says[0].startswith("demo: not run")
-    assert found is None or int(found[1]) <= 10
+    if "seqjax train" not in header:
+        return
+    assert f"    seqjax train --config={name}\n" in header
+    assert "arXiv" in header
+    pages = re.findall(r"docs/results/\w+(?:\.md)?", header)
+    assert pages
+    assert all((ROOT / page).exists() for page in pages)
+    assert not re.search(r"\b(minutes|seconds|nats|tokens/s)\b", header)
 
 
 @pytest.mark.parametrize(

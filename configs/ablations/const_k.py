@@ -1,9 +1,11 @@
 """Transformer++ whose keys are a trained table over positions, not computed from the input.
 
-seqjax train --config=ablations/const_k      two CPU cores, busy, 7 minutes: prose 2.64, doctest 2.56 nats
-seqjax train --config=ablations/const_k:110m
+arXiv 2505.18522, section 3, figure 3(e); the study is configs/studies/figure3e.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/const_k
+    seqjax train --config=ablations/const_k:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

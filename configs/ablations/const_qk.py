@@ -1,9 +1,11 @@
 """Transformer++ whose queries and keys are trained tables over positions (a factorised Synthesizer).
 
-seqjax train --config=ablations/const_qk     two CPU cores, busy, 5 minutes: prose 2.64, doctest 2.57 nats
-seqjax train --config=ablations/const_qk:110m
+arXiv 2505.18522, section 3, figure 3(e); the study is configs/studies/figure3e.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/const_qk
+    seqjax train --config=ablations/const_qk:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

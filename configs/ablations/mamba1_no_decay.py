@@ -1,9 +1,11 @@
 """Mamba-1 without decay: the state is a plain sum.
 
-seqjax train --config=ablations/mamba1_no_decay   two CPU cores, busy, 9 minutes: prose 1.61, doctest 1.43 nats
-seqjax train --config=ablations/mamba1_no_decay:110m
+arXiv 2505.18522, section 3, figure 3(a); the study is configs/studies/figure3a.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba1_no_decay
+    seqjax train --config=ablations/mamba1_no_decay:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -1,9 +1,11 @@
 """Mamba-1 without decay and without convolution (its SiLU stays).
 
-seqjax train --config=ablations/mamba1_no_decay_no_conv   two CPU cores, busy, 10 minutes: prose 2.64, doctest 2.56 nats
-seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
+arXiv 2505.18522, section 3, figure 3(a); the study is configs/studies/figure3a.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba1_no_decay_no_conv
+    seqjax train --config=ablations/mamba1_no_decay_no_conv:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -1,9 +1,11 @@
 """Mamba-1 whose channels and states share one decay per token.
 
-seqjax train --config=ablations/mamba1_one_decay   two CPU cores, busy, 10 minutes: prose 1.57, doctest 1.41 nats
-seqjax train --config=ablations/mamba1_one_decay:110m
+arXiv 2505.18522, section 3, figure 3(a); the study is configs/studies/figure3a.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba1_one_decay
+    seqjax train --config=ablations/mamba1_one_decay:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

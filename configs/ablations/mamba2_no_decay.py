@@ -1,9 +1,11 @@
 """Mamba-2 without decay, i.e. linear attention with a gate.
 
-seqjax train --config=ablations/mamba2_no_decay   two CPU cores, 8 minutes: prose 1.66, doctest 1.51 nats
-seqjax train --config=ablations/mamba2_no_decay:110m
+arXiv 2505.18522, section 3, figure 3(b); the study is configs/studies/figure3b.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba2_no_decay
+    seqjax train --config=ablations/mamba2_no_decay:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -1,9 +1,11 @@
 """Mamba-2 without decay and without convolution (its SiLU stays).
 
-seqjax train --config=ablations/mamba2_no_decay_no_conv   two CPU cores, 8 minutes: prose 2.63, doctest 2.53 nats
-seqjax train --config=ablations/mamba2_no_decay_no_conv:110m
+arXiv 2505.18522, section 3, figure 3(b); the study is configs/studies/figure3b.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba2_no_decay_no_conv
+    seqjax train --config=ablations/mamba2_no_decay_no_conv:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

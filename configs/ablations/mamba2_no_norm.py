@@ -1,9 +1,11 @@
 """Mamba-2 without the norm after its gate.
 
-seqjax train --config=ablations/mamba2_no_norm   two CPU cores, 9 minutes: prose 1.55, doctest 1.40 nats
-seqjax train --config=ablations/mamba2_no_norm:110m
+arXiv 2505.18522, section 3, figure 3(b); the study is configs/studies/figure3b.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba2_no_norm
+    seqjax train --config=ablations/mamba2_no_norm:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

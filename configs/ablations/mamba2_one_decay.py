@@ -1,9 +1,11 @@
 """Mamba-2 whose heads share one decay per token.
 
-seqjax train --config=ablations/mamba2_one_decay   two CPU cores, 10 minutes: prose 1.59, doctest 1.41 nats
-seqjax train --config=ablations/mamba2_one_decay:110m
+arXiv 2505.18522, section 3, figure 3(b); the study is configs/studies/figure3b.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/mamba2_one_decay
+    seqjax train --config=ablations/mamba2_one_decay:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -1,9 +1,11 @@
 """Transformer++ with learned absolute positions, a table added to the embeddings, in place of RoPE.
 
-seqjax train --config=ablations/position_absolute   two CPU cores, busy, 7 minutes: prose 2.64, doctest 2.56 nats
-seqjax train --config=ablations/position_absolute:110m
+arXiv 2505.18522, section 3, figure 3(c); the study is configs/studies/figure3c.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/position_absolute
+    seqjax train --config=ablations/position_absolute:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

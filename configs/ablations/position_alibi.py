@@ -1,9 +1,11 @@
 """Transformer++ with ALiBi in place of RoPE.
 
-seqjax train --config=ablations/position_alibi   two CPU cores, busy, 7 minutes: prose 2.02, doctest 1.82 nats
-seqjax train --config=ablations/position_alibi:110m
+arXiv 2505.18522, section 3, figure 3(c); the study is configs/studies/figure3c.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/position_alibi
+    seqjax train --config=ablations/position_alibi:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -1,9 +1,11 @@
 """Transformer++ without position encoding; only the causal mask carries position information.
 
-seqjax train --config=ablations/position_none   two CPU cores, busy, 7 minutes: prose 2.63, doctest 2.54 nats
-seqjax train --config=ablations/position_none:110m
+arXiv 2505.18522, section 3, figure 3(c); the study is configs/studies/figure3c.py.
 
-At 110m and larger: not run.
+    seqjax train --config=ablations/position_none
+    seqjax train --config=ablations/position_none:110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -1,11 +1,12 @@
 """Transformer++ with unit queries and keys at a fixed temperature; sweep `model.mixer.temperature`.
 
-The entropy of the attention weights is measured at the end; configs/studies/figure3f.py and figure4.py are the sweep.
+arXiv 2505.18522, section 3, figure 3(f); the study is configs/studies/figure3f.py.
+The entropy of the attention weights is measured at the end (figure 4).
 
-seqjax train --config=ablations/temperature   two CPU cores, busy, 8 minutes: prose 1.97, doctest 1.79 nats
-seqjax train --config=ablations/temperature:110m
+    seqjax train --config=ablations/temperature
+    seqjax train --config=ablations/temperature:110m
 
-At 110m: docs/results/figure4.
+Results: docs/results/mixers.md (demo), docs/results/figure4 (110m)
 """
 
 from seqjax import presets

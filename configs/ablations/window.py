@@ -1,9 +1,12 @@
 """Transformer++ with the attention window that the argument names: 32, 64, 128, 256 (default), 512, 1024 ... or full.
 
-seqjax train --config=ablations/window       two CPU cores, busy, 7 minutes: prose 1.94, doctest 1.77 nats
-seqjax train --config=ablations/window:64,110m      a window counts the query's own position
+arXiv 2505.18522, section 3, figure 3(d); the study is configs/studies/figure3d.py.
+A window counts the query's own position.
 
-At 110m and larger not run; configs/studies/figure3d.py compares windows.
+    seqjax train --config=ablations/window
+    seqjax train --config=ablations/window:64,110m
+
+Results: docs/results/mixers.md (demo)
 """
 
 from seqjax import presets

@@ -5,10 +5,9 @@
 
 Three sizes:
 
-    demo   a model of two layers of 64, 100 steps of 2,048 bytes of the built-in corpus: a run takes 50 seconds of CPU
-           time, most of it compiling, and the twelve of figure 1(b) ten minutes. Windows are an eighth of the sequence.
-           It shows that the study runs, not what the paper shows.
-    small  hours of one GPU: the settings of studies/limited_110m, 104M tokens of data/mixtral-2048
+    demo   a model of two layers of 64, 100 steps of 2,048 bytes of the built-in corpus. Windows are an eighth of the
+           sequence. It shows that the study runs, not what the paper shows.
+    small  the settings of studies/limited_110m, 104M tokens of data/mixtral-2048
     paper  the paper's, 100B tokens of data/slimpajama-2048 or data/slimpajama-102400
 
 A study belongs to one of the paper's scales, 110m, 1b3 or 100k. A run's directory follows from size, scale, regime and

@@ -3,7 +3,9 @@
     seqjax study --study=figure1a:demo --out=runs/figure1a      small, paper: the same command with that size
 
 The picture shows the mean over the domains at the training loss, as the paper does. Its runs are those of figure 8
-without Top-1 Element. Not run.
+without Top-1 Element.
+
+Paper: arXiv 2505.18522. Results: docs/results/index.md
 """
 
 from seqjax import presets

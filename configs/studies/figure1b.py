@@ -2,9 +2,9 @@
 
     seqjax study --study=figure1b:demo --out=runs/figure1b      small, paper: the same command with that size
 
-The size `small` takes the runs of studies/limited_110m, which also have seeds, learning rates and schedules:
-docs/results/limited_110m. `demo` took 25 minutes on two cores that were busy with other work (ten of CPU time). The
-size `paper`: not run.
+The size `small` takes the runs of studies/limited_110m, which also have seeds, learning rates and schedules.
+
+Paper: arXiv 2505.18522. Results: docs/results/limited_110m, docs/results/index.md
 """
 
 from seqjax import presets

@@ -3,7 +3,9 @@
     seqjax study --study=figure2a:demo --out=runs/figure2a      small, paper: the same command with that size
 
 Its runs are those of figure 9 without Top-1 Element. At the size `demo` they are also those of figure 1(a), as there is
-one scale. Not run.
+one scale.
+
+Paper: arXiv 2505.18522. Results: docs/results/index.md
 """
 
 from seqjax import presets

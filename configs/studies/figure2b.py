@@ -2,7 +2,9 @@
 
     seqjax study --study=figure2b:demo --out=runs/figure2b      small, paper: the same command with that size
 
-At the size `demo` its runs are those of figure 1(b), as there is one scale. Not run.
+At the size `demo` its runs are those of figure 1(b), as there is one scale.
+
+Paper: arXiv 2505.18522. Results: docs/results/index.md
 """
 
 from seqjax import presets

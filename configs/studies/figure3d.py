@@ -3,7 +3,9 @@
     seqjax study --study=figure3d:demo --out=runs/figure3d      small, paper: the same command with that size
 
 The paper's widths are not legible in our copy; these are ours. At the size `demo` the sequence has 256 tokens, else
-2,048. Not run.
+2,048.
+
+Paper: arXiv 2505.18522. Results: docs/results/index.md
 """
 
 from seqjax import presets

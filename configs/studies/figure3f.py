@@ -3,7 +3,9 @@
     seqjax study --study=figure3f:demo --out=runs/figure3f      small, paper: the same command with that size
 
 The paper's temperatures are not legible in our copy; these are ours. Every run ends with the entropy of its attention
-(docs/protocol.md); figure4 draws it. What came of size small: docs/results/figure4.
+(docs/protocol.md); figure4 draws it.
+
+Paper: arXiv 2505.18522. Results: docs/results/figure4
 """
 
 from seqjax import presets

@@ -3,7 +3,8 @@
     seqjax study --study=figure4:demo --out=runs/figure4      small, paper: the same command with that size
 
 The runs are those of figure 3(f); sweep.png shows the entropy of each domain and the gap over the temperature.
-What came of size small: docs/results/figure4.
+
+Paper: arXiv 2505.18522. Results: docs/results/figure4
 """
 
 from seqjax import presets

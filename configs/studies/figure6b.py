@@ -2,7 +2,9 @@
 
     seqjax study --study=figure6b:demo --out=runs/figure6b      small, paper: the same command with that size
 
-It shares the runs of figure 2(b). Not run.
+It shares the runs of figure 2(b).
+
+Paper: arXiv 2505.18522. Results: docs/results/index.md
 """
 
 from seqjax import presets

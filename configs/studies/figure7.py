@@ -12,7 +12,9 @@ to data/mixtral-102400, that of `paper` to data/slimpajama-102400; docs/data.md 
     seqjax prepare --source=AutoMathText/data --out=data/automathtext-102400 --tokenizer=mixtral --seq_len=102400 \
                    --domain=math --min_tokens=102399 --max_tokens=102399
 
-`demo` has sequences of 1,024 bytes of the built-in corpus and none of these sets. Not run.
+`demo` has sequences of 1,024 bytes of the built-in corpus and none of these sets.
+
+Paper: arXiv 2505.18522. Results: docs/results/index.md
 """
 
 from seqjax import presets

@@ -4,7 +4,9 @@
     seqjax study --study=held_out:small,arxiv --out=runs/held_out-arxiv    without a domain of one's choice
 
 The paper's limited regime changes what is trained on and what is tested at once. Here the training mix is as wide as
-it can be, and models are compared on the domain left out at the same mean loss of the others. Not run.
+it can be, and models are compared on the domain left out at the same mean loss of the others.
+
+Results: docs/results/index.md
 """
 
 from seqjax import presets

@@ -3,7 +3,9 @@
     seqjax study --study=hybrids:demo --out=runs/hybrids      small, paper: the same command with that size
 
 The other mixer is that of the last layer of each four or eight. Mamba-2 has 24 layers without MLPs, and so has its
-hybrid; Gated DeltaNet has 12 with MLPs. `demo` has models of eight layers. Not run.
+hybrid; Gated DeltaNet has 12 with MLPs. `demo` has models of eight layers.
+
+Results: docs/results/index.md
 """
 
 from seqjax import presets

@@ -2,10 +2,11 @@
 
     seqjax study --study=limited_110m --out=docs/results/limited_110m --jobs=4
 
-T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md; 3 to
-10 minutes of training on one H200 each. What has been run, and what came of it: docs/results/limited_110m. The
+T = 2,048, 32 sequences per step, 1,580 steps (104M tokens), learning rate 1e-3, as in docs/results/first_110m.md. The
 references trained for 40, 60 and 80% of the steps end with a learning rate of zero near the loss of a weaker model's
 last checkpoint; they show the effect of the schedule alone (docs/protocol.md).
+
+Results: docs/results/limited_110m
 """
 
 STEPS = 1580

@@ -2,7 +2,9 @@
 
     seqjax study --study=mixed_six:demo --out=runs/mixed_six      small, paper: the same command with that size
 
-Runs of figures 1(a) and 8 are shared. Not run.
+Runs of figures 1(a) and 8 are shared.
+
+Results: docs/results/index.md
 """
 
 from seqjax import presets

@@ -3,7 +3,9 @@
     seqjax study --study=trunks_110m --out=docs/results/trunks_110m --jobs=2
 
 The settings of limited_110m but for the schedule: a trunk with a constant rate, and a cooldown over the last fifth of
-the steps up to every end. What has been run, and what came of it beside the linear schedule: docs/results/trunks_110m.
+the steps up to every end.
+
+Results: docs/results/trunks_110m
 """
 
 STEPS = 1580
