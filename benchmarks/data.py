@@ -147,8 +147,8 @@ def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
             "text": "given" if source else "built-in corpus",
         },
     }
-    facts = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator has no part in it
-    return {"machine": facts, "settings": settings, "results": results}
+    metadata = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator has no part in it
+    return {"machine": metadata, "settings": settings, "results": results}
 
 
 def main(argv: list[str]) -> None:

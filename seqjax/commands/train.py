@@ -97,9 +97,9 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
     config = from_config_dict(presets.read_config(given.config, overrides))
     # Imported here so that --help and a typo are answered at once.
     if given.dry_run:
-        from seqjax.training.dry_run import describe, described_devices
+        from seqjax.training.dry_run import describe, simulated_devices
 
-        devices = None if given.devices is None else described_devices(given.devices)
+        devices = None if given.devices is None else simulated_devices(given.devices)
         for line in describe(config, given.workdir, devices):
             if lead:
                 sys.stdout.write(line + "\n")

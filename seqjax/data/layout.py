@@ -1,4 +1,4 @@
-"""Where the text of a document and its domain are found: in fields of a row, in a folder, or given by name.
+"""The location of a document's text and domain: fields of a row, a folder, or a given name.
 
 Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without one, a
 directory in the path of its file with the name of a domain; other names are faults. With a setting any name is a
@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class BadLineError(Exception):
-    """A line or row that holds no document: the message says why, `found` what there is instead; it may be empty."""
+    """A line or row that holds no document. The message is the reason; `found` is the content and may be empty."""
 
     def __init__(self, reason: str, *, found: str = ""):
         super().__init__(reason)
@@ -117,12 +117,12 @@ SLIMPAJAMA = Layout()
 
 
 def domain_name(value: str) -> str:
-    """Return the domain that a field or folder names; empty if nothing in it can be part of a name."""
+    """Return the domain that a field or folder names; empty if none of its characters can be in a name."""
     return slimpajama.BY_SET_NAME.get(value) or clean(value)
 
 
 def clean(value: str) -> str:
-    """Return `value` in the characters that a domain's name may have."""
+    """Return `value` with only the characters that a domain's name may have."""
     return re.sub(r"[^a-z0-9_-]+", "-", value.lower()).strip("-")
 
 

@@ -102,7 +102,7 @@ def values_of(records: Records) -> dict[str, float]:
     found = {}
     for model in comparison.models(records):
         for run in comparison.common_runs(records, model)[:1]:
-            value: Any = run.facts.get("config")
+            value: Any = run.metadata.get("config")
             for key in records.sweep.split("."):
                 value = value.get(key) if isinstance(value, Mapping) else None
             if isinstance(value, int | float) and math.isfinite(value) and value > 0:
@@ -112,7 +112,7 @@ def values_of(records: Records) -> dict[str, float]:
 
 def entropy_of(runs: list[Record]) -> dict[str, float]:
     """Return the mean entropy per domain, in nats, over the runs of a model; empty if it was not measured."""
-    measured = [run.facts["entropy"] for run in runs if run.facts.get("entropy")]
+    measured = [run.metadata["entropy"] for run in runs if run.metadata.get("entropy")]
     domains = measured[0] if measured else {}
     return {domain: sum(of_run[domain]["entropy"] for of_run in measured) / len(measured) for domain in domains}
 
@@ -167,9 +167,9 @@ def run_speeds(records: Records) -> dict[str, float]:
     """Return the tokens/s of the runs that stand for every model; models whose speed is unknown are left out."""
     found = {name: equal_loss.shown_runs(records, name) for name in comparison.models(records)}
     return {
-        name: float(np.median([run.facts["tokens_per_s"] for run in runs]))
+        name: float(np.median([run.metadata["tokens_per_s"] for run in runs]))
         for name, runs in found.items()
-        if runs and all(run.facts.get("tokens_per_s") for run in runs)
+        if runs and all(run.metadata.get("tokens_per_s") for run in runs)
     }
 
 

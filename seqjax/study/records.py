@@ -90,7 +90,7 @@ def _named(ends: Sequence[int]) -> str:
 
 
 def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
-    """Return the evaluations and facts of runs.
+    """Return the evaluations and metadata of runs.
 
     Raises `UserError` if one has no evaluation, at one of its ends if it has several, lacks the loss of one of
     `domains`, or, in nats per token, has another tokenizer or read other data than the others; and if some have ends
@@ -105,7 +105,7 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
             raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
     if unit != NATS:
         return found
-    tokenizers = [(record.label, record.facts.get("config", {}).get("data", {}).get("tokenizer")) for record in found]
+    tokenizers = [(r.label, r.metadata.get("config", {}).get("data", {}).get("tokenizer")) for r in found]
     if len({name for _, name in tokenizers if name}) > 1:
         named = ", ".join(f"{label}: {name}" for label, name in tokenizers if name)
         raise UserError(
@@ -113,9 +113,9 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
             'compare them with unit="bits_per_byte" in the study file.'
         )
     sets = {domain.rpartition(".")[0] for domain in domains} - {""}
-    _require_one([(record.label, record.facts.get("manifest")) for record in found], "read different data")
+    _require_one([(record.label, record.metadata.get("manifest")) for record in found], "read different data")
     for name in sorted(sets):
-        hashes = [(record.label, record.facts.get("test_sets", {}).get(name)) for record in found]
+        hashes = [(record.label, record.metadata.get("test_sets", {}).get(name)) for record in found]
         _require_one(hashes, f"were evaluated on different test sets {name!r}")
     return found
 
@@ -132,18 +132,18 @@ def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
 
 
 def _collect(run: Run, unit: Unit) -> Record:
-    facts: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     files, ends = run.files, run.ends
     for name in ("run.json", "config.json"):
         if (files / name).is_file():
             value = read_json(files / name)
-            facts |= value if name == "run.json" else {"config": value}
+            metadata |= value if name == "run.json" else {"config": value}
     if run.config is not None:
-        facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
+        metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
     last = run.last_row()
-    facts |= {key: last[key] for key in COST if key in last}
+    metadata |= {key: last[key] for key in COST if key in last}
     if entropy := _entropy(schedule.end_directory(files, ends[-1]) if ends else files):
-        facts["entropy"] = entropy
+        metadata["entropy"] = entropy
     if lacking := run.lacking:
         raise UserError(
             f"{run.label} has no evaluation at the {_named(lacking)} ({run.workdir}); train it to the end, or compare "
@@ -151,7 +151,7 @@ def _collect(run: Run, unit: Unit) -> Record:
         )
     of_ends = [read_points(schedule.end_directory(files, step), unit=unit)[-1] for step in ends]
     points = of_ends or read_points(run.workdir, unit=unit)
-    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
+    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, metadata)
 
 
 def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
@@ -203,7 +203,7 @@ def write(
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     out.mkdir(parents=True, exist_ok=True)
-    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
+    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.metadata for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
     with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
