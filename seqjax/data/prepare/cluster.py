@@ -41,7 +41,7 @@ _TOKENIZER_PACKAGES = {"mixtral": ("sentencepiece",), "huggingface": ("tokenizer
 
 
 class Needs(NamedTuple):
-    """The requirements of the jobs on every worker: the directory of parts, the shards and the tokenizer with its hash."""
+    """The requirements of jobs on every worker: the directory of parts, the shards and the tokenizer with its hash."""
 
     parts: Path
     shards: Sequence[shards.Shard]
