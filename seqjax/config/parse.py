@@ -146,7 +146,7 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
 
 
 def read(hint: Any, text: str) -> Any:
-    """Return the value that `text` stands for in a setting of type `hint`; `parse` checks the result."""
+    """Return `text` as the value of a setting of type `hint`; `parse` checks the result."""
     hint, may_be_none = optional(hint)
     if may_be_none and text in ("None", "none"):
         return None

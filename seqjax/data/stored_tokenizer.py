@@ -70,7 +70,7 @@ def write(path: str | Path, tokenizer: Tokenizer) -> None:
 
 
 def read(path: str | Path, *, why: str) -> StoredTokenizer:
-    """Return the stored tokenizer; raise `UserError` if the file is damaged. `why` explains why it cannot convert text."""
+    """Return the stored tokenizer; raise `UserError` if the file is damaged. `why` is the reason for using it."""
     try:
         with Path(path).open("rb") as file, np.load(file) as arrays:
             bos, eos = map(int, arrays["special"])

@@ -42,7 +42,7 @@ class KVCache(NamedTuple):
 
 
 class ConvKVCache(NamedTuple):
-    """The cache of a mixer with `conv`: that of its attention, and the last projections, of which there are W - 1."""
+    """The cache of a mixer with `conv`: the cache of its attention, and the last W - 1 projections."""
 
     attention: Any
     q_BWE: Array

@@ -1,4 +1,4 @@
-"""What attention sees: the entropy of its weights, and the queries and keys of every layer.
+"""Inspection of attention: the entropy of its weights, and the queries and keys of every layer.
 
 The entropy is E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3). Both come from a separate forward pass, not from
 that of training; queries and keys of all layers exist at once, so they are for short sequences.
