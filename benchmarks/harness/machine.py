@@ -1,4 +1,4 @@
-"""What numbers were measured on."""
+"""The machine on which numbers were measured."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 
 from seqjax.training.workdir import installed_versions, run_metadata
 
-# What a run of seqjax does not list among its versions, but what decides how fast something is.
+# Packages that affect the speed but are not among the versions of a run.
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda13-plugin", "array_record", "sentencepiece", "zstandard")
 
 
