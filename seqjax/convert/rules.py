@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     `get` returns its value for a config of ours, `read` its value in a config.json (or MISSING), and `fix` the override
     of our config that yields the value read, or "" if there is none. `derived` means that the value depends on other
     keys of our config too, so a list of overrides must include this one even if the values agree before. A config.json
-    without a `required` key does not say how large the model is.
+    without a `required` key does not determine the size of the model.
     """
 
     public: str

@@ -1,4 +1,4 @@
-"""The files of a finished study, from which alone it can be analysed again.
+"""The files of a finished study, which suffice to analyse it again.
 
     runs.json    the study (title, references, domains, against), what is missing, and per run what it was: config,
                  versions, commit, devices, data, speed, seconds
@@ -9,8 +9,8 @@
                  the arrays "run" (labels) and "end" (the step of the end whose cooldown the row is of, else 0)
 
 An analysis reads the first three, and classes.npz (seqjax/study/made_of.py); metrics.npz keeps the training curves when
-the workdirs are gone. Tables and pictures are always made from what `read` returns, so that they come out the same,
-byte for byte, wherever the files are.
+the workdirs are gone. Tables and figures are always made from the result of `read`, so that they are the same, byte for
+byte, wherever the files are.
 """
 
 import csv
@@ -41,7 +41,7 @@ MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 class Blocks:
     """The loss of every evaluated block: `documents` [blocks] and `losses` [evaluations, blocks] per domain.
 
-    `rows` says which evaluation, by label and step, each row of `losses` is.
+    `rows` has the label and the step of the evaluation in each row of `losses`.
     """
 
     documents: dict[str, np.ndarray]
@@ -51,11 +51,11 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # so that comparisons of them can be remembered
 class Records:
-    """All that a comparison needs.
+    """The data of a comparison.
 
-    `missing` says of runs without results what they lack, `speeds` are those that the study file gives beside the runs'
-    own, per condition and model in tokens/s, `sweep` the setting that it varies. `protocol` is 2 if the runs are
-    trunks, whose points are their decayed ends (docs/protocol.md).
+    `missing` says what runs without results lack. `speeds` has the study file's speeds in addition to the runs' own,
+    per condition and model in tokens/s, and `sweep` is the setting that the study varies. `protocol` is 2 if the runs
+    are trunks, whose points are their decayed ends (docs/protocol.md).
     """
 
     title: str
@@ -72,7 +72,7 @@ class Records:
 
 
 def progress(run: Run) -> str:
-    """Return what a run lacks for a comparison, or "" if it has all of its evaluations."""
+    """Return the missing part of a run, or "" if it has all of its evaluations."""
     if run.ends:
         if not (lacking := run.lacking):
             return ""
@@ -92,9 +92,9 @@ def _named(ends: Sequence[int]) -> str:
 def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
     """Return the evaluations and metadata of runs.
 
-    Raises `UserError` if one has no evaluation, at one of its ends if it has several, lacks the loss of one of
-    `domains`, or, in nats per token, has another tokenizer or read other data than the others; and if some have ends
-    and others have not.
+    Raises `UserError` if a run has no evaluation (at one of its ends if it has several), lacks the loss of one of
+    `domains` or, in nats per token, differs from the others in tokenizer or data. It is also raised if only some of the
+    runs have ends.
     """
     runner.protocol(runs)
     found = [_collect(run, unit) for run in runs]
@@ -192,10 +192,10 @@ def write(
     workdirs: Mapping[str, str | Path],
     max_bytes: int = MAX_BYTES,
 ) -> list[str]:
-    """Write the files into `out` and return messages about what was left out of them.
+    """Write the files into `out` and return messages about omitted data.
 
-    `study` is the part of runs.json about the comparison, `workdirs` are where the runs' rows and block losses are.
-    Raises `UserError` if runs were evaluated on different blocks.
+    `study` is the part of runs.json about the comparison, and `workdirs` hold the runs' rows and block losses. Raises
+    `UserError` if runs were evaluated on different blocks.
     """
     of_ends = study.get("protocol") == 2
     if study.get("unit", "nats") == "nats":
@@ -233,7 +233,7 @@ def _gather_metrics(
         parts = {0: files} | {p.step: schedule.end_directory(files, p.step) for p in run.points if of_ends}
         rows += [{"run": run.label, "end": end} | row for end, path in parts.items() for row in metrics.read(path)]
     fields = dict.fromkeys(field for row in rows for field in row)
-    values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that cannot say
+    values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that does not report it
     return {field: np.array([np.nan if x is None else x for x in column]) for field, column in values.items()}
 
 
@@ -281,7 +281,7 @@ def _gather_blocks(
 
 
 def _of_ends(run: Record, workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
-    """Return what `eval_losses.read` does, of the run's ends; empty if one of them has no losses of blocks.
+    """Return the result of `eval_losses.read` for the run's ends; empty if an end has no losses of blocks.
 
     Raises `UserError` if ends were evaluated on different blocks.
     """
@@ -299,7 +299,7 @@ def _of_ends(run: Record, workdir: str | Path) -> tuple[dict[str, np.ndarray], d
 
 
 def read(directory: str | Path) -> Records:
-    """Return what `write` wrote; raise `UserError` if files are missing."""
+    """Return the data that `write` wrote; raise `UserError` if files are missing."""
     directory = Path(directory)
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():

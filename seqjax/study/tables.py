@@ -1,4 +1,4 @@
-"""The tables of a study, as Markdown: what ran, the gaps to every reference, what they say, and the ranking."""
+"""The tables of a study, as Markdown: the runs, the gaps to every reference, their interpretation, and the ranking."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -106,7 +106,7 @@ def runs_table(records: Records) -> str:
 
 
 def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
-    """Return what each learning rate led to, and which models may want one outside of those tried."""
+    """Return the losses at each learning rate, and the models whose best rate is at the edge of the grid."""
     rates = sorted({rate for found in of_model.values() for rate in found})
     rows: list[list[str]] = []
     at_edge: dict[str, list[str]] = {"lowest": [], "highest": []}
@@ -130,7 +130,7 @@ def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
 
 
 def _cost(records: Records) -> str:
-    """Return what each model costs, beside its gap to every reference."""
+    """Return the cost of each model, beside its gap to every reference."""
     known = [name for name in records.references if comparison.common_runs(records, name)]
     gaps = {name: equal_loss.estimates(records, name) for name in known}
     runs = {model: comparison.common_runs(records, model) for model in comparison.models(records)}
@@ -140,7 +140,7 @@ def _cost(records: Records) -> str:
 def cost_table(
     records: Records, runs: Mapping[str, Sequence[Record]], gaps: Mapping[str, Mapping[str, Estimate]], *, at: str
 ) -> str:
-    """Return what the runs of each model cost, beside its gaps: reference -> model -> gap; `at` says at which loss."""
+    """Return the cost of each model's runs, beside its gaps: reference -> model -> gap; `at` names their loss."""
     rows = []
     for model, of_model in runs.items():
         if not of_model:
