@@ -138,8 +138,8 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
         mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer; other
             modules are not imported, because their code is not trusted.
 
-    Raises `UserError` if there is no such run or model, if its mixer is from outside seqjax and not among `mixers`, or
-    if it is a public model that seqjax does not compute.
+    Raises `UserError` if the run or model does not exist, its mixer is from outside seqjax and not among `mixers`, or
+    seqjax does not compute the public model.
     """
     use_safe_fusions()  # as the commands do
     directory = fetched(path)

@@ -5,7 +5,7 @@ sequences split) and `tensor` (heads, MLP and vocabulary split). On a laptop it 
 no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
 
 With `seq`, a device has a piece of the time of every array [B, T, D] between a mixer's core and the next one's. The
-core itself, attention or a recurrence, needs all of the past, but its heads are independent: there `seq` splits heads,
+core itself, attention or a recurrence, needs all of the past, but its heads are independent. There `seq` splits heads,
 and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). So every kernel sees
 whole sequences, no device waits for the one before it, and the causal half is shared equally.
 """

@@ -161,5 +161,5 @@ def _snapshot(package: Any, text: str, name: str, revision: str | None, files: l
         cause = (str(error).strip() or "no message").splitlines()[0]
         raise UserError(
             f"{text} could not be fetched ({type(error).__name__}: {cause}). Check the name and the network, log in "
-            "for a model that asks for it, or give the path of a downloaded directory."
+            "for a gated model, or give the path of a downloaded directory."
         ) from error

@@ -1,9 +1,9 @@
 """The tokenizer beside public weights: found and copied on import, written as `tokenizer.json` on export.
 
 Bytes and sentencepiece's BPE vocabularies, of which Mixtral's is one, become a `tokenizer.json` with the same ids. The
-merges of such a vocabulary are all splits of a piece into two pieces, in the order in which sentencepiece prefers the
-results: by score, and for the same result the longer left part first. An export names its tokenizer in
-`tokenizer_config.json`, so that an import restores it instead of a copy that needs another package.
+merges of such a vocabulary are all splits of a piece into two pieces, in sentencepiece's order of preference: by score
+and, for the same result, the longer left part first. An export names its tokenizer in `tokenizer_config.json`, so that
+an import restores it instead of a copy that needs another package.
 """
 
 import hashlib

@@ -1,14 +1,14 @@
 """The interface between the training loop and the data, however the data is stored.
 
-Evaluation always reads the same blocks: those of the validation split and, for a domain outside training, also its
-train split, which the model has not seen either (some corpora hold out very little of a domain). If there are more
-blocks than requested, the chosen blocks are spread over all documents (`document_index.spread`); the choice depends
-only on a seed.
+Evaluation always reads the same blocks, those of the validation split. For a domain outside training its train split is
+added, which the model has not seen either (some corpora hold out very little of a domain). If there are more blocks
+than requested, the chosen blocks are spread over all documents (`document_index.spread`); the choice depends only on a
+seed.
 
 The baseline of a demo run is a smoothed bigram, counted on training blocks and tested on evaluation blocks:
-p(b | a) = (c(a, b) + k p(b)) / (c(a) + k), interpolated with the unigram p(b) = (c(b) + 1) / (N + V). The
-strength k is the value of a small grid that does best on the last tenth of the training blocks when the rest
-is counted; then all of them are counted. The first token of a block is not predicted, as for the model.
+p(b | a) = (c(a, b) + k p(b)) / (c(a) + k), interpolated with the unigram p(b) = (c(b) + 1) / (N + V). The strength k is
+the best of a small grid on the last tenth of the training blocks, with counts of the rest; then all blocks are counted.
+The first token of a block is not predicted, as for the model.
 """
 
 import abc

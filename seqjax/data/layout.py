@@ -1,9 +1,9 @@
 """The location of a document's text and domain: fields of a row, a folder, or a given name.
 
-Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without one, a
-directory in the path of its file with the name of a domain; other names are faults. With a setting any name is a
-domain. SlimPajama's set names still mean its domains; other names are written in lower case, with a hyphen
-for every run of characters that are not a-z, 0-9, _ or -, so names that differ in these alone are one domain.
+Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without it, a
+directory in the file's path with the name of a domain. Other names are faults. With a setting any name is a domain.
+SlimPajama's set names still mean its domains. Other names are written in lower case, with a hyphen for every run of
+characters other than a-z, 0-9, _ and -; names that differ only in these are the same domain.
 """
 
 import dataclasses

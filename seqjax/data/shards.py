@@ -33,8 +33,8 @@ _SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
 def find_shards(source: str, *, layout: Layout = SLIMPAJAMA) -> list[Shard]:
     """Return the shards below a directory, or those that a glob matches, ordered by split and name.
 
-    They are those of one dataset (`Shard.find`), or else all files that a source reads by their names; of these, files
-    that are one document each only if the `layout` gives them a domain. Links to files and directories are followed.
+    They are those of one dataset (`Shard.find`), or else all files whose names a source reads. Files that are one
+    document each are included only if the `layout` gives them a domain. Links to files and directories are followed.
     Raises `UserError` if `source` does not exist or holds no such files, or for a link to a file that does not exist.
     """
     for kind in kinds():

@@ -1,10 +1,10 @@
 """Train directly from shards of text, which are read, tokenised, packed and mixed during the run.
 
 The shards are those of any source whose records name their domain in SlimPajama's way, or that gives every shard a
-domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader: the order of
-the shards is shuffled per epoch, the documents of a shard are shuffled within windows of 1,024 records, and BOS +
-document + EOS are concatenated and cut into blocks of T + 1 tokens. Blocks are then mixed in the token shares. A line
-of another domain is recognised by a pattern and dropped before it is parsed.
+domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader. It shuffles the
+order of the shards per epoch and the documents of a shard within windows of 1,024 records, concatenates BOS + document
++ EOS, and cuts blocks of T + 1 tokens. Blocks are then mixed in the token shares. A line of another domain is
+recognised by a pattern and dropped before it is parsed.
 
 A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
 five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the window.

@@ -2,8 +2,8 @@
 
 The Mixtral ids come from sentencepiece with `tokenizer.model.v1`, which mistral-common ships; the file is
 located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries change ids,
-so none is used here. Text is encoded word by word through a cache of earlier words, which gives the same ids three
-times as fast: no piece of this vocabulary crosses the end of a word, so merges cannot either. Public models use their
+so none is used here. Text is encoded word by word through a cache of earlier words, three times as fast. The ids are
+the same: no piece of this vocabulary crosses the end of a word, so merges cannot either. Public models use their
 `tokenizer.json` (huggingface.py). The hash of a tokenizer is part of every manifest, so that blocks made with one
 vocabulary are never used with another.
 """

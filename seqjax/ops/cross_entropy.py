@@ -2,7 +2,7 @@
 
 L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32
 logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss is a scalar, so its gradient is linear
-in the incoming cotangent: the forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
+in the incoming cotangent. The forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
 backward pass only scales them. This takes three matrix products instead of the four with recomputation.
 
 Devices that share the tokens, along B, T or both, each process `chunk` tokens at a time and accumulate their own dL/dW.

@@ -1,8 +1,8 @@
 """The gaps of every model of a study to a reference, with intervals and their interpretation.
 
 A gap belongs to the architectures only so far as it does not come from the training of the runs. Two other causes are
-tested where a study has the runs for it: the learning rate and its schedule (a run at its end has a decayed rate,
-unlike a longer run at the same loss).
+tested where a study has the runs: the learning rate and its schedule. A run at its end has a decayed rate, unlike a
+longer run at the same loss.
 """
 
 import dataclasses

@@ -72,9 +72,9 @@ class Rates(NamedTuple):
     """The learning rates of a model: per rate its number of seeds and its last losses in and out of domain.
 
     Losses are means over seeds; those out of domain are also unweighted means over domains. `best` is the rate with the
-    lowest loss in domain, `eligible` lists the rates as good, `primary` is the rate of the primary gap, and `outside`
-    the eligible rate with the lowest loss out of domain. `edge` is "lowest" or "highest" if the best rate is at that
-    edge of the grid, which should be extended, and "only" if there is one rate.
+    lowest loss in domain, and `eligible` lists the rates as good. `primary` is the rate of the primary gap, and
+    `outside` the eligible rate with the lowest loss out of domain. `edge` is "lowest" or "highest" if the best rate is
+    at that edge of the grid, which should be extended, and "only" if there is one rate.
     """
 
     found: dict[float, tuple[int, float, float]]

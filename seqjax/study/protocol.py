@@ -5,8 +5,8 @@ A lower out-of-domain loss may only mean that a model has learned its training s
 
 Evaluations lie at different losses in different runs, so a run's loss at a given one is interpolated linearly between
 its evaluations, and never extrapolated. Interpolation and the mean over a range are linear in the losses of the
-evaluations: a gap is a weighted sum of them (`Contrast`), and the same weights give the gap of a domain, a document or
-a block. docs/protocol.md has the formulas.
+evaluations. A gap is thus a weighted sum of them (`Contrast`), and the same weights give the gap of a domain, a
+document or a block. docs/protocol.md has the formulas.
 """
 
 import dataclasses
@@ -81,8 +81,8 @@ class Contrast(NamedTuple):
     """A gap as weights on evaluations: per seed, runs with a weight for each of their evaluations.
 
     `low` and `high` are the in-domain losses between which it is taken; they are equal for a gap at one loss. `slopes`
-    are weights in the same form: they give the change of an interpolated run's loss per nat in domain, and so the
-    effect of errors in the matched in-domain losses on the gap.
+    are weights in the same form for the change of an interpolated run's loss per nat in domain. They give the effect of
+    errors in the matched in-domain losses on the gap.
     """
 
     low: float

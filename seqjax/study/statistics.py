@@ -23,7 +23,7 @@ from scipy import special
 
 LEVEL = 0.95
 # The level at which variances of seeds are held to differ between models. Few seeds seldom show a difference, and a
-# pooled variance then misleads: at 5% and with three seeds, a model with three times the standard deviation of ten
+# pooled variance then misleads. At 5% and with three seeds, a model with three times the standard deviation of ten
 # others would go unnoticed in three of four studies.
 AGREEMENT = 0.2
 NULL_DRAWS = 4000
@@ -137,8 +137,8 @@ def seed_parts(gaps: Sequence[Mapping[int, float]]) -> tuple[list[Part | None], 
     whose own var(gaps) / S is larger keeps that.
 
     The variances agree unless Bartlett's statistic of the models' residuals is among the largest 20% (`AGREEMENT`) of
-    layouts with one variance, simulated because residuals of few seeds are neither independent nor many. If they do
-    not, each model has its own variance, with S - 1 degrees of freedom. None for a model without a second seed.
+    layouts with one variance. These are simulated, because residuals of few seeds are neither independent nor many. If
+    they do not, each model has its own variance, with S - 1 degrees of freedom. None for a model without a second seed.
     """
     order = list(dict.fromkeys(seed for of_model in gaps for seed in of_model))
     values = np.array([[0.0] * len(order), *([of_model.get(seed, np.nan) for seed in order] for of_model in gaps)])

@@ -2,9 +2,9 @@
 
 Saving is asynchronous and atomic (a directory is renamed into place when it is complete, an object is written last on
 gs://). However a process dies, the newest complete checkpoint is thus intact, and a run that resumes from it neither
-repeats nor skips data. A run saves the items `params`, `rest` (optimiser, step and RNG), `data` (the place in the data,
-a file per process) and `meta` (JSON: the state of the log and the identity of the data); `seqjax convert` saves
-`params` alone.
+repeats nor skips data. A run saves the items `params`, `rest` (optimiser, step and RNG), `data` (the position in the
+data, a file per process) and `meta` (JSON: the state of the log and the identity of the data). `seqjax convert` saves
+only `params`.
 
 Later damage to a checkpoint is detected before it is read. Orbax's array files have no checksum of their values, and a
 directory that lost an item still loads without it. So a checkpoint names its items in `_CHECKPOINT_METADATA`, and

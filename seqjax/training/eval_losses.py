@@ -1,9 +1,9 @@
 """The losses of every evaluation, by block and by class of token, stored beside `metrics.jsonl`.
 
 The losses of blocks give the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes the
-blocks, which are the same at every evaluation: per domain the arrays "DOMAIN/index", "DOMAIN/documents" and
-"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each
-block's mean loss in nats per token after that step.
+blocks, which are the same at every evaluation. Per domain it has the arrays "DOMAIN/index", "DOMAIN/documents" and
+"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`). `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's
+mean loss in nats per token after that step.
 
 The losses of classes decompose the gap between two models. Every family of classes divides all predicted tokens of the
 evaluation blocks. With x_0 .. x_T the tokens of a block, of which x_1 .. x_T are predicted:

@@ -1,7 +1,7 @@
 """Evaluation: the loss per domain and the entropy of attention, and the newest checkpoint of a run to evaluate.
 
-The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats, and E_i / ln(i + 1), as means over
-layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats, and relative to its maximum E_i / ln(i +
+1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
 """
 
 import dataclasses

@@ -119,8 +119,8 @@ def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[W
     """Return a context in which only this process writes to `workdir`; a missing directory is created.
 
     A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, wait for a run on
-    another host until it releases the lock, touches it, or has not touched it for `STALE_SECONDS`: a restarted job
-    finds the lock of its first start, perhaps seconds old.
+    another host until it releases the lock, touches it, or has not touched it for `STALE_SECONDS`. A restarted job may
+    find the lock of its first start, perhaps seconds old.
 
     Raises `UserError` if another run holds the lock or it cannot be written.
     """

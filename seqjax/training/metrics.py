@@ -239,8 +239,8 @@ class Progress:
 class TrainLog:
     """Counts steps and writes rows; every process has one, but only that of process 0 (`lead`) writes and prints.
 
-    A checkpoint stores its `state`: the length of `jsonl`, to which a resumed run truncates it; the sum and
-    number of training losses since the last evaluation; and the training time so far in seconds.
+    A checkpoint stores its `state`. This is the length of `jsonl`, to which a resumed run truncates it, the sum and
+    number of training losses since the last evaluation, and the training time so far in seconds.
     """
 
     def __init__(self, workdir: Path, config: Config, *, end: int, lead: bool, flops_per_token: float):

@@ -2,7 +2,7 @@
 
 The split of a document is that of its shard. Where no shard belongs to a validation split, documents are held out by a
 hash of their text (`seqjax.data.hold_out`). Block files are cut from the parts of a domain in the order of the shards,
-as if they were one stream, so the result does not depend on the number of processes or on when they are killed.
+as if they were one stream. The result thus does not depend on the number of processes or on when they are killed.
 """
 
 import dataclasses

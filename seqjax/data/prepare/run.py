@@ -2,17 +2,17 @@
 
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
-Every document becomes BOS + tokens + EOS; the documents of a domain and split are concatenated in the order of the
-shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less
-than one block, is counted in the manifest as `tokens_unused`.
+Every document becomes BOS + tokens + EOS. The documents of a domain and split are concatenated in the order of the
+shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less than one block,
+is counted in the manifest as `tokens_unused`.
 
 `documents.npz` holds the lengths of the documents, so that an evaluation can be spread over all of them and its
 uncertainty estimated (seqjax/data/document_index.py). `tokenizer.npz` holds the bytes per id, so that training does not
 need the tokenizer's package (seqjax/data/stored_tokenizer.py).
 
 A run that was stopped, was killed or ran out of disk space resumes when the command is repeated, with the same bytes as
-an uninterrupted run. Finished shards are kept in OUT/.parts until all are done, so OUT takes 4 bytes per token for a
-while and 2 in the end (8 and 4 for vocabularies of more than 65,536). Bad lines are skipped, counted and listed in the
+an uninterrupted run. Finished shards are kept in OUT/.parts until all are done. OUT thus takes 4 bytes per token at
+first and 2 in the end (8 and 4 for vocabularies of more than 65,536). Bad lines are skipped, counted and listed in the
 manifest; `--strict` stops at the first one.
 """
 

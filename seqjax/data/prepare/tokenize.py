@@ -1,8 +1,8 @@
 """Converts shards to parts, the tokens of every document of one shard.
 
-A *part* holds one shard: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
-lengths of their documents (and, where some will be held out, their hashes and bytes), and `NAME.json`, their counts and
-the checksums of the other two, written last, which marks the shard as done.
+A *part* holds one shard. `NAME.bin` has the tokens of its domains one after the other. `NAME.npz` has the lengths of
+their documents and, where some will be held out, their hashes and bytes. `NAME.json` has their counts and the checksums
+of the other two; it is written last and marks the shard as done.
 """
 
 import dataclasses

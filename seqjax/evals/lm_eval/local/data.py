@@ -1,8 +1,8 @@
 """Data of the tasks of the group `local`, made from the held-out documents of the built-in corpus.
 
-The texts are prose and docstrings of packages that are held out as a whole (seqjax/data/builtin), so they depend on
-the versions of Python and of the packages: numbers compare only under one `texts_hash`. A YAML task names a function
-here as its `custom_dataset`. Its arguments are the task's metadata and `seqjax_cache_dir`, which is
+The texts are prose and docstrings of packages that are held out as a whole (seqjax/data/builtin). They depend on the
+versions of Python and of the packages, so numbers compare only under the same `texts_hash`. A YAML task names a
+function here as its `custom_dataset`. Its arguments are the task's metadata and `seqjax_cache_dir`, which is
 config.data.cache_dir, the directory of the corpus. A fixed seed draws the same questions for every model.
 """
 
