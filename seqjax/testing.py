@@ -38,7 +38,8 @@ def random_params(model: Model, seed: int = 0) -> Params:
 
     At initialisation attention is uniform and many outputs are zero, which would hide errors.
     """
-    leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
+    # Not under jit: models share the small programs of single operations, which compile once.
+    leaves, tree = jax.tree.flatten(model.init(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
     return jax.tree.unflatten(tree, [x + 0.2 * rng.standard_normal(x.shape, np.float32) for x in leaves])
 
