@@ -109,7 +109,7 @@ for i, (color, title, command, what) in enumerate(DAY):
     if i:
         arrow((36, y + 6.7), (36, y + 5.5))
 
-# --------------------------------------------------------------------------------------------------- rooms, imports
+# ---------------------------------------------------------------------------------------------------- packages, imports
 heading(76, 45.2, "Packages; imports run downwards")
 ROOMS = [
     (RUN, "commands"),

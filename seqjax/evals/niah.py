@@ -148,7 +148,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", required=True, help="a run, or a directory of a public model")
     parser.add_argument("--lengths", required=True, help="tokens of the prompts with their answers: 4096,8192")
     parser.add_argument("--samples", type=int, default=500, help="samples of each length (500, as in RULER)")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in the harness)")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in lm_eval)")
     parser.add_argument("--batch_size", type=int, default=4, help="prompts at a time, at most (4)")
     parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
     parser.add_argument(

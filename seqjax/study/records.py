@@ -268,7 +268,7 @@ def _gather_blocks(
     while sum(n <= last for *_, n in rows) > keep:
         last -= 1
     if any(n > last for *_, n in rows):
-        messages.append(f"blocks.npz holds the last {last} evaluations of each run: there is no room for more.")
+        messages.append(f"blocks.npz holds the last {last} evaluations of each run: more would exceed its size limit.")
     arrays: dict[str, Any] = {f"{domain}/documents": of_block for domain, of_block in documents.items()}
     kept = [(label, step) for label, step, n in rows if n <= last]
     arrays["kept"] = np.array([n <= last for *_, n in rows])

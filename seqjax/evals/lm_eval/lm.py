@@ -129,7 +129,7 @@ class SeqjaxLM(TemplateLM):
             )
         except ValueError as error:
             longer = "" if self.pretrained.model.longest else " A larger max_length is possible with this model."
-            raise UserError(f"The task asks for what cannot be scored: {error}.{longer}") from None
+            raise UserError(f"The task has a request that cannot be scored: {error}.{longer}") from None
         for (texts, _, _), result in zip(requests, scores, strict=True):
             if texts is not None:  # a window of a longer text has none
                 self.cache_hook.add_partial("loglikelihood", texts, tuple(result))
@@ -173,7 +173,7 @@ class SeqjaxLM(TemplateLM):
         room = self.max_length - n_new
         if room < 1:
             raise UserError(
-                f"The task asks for {n_new} new tokens, and max_length is {self.max_length}, with the context: raise "
+                f"The task requests {n_new} new tokens, and max_length is {self.max_length}, with the context: raise "
                 "--max_length, or train with longer sequences (config.train.seq_len)."
             )
         ids = self.tok_encode(context)[-room:] or [self.prefix_token_id]
