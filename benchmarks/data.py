@@ -94,7 +94,7 @@ def read_rates(directory: Path, tokenizer: Tokenizer, *, runs: int, seconds: flo
 
 
 def write_text(root: Path, *, megabytes: float) -> None:
-    """One shard of the built-in corpus' prose and doctest: invented words would be far too easy to tokenise."""
+    """A shard of the built-in corpus' prose and doctest: invented words would be far too easy to tokenise."""
     meta = {"redpajama_set_name": slimpajama.DOMAINS[0].set_name}
     lines, size = [], 0
     for document in extract.documents(extract.distributions()):
@@ -121,7 +121,7 @@ def prepare_rates(source: str, tokenizer: Tokenizer, *, scratch: Path, runs: int
 
 
 def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
-    """Measure both; gives what is written as JSON."""
+    """Measure both; return the JSON content."""
     byte = load_tokenizer("byte")
     try:
         vocabulary = load_tokenizer("mixtral")
@@ -147,8 +147,8 @@ def benchmark(*, quick: bool, source: str = "") -> dict[str, Any]:
             "text": "given" if source else "built-in corpus",
         },
     }
-    facts = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator has no part in it
-    return {"machine": facts, "settings": settings, "results": results}
+    metadata = machine() | {"device": platform.processor() or platform.machine()}  # the accelerator has no part in it
+    return {"machine": metadata, "settings": settings, "results": results}
 
 
 def main(argv: list[str]) -> None:

@@ -123,7 +123,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """One row per case and implementation; attention first, the others relative to its faster form."""
+    """A row per case and implementation; attention first, the others relative to its faster form."""
     on_gpu, device = jax.default_backend() == "gpu", limits.device()
     draw = jax.jit(partial(layer_operands, n))
     layers = [draw(key) for key in jax.random.split(jax.random.key(0), n_layers)]

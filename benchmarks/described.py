@@ -1,12 +1,12 @@
-"""What XLA makes of a training step for GPUs that are not here: memory, and bytes exchanged, per GPU:
+"""XLA's compiled training step for GPUs of another machine: memory and bytes exchanged per GPU:
 
     python -m benchmarks.described [--devices=4] [--mixers=a,b]
     python -m benchmarks.described --devices=8 --layouts=fsdp --size=1b3 --batch=4
 
 For a machine without a GPU, with `pip install 'seqjax[cuda13]'`. The step of `benchmarks.train_step`, with its flags,
-is lowered with the fused kernels and compiled ahead for H200s that are described alone, for one of them and for N.
-Products are not tuned, for want of a GPU to try them on. Nothing is run, and there are no times.
-docs/results/devices.md compares with what real ones said.
+is lowered with the fused kernels and compiled ahead of time for virtual H200s, for one of them and for N. Products are
+not tuned, for want of a GPU to try them on. Nothing is run, and there are no times. docs/results/devices.md compares
+with what real ones said.
 """
 
 from benchmarks.harness import options
@@ -68,14 +68,14 @@ def described(n_devices: int) -> list[Any]:
 
 
 def begin() -> None:
-    """Before JAX looks for devices: it asks for no GPU, tries no product on one, and its plugin needs no driver."""
+    """Let JAX start without a GPU or its driver; call this before JAX looks for devices."""
     os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     jax.config.update("jax_platforms", "cpu")
 
 
 def pretend() -> None:
-    """Let what chooses a backend, and jax-triton, find the GPU that is only described."""
+    """Let the choice of backends, and jax-triton, find the virtual GPU."""
     import jaxlib.gpu_triton as records
 
     from kernels_pallas import device

@@ -9,11 +9,11 @@ over all entries together (L2). Every file of configs/ at the debug width, two l
 Parameters are the initial ones plus N(0, 0.1^2) on each, about what training makes of a width of 64: at the start
 attention is uniform and gates are half open, and little can drift. Tokens are random.
 
-What to expect: bfloat16 rounds to 8 bits, u = 2^-8 = 0.4%. With `ROUNDINGS` roundings in a row along a layer and L
+Expected errors: bfloat16 rounds to 8 bits, u = 2^-8 = 0.4%. With `ROUNDINGS` roundings in a row along a layer and L
 layers, the error of the logits is at most about n u, n = L * ROUNDINGS, if none is amplified, and about sqrt(n) u if
-they are independent; gradients make the way twice. Where a choice is made (Top-1's argmax) no such bound holds: a
-score that is rounded across another one changes a whole output, and what is left is that of two unrelated vectors of
-one length, sqrt(2).
+they are independent; gradients make the way twice. Where a choice is made (Top-1's argmax) no such bound holds: a score
+that is rounded across another changes a whole output. The bound is then sqrt(2), that of two unrelated vectors of equal
+length.
 
 Writes benchmarks/results/drift.json (a run of some mixers only: runs/benchmarks/) and prints a table in Markdown.
 """
@@ -48,7 +48,7 @@ NOISE = 0.1
 
 
 def bounds(name: str, layers: int) -> tuple[float, float]:
-    """What the relative L2 differences of logits and gradients must stay below."""
+    """The upper bounds of the relative L2 differences of logits and gradients."""
     if name in CHOOSES:
         return 2**0.5, 2**0.5
     return layers * ROUNDINGS * U, 2 * layers * ROUNDINGS * U
@@ -93,7 +93,7 @@ def outputs(config: Config, params: Params, tokens_BT1: Array) -> tuple[Array, A
 
 
 def measure(name: str, size: str = "debug", seq_len: int | None = None) -> dict[str, Any]:
-    """One row: float32 against bfloat16, at the config's length unless another is given."""
+    """A row: float32 against bfloat16, at the config's length unless another is given."""
     configs = [configured(name, size, dtype, seq_len) for dtype in ("float32", "bfloat16")]
     train, vocab = configs[0].train, configs[0].model.vocab_size
     model = Model(configs[0].model, max_len=train.seq_len)

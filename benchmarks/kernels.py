@@ -8,10 +8,10 @@ by implementation, beside cuDNN's attention, full and over a window of 256, and 
 torch with CUDA is installed. All in one run on one card: another run is another clock. `--cpu_table` is smaller: the
 CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8,192.
 
-A time is the median over repeats of some calls that are enqueued together and waited for once. Beside it: what share of
-the device's limit that is (benchmarks/harness/limits.py), and what XLA reserves. `forward` of element is evaluation (no
-softmax). Writes benchmarks/results/kernels.json (kernels_cpu.json) as it goes, the plot beside it at the end; a
-run that is quick, partial or against a recorded one writes to runs/benchmarks/. With --against, for instance
+A time is the median over repeats of some calls that are enqueued together and waited for once. The table also has the
+share of the device's limit (benchmarks/harness/limits.py) and the memory that XLA reserves. `forward` of element is
+evaluation (no softmax). Writes benchmarks/results/kernels.json (kernels_cpu.json) as it goes, the plot beside it at the
+end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/. With --against, for instance
 --against=benchmarks/results/kernels.json, each time is also shown relative to that report's.
 """
 
@@ -94,7 +94,7 @@ def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
 
 
 def implementations(case: str, *, on_gpu: bool) -> tuple[str, ...]:
-    """What to measure a case with on this machine, the fastest first."""
+    """The implementations to measure for a case on this machine, the fastest first."""
     if case in ("attention", "window"):
         return ("cudnn",) if on_gpu else ("xla",)
     if not on_gpu:  # approx by schedule; exact takes one by length
@@ -123,7 +123,7 @@ def rated(result: dict[str, Any], works: list[limits.Work], device: limits.Devic
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row measures."""
+    """The case that a row measures."""
     return tuple(row[name] for name in ("case", "implementation", "T", "B", "pass"))
 
 
@@ -175,7 +175,7 @@ def run(
 
 
 def line_style(implementation: str) -> str:
-    """Solid for what a GPU's default is or a library has, dashed for xla, dotted for what stands beside them."""
+    """Solid for a GPU's default or a library's kernel, dashed for xla, dotted for the others."""
     if implementation in ("triton", "cudnn", "default"):
         return "-"
     return "-." if implementation == "xla-masked" else "--" if implementation.startswith("xla") else ":"

@@ -25,7 +25,7 @@ from seqjax.models.flops import PEAK_TFLOPS
 from seqjax.utils import UserError, run_command
 
 RESULTS = Path(__file__).parent / "results"
-ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form of what the record's GPU had a kernel for
+ON_TPU = ("transformer_pp",)  # elsewhere a TPU runs XLA's form where the record's GPU had a kernel
 
 
 class Machine(NamedTuple):

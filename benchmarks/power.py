@@ -1,4 +1,4 @@
-"""What bounds a kernel that neither FLOPs, bytes nor exponentials bound? The watts it needs, measured on a GPU:
+"""Measure the power and energy of kernels that neither FLOPs, bytes nor exponentials bound, on a GPU:
 
     python -m benchmarks.power [--length=102400] [--seconds=3]
 

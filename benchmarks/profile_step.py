@@ -4,11 +4,11 @@
 
 Runs the step of `benchmarks.train_step` under JAX's profiler and adds up the device's kernels: first by part of the
 model (the named scopes mixer, mlp, loss, optimizer; forward, backward, or computed again for it), then the kernels that
-take longest, each with the operation that XLA says it came from and the shape that it writes. Idle is what the device
-waited between kernels. With --devices=N the step is data parallel over N devices with --batch sequences each, or as
---layout says, as in `benchmarks.train_step`; times are means over them, and of the collectives "exposed" is the time in
-which nothing else ran. Writes benchmarks/results/profile_step.json; a quick or partial run, or one of several devices,
-writes to runs/benchmarks/.
+take longest, each with the operation that XLA says it came from and the shape that it writes. Idle is the time that the
+device waited between kernels. With --devices=N the step is data parallel over N devices with --batch sequences each, or
+as --layout says, as in `benchmarks.train_step`; times are means over them, and of the collectives "exposed" is the time
+in which nothing else ran. Writes benchmarks/results/profile_step.json; a quick or partial run, or one of several
+devices, writes to runs/benchmarks/.
 
 XLA runs parts of a step as CUDA graphs, of each of which the profiler sees one kernel; with
 XLA_FLAGS=--xla_gpu_enable_command_buffer= it sees what is in them.

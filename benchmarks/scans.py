@@ -49,7 +49,7 @@ def normal(i: int, *shape: int, dtype: Any = jnp.float32, scale: float = 1.0) ->
 
 
 def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]:
-    """What a layer of the mixer gives the op: sizes of the 110m config, or of a laptop's."""
+    """The inputs of the op in a layer of the mixer, at the sizes of the 110m config or of a laptop's."""
     half = partial(normal, dtype=jnp.float32 if small else jnp.bfloat16)
     if case == "ssd":
         H, V, N = (2, 8, 16) if small else (24, 64, 128)

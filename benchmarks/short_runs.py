@@ -56,7 +56,7 @@ def train(name: str, workdir: Path, settings: list[str], *, size: str, timeout: 
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """What a finished run's files say."""
+    """The results in a finished run's files."""
     rows = metrics.read(workdir)
     steps = [row for row in rows if "tokens_per_s" in row]
     evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]

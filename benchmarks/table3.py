@@ -81,7 +81,7 @@ class Inference(NamedTuple):
     size: str
 
 
-# The cache that goes in is given up to the one that comes out, so that there is one of it.
+# The input cache is donated to the output cache, so that only one exists.
 @partial(jax.jit, static_argnames="model", donate_argnames="cache")
 def _prefill(params: Params, tokens_BT: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
     return model.prefill(params, tokens_BT, cache)

@@ -121,7 +121,7 @@ class Stepper:
             self.compile_s = time.perf_counter() - start
 
     def __call__(self) -> dict[str, jax.Array]:
-        """One step; the metrics are ready when it is done."""
+        """Run a step; the metrics are ready when it is done."""
         self.state, step_metrics = self.compiled(self.state, self.tokens, self.rate)
         return step_metrics
 
@@ -151,7 +151,7 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
 
 
 def of_program(compiled: Any) -> dict[str, int]:
-    """What XLA says of a compiled step: the bytes that it reserves on a device, and those exchanged with others."""
+    """XLA's analysis of a compiled step: the bytes that it reserves on a device, and those exchanged with others."""
     memory = compiled.memory_analysis()
     return {
         "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,

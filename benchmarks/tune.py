@@ -32,7 +32,7 @@ from kernels_pallas.top1_element.triton import tile_sizes
 from seqjax.utils import UserError, run_command
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
-OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; what is not used is not run
+OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
 
 
 def candidates(kernel: str, first: Any) -> list[Any]:

@@ -5,7 +5,7 @@ An op has a tuple of `Backend`s, each declared beside its kernels: `refusal(prob
 without CUDA never imports a GPU library. A caller that names a backend gets that one or a `BackendError` with the
 reason of every refusal: there is no silent fallback.
 
-docs/add_a_kernel_backend.md says what a new one needs.
+docs/add_a_kernel_backend.md describes how to add one.
 """
 
 import logging
@@ -25,16 +25,16 @@ Kernels = TypeVar("Kernels")
 
 
 class BackendError(ValueError):
-    """The implementation that was asked for cannot run this problem; the text lists why each one refused."""
+    """The selected implementation cannot run this problem; the message lists each backend's reason."""
 
 
 class Problem(NamedTuple):
-    """What a backend may look at before it accepts: the platform, the operands, and the op's static options."""
+    """A problem as a backend sees it before it accepts: the platform, the operands, and the op's static options."""
 
     platform: str  # "cpu", "gpu", "tpu"
     operands: tuple[jax.ShapeDtypeStruct, ...]
     options: Mapping[str, Any]
-    is_named: bool = False  # whether the caller asked for this backend by name
+    is_named: bool = False  # whether the caller selected this backend by name
 
 
 def no_refusal(problem: Problem) -> str | None:
@@ -50,12 +50,12 @@ def no_preference(problem: Problem) -> bool:
 
 @dataclass(frozen=True)
 class Backend(Generic[Kernels]):
-    """One implementation of an op, as its own file declares it."""
+    """An implementation of an op, as its own file declares it."""
 
     name: str  # of IMPLEMENTATIONS or the op's own order, or another one for a backend from outside this package
     load: Callable[[], Kernels]  # imports the kernels
     refusal: Callable[[Problem], str | None] = no_refusal  # why it cannot run the problem
-    leads: Callable[[Problem], bool] = no_preference  # whether it is asked first, where it was measured faster
+    leads: Callable[[Problem], bool] = no_preference  # whether it is tried first, where it was measured faster
 
 
 # Backends of other packages, by op and name (outside.py).
@@ -65,7 +65,7 @@ _logged: set[tuple[str, str]] = set()
 
 
 def add_outside(op: str, backend: Backend[Any]) -> None:
-    """Let `pick` ask a backend of another package first; it replaces the one of the same name."""
+    """Let `pick` try a backend of another package first; it replaces any of the same name."""
     _outside.setdefault(op, {})[backend.name] = backend
 
 
@@ -80,8 +80,8 @@ def pick(
 ) -> Kernels:
     """Return the kernels that run this problem: those of the named backend, or of the first that accepts.
 
-    Backends from outside this package are asked first, then those that lead for this problem, then the others in
-    `order`, which lists the names that an op's backends may have.
+    Backends from outside this package are tried first, then those that lead for this problem, then the others in
+    `order`, which lists the valid names of an op's backends.
 
     Raises BackendError when the named one is unknown or refuses, with the reason of each backend.
     """

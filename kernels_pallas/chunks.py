@@ -12,5 +12,5 @@ def split_chunks(x_BT: Array, chunk: int) -> Array:
 
 
 def join_chunks(x_BcC: Array, seq_len: int) -> Array:
-    """Undo `split_chunks`, without what it added: [B, c, C, ...] -> [B, T, ...]."""
+    """Undo `split_chunks` and remove its padding: [B, c, C, ...] -> [B, T, ...]."""
     return x_BcC.reshape(x_BcC.shape[0], -1, *x_BcC.shape[3:])[:, :seq_len]

@@ -9,7 +9,7 @@ from kernels_pallas.selective_scan import xla, xla_cpu
 
 @contextlib.contextmanager
 def as_on_accelerators() -> Iterator[None]:
-    """A context in which what is traced has the operations of the `xla` backend on accelerators, for a CPU to count.
+    """Return a context that traces the operations of the `xla` backend on accelerators, to count them on a CPU.
 
     The selective scan differs: 9 FLOPs per channel and state are usual, and the loop of a CPU has 6 and an exponential.
     """

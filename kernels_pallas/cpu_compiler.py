@@ -2,15 +2,15 @@
 
 From jaxlib 0.10.2 on, XLA hands fusions of products with sums to a library, YNNPACK, and some come back wrong:
 
-* a product whose right operand is one number broadcast along both its last axes (a state that starts at zero),
-  followed by a sum, reads memory that nobody wrote: garbage, often NaN. Seen with jaxlib 0.10.2 and 0.12.0, in float32
-  and bfloat16; it hit the gradients of Mamba-2, RWKV-5 and RWKV-6 in bfloat16 where one chunk is the whole sequence;
+* a product whose right operand is a number broadcast along both its last axes (a state that starts at zero), followed
+  by a sum, reads uninitialised memory: garbage, often NaN. Seen with jaxlib 0.10.2 and 0.12.0, in float32 and bfloat16;
+  it hit the gradients of Mamba-2, RWKV-5 and RWKV-6 in bfloat16 where one chunk is the whole sequence;
 * a sum of squares after small products misses the end of long arrays (jax-ml/jax issue 39103; 0.10.2, not 0.12.0).
 
 The ops of this package do not need the flag for the first: `state_scan/xla.py` hides a constant state from XLA, forward
-and backward. What surrounds them in a model (a norm after a projection is a sum of squares after products) is beyond
-an op's reach, so commands, and the functions that train and load, call `use_safe_fusions` before JAX starts. Importing
-this package changes nothing.
+and backward. An op cannot protect the surrounding code of a model (a norm after a projection is a sum of squares after
+products). Commands, and the functions that train and load, therefore call `use_safe_fusions` before JAX starts.
+Importing this package changes nothing.
 
 The flag leaves YNNPACK the products alone, one at a time. It costs the forward pass of dense attention by itself a
 factor of up to two; the demo trains as fast with it as without, within 10%.

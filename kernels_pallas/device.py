@@ -20,5 +20,5 @@ def compute_capability() -> int | None:
     try:
         major, _, minor = str(jax.devices("gpu")[0].compute_capability).partition(".")
         return 10 * int(major) + int(minor)
-    except (RuntimeError, AttributeError, ValueError):  # no GPU, or one that counts otherwise
+    except (RuntimeError, AttributeError, ValueError):  # no GPU, or a GPU with other counters
         return None

@@ -1,4 +1,4 @@
-"""Backends from outside this package: an op asks them before its own."""
+"""Backends from outside this package, which an op tries before its own."""
 
 from kernels_pallas import backend
 from kernels_pallas.validation import check_choice
@@ -22,14 +22,14 @@ TAKEN = (*backend.IMPLEMENTATIONS, "cudnn", "splash", "chunked")
 
 
 def register_backend(op: str, new: backend.Backend) -> None:
-    """Let `op` run on a backend of another package, which is asked before the op's own.
+    """Let `op` run on a backend of another package, which is tried before the op's own.
 
     Args:
       op: one of OPS; its kernels have the methods of the op's Protocol, `kernels_pallas/<op>/interface.py`.
-      new: the backend. Its `refusal` says which problems it leaves to the others, and `implementation=new.name` asks
-        for it by name. One that was registered under the same name is replaced.
+      new: the backend. Its `refusal` says which problems it leaves to the others, and `implementation=new.name` selects
+        it by name. A backend registered under the same name is replaced.
 
-    A choice is made when a function is traced, so register before the first call; what is compiled stays as it is.
+    The choice is made when a function is traced, so register before the first call; compiled functions do not change.
 
     Raises:
       ValueError: an op that does not exist, or the name of a backend of this package.

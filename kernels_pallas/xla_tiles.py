@@ -6,8 +6,8 @@ product of rows against keys `k_BGSK`, grouped-query attention costs nothing ext
 always come first.
 
 Schedule. `causal_tiles` cuts the T x T score matrix into square tiles and lists those on or below the
-diagonal. A `lax.scan` over that list does the causal half of the work with static shapes: no dynamic trip
-count (which makes a GPU wait for the host) and one tile of scores alive at a time, so memory is O(T).
+diagonal. A `lax.scan` over that list does the causal half of the work with static shapes. It has no dynamic trip count,
+which would make a GPU wait for the host, and keeps one tile of scores alive at a time, so memory is O(T).
 """
 
 import math
@@ -41,8 +41,8 @@ class CausalTiles(NamedTuple):
 def causal_tiles(length: int, unit: int, matrices: int, *, window: int = 0) -> CausalTiles:
     """Return tiles for `matrices` score matrices of `length` x `length`, with sides in multiples of `unit`.
 
-    With a `window`, tiles in which every key is `window` or more positions before every query are left out, and no side
-    is much longer than the window, so that the number of scores is linear in `length`.
+    With a `window`, tiles in which every key is `window` or more positions before every query are left out. No side is
+    much longer than the window, so the number of scores is linear in `length`.
     """
     n_units = -(-length // unit)
     most = max(1, int(math.sqrt(tile_elements() / max(1, matrices))) // unit)

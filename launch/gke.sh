@@ -32,7 +32,7 @@ done
 [[ " $* " =~ " --config=" && " $* " =~ " --workdir=" ]] ||
   { echo "error: give --config=... and --workdir=... after --." >&2; exit 2; }
 
-# GPUs are asked for with another flag of xpk, and counted in nodes.
+# GPUs are requested with another flag of xpk, and counted in nodes.
 case $device in
   h100-* | h200-* | b200-* | a100-* | l4-*) kind=(--device-type="$device" --num-nodes="$slices") ;;
   *) kind=(--tpu-type="$device" --num-slices="$slices") ;;

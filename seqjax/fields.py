@@ -28,7 +28,7 @@ class Bounds:
 
 
 def plain(hint: Any) -> Any:
-    """Return a type without what annotates it."""
+    """Return a type without its annotations."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 

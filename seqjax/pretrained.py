@@ -35,7 +35,7 @@ class Pretrained:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run; it is loaded when it is first used, as it may need a package of its own."""
+        """The tokenizer of the run, loaded on first use because it may need an extra package."""
         return load_tokenizer(self.config.data.tokenizer, self.config.data.tokenizer_path)
 
     def generate(
@@ -58,11 +58,11 @@ class Pretrained:
             temperature: 0 takes the most likely token.
             top_k: Sample from the k most likely tokens; 0 = all.
             top_p: Sample from the fewest tokens that have this probability together; 1 = all.
-            seed: Of the sampling.
+            seed: Seed of the sampling.
             stop: A text, or several, before which the continuation ends.
             prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all.
 
-        Raises `UserError` for an argument that cannot be, or more tokens than a position table has.
+        Raises `UserError` for an invalid argument, or more tokens than a position table has.
         """
         parts = self.stream(
             prompt,
@@ -135,11 +135,11 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
         path: The `--workdir` of a training run or of `seqjax.convert import`, also gs://; a Hugging Face directory
             with config.json, .safetensors and tokenizer (docs/convert.md); or hf://OWNER/NAME, which is
             fetched.
-        mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer, and
-            that of another is not imported, because its code is not yours to trust.
+        mixers: Classes of mixers from outside seqjax that the run may use. A run names the module of its mixer; other
+            modules are not imported, because their code is not trusted.
 
-    Raises `UserError` if there is no such run or model, if its mixer is from outside seqjax and not among `mixers`, or
-    if it is a public model that seqjax does not compute.
+    Raises `UserError` if the run or model does not exist, its mixer is from outside seqjax and not among `mixers`, or
+    seqjax does not compute the public model.
     """
     use_safe_fusions()  # as the commands do
     directory = fetched(path)

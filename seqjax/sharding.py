@@ -5,7 +5,7 @@ sequences split) and `tensor` (heads, MLP and vocabulary split). On a laptop it 
 no-op. XLA inserts the collectives ("pjit" is `jax.jit` with shardings); axis types are Auto on purpose.
 
 With `seq`, a device has a piece of the time of every array [B, T, D] between a mixer's core and the next one's. The
-core itself, attention or a recurrence, needs all of the past, but its heads are independent: there `seq` splits heads,
+core itself, attention or a recurrence, needs all of the past, but its heads are independent. There `seq` splits heads,
 and an all-to-all before and after exchanges time for heads (DeepSpeed-Ulysses, arXiv 2309.14509). So every kernel sees
 whole sequences, no device waits for the one before it, and the causal half is shared equally.
 """
@@ -41,8 +41,8 @@ BATCH = PartitionSpec(("data", "fsdp"))
 def add_rule(logical_axis: str, mesh_axis: str | None) -> None:
     """Let parameters have `logical_axis`, split over `mesh_axis` ("fsdp" or "tensor") or whole (None).
 
-    For a mixer from outside seqjax, whose file calls it once. Repeating a rule is no error, so that a notebook's cell
-    may run again. Raises `UserError` for another rule of an axis that has one, and for another mesh axis.
+    A mixer from outside seqjax calls it once in its file. A rule may be repeated, so that a notebook's cell can run
+    again. Raises `UserError` for another rule of an axis that has one, and for another mesh axis.
     """
     if mesh_axis not in ("fsdp", "tensor", None):
         raise UserError(f"Parameters are not split over {mesh_axis!r}; choose 'fsdp', 'tensor', or None for whole.")
@@ -122,9 +122,10 @@ def constrain_batch(x: Array) -> Array:
     It is a no-op outside a mesh. An axis that the devices do not divide is not split. The gradient of `x` is
     constrained alike.
 
-    What goes between a block's parts is constrained so, for speed and because XLA's partitioner computes wrong values
-    otherwise: of a product over a dimension split over `tensor`, y [B, H] times the transpose of w [D, H], whose result
-    is to be split over `tensor` along D, with w split over `fsdp` there (docs/sharding.md).
+    The arrays between the parts of a block are constrained in this way for speed, and because XLA's partitioner
+    otherwise computes wrong values of some products. An example is y [B, H] times the transpose of w [D, H], with H
+    split over `tensor` and w split over `fsdp` along D, if the result is to be split over `tensor` along D
+    (docs/sharding.md).
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for size in mesh.shape.values()):
@@ -174,7 +175,7 @@ def replicate(tree: Any) -> Any:
 
 
 def to_devices(local: np.ndarray | np.generic, sharding: NamedSharding) -> Array:
-    """Return the global array of this process's part of it; the transfer is explicit, so the guard allows it."""
+    """Return the global array of which this process holds a part; an explicit transfer, which the guard allows."""
     with jax.transfer_guard("allow"):
         return jax.make_array_from_process_local_data(sharding, np.asarray(local))
 
@@ -265,7 +266,7 @@ def constrain_pieces(x: Array, pieces: int) -> Array:
 
 
 def time_to_rows(x: Array, before: Array | None = None) -> Array:
-    """Return the pieces of time of [B, T, ...] as rows, [S * B, T / S, ...], for what does not reach across tokens.
+    """Return the pieces of time of [B, T, ...] as rows, [S * B, T / S, ...], for operations within a token.
 
     Rows are ordered by piece, then by sequence. With `before`, the W tokens [B, W, ...] before the first, W <= T / S,
     every row begins with the W tokens before it: [S * B, W + T / S, ...].
@@ -295,12 +296,12 @@ def rows_to_time(x: Array, n_batch: int) -> Array:
 
 
 def layer_gradients_first(params: Params, x_BTD: Array, carry: Any) -> tuple[Params, Array, Any]:
-    """Return what a layer gets; the backward pass has the gradients of all of it before it goes to the layer before.
+    """Return a layer's inputs; the backward pass completes all of their gradients before it enters the previous layer.
 
-    It is a no-op unless `seq` splits T. XLA's latency-hiding scheduler on GPUs may otherwise put the products that
-    make the gradients of the parameters behind the backward pass of all layers, and their operands, several arrays
-    [B, T, D] of each layer, are kept until then: as much as splitting the time saves. A scan over the layers needs no
-    such order, because its body ends with the layer.
+    It is a no-op unless `seq` splits T. XLA's latency-hiding scheduler on GPUs may otherwise move the products for the
+    parameters' gradients behind the backward pass of all layers. Their operands, several arrays [B, T, D] per layer,
+    are kept until then, which costs as much memory as splitting the time saves. A scan over the layers needs no such
+    order, because its body ends with the layer.
     """
     if time_pieces(x_BTD) == 1:
         return params, x_BTD, carry

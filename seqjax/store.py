@@ -1,8 +1,8 @@
-"""URLs, `gs://bucket/run` or `s3://bucket/blocks`: what they name, and the object stores that fsspec opens by them.
+"""URLs such as `gs://bucket/run` or `s3://bucket/blocks`, and the object stores that fsspec opens for them.
 
-This is the only module that knows about the packages of schemes, which are imported when a URL is first used. An
-object appears in a store whole or not at all, however its writer dies; of several objects nothing is promised, so what
-consists of several has one that is written last.
+This is the only module that knows about the packages of schemes, which are imported when a URL is first used. An object
+appears in a store whole or not at all, however its writer dies. Nothing is promised about several objects together, so
+data in several objects has one that is written last.
 """
 
 import concurrent.futures
@@ -32,18 +32,18 @@ def url_of(path: str | os.PathLike[str]) -> str:
     found = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL)
     if found is None:
         return ""
-    if found[1] in ("file", "local") or "::" in found[2]:  # What comes after the slashes is for fsspec to read.
+    if found[1] in ("file", "local") or "::" in found[2]:  # fsspec interprets the part after the slashes.
         return os.fspath(path)
     return f"{found[1]}://{found[2].rstrip('/')}"
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` is a URL, and not one of a file of this machine."""
+    """Return whether `path` is a URL other than that of a local file."""
     return scheme(url_of(path)) not in ("", "file", "local")
 
 
 def location(text: str) -> str | Path:
-    """Return what an option that takes a path or a URL was given: the URL as text, or the path."""
+    """Return the value of an option that takes a path or a URL: the URL as text, or the path."""
     return url_of(text) or Path(text)
 
 
@@ -53,7 +53,7 @@ def scheme(url: str) -> str:
 
 
 def require_local(path: str | os.PathLike[str], option: str) -> None:
-    """Raise `UserError` if `path`, the value of `option`, is a URL where only a path of this machine will do."""
+    """Raise `UserError` if `path`, the value of `option`, is a URL where only a local path is possible."""
     if url := url_of(path):
         raise UserError(f"{option}={url}: this is written to a path of this machine; copy it to the store afterwards.")
 
@@ -73,7 +73,7 @@ Result = TypeVar("Result")
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs"}  # scheme -> extra of seqjax with its package; others are the user's own
 THREADS = 8  # objects that are read or written at a time
-RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, beside those of the packages themselves
+RETRY_SECONDS = (1.0, 5.0, 20.0)  # waits after a failure, besides those of the packages themselves
 
 
 class StoreError(UserError):
@@ -96,7 +96,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise UserError(f"{url} needs a package that is not installed: {how}.") from error
     except ValueError as error:
         raise UserError(f"{url}: {error}. Give a path of this machine, or a URL that fsspec opens.") from error
-    except Exception as error:  # Some connect here, or look for credentials.
+    except Exception as error:  # Some file systems connect here, or look for credentials.
         raise _named(url, error) from error
     return fs, cast(str, path)
 
@@ -116,7 +116,7 @@ _systems: dict[tuple[Any, ...], Any] = {}  # by process, scheme and bucket
 
 @contextlib.contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """A context in which what a store answers, or that it does not answer, becomes a `StoreError` about `url`."""
+    """Return a context that turns a store's errors and timeouts into a `StoreError` about `url`."""
     try:
         yield
     except UserError:
@@ -140,7 +140,7 @@ def _named(url: str, error: Exception) -> StoreError:
 
 
 def _tried(url: str, function: Callable[[], Result]) -> Result:
-    """Return the result of an operation that may be done twice; it is tried again where that may help."""
+    """Return the result of an idempotent operation; retry it after errors that may be temporary."""
     with reaching(url):
         for seconds in RETRY_SECONDS:
             try:
@@ -212,7 +212,7 @@ def read(url: str) -> bytes | None:
 
 @contextlib.contextmanager
 def reading(url: str) -> Iterator[Any]:
-    """A context that opens a file or object to read bytes; a store that fails is a `StoreError`, not a damaged file."""
+    """Return a context that opens a file or object to read bytes; a store that fails raises a `StoreError`."""
     if not is_remote(url):
         with cast(Any, fsspec.open(url, "rb")) as file:
             yield file
@@ -225,7 +225,7 @@ def reading(url: str) -> Iterator[Any]:
 
 
 class _Reader:
-    """A file whose errors are named."""
+    """A file whose errors name the URL."""
 
     def __init__(self, file: Any, url: str):
         self._file, self._url = file, url
@@ -239,13 +239,13 @@ class _Reader:
 
 
 def write(url: str, content: bytes) -> None:
-    """Write an object; it replaces another one."""
+    """Write an object and replace any previous one."""
     fs, path = filesystem(url)
     _tried(url, lambda: fs.pipe_file(path, content))
 
 
 def create(url: str, content: bytes) -> bool:
-    """Write an object unless there is one, and return whether it was written. Not all stores look: read it back."""
+    """Write an object unless it exists, and return whether it was written. Not all stores check: read it back."""
     fs, path = filesystem(url)
     with reaching(url):
         try:
@@ -260,7 +260,7 @@ def create(url: str, content: bytes) -> bool:
 
 
 def modified(url: str) -> datetime.datetime | None:
-    """Return when an object was written, by the clock of the store; None if there is none."""
+    """Return the time an object was written, by the clock of the store; None if it does not exist."""
     fs, path = filesystem(url)
 
     def time_of() -> datetime.datetime | None:
@@ -274,7 +274,7 @@ def modified(url: str) -> datetime.datetime | None:
 
 
 def download(url: str, path: Path) -> None:
-    """Copy an object to a file, which appears when it is complete; raise `StoreError` if there is no such object."""
+    """Copy an object to a file, which appears when complete; raise `StoreError` if the object does not exist."""
     fs, source = filesystem(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
@@ -286,7 +286,7 @@ def download(url: str, path: Path) -> None:
 
 
 def remove(url: str) -> None:
-    """Remove an object, if there is one."""
+    """Remove an object if it exists."""
     fs, path = filesystem(url)
 
     def removed() -> None:

@@ -1,4 +1,4 @@
-"""The contract tests of a mixer, for one from outside seqjax: `seqjax.testing.check_mixer(MyMixer)`.
+"""The contract tests of a mixer, for mixers from outside seqjax: `seqjax.testing.check_mixer(MyMixer)`.
 
 Each check takes a `Case`, a language model of two small layers around the mixer, and raises an `AssertionError` that
 says what differs and by how much. They run in float32 on any device, in a minute or two on a laptop.
@@ -29,7 +29,7 @@ from seqjax.utils import UserError, nearest, use_safe_fusions
 BATCH = 8
 LENGTH = 23  # tokens; a prime, so that no chunk divides it
 VOCABULARY = 48
-TOLERANCE = 2e-4  # of float32 logits that two forms of one computation give
+TOLERANCE = 2e-4  # of float32 logits between two forms of one computation
 SMALLEST_FLOPS = 0.6  # of XLA's count, which includes norms, activations and what a mask leaves out
 
 
@@ -74,7 +74,7 @@ def loss_and_grads(model: Model, params: Params, tokens_BT1: Array) -> tuple[Arr
 
 # ------------------------------------------------------------------------------------------------------------ causality
 def check_causality(case: Case) -> None:
-    """Changing one token leaves every output before it the same bits, and changes its own and most of those after."""
+    """Changing one token keeps the bits of every earlier output, and changes its own and most later ones."""
     at = [0, 1, 3, 4, 7, 8, 12, LENGTH - 1]
     tokens = case.tokens((len(at), LENGTH))
     changed = tokens.at[jnp.arange(len(at)), jnp.array(at)].add(1) % case.model.config.vocab_size
@@ -120,7 +120,7 @@ def check_gradient_causality(case: Case) -> None:
 
 # --------------------------------------------------------------------------------------------------- the recurrent form
 def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
-    """`prefill` of a prompt and then `step`, token by token, give what the parallel form gives."""
+    """`prefill` of a prompt and then `step`, token by token, equal the parallel form."""
     for n_prompt in prompts:
         tokens = case.tokens((BATCH, LENGTH), seed=n_prompt)
         want = np.asarray(case.logits(case.params, tokens))
@@ -134,7 +134,7 @@ def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
 
 
 def check_pieces(case: Case) -> None:
-    """`prefill` and `prefill_next`, piece by piece, and then `step` give what the parallel form gives."""
+    """`prefill` and `prefill_next`, piece by piece, and then `step` equal the parallel form."""
     piece = LENGTH // 3  # longer than a small window or chunk, and no multiple of it
     tokens = case.tokens((BATCH, LENGTH), seed=9)
     want = np.asarray(case.logits(case.params, tokens))
@@ -149,7 +149,7 @@ def check_pieces(case: Case) -> None:
 
 
 def check_long_cache(case: Case) -> None:
-    """A cache may be longer than what it holds."""
+    """A cache may be longer than its content."""
     tokens = case.tokens((BATCH, LENGTH - 3), seed=5)
     logits, _ = case.prefill(case.params, tokens, case.model.init_cache(BATCH, case.model.longest or 64))
     _assert_close(logits, case.logits(case.params, tokens)[:, -1], "prefill into a cache of 64 tokens")
@@ -174,7 +174,7 @@ def check_forms(case: Case) -> None:
 
 
 def check_sharding(case: Case) -> None:
-    """Parameters and batch split over the devices there are (a power of two of them) give what one device gives."""
+    """Parameters and batch split over the available devices (a power of two) give the same results as one device."""
     tokens, loss, grads = case.reference
     devices = jax.devices()[: min(BATCH, 1 << (jax.device_count().bit_length() - 1))]
     tensor, fsdp = 2 if len(devices) > 1 else 1, 2 if len(devices) > 3 else 1
@@ -220,9 +220,9 @@ def check_training(case: Case) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------- what the mixer says of itself
+# --------------------------------------------------------------------------------------------- the mixer's declarations
 def check_parameters(case: Case) -> None:
-    """Parameters are made as they are declared, float32, with one logical axis per dimension, other in each layer."""
+    """Parameters are created as declared, float32, with one logical axis per dimension, and differ between layers."""
     init = jax.jit(case.model.init)
     made, again = init(jax.random.key(0)), init(jax.random.key(1))
     declared = dict(params_lib.names(case.model.shapes))
@@ -237,8 +237,9 @@ def check_parameters(case: Case) -> None:
 def check_flops(case: Case, smallest: float = SMALLEST_FLOPS) -> None:
     """The FLOPs of a layer are at most XLA's count of it, and at least the share `smallest` of that.
 
-    Before optimisation every product is a dot that XLA counts. Of a loop it counts one turn, so scans are unrolled.
-    Ops are counted as accelerators compute them: of Mamba-1's scan, a CPU's loop has fewer operations than are usual.
+    Before optimisation every product is a dot that XLA counts. It counts one iteration of a loop, so scans are
+    unrolled. Ops are counted as accelerators compute them: a CPU's loop for Mamba-1's scan has fewer operations than
+    usual.
     """
     length, dim = 128, 64
     config = case.model.config
@@ -277,7 +278,8 @@ def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], what: st
     assert math.isclose(loss, reference, rel_tol=1e-5), f"{what}: the loss is {loss:.6g} instead of {reference:.6g}"
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(want[1]))
     for (name, a), (_, b) in zip(params_lib.names(got[1]), params_lib.names(want[1]), strict=True):
-        # A gradient that cancels, such as that of a key's bias, is rounding: it is measured by the largest of all.
+        # A gradient that cancels, such as that of a key's bias, is rounding error: it is measured by the largest of
+        # all.
         scale = max(float(np.abs(b).max()), 1e-3 * largest)
         off = float(np.abs(np.asarray(a) - np.asarray(b)).max()) / scale
         assert off <= 2e-4, f"{what}: the gradient of {name} differs by {off:.2g} of its largest value"

@@ -1,8 +1,8 @@
-"""What every command needs: errors for the user, options, atomic files and a status line.
+"""Utilities of the commands: errors for the user, options, atomic files and a status line.
 
 A `UserError` says what is wrong and how to fix it, and commands print it without a traceback. Options are written
 `--name=value`. A file is written beside its destination, synced and renamed, so it is never left incomplete; `measure`
-tells later whether it is still the one that was written.
+detects later changes to it.
 """
 
 import argparse
@@ -30,8 +30,7 @@ from etils import epath
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
-# The status of a process that ends because another one of its run was lost (EX_TEMPFAIL of sysexits.h): the same
-# command, started again, goes on.
+# Exit status of a process whose run lost another process (EX_TEMPFAIL of sysexits.h): the same command resumes the run.
 LOST = 75
 
 
@@ -40,7 +39,7 @@ class UserError(Exception):
 
 
 class MissingPackageError(UserError):
-    """The package that a tokenizer is made with is not installed."""
+    """The package that implements a tokenizer is not installed."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -58,9 +57,10 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
-    """A context of a command: what the user can fix ends it with a line on stderr and status 2, an interrupt with 130.
+    """Return a context that ends a command with one line on stderr and status 2 for user errors, 130 for an interrupt.
 
-    That is a `UserError`, a full disk, or a path that may not be read or written. Other errors keep their traceback.
+    User errors are a `UserError`, a full disk, or a path that may not be read or written. Other errors keep their
+    traceback.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def reporting() -> Iterator[None]:
         sys.exit(130)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         _cannot_use(error)
-    except BrokenPipeError:  # of `seqjax ... | head`: nobody reads on, and Python's own flush at exit would say so
+    except BrokenPipeError:  # `seqjax ... | head`: nobody reads further, and Python's own flush at exit would report it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
@@ -92,8 +92,8 @@ def _cannot_use(error: OSError) -> NoReturn:
 def leave(status: int) -> NoReturn:
     """End this process at once.
 
-    The usual end of Python destroys XLA's client, and a thread that still compiles then crashes: an interrupt ends the
-    waiting for it, not the compilation.
+    Python's usual shutdown destroys XLA's client, and a thread that is still compiling then crashes: an interrupt ends
+    the wait for it, not the compilation.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -123,7 +123,7 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """A context in which errors of kernels and devices that the user can fix become a `UserError`."""
+    """Return a context that turns kernel and device errors that the user can fix into a `UserError`."""
     # Imported here so that raising errors needs no JAX.
     import jax
 
@@ -141,7 +141,7 @@ def explained() -> Iterator[None]:
             f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
             "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
             "larger config.mesh.fsdp, or config.model.remat=full; "
-            "`seqjax train --dry_run` with the same settings says how much."
+            "`seqjax train --dry_run` with the same settings shows how much."
         ) from error
 
 
@@ -156,7 +156,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message[:1].upper()}{message[1:]}. See `{self.prog} --help`.")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options; raise `UserError` for an argument that is none, with the way to write it."""
+        """Return the options; raise `UserError` for an invalid argument and show how to write it."""
         given = list(sys.argv[1:] if args is None else args)
         self._refuse_bare_word(given)
         found, rest = self.parse_known_args(given, namespace)
@@ -165,11 +165,11 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _refuse_bare_word(self, given: Sequence[str]) -> None:
-        """Raise `UserError` if the first word has no option; it is most likely the value of the command's first one."""
+        """Raise `UserError` if the first word is not an option but, most likely, the value of the first one."""
         options = [option for action in self._actions[1:2] for option in action.option_strings]  # after --help
         if not given or not options or given[0].startswith("-") or any(w.startswith(options[0]) for w in given):
             return
-        if not re.match(r"[\w.\[\]]+=", given[0]):  # `train.steps=3` names what it is the value of
+        if not re.match(r"[\w.\[\]]+=", given[0]):  # `train.steps=3` already names its setting
             raise UserError(f"{given[0]}: write {options[0]}={given[0]}. See `{self.prog} --help`.")
 
     def _stray(self, word: str) -> str:
@@ -202,9 +202,9 @@ def command_parser(
 ) -> Parser:
     """Return the parser of `seqjax COMMAND`, which shows the same help as `python -m`.
 
-    The lines of `description`, a module's docstring, stay as they are. `settings` are the groups of settings that the
-    command takes as `--config.GROUP.KEY=VALUE`, and `find` returns the full keys of those that end in a name: both are
-    for messages.
+    The lines of `description`, a module's docstring, stay as they are. `settings` lists the groups of settings that the
+    command takes as `--config.GROUP.KEY=VALUE`, and `find` returns the full keys that end in a name. Both are for
+    messages.
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"seqjax {command}", description=description, formatter_class=formatter, allow_abbrev=False)
@@ -221,9 +221,9 @@ READ_BYTES = 1 << 22
 
 
 def cache_directory(given: str = "") -> Path:
-    """Return where seqjax keeps what it can make or fetch again.
+    """Return the directory for files that seqjax can make or fetch again.
 
-    That is the directory `given` in a setting, or `~/.cache/seqjax`, or the latter in XDG_CACHE_HOME.
+    This is `given`, the value of a setting, or else `seqjax` in XDG_CACHE_HOME or in `~/.cache`.
     """
     if given:
         return Path(given).expanduser()
@@ -231,13 +231,13 @@ def cache_directory(given: str = "") -> Path:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return the name of a new temporary file beside `path`, which no other process, on any machine, takes as well."""
+    """Return the name of a new temporary file beside `path`, unique among processes on all machines."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A context that opens a new binary file, which replaces `path` if the context ends without an error."""
+    """Return a context that opens a new binary file, which replaces `path` if the context ends without an error."""
     path = Path(path)
     temporary = temporary_beside(path)
     with temporary.open("wb") as file:
@@ -254,16 +254,16 @@ def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None
 
 
 def as_json(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Return the content of a file that `write_json` writes."""
+    """Return `value` as the text that `write_json` writes."""
     return (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode()
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Return what `write_json` wrote; raise `UserError` if the file is not JSON."""
+    """Return the content of a JSON file; raise `UserError` if it is not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); restore it, or make it again elsewhere.") from error
+        raise UserError(f"{path} is not JSON ({error}); restore it, or create it again elsewhere.") from error
 
 
 def measure(path: str | Path | epath.Path) -> tuple[int, int]:
@@ -291,7 +291,7 @@ class StatusLine:
         self.live = self._stream.isatty()
 
     def show(self, text: str, *, last: bool = False) -> None:
-        """Rewrite the line; in a log it is skipped if one was printed shortly before, unless it is the `last`."""
+        """Rewrite the line; a log skips it shortly after another status line, unless it is the `last`."""
         now = time.monotonic()
         if self._quiet or (not self.live and not last and now - self._shown < self._between):
             return

@@ -110,7 +110,7 @@ def test_several_processes_need_a_directory_that_they_share():
     words = ["--coordinator_address=127.0.0.1:1", "--num_processes=1", "--process_id=0", "--config=transformer_pp"]
     with pytest.raises(UserError, match="--distributed needs --workdir: a directory that all processes share"):
         train.main(words)
-    with pytest.raises(UserError, match="--devices describes those of a --dry_run"):
+    with pytest.raises(UserError, match=r"--devices .* --dry_run"):
         train.main([*words, "--dry_run", "--devices=3"])
 
 

@@ -73,21 +73,21 @@ MESHES = [{"data": 1}, {"data": 2}, {"fsdp": 4}, {"tensor": 2, "data": 2}, {"dat
 
 
 @pytest.mark.parametrize("mesh", support.slow_unless(lambda mesh: len(mesh) == 3, MESHES), ids=str)
-def test_described_devices(mesh, report, monkeypatch):
+def test_simulated_devices(mesh, report, monkeypatch):
     """Bytes are those that so many devices hold, of which XLA's analysis knows as well; what it compiled is said."""
     count, seen = math.prod(mesh.values()), []
     memory = dry_run._memory
     monkeypatch.setattr(dry_run, "_memory", lambda step, **given: seen.append(step) or memory(step, **given))
     sizes = [f"--config.mesh.{axis}={n}" for axis, n in mesh.items()]
     out = report(f"--devices={count}", *sizes)
-    assert f"devices      {count} x described, not those of this machine" in out
+    assert f"devices      {count} x simulated, not those of this machine" in out
     assert "(XLA's analysis of the CPU's program; that of other devices differs)" in out
-    assert "time         unknown: the devices are described" in out
+    assert "time         unknown: the devices are simulated" in out
     arguments = seen[0].memory_analysis().argument_size_in_bytes
     assert sum(exact(out)) + 4 == arguments, "but for the learning rate"
 
 
-def test_devices_that_cannot_be_described(report):
+def test_devices_that_cannot_be_simulated(report):
     with pytest.raises(UserError, match="--devices=0: give the number"):
         report("--devices=0")
     with pytest.raises(UserError, match="JAX has started with 8 CPU"):
@@ -106,7 +106,7 @@ def test_more_devices_than_this_machine_has(tmp_path):
     assert "batch_size=8 sequences cannot be split evenly over data=4 x fsdp=4 devices" in done.stderr
     done = support.run([*command, "--config=top1_chunk:debug,train.batch_size=32", f"--workdir={tmp_path}"], env=flags)
     assert done.returncode == 0, done.stderr
-    assert "devices      16 x described" in done.stdout
+    assert "devices      16 x simulated" in done.stdout
     assert "each step    1 micro-batch of 32 sequences, 2 on each device" in done.stdout
     assert list(tmp_path.iterdir()) == []
 

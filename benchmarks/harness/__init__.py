@@ -1,1 +1,1 @@
-"""What the benchmarks share: flags, the models to measure, the machine, timing, tables, files and plots."""
+"""Shared code of the benchmarks: flags, the models to measure, the machine, timing, tables, files and plots."""

@@ -11,7 +11,7 @@ from seqjax.config import Config, from_config_dict, presets
 
 
 def chosen(given: Sequence[str]) -> list[str]:
-    """What `--mixers` gives, checked; every shipped config if it gives nothing."""
+    """The checked configs of `--mixers`; every shipped config if it is empty."""
     options.check_known("mixers", [name.partition(":")[0] for name in given], presets.names())
     return list(given) or presets.names()
 

@@ -13,7 +13,7 @@ TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 def exchanged(program: str) -> Counter[str]:
-    """Return by kind the bytes of what the collective operations of a program's text make on a device, for one run.
+    """Return by kind the result bytes of a program's collective operations on a device, for one run.
 
     The body of a loop counts as often as it runs, where XLA says how often; else once, as both sides of a condition.
     """

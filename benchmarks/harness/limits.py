@@ -1,8 +1,8 @@
-"""What a kernel must at least do, and how long a device needs for that.
+"""The minimal work of a kernel, and the time that a device needs for it.
 
-Counts are of the algorithm, not of any implementation: each input read once, each output written once, causal pairs
-only, nothing recomputed but what the backward pass of flash attention recomputes. The limit of a phase is the largest
-of three times: floating-point operations on the matrix units, bytes over memory bandwidth, exponentials on the
+Counts are of the algorithm, not of any implementation: each input is read once, each output written once, and only
+causal pairs count. Only the recomputation of flash attention's backward pass is included. The limit of a phase is the
+largest of three times: floating-point operations on the matrix units, bytes over memory bandwidth, exponentials on the
 special-function units (16 per clock and multiprocessor). Limits of phases that run one after the other add up.
 """
 
@@ -28,7 +28,7 @@ DEVICES = {
 
 
 class Work(NamedTuple):
-    """One phase; added up, or turned into a time."""
+    """The work of a phase; phases can be added, or turned into a time."""
 
     flops: float
     bytes: float

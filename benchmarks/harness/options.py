@@ -40,7 +40,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_early(parser: argparse.ArgumentParser, module: str) -> None:
-    """Answer `--help` and refuse unknown flags if `module`, a `__name__`, is what Python was asked to run."""
+    """Answer `--help` and refuse unknown flags if `module`, a `__name__`, is the main program."""
     if module == "__main__":
         parser.parse_args()
 

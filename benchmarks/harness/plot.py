@@ -1,4 +1,4 @@
-"""One style for the plots: colours that colour-blind readers tell apart, few lines around the data."""
+"""The common style of the plots: colours that colour-blind readers tell apart, few lines around the data."""
 
 from collections.abc import Sequence
 from pathlib import Path

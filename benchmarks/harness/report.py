@@ -37,7 +37,7 @@ class Table(NamedTuple):
         return " " * self.label_width + "".join(f"{c.heading:>{c.width}}" for c in self.columns)
 
     def row(self, label: str, result: Mapping[str, Any]) -> str:
-        """A result as a line; of a result that is an error, what it says."""
+        """A result as a line, or its error message."""
         if "error" in result:
             lines = result["error"].splitlines() or ["no message"]
             return f"{label:<{self.label_width}}  {lines[0][:100]}"
@@ -51,18 +51,18 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def save(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report; called after every measurement, so that a run that is cut keeps what it has."""
+    """Write a report; called after every measurement, so that an interrupted run keeps its results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, report)
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """What `save` wrote."""
+    """Return a report that `save` wrote."""
     return read_json(Path(path))
 
 
 def differences(report: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """What of the device and the settings two reports do not share, and what therefore may explain their numbers."""
+    """The differences of device and settings between two reports, which may explain their numbers."""
     pairs = {"device": (report["machine"]["device"], recorded["machine"]["device"])}
     pairs |= {key: (value, recorded["settings"].get(key)) for key, value in report["settings"].items()}
     return [f"{key} {new}, recorded with {old}" for key, (new, old) in pairs.items() if new != old]

@@ -9,7 +9,7 @@ import jax
 
 
 def seconds_per_call(call: Callable[[], Any], *, calls: int, repeats: int) -> list[float]:
-    """One number per repeat; `call` returns what to wait for."""
+    """Return a number per repeat; `call` returns the arrays to wait for."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Causal softmax attention over interchangeable backends, in the order in which they are asked:
+"""Causal softmax attention over interchangeable backends, in order of preference:
 
 cudnn    cuDNN's flash attention: 16-bit inputs on NVIDIA GPUs since the A100
 splash   JAX's splash attention, a Pallas kernel for TPUs

@@ -1,8 +1,8 @@
 """The `chunked` backend of causal attention: any device, any T, O(T) memory in both directions.
 
-The score matrix is cut into square tiles, and a scan over those that the mask does not empty keeps one alive at a time
-(`kernels_pallas.xla_tiles`; a window leaves out all but the tiles near the diagonal). With the running maximum m and
-sum l of a row, as in flash attention (arXiv 2205.14135, algorithm 1):
+The score matrix is cut into square tiles, and a scan over the tiles that the mask does not empty keeps one alive at a
+time (`kernels_pallas.xla_tiles`). A window leaves out all but the tiles near the diagonal. With the running maximum m
+and sum l of a row, as in flash attention (arXiv 2205.14135, algorithm 1):
 
     m' = max(m, max_j s_ij),  l' = e^(m - m') l + sum_j e^(s_ij - m'),  o' = e^(m - m') o + sum_j e^(s_ij - m') v_j
 
@@ -80,7 +80,7 @@ def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> t
 
 
 class Operands(NamedTuple):
-    """What both passes prepare alike: the tiles, rows and keys padded to them, and what a tile needs beside these."""
+    """The common preparation of both passes: the tiles, rows and keys padded to them, and a tile's arguments."""
 
     tiles: xla_tiles.CausalTiles
     rows: int  # rows of a tile: its positions times the query heads of a key-value head

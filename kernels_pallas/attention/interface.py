@@ -1,4 +1,4 @@
-"""What every backend of causal attention offers."""
+"""The interface of every backend of causal attention."""
 
 from typing import Protocol, runtime_checkable
 

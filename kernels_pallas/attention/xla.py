@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 from kernels_pallas.attention.interface import CausalAttention
 from kernels_pallas.backend import Backend, Problem
 
-# Tokens per sequence up to which it is asked before `chunked`, which is the faster one at every length measured on a
-# CPU (docs/kernels.md): here the scores are small, and there is no loop to compile.
+# Tokens per sequence up to which it is preferred to `chunked`, which is faster at every length measured on a CPU
+# (docs/kernels.md): here the scores are small, and there is no loop to compile.
 LONGEST = 256
 
 
@@ -17,7 +17,7 @@ def refusal(problem: Problem) -> str | None:
     """Leave long sequences to chunked attention, unless this one is named."""
     if problem.is_named or problem.operands[0].shape[1] <= LONGEST:
         return None
-    return f"holds the scores of all pairs: above {LONGEST} tokens it runs only when it is asked for by name"
+    return f"holds the scores of all pairs: above {LONGEST} tokens it runs only when selected by name"
 
 
 def load() -> CausalAttention:

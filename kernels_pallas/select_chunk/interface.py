@@ -1,4 +1,4 @@
-"""What every backend of chunk selection offers."""
+"""The interface of every backend of chunk selection."""
 
 from typing import Protocol, runtime_checkable
 

@@ -21,7 +21,7 @@ def chunk_scores(
     selection: str = "exact",
     scale: float | None = None,
 ) -> Float[Array, "B T H c"]:
-    """What the selection maximises, per query and full chunk; -inf where the chunk is not past."""
+    """The quantity that the selection maximises, per query and full chunk; -inf where the chunk is not past."""
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     q_BTHK, k_BTHK = in_one_dtype_per_head(q_BTHK, k_BTGK)
     B, T, H, K = q_BTHK.shape

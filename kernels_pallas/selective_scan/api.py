@@ -3,8 +3,8 @@
     h_t[e, n] = exp(dt_t[e] A[e, n]) h_{t-1}[e, n] + dt_t[e] x_t[e] B_t[n]
     y_t[e] = sum_n C_t[n] h_t[e, n] + D[e] x_t[e]
 
-The backward pass keeps the inputs and states at some positions, makes the states in between again and goes over the
-tokens from the last with the state's gradient L, from L = 0 after the last:
+The backward pass keeps the inputs and the states at some positions and recomputes the states in between. It visits the
+tokens from the last to the first with the state's gradient L, from L = 0 after the last:
 
     L += dy_t C_t^T;  dC_t = sum_e dy_t h_t;  ddt_t = sum_n L (h_{t-1} a_t A + x_t B_t);  dA += L h_{t-1} a_t dt_t
     dB_t = sum_e L dt_t x_t;  dx_t = sum_n L dt_t B_t + D dy_t;  L <- L a_t                   with a_t = exp(dt_t A)
@@ -51,8 +51,8 @@ def selective_scan(
       x_BTE: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       dt_BTE: step sizes >= 0, fp32 (fp64), which is the dtype of all arithmetic.
       A_EN: <= 0, in the dtype of `dt_BTE`.
-      B_BTN: what each state takes in, in any dtype of `x_BTE`.
-      C_BTN: what each state gives out, likewise.
+      B_BTN: input weights of each state, in any dtype of `x_BTE`.
+      C_BTN: output weights of each state, likewise.
       D_E: the skip, in the dtype of `dt_BTE`.
       initial_BEN: the state before the first position, in the dtype of `dt_BTE`.
       chunk_size: of the xla backend, which the result does not depend on; its own choice when None.

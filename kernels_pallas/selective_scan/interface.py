@@ -1,4 +1,4 @@
-"""What every backend of the selective scan offers."""
+"""The interface of every backend of the selective scan."""
 
 from typing import Protocol, runtime_checkable
 

@@ -4,11 +4,11 @@ A CPU, for which that is too much work, goes token by token (`xla_cpu.py`).
 
 A differs per channel and state, so there is no matrix form. Time is cut into chunks of `chunk_size`, and groups of
 `GROUP` chunks. With g the running sum of dt inside a chunk, a chunk adds sum_s exp(A (g_end - g_s)) dt_s x_s B_s^T to
-the state: one fused reduction per chunk, from which the states at the chunk starts follow. Then all chunks of a group
-go over their tokens side by side.
+the state. This fused reduction per chunk gives the states at the chunk starts. Then all chunks of a group go over their
+tokens side by side.
 
-The backward pass makes the states of one group again from the one at its start and goes over the tokens backward with
-the state's gradient, likewise known at every chunk's end by a reduction. The largest array holds the states of one
+The backward pass recomputes the states of a group from the state at its start. It visits the tokens backward with the
+state's gradient, which a reduction likewise gives at every chunk's end. The largest array holds the states of one
 group: B x GROUP x C x E x N.
 """
 
@@ -151,7 +151,7 @@ def _outer(x_E: Array, b_N: Array) -> Array:
 
 
 def _starts(h: Array, x: Array, dt: Array, A_EN: Array, b: Array) -> tuple[Array, Array]:
-    """The states at the starts of a group's chunks [B, G, E, N], and the one after the group."""
+    """The states at the starts of a group's chunks [B, G, E, N], and the state after the group."""
     g = jnp.cumsum(dt, axis=0)
     update = jnp.sum(jnp.exp((g[-1] - g)[..., None] * A_EN) * _outer(dt * x, b), axis=0)
     return state_passing(jnp.exp(g[-1][..., None] * A_EN), update, h, reverse=False)

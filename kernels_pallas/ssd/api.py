@@ -40,8 +40,8 @@ def ssd(
     Args:
       x_BTHV: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1. Products are made in its dtype.
       log_a_BTH: logarithms of the decays, <= 0, in fp32 (fp64), the dtype of all sums.
-      b_BTN: what each state takes in; rounded to the dtype of `x_BTHV`.
-      c_BTN: what each state gives out; likewise.
+      b_BTN: input weights of each state, rounded to the dtype of `x_BTHV`.
+      c_BTN: output weights of each state, likewise.
       initial_BHNV: the state before the first position, in the dtype of `log_a_BTH`.
       dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None is 1.
       chunk_size: positions per chunk, which the result does not depend on; triton takes at most 128 (fp32: 64).

@@ -1,4 +1,4 @@
-"""What every backend of Mamba-2's recurrence offers."""
+"""The interface of every backend of Mamba-2's recurrence."""
 
 from typing import Protocol, runtime_checkable
 

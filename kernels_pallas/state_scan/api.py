@@ -1,15 +1,15 @@
 """The states at the chunk starts of a linear recurrence, differentiable, over interchangeable backends.
 
-Inside a chunk everything is a matrix product over its tokens, written for all chunks at once by the caller; only the
-states at the starts follow one after the other:
+Inside a chunk everything is a matrix product over its tokens, which the caller computes for all chunks at once. Only
+the states at the starts are sequential:
 
     state_scan      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c      S [K, V], key index first
     state_passing   S_{c+1} = d_c * S_c + R_c                    any shape, d broadcast
 
-The first is what the WY form of DeltaNet (arXiv 2406.06484, section 3) and its kin leave, the second is the state
-passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan from the end, of the gradient L of
-the states, L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c, with dR_c = L_{c+1}; the gradients of d and P are products
-over all chunks at once.
+The first is the remaining recurrence of DeltaNet's WY form (arXiv 2406.06484, section 3) and similar forms, the second
+is the state passing of Mamba-2 (arXiv 2405.21060, section 6). The backward pass is the same scan from the end, of the
+gradient L of the states, L_c = diag(d_c) L_{c+1} + P_c^T L_{c+1} + dS_c, with dR_c = L_{c+1}; the gradients of d and P
+are products over all chunks at once.
 """
 
 from functools import partial
@@ -36,12 +36,12 @@ def state_scan(
     precision: jax.lax.Precision,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "c B H K V"], Float[Array, "B H K V"]]:
-    """Return the state at the start of every chunk, and the one after the last.
+    """Return the state at the start of every chunk, and the state after the last.
 
     Args:
       decay_cBHk: decays d, K entries per head or one, fp32 (fp64 under x64) like every operand.
-      p_cBHKK: what a chunk makes of the state before it, beside its decay.
-      r_cBHKV: what a chunk adds.
+      p_cBHKK: linear map of each chunk on the state before it, besides its decay.
+      r_cBHKV: update of each chunk.
       s_BHKV: the state before the first chunk.
       precision: of the products with P.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
@@ -67,11 +67,11 @@ def state_passing(
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B c ..."], Float[Array, "B ..."]]:
-    """Return the state at the start of every chunk, and the one after the last, of a decay by element.
+    """Return the state at the start of every chunk, and the state after the last, for an elementwise decay.
 
     Args:
       decay_Bc: decays d, with the chunks of `update_Bc`; broadcast against it otherwise.
-      update_Bc: what a chunk adds, fp32 (fp64 under x64).
+      update_Bc: update of each chunk, fp32 (fp64 under x64).
       initial_B: the state before the first chunk.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 

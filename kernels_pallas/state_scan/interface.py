@@ -1,4 +1,4 @@
-"""What every backend of the states at chunk starts offers."""
+"""The interface of every backend of the states at chunk starts."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,7 +8,7 @@ from jax import Array
 
 @runtime_checkable
 class StateScan(Protocol):
-    """Both forms return the state before each chunk (in reverse: after each chunk) and the one after the last."""
+    """Both forms return the state before each chunk (in reverse: after each chunk) and the state after the last."""
 
     def products(
         self,

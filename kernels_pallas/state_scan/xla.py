@@ -3,7 +3,7 @@
     products      S_{c+1} = diag(d_c) S_c + P_c S_c + R_c       (reverse: from the last chunk, with P_c^T)
     elementwise   S_{c+1} = d_c * S_c + R_c
 
-Both return the state before each chunk (in reverse: after each chunk) and the one after the last that was visited.
+Both return the state before each chunk (in reverse: after each chunk) and the state after the last visited chunk.
 """
 
 import jax
@@ -56,9 +56,9 @@ def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse:
 def unknown_to_xla(state: Array, updates: Array, *, axis: int) -> Array:
     """Return the state plus min(|u|, 0), which is 0, on a CPU where there is one chunk, of update u.
 
-    XLA takes a loop of one turn apart, so a state of zeros becomes a constant in the products that read it, forward as
-    the state and backward as the gradient after the last chunk; and it compiles some of them wrong (cpu_compiler.py).
-    An optimization barrier does not help: it is gone before XLA forms those fusions.
+    XLA unrolls a loop of one iteration, so a state of zeros becomes a constant in the products that read it, as the
+    state in the forward pass and as the gradient after the last chunk in the backward pass. It compiles some of these
+    products wrong (cpu_compiler.py). An optimization barrier does not help: it is gone before XLA forms those fusions.
     """
     if updates.shape[axis] > 1 or device.platform() != "cpu":
         return state

@@ -3,10 +3,10 @@
     sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {own chunk up to the query}
 
 There is no gradient through the selection, as in the paper (arXiv 2505.18522): q and k learn from the softmax
-over the keys that were read. The forward rule names what the backward rule needs, `top1_selection` (int32),
-`attention_out` and `attention_lse`, with `jax.ad_checkpoint.checkpoint_name`, so that a rematerialised layer
-whose policy saves these names does not repeat the quadratic selection. Reverse mode only, once: neither `jvp`
-nor a second derivative is defined.
+over the keys that were read. With `jax.ad_checkpoint.checkpoint_name` the forward rule names the residuals of the
+backward rule: `top1_selection` (int32), `attention_out` and `attention_lse`. A rematerialised layer whose policy saves
+these names does not repeat the quadratic selection. Reverse mode only, once: neither `jvp` nor a second derivative is
+defined.
 """
 
 from functools import partial
@@ -45,7 +45,7 @@ def top1_chunk_attention(
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return causal attention over the own chunk and the one past chunk that each query and head selects.
+    """Return causal attention over the local chunk and the single past chunk that each query and head selects.
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.

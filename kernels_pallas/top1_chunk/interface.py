@@ -1,4 +1,4 @@
-"""What every backend of Top-1 Chunk attention, and of its decoding step, offers."""
+"""The interface of every backend of Top-1 Chunk attention and its decoding step."""
 
 from typing import Protocol, runtime_checkable
 
@@ -34,7 +34,7 @@ class ChunkAttention(Protocol):
 
 @runtime_checkable
 class ChunkDecoding(Protocol):
-    """One new token against a cache."""
+    """Attention of a new token to a cache."""
 
     def decode(
         self,

@@ -5,9 +5,9 @@
 
 The straight-through matrix is stop_gradient(onehot - p) + p (arXiv 2505.18522, Top-1 Element). Written out
 like that it needs O(T^2) memory, and in bf16 1 - p + p is not 1; here the forward value is a copy of one v.
-The paper does not say which gradient v receives: "hard" is the literal derivative of that expression and the
-true one of the function evaluated; "soft" applies the estimator to the output instead, so values that no
-query chose learn too.
+The paper does not define the gradient of v. "hard" is the literal derivative of that expression, and the true
+derivative of the function evaluated. "soft" applies the estimator to the output instead, so values that no query chose
+learn too.
 
 Not differentiated, the op skips the softmax and its product with v. Differentiated, the forward rule names
 its residuals `top1_selection` (the best key), `attention_lse` and `attention_out` (the soft output; the hard

@@ -1,4 +1,4 @@
-"""What every backend of Top-1 Element attention, and of its decoding step, offers."""
+"""The interface of every backend of Top-1 Element attention and its decoding step."""
 
 from typing import Protocol, runtime_checkable
 
@@ -40,7 +40,7 @@ class ElementAttention(Protocol):
 
 @runtime_checkable
 class ElementDecoding(Protocol):
-    """One new token against a cache."""
+    """Attention of a new token to a cache."""
 
     def decode(self, q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length: Array) -> Array:
         """Return o_BHV, bit for bit a row of v. The scale does not move an argmax."""

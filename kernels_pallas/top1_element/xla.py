@@ -1,9 +1,9 @@
 """The `xla` backend of Top-1 Element: any device, any T, O(T) memory in both directions.
 
-Forward, a scan over the causal tiles: running maximum and its key (strictly greater replaces, tiles ascend,
-so ties go to the smallest key) and, when a gradient will be wanted, the online softmax with the soft output.
-Then o_i = v[m_i], bit for bit. Backward, with p = exp(s - lse) recomputed per tile and soft output so = sum_j
-p_ij v_j:
+The forward pass scans the causal tiles and keeps the running maximum and its key; only a strictly greater score
+replaces it and tiles ascend, so ties go to the smallest key. If a gradient is needed, it also keeps the online softmax
+with the soft output. Then o_i = v[m_i], bit for bit. Backward, with p = exp(s - lse) recomputed per tile and soft
+output so = sum_j p_ij v_j:
 
     D = sum(do * so),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q
     dv: "hard" sums do over the queries whose best key it was (a segment sum), "soft" is p^T do

@@ -1,1 +1,1 @@
-"""What the Triton backends of all ops share; importing it imports nothing of Triton."""
+"""The shared parts of the Triton backends of all ops; importing this package does not import Triton."""

@@ -18,7 +18,7 @@ def precision(dtype: jnp.dtype) -> str:
 def splits(programs: int, units: int, *, least: int) -> int:
     """Return into how many shares a decoding step cuts `units` of work that `programs` (batch x heads) each have.
 
-    About 8,192 programs, many more than any GPU runs at a time, so that the last ones to finish are few; at most 64
-    shares, and at least `least` units each (two in the interpreter, where contexts are short).
+    The target is about 8,192 programs, many more than any GPU runs at a time, so that few finish last. There are at
+    most 64 shares of at least `least` units each (two in the interpreter, where contexts are short).
     """
     return max(1, min(8192 // programs, 64, units // (2 if interpreter.is_chosen() else least)))

@@ -1,4 +1,4 @@
-"""What every Triton backend demands before it is loaded; imports nothing of Triton itself."""
+"""The requirements of every Triton backend, checked before it is loaded and without importing Triton."""
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,12 @@ MAX_DIM = 128  # larger heads need smaller tiles than any that the tables of til
 
 
 def machine(problem: Problem) -> str | None:
-    """Say why Triton kernels do not run here, or not unless they are asked for."""
+    """Return why Triton kernels do not run here, or only if selected by name."""
     refusal = runtime.refusal(problem.platform)
     if refusal is not None:
         return refusal
     if problem.platform == "cpu" and not problem.is_named:
-        return "on a CPU Triton's interpreter is for tests: it runs only when it is asked for by name"
+        return "on a CPU Triton's interpreter is for tests: it runs only when selected by name"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Launching Triton kernels: the one place that knows the versions of jax_triton and triton.
+"""Launch Triton kernels; only this module depends on the versions of jax_triton and triton.
 
 A Triton kernel is a plain `@triton.jit` function. `launch` calls it as
 
@@ -65,7 +65,7 @@ def launch(
 
     Args:
       kernel: a `@triton.jit` function whose parameters are the inputs, the outputs and then constexpr ones.
-      *arrays: what the input pointers point to, row-major and contiguous.
+      *arrays: arrays for the input pointers, row-major and contiguous.
       out_shape: of every output. Memory is not initialised: the kernel writes it all, or it is `zeroed`.
       grid: programs along up to three axes; the first may have 2^31 - 1, the others 65,535.
       num_warps: warps per program.

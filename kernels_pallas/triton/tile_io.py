@@ -1,13 +1,13 @@
 """Device functions that the Triton kernels share: tiles of rows in and out of `[..., rows, heads, dim]` arrays.
 
-A tile is [rows, DP] with DP the dim D padded to a power of two of at least 16, which the matrix units demand; the
+A tile is [rows, DP], with DP the dim D padded to a power of two of at least 16, as the matrix units require. The
 padding reads as zero and is not written. Offsets within one batch entry are int32; its base is int64.
 """
 
 import triton
 import triton.language as tl
 
-LN2 = tl.constexpr(0.6931471805599453)  # what was kept to base 2 leaves a kernel to base e
+LN2 = tl.constexpr(0.6931471805599453)  # values kept to base 2 leave a kernel to base e
 
 
 @triton.jit

@@ -1,1 +1,1 @@
-"""The commands of `seqjax` that belong to no package of their own, and the door to all of them."""
+"""The entry point of all `seqjax` commands, and the commands without a package of their own."""

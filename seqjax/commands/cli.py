@@ -1,4 +1,4 @@
-"""The command `seqjax`: one name for what the modules `python -m seqjax.main`, `.evaluate` and so on do.
+"""The command `seqjax`, which runs the modules `python -m seqjax.main`, `.evaluate` and so on.
 
 A command's module is imported when it runs, so that `seqjax --help` answers at once.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import seqjax
 from seqjax.utils import UserError, nearest, reporting, run_command
 
-# The modules and what each does. Each has a `main(argv)`, and runs as `python -m MODULE` as well.
+# The modules and their purpose. Each has a `main(argv)`, and also runs as `python -m MODULE`.
 COMMANDS = {
     "train": ("seqjax.main", "train a model, or go on with a run"),
     "evaluate": ("seqjax.evaluate", "the loss of a run in every domain"),
@@ -55,7 +55,7 @@ def run(argv: list[str] | None = None) -> None:
     with reporting():
         if name not in COMMANDS:
             raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
-    # A mixer of one's own is found in the directory of the command, as with `python -m`; what is installed comes first.
+    # A user's mixer is found in the current directory, as with `python -m`; installed packages come first.
     sys.path.append(str(Path.cwd()))
     run_command(lambda arguments: _module(name).main(arguments), rest)
 

@@ -1,7 +1,7 @@
 """The loss per domain: `seqjax evaluate --workdir=DIR` evaluates the newest checkpoint of a run.
 
-With --entropy it also reports the entropy of the attention weights: E_i = lse_i - sum_j p_ij s_ij in nats, and
-E_i / ln(i + 1), as means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+With --entropy it also reports the entropy of the attention weights, E_i = lse_i - sum_j p_ij s_ij in nats, and E_i /
+ln(i + 1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Continues texts with the model of a run: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
+"""Continue texts with the model of a run: `seqjax generate --workdir=DIR --prompt="Once" --max_new_tokens=200`.
 
 The text is printed as it comes, on standard output, and the speed on standard error. Every mixer decodes from a cache,
 which a prompt fills in pieces.
@@ -18,7 +18,7 @@ from seqjax.utils import UserError, command_parser
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of another one.
+    """Return the prompts of a file: the field `prompt` of every line of a .jsonl file, or the lines of a text file.
 
     Empty lines are skipped. Raises `UserError`, with the line, for a file that does not hold prompts.
     """

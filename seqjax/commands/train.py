@@ -53,9 +53,7 @@ def parser() -> Parser:
     out.add_argument(
         "--dry_run", action="store_true", help="print parameters, tokens, memory and time of the run, and write nothing"
     )
-    out.add_argument(
-        "--devices", type=int, help="with --dry_run: describe the run on so many devices, which need not be here"
-    )
+    out.add_argument("--devices", type=int, help="with --dry_run: simulate the run on this number of devices")
     return out
 
 
@@ -78,7 +76,7 @@ def main(argv: list[str]) -> None:
     is_distributed = given.distributed or any(value is not None for value in explicit)
     if given.devices is not None and (is_distributed or not given.dry_run):
         raise UserError(
-            "--devices describes those of a --dry_run, in one process. Training takes every device that JAX sees; "
+            "--devices simulates those of a --dry_run, in one process. Training takes every device that JAX sees; "
             "CUDA_VISIBLE_DEVICES hides some."
         )
     if not is_distributed:
@@ -97,9 +95,9 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
     config = from_config_dict(presets.read_config(given.config, overrides))
     # Imported here so that --help and a typo are answered at once.
     if given.dry_run:
-        from seqjax.training.dry_run import describe, described_devices
+        from seqjax.training.dry_run import describe, simulated_devices
 
-        devices = None if given.devices is None else described_devices(given.devices)
+        devices = None if given.devices is None else simulated_devices(given.devices)
         for line in describe(config, given.workdir, devices):
             if lead:
                 sys.stdout.write(line + "\n")
@@ -118,7 +116,7 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
     try:
         train(config, workdir)
     except Exception:
-        if given.workdir is None and not (workdir / "config.json").exists():  # ended before its first step
+        if given.workdir is None and not (workdir / "config.json").exists():  # the run ended before its first step
             shutil.rmtree(workdir, ignore_errors=True)
         raise
 

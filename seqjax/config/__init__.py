@@ -1,4 +1,4 @@
-"""The settings of a run: dataclasses, the configs that fill them, and how a config is read."""
+"""The settings of a run: their dataclasses, the configs that fill them, and the config reader."""
 
 from seqjax.config.settings import (
     CheckpointConfig,

@@ -1,8 +1,7 @@
 """Converts nested values to frozen dataclasses, of which a field may hold a mixer's own settings.
 
-`seqjax.config.settings` defines the settings. This module works for any dataclass: defaults and allowed values are
-those of the dataclass, an error names the full key and the nearest known one, and text is converted by the type
-of its field.
+`seqjax.config.settings` defines the settings. This module works for any dataclass, with its defaults and allowed
+values. Errors name the full key and the nearest known key, and text is converted by the type of its field.
 """
 
 import ast
@@ -146,7 +145,7 @@ def _one_of(node: Any, index: int | None, path: str, said: str, suffix: str) -> 
 
 
 def read(hint: Any, text: str) -> Any:
-    """Return the value that `text` stands for in a setting of type `hint`; `parse` checks the result."""
+    """Return `text` as the value of a setting of type `hint`; `parse` checks the result."""
     hint, may_be_none = optional(hint)
     if may_be_none and text in ("None", "none"):
         return None

@@ -5,7 +5,7 @@
     def get_config(arg=""):
         return presets.get_config(arg, name="mine", mixer={"name": "transformer_pp", "window": 256})
 
-`arg` is what follows the file's name on the command line, `SIZE[,REGIME][,key=value ...]`:
+`arg` is the text after the file's name on the command line, `SIZE[,REGIME][,key=value ...]`:
 
     demo      (default) minutes on two CPU cores: byte tokenizer, built-in corpus
     debug     seconds
@@ -14,7 +14,7 @@
     135m_100k small, untied, T = 102,400 (the paper says "100k"), batch 8
 
 Adam (0.9, 0.95), linear warm-up and linear decay, vocabulary 32,000, RoPE base 1e4 at 2k and 1e6 at 100k are the
-paper's. Where it is silent: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
+paper's. Values not given in the paper: eps 1e-8, no weight decay, clip 1.0, final learning rate 0, 100B tokens.
 """
 
 import contextlib
@@ -104,8 +104,8 @@ def get_config(
     Args:
         arg: `SIZE[,REGIME][,key=value ...]`; its settings take precedence over all others.
         name: Name of the config.
-        mixer: Its name and what differs from the defaults of its `Config`, or a tuple of such groups, repeated over
-            the layers.
+        mixer: Its name and the settings that differ from its defaults, or a tuple of such groups, repeated over the
+            layers.
         base: Name of another config, from which this one differs by `mixer` (if given) and `settings`.
         settings: Dotted keys and values that differ, or a function that returns them for a size.
 
@@ -139,7 +139,7 @@ def get_config(
 
 
 def pick(table: Mapping[str, Any], name: str, *, kind: str) -> Any:
-    """Return what a table of a config or study file has under a name; raise `UserError`, which lists all names."""
+    """Return the entry of a config or study file's table; raise `UserError`, which lists all names."""
     if name not in table:
         raise UserError(f"{name!r} is no {kind}.{nearest(name, table)}")
     return table[name]
@@ -256,7 +256,7 @@ def directories() -> list[Path]:
     """Return the directories of the shipped configs: inside an installed seqjax, or beside it in a checkout."""
     package = Path(__file__).parent.parent
     checkout = package.parent
-    # A directory of that name beside an installed package is somebody else's.
+    # A directory of that name beside an installed package belongs to another package.
     beside = [checkout / "configs"] if (checkout / "pyproject.toml").is_file() else []
     return [d for d in (package / "configs", *beside) if d.is_dir()]
 

@@ -1,9 +1,9 @@
 """The settings of a run as frozen dataclasses, the only source of their names, defaults, bounds and help.
 
-None means "not set"; a comment says what applies then. A config file is Python (`configs/top1_chunk.py`) and states
-only what differs (`seqjax.config.presets`); its result becomes a `Config` here. Unknown keys, wrong types, values
-outside their bounds and incompatible ones raise a `UserError` that names the key, the nearest known key and the fix.
-A mixer checks its own settings in its constructor.
+None means "not set"; a comment gives the value used instead. A config file is Python (`configs/top1_chunk.py`) and
+states only differences (`seqjax.config.presets`); its result becomes a `Config` here. Unknown keys, wrong types, values
+outside their bounds and incompatible ones raise a `UserError` that names the key, the nearest known key and the fix. A
+mixer checks its own settings in its constructor.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Share = Annotated[float, Bounds(0, 1)]
 Positive = Annotated[int, Bounds(1)]
 PositiveOrNone = Annotated[int | None, Bounds(1)]
 NotNegative = Annotated[int, Bounds(0)]
-Seed = Annotated[int, Bounds(0, 1 << 32)]  # JAX uses so many bits of a seed
+Seed = Annotated[int, Bounds(0, 1 << 32)]  # the number of bits of a seed that JAX uses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -298,7 +298,7 @@ WIDTH = 54
 
 
 def help_text() -> str:
-    """Return every setting with its type or allowed values, its default and what its comment says."""
+    """Return every setting with its type or allowed values, its default and its comment."""
     lines = [
         "settings, as --config.KEY=VALUE or as key=value after the config's name; in parentheses the default where",
         "neither the config nor its size sets one:",
@@ -345,6 +345,6 @@ def _comments(source: Any) -> dict[str, str]:
     """Return the comments at the end of the lines that define a dataclass's fields, or the arguments of a function."""
     try:
         help_text = inspect.getsource(source)
-    except (OSError, TypeError):  # made in a shell
+    except (OSError, TypeError):  # defined in a shell
         return {}
     return dict(re.findall(r"^ +(\w+): [^#\n]*  # (.*)$", help_text, re.M))

@@ -3,9 +3,10 @@
     seqjax convert import --weights=PATH --workdir=DIR [--config=NAME_OR_FILE[:SIZE][,key=value]]
     seqjax convert export --workdir=DIR --out=DIR2 [--dtype=bfloat16] [--weights_only]
 
-`import` takes a Hugging Face directory (config.json, .safetensors, tokenizer), or hf://OWNER/NAME for one on the hub,
-and writes a workdir for the other commands. Weights alone, a .safetensors file or an index of several, need --config.
-`export` writes the newest checkpoint of a run as a directory that `from_pretrained` of transformers (or fla) opens.
+`import` takes a Hugging Face directory (config.json, .safetensors, tokenizer), or hf://OWNER/NAME for a model on the
+Hugging Face hub, and writes a workdir for the other commands. Weights alone, a .safetensors file or an index of
+several, need --config. `export` writes the newest checkpoint of a run as a directory that `from_pretrained` of
+transformers (or fla) opens.
 """
 
 import sys
@@ -31,15 +32,15 @@ from seqjax.utils import UserError, command_parser, run_command
 def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) -> None:
     """Write a workdir whose only checkpoint, of step 0, holds the public model, and its tokenizer.
 
-    `weights` is a directory, a file or `hf://OWNER/NAME`; without a `config` the directory's config.json says what the
-    model is. Raises `UserError` if the workdir is in use.
+    `weights` is a directory, a file or `hf://OWNER/NAME`; without a `config` the directory's config.json defines the
+    model. Raises `UserError` if the workdir is in use.
     """
     mirror = Mirror(workdir)
     here = mirror.directory
     used = store.sizes(mirror.url) if mirror.url else (here / "config.json").exists() or (here / "checkpoints").exists()
     if used:
         raise UserError(f"{mirror} holds a run; import into a --workdir of its own.")
-    mirror.pull()  # Nothing is left on this machine of a run that was deleted there.
+    mirror.pull()  # Local files of a run that was deleted in the store are removed.
     files = fetched(weights)
     source = directory.holding(files)
     argument = "" if config else directory.argument_of(source)

@@ -36,7 +36,7 @@ def is_public(directory: Path) -> bool:
 
 
 def holding(weights: Path) -> Path:
-    """Return the directory of `weights`, which may be that; raise `UserError` if there is no such file."""
+    """Return the directory of `weights`, a file or a directory; raise `UserError` if it does not exist."""
     return weights if weights.is_dir() else find(weights).parent
 
 
@@ -61,13 +61,13 @@ def argument_of(directory: Path) -> str:
 def load(weights: Path, *, config: Config | None = None) -> Imported:
     """Return the model in a public directory with its tokenizer, or that of `weights` files with a `config` of ours.
 
-    Without a `config` it is made from the config.json; what training needs beside the model is that of the debug size.
-    The directory's tokenizer, if it has one, takes the place of the config's. Raises `UserError` as `import_weights`.
+    Without a `config` it is made from the config.json, with the other training settings of the debug size. The
+    directory's tokenizer, if any, replaces the config's. Raises `UserError` as `import_weights`.
     """
     directory = holding(weights)
     if config is None:
         config = from_config_dict(presets.read_config(argument_of(directory)))
-        # Whether there is one or not: no other tokenizer has the ids of this model.
+        # Also if there is none: no other tokenizer has the ids of this model.
         config = _with_tokenizer(config, (tokenizer_files.HUGGINGFACE, str(directory)))
     if tokenizer := tokenizer_files.find(directory):
         config = _with_tokenizer(config, tokenizer)
@@ -77,7 +77,7 @@ def load(weights: Path, *, config: Config | None = None) -> Imported:
 def export(
     params: Params, config: Config, directory: Path, *, dtype: str = "float32", with_tokenizer: bool = True
 ) -> None:
-    """Write what `from_pretrained` opens: config.json, model.safetensors, the tokenizer and generation_config.json.
+    """Write the files of `from_pretrained`: config.json, model.safetensors, the tokenizer and generation_config.json.
 
     Raises `UserError` as `export_weights`, for a tokenizer that does not fit the model, and rather than overwrite a
     file with another content.
@@ -124,10 +124,10 @@ INDEX = "model.safetensors.index.json"
 
 
 def fetched(weights: str | os.PathLike[str]) -> Path:
-    """Return `weights` as a local path; what is on the hub is fetched first, into the package's own cache.
+    """Return `weights` as a local path; models on the Hugging Face hub are first fetched into huggingface_hub's cache.
 
-    Of a repository only the settings, the tokenizer and the .safetensors files of the model are fetched. Raises
-    `UserError` if the package is missing or if the hub does not answer or has no such model.
+    Only the settings, the tokenizer and the .safetensors files of the model are fetched from a repository. Raises
+    `UserError` if the package is missing, the service does not answer or the model does not exist.
     """
     text = os.fspath(weights)
     if not text.startswith(SCHEME):
@@ -161,5 +161,5 @@ def _snapshot(package: Any, text: str, name: str, revision: str | None, files: l
         cause = (str(error).strip() or "no message").splitlines()[0]
         raise UserError(
             f"{text} could not be fetched ({type(error).__name__}: {cause}). Check the name and the network, log in "
-            "for a model that asks for it, or give the path of a downloaded directory."
+            "for a gated model, or give the path of a downloaded directory."
         ) from error

@@ -31,7 +31,7 @@ def check_needs(family: Family, config: Config) -> None:
 
 
 class Comparison(NamedTuple):
-    """A public config.json beside ours: what differs, the overrides of ours, and whether these are enough."""
+    """A public config.json compared with ours: the differences, the overrides of ours, and whether these suffice."""
 
     wrong: list[str]
     fixes: list[str]
@@ -57,7 +57,7 @@ def check(family: Family, config: Config, path: Path) -> None:
 def overrides(family: Family, config: Config, path: Path) -> list[str]:
     """Return the overrides of `config`, any of the family, that make it that of the config.json at `path`.
 
-    Raises `UserError` for what seqjax does not compute, and for a size that is not stated.
+    Raises `UserError` for unsupported features, and for a missing size.
     """
     found = read(path) or {}
     absent = [setting.public for setting in family.settings if setting.required and found.get(setting.public) is None]

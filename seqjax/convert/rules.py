@@ -36,10 +36,10 @@ class Rule(NamedTuple):
 class Setting(NamedTuple):
     """A key of the public config.json; a value of None is the same as an absent key.
 
-    `get` returns its value for a config of ours, `read` its value in a config.json (or MISSING), and `fix` the override
-    of our config that yields the value read, or "" if there is none. `derived` means that the value depends on other
-    keys of our config too, so a list of overrides must include this one even if the values agree before. A config.json
-    without a `required` key does not say how large the model is.
+    `get` returns its value for a config of ours, and `read` its value in a config.json (or MISSING). `fix` returns the
+    override of our config that yields the value read, or "" if there is none. `derived` means that the value depends on
+    other keys of our config too, so a list of overrides must include this one even if the values agree before. A
+    config.json without a `required` key does not determine the size of the model.
     """
 
     public: str

@@ -1,9 +1,9 @@
 """The tokenizer beside public weights: found and copied on import, written as `tokenizer.json` on export.
 
 Bytes and sentencepiece's BPE vocabularies, of which Mixtral's is one, become a `tokenizer.json` with the same ids. The
-merges of such a vocabulary are all splits of a piece into two pieces, in the order in which sentencepiece prefers the
-results: by score, and for the same result the longer left part first. An export says in its `tokenizer_config.json`
-which of our tokenizers it holds, so that an import gets that one back and not a copy that needs another package.
+merges of such a vocabulary are all splits of a piece into two pieces, in sentencepiece's order of preference: by score
+and, for the same result, the longer left part first. An export names its tokenizer in `tokenizer_config.json`, so that
+an import restores it instead of a copy that needs another package.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from seqjax.utils import UserError
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
 CONFIG = "tokenizer_config.json"
 SENTENCEPIECE = "tokenizer.model"
-# What belongs to a tokenizer in a public directory, all of it data.
+# The tokenizer files of a public directory, all of them data.
 FILES = (
     huggingface.FILE,
     CONFIG,
@@ -41,7 +41,7 @@ SPACE = "\u2581"
 def find(directory: Path) -> tuple[str, str] | None:
     """Return `data.tokenizer` and `data.tokenizer_path` for the tokenizer in a public directory, or None without one.
 
-    Raises `UserError` for one whose ids would differ here.
+    Raises `UserError` for a tokenizer whose ids would differ here.
     """
     model = directory / SENTENCEPIECE
     if (directory / huggingface.FILE).is_file():
@@ -223,7 +223,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or nothing if it is not there or is not JSON."""
+    """Return the content of a JSON file, or an empty dict if it is missing or not JSON."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -4,8 +4,8 @@
 (`seqjax.data.sources`) directly, as `tfds` does with datasets of tensorflow-datasets. All of them implement
 `seqjax.data.corpus.Corpus`.
 
-The names below are imported when they are first used: settings and Grain import JAX, which the worker processes of
-`seqjax prepare` have no use for.
+The names below are imported on first use: settings and Grain import JAX, which the worker processes of `seqjax prepare`
+do not need.
 """
 
 import importlib
@@ -39,7 +39,7 @@ _MEMBERS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used."""
+    """Import a name on first use."""
     if name in _MEMBERS:
         return getattr(importlib.import_module(_MEMBERS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,11 +7,11 @@ Records are uncompressed little-endian uint16, or uint32 for more than 65,536 id
 The built-in corpus is small and must serve any block length, so it keeps one flat file of tokens per domain and cuts
 the blocks when they are read.
 
-array_record opens files of this machine alone. What a run reads of `gs://bucket/blocks` (or any other URL that fsspec
-opens) is therefore copied before the first step into `blocks/HASH` of the cache, `config.data.cache_dir` or
-`~/.cache/seqjax`. HASH is that of the manifest, so other data under the same URL never mix with it. Files appear when
-they are complete. Processes of one machine wait for the one that copies and share the copy, which stays until somebody
-deletes it.
+array_record opens only local files. The files that a run reads from `gs://bucket/blocks` (or any other URL that fsspec
+opens) are therefore copied before the first step into `blocks/HASH` of the cache, `config.data.cache_dir` or
+`~/.cache/seqjax`. HASH is that of the manifest, so other data under the same URL never mix with them. Files appear when
+they are complete. Processes of one machine wait for the process that copies and share the copy, which stays until the
+user deletes it.
 """
 
 import bisect
@@ -86,7 +86,7 @@ class FlatBlocks:
 
 
 class RecordBlocks:
-    """The blocks of one manifest entry; a record that is not a block of ids is an error that names its file.
+    """The blocks of one manifest entry; a record that is not a block of ids raises an error that names its file.
 
     The counts come from the manifest, and no file is opened before a block is read.
     """
@@ -95,7 +95,7 @@ class RecordBlocks:
         self, directory: str | Path, entry: dict[str, Any], *, block: int, vocab_size: int, dtype: np.dtype = DTYPE
     ):
         """Read ids of `dtype` below `vocab_size`, `block` in a record."""
-        # Imported here because it imports JAX, which `seqjax prepare`, the writer of these files, has no use for.
+        # Imported here because it imports JAX, which `seqjax prepare`, the writer of these files, does not need.
         from grain import sources
 
         files = [(str(Path(directory) / file["path"]), file["blocks"]) for file in entry["files"]]
@@ -109,7 +109,7 @@ class RecordBlocks:
     def __getitem__(self, index: int) -> bytes:
         try:
             record = cast(bytes, self._records[index])
-        except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
+        except Exception as error:  # array_record raises the errors of its C++ reader, without the name of the file.
             raise self._damaged(index, first_line(error)) from error
         if len(record) != self._bytes:
             raise self._damaged(index, f"{len(record)} bytes instead of {self._bytes}")
@@ -224,7 +224,7 @@ def _size(path: Path) -> int | None:
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of what a run reads: the tokenizer, the block length and the tokens of every file."""
+    """Return the sha256 of the data of a run: the tokenizer, the block length and the tokens of every file."""
     files = {
         f"{split}/{domain}": [file["sha256"] for file in entry["files"]]
         for split, domains in manifest["splits"].items()
@@ -243,7 +243,7 @@ SMALL = (document_index.FILE, stored_tokenizer.FILE)  # beside the manifest
 
 
 def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *, cache_dir: str) -> Path:
-    """Return the directory of this machine with the blocks of some domains: `directory` itself, or a copy.
+    """Return a local directory with the blocks of some domains: `directory` itself, or a copy.
 
     Raises `UserError` if the store or the cache fails.
     """
@@ -261,7 +261,7 @@ def copied(directory: str, manifest: dict[str, Any], domains: Collection[str], *
 
 
 def small_files(directory: str, manifest: dict[str, Any], *, cache_dir: str) -> Path:
-    """Return the directory of this machine with what lies beside the manifest, as `copied` does."""
+    """Return a local directory with the files beside the manifest, as `copied` does."""
     return copied(directory, manifest, (), cache_dir=cache_dir)
 
 
@@ -287,7 +287,7 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
     except OSError as error:
         if error.errno in DISK_FULL or isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
             raise UserError(
-                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to a directory with room."
+                f"Cannot copy {url} to {root} ({error.strerror}); set config.data.cache_dir to one with enough space."
             ) from error
         raise
     return root
@@ -295,7 +295,7 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """A context in which this process alone copies to `root`; others wait."""
+    """Return a context in which only this process copies to `root`; others wait."""
     with (root / ".lock").open("ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
@@ -307,5 +307,5 @@ def _require_room(root: Path, needed: int, url: str) -> None:
     if needed > free:
         raise UserError(
             f"The blocks that this run reads of {url} take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in "
-            f"{root}; set config.data.cache_dir to a directory with room, or name fewer domains."
+            f"{root}; set config.data.cache_dir to a directory with enough space, or name fewer domains."
         )

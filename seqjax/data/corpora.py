@@ -1,9 +1,9 @@
-"""Opens the corpus that a configuration names, and test sets; checks that they are what the configuration needs.
+"""Open the corpus and the test sets that a configuration names, and check that they fit it.
 
-Test sets are directories of prepared blocks that a run is evaluated on and never trains on (`config.eval.path`). A
-domain of a test set is named `SET.DOMAIN`, where SET is the name of its directory. All of its blocks may be chosen,
-those of its train split too. Test sets do not enter the recorded means, so that these stay comparable between runs
-with other test sets.
+Test sets are directories of prepared blocks, used for evaluation and never for training (`config.eval.path`). A domain
+of a test set is named `SET.DOMAIN`, where SET is the name of its directory. All of its blocks may be chosen, those of
+its train split too. Test sets do not enter the recorded means, so that these stay comparable between runs with other
+test sets.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from seqjax.utils import MissingPackageError, UserError
 
 
 class TestedCorpus(Corpus):
-    """A corpus with test sets: trained on and evaluated as without them, then evaluated on every domain of the sets.
+    """A corpus with test sets, whose domains are added to the evaluation; training does not change.
 
-    Without a corpus there are the test sets alone, and nothing to train on.
+    Without a corpus there are only the test sets, and nothing to train on.
     """
 
-    __test__ = False  # for pytest, which takes a class of such a name for one with tests
+    __test__ = False  # for pytest, which otherwise collects a class of this name
 
     def __init__(self, corpus: Corpus | None, sets: Mapping[str, Corpus]):
         own = corpus.eval_domains if corpus is not None else ()
@@ -69,7 +69,7 @@ class TestedCorpus(Corpus):
         return self._corpus.train_sample(domain, count=count)
 
     def token_rates(self) -> np.ndarray | None:
-        """Return the rates of the corpus, which alone is trained on."""
+        """Return the rates of the corpus; test sets are not training data."""
         return self._corpus.token_rates()
 
 
@@ -127,13 +127,13 @@ def _tokenizer(config: DataConfig, *, vocab_size: int) -> Tokenizer:
 
 
 def _load_tokenizer(config: DataConfig) -> Tokenizer:
-    """Return the tokenizer, or without its package the one stored beside prepared blocks, which only counts."""
+    """Return the tokenizer or, without its package, the one stored beside prepared blocks, which only counts bytes."""
     try:
         return load_tokenizer(config.tokenizer, config.tokenizer_path)
     except MissingPackageError as error:
         if config.corpus != "blocks":
             raise
-        manifest = read_manifest(config.path)  # If there are no blocks at all, that is to be said first.
+        manifest = read_manifest(config.path)  # A complete lack of blocks is reported first.
         path = blocks.small_files(config.path, manifest, cache_dir=config.cache_dir) / stored_tokenizer.FILE
         if not path.is_file():
             raise
@@ -178,7 +178,7 @@ def _open_test_set(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) ->
 
 
 def _manifest(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> dict[str, Any]:
-    """Return the manifest of the blocks in `config.path`; raise `UserError` if they are not what the config needs."""
+    """Return the manifest of the blocks in `config.path`; raise `UserError` if they do not fit the config."""
     manifest = read_manifest(config.path)
     made = manifest["tokenizer"]
     again = f"prepare again into another directory with --tokenizer={config.tokenizer} --seq_len={seq_len}"

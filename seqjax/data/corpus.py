@@ -1,14 +1,14 @@
 """The interface between the training loop and the data, however the data is stored.
 
-Evaluation reads the same blocks every time: those of the validation split and, for a domain that is not
-trained on, also those of its train split, which the model has not seen either (some corpora hold out very
-little of a domain). If there are more blocks than requested, the chosen ones are spread over all documents
-(`document_index.spread`); the choice depends only on a seed.
+Evaluation always reads the same blocks, those of the validation split. For a domain outside training its train split is
+added, which the model has not seen either (some corpora hold out very little of a domain). If there are more blocks
+than requested, the chosen blocks are spread over all documents (`document_index.spread`); the choice depends only on a
+seed.
 
 The baseline of a demo run is a smoothed bigram, counted on training blocks and tested on evaluation blocks:
-p(b | a) = (c(a, b) + k p(b)) / (c(a) + k), interpolated with the unigram p(b) = (c(b) + 1) / (N + V). The
-strength k is the value of a small grid that does best on the last tenth of the training blocks when the rest
-is counted; then all of them are counted. The first token of a block is not predicted, as for the model.
+p(b | a) = (c(a, b) + k p(b)) / (c(a) + k), interpolated with the unigram p(b) = (c(b) + 1) / (N + V). The strength k is
+the best of a small grid on the last tenth of the training blocks, with counts of the rest; then all blocks are counted.
+The first token of a block is not predicted, as for the model.
 """
 
 import abc
@@ -62,7 +62,7 @@ class EvalBlocks:
         tokens: uint16 [n, T+1], or uint32 if the vocabulary needs it (`tokenizer.id_dtype`).
         index: int64 [n], the index of each block among all blocks that the domain could be evaluated on.
         documents: int64 [n], the index within the domain of the document that holds most of each block.
-        n_bytes: int64 [n], the UTF-8 bytes that the T predicted tokens of each block stand for.
+        n_bytes: int64 [n], the UTF-8 bytes of the T predicted tokens of each block.
     """
 
     tokens: np.ndarray
@@ -116,7 +116,7 @@ class Corpus(abc.ABC):
         self.test_sets = dict(test_sets or {})
 
     def side(self, domain: str) -> str:
-        """Return what an evaluated domain is to the training: in domain, out of domain or test set."""
+        """Return the role of an evaluated domain: in domain, out of domain or test set."""
         if domain in self.in_domain:
             return "in domain"
         return "out of domain" if domain in self.natural_shares else "test set"
@@ -138,8 +138,8 @@ class Corpus(abc.ABC):
     def token_rates(self) -> np.ndarray | None:
         """Return how often each id occurs in training, per million tokens, float64 [vocab_size].
 
-        It is counted on blocks spread evenly over each training domain, at most 8.4M tokens of a domain, and domains
-        count by `weights`. None where text would have to be tokenised for it.
+        The count uses blocks spread evenly over each training domain, at most 8.4M tokens per domain, weighted by
+        `weights`. None where this would require tokenising text.
         """
         return None
 
@@ -155,7 +155,7 @@ class Corpus(abc.ABC):
         train = [self.train_sample(d, count=max(1, int(budget * self.weights[d]))) for d in self.train_domains]
         count = max(1, max_tokens // self.seq_len)
         evaluation = [self.eval_blocks(d, count=count).tokens for d in self.eval_domains if d in self.in_domain]
-        # Shuffled so that the tenth that is held out contains all domains.
+        # Shuffled so that the held-out tenth contains all domains.
         shuffled = np.random.default_rng(0).permutation(np.concatenate(train))
         return bigram_loss(shuffled, np.concatenate(evaluation), vocab_size=self.tokenizer.vocab_size)
 
@@ -282,7 +282,7 @@ def _rows(records: Sequence[bytes], dtype: np.dtype) -> np.ndarray:
 
 
 def block_bytes(tokens_NT1: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the UTF-8 bytes that the predicted tokens of each block stand for, int64 [n]; special tokens count 0."""
+    """Return the number of UTF-8 bytes of each block's predicted tokens, int64 [n]; special tokens count 0."""
     inputs_NT, targets_NT = tokens_NT1[:, :-1], tokens_NT1[:, 1:]
     sizes = tokenizer.n_bytes[targets_NT].sum(axis=1, dtype=np.int64)
     if tokenizer.adds_space:  # The space that the tokenizer puts before a document is not in the text.

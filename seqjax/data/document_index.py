@@ -18,14 +18,14 @@ FILE = "documents.npz"
 
 
 def write(path: Path, lengths: Mapping[str, np.ndarray]) -> None:
-    """Write arrays of document lengths atomically: a reader sees the old file or the whole new one."""
+    """Write arrays of document lengths atomically: a reader sees the old file or the complete new file."""
     arrays: dict[str, Any] = {key: value.astype(np.uint32) for key, value in lengths.items()}
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Return what `write` wrote; raise `UserError` if the file is missing or damaged."""
+    """Return the arrays that `write` wrote; raise `UserError` if the file is missing or damaged."""
     try:
         with np.load(path) as arrays:
             return dict(arrays)

@@ -1,7 +1,7 @@
-"""Chooses the documents to hold out for validation, where the data has no split for it.
+"""Choose the documents to hold out for validation, where the data has no validation split.
 
-They are those whose texts have the lowest hashes. So equal texts are on the same side, and the choice depends neither
-on the order of the documents nor on the number of processes that read them.
+The documents with the lowest hashes of their text are held out. Equal texts are thus in the same split, and the choice
+depends neither on the order of the documents nor on the number of processes that read them.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ HASHES = 1 << 32
 
 
 def text_hash(text: str) -> int:
-    """Return the hash of a document by which it is held out, uniform below `HASHES`."""
+    """Return the hash that decides whether a document is held out, uniform below `HASHES`."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:4], "little")
 
 
@@ -21,7 +21,7 @@ def limit(hashes: np.ndarray, lengths: np.ndarray, *, share: float, block: int) 
     """Return the number below which a hash puts a document into the validation split.
 
     `hashes` [n] and `lengths` [n], in tokens, are those of all documents of a domain. `share` of the documents are held
-    out; where that is less than a block, those of the lowest hashes up to a block, if a block is left to train on.
+    out; where that is less than a block, the documents of lowest hash that fill one, if a block is left to train on.
     """
     lowest = round(share * HASHES)
     if lengths[hashes < lowest].sum() >= block:

@@ -1,8 +1,8 @@
 """The tokenizer of a public model: the `tokenizer.json` of a Hugging Face directory, read by the package `tokenizers`.
 
 Its ids are those of transformers' tokenizer of the same file without added special tokens. As there, a special token
-that is written out in a text ("</s>") becomes its id, unless `tokenizer_config.json` sets `split_special_tokens`. A
-model without a token for the start of a text, such as GPT-2, starts documents with the one that ends them.
+spelled out in a text ("</s>") becomes its id, unless `tokenizer_config.json` sets `split_special_tokens`. A model
+without a start token, such as GPT-2, starts documents with its end token.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class HuggingFaceTokenizer:
             raise UserError(
                 f"{directory / FILE} is not read by tokenizers {tokenizers.__version__} ({error})."
             ) from None
-        # A file may ask for fixed lengths, which transformers does not follow either unless a caller asks for them.
+        # A file may set fixed lengths; transformers also ignores them unless the caller enables them.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = bool(_json(directory / WITH_TEXT[0]).get("split_special_tokens"))
@@ -94,15 +94,15 @@ def directory_of(path: str | Path) -> Path:
 
 
 def hash_of(path: str | Path) -> str:
-    """Return the sha256 that identifies a tokenizer: of its `tokenizer.json`, and of what starts and ends a text."""
+    """Return the sha256 that identifies a tokenizer: of its `tokenizer.json` and its start and end tokens."""
     directory = directory_of(path)
     return hashlib.sha256((directory / FILE).read_bytes() + repr(special_ids(directory)).encode()).hexdigest()
 
 
 def special_ids(directory: Path) -> tuple[int | None, int | None]:
-    """Return the ids that start and end a text, or None where the files beside the tokenizer do not say.
+    """Return the ids that start and end a text, or None where the files beside the tokenizer do not name them.
 
-    Of several ids that end a text it is the first. Raises `UserError` for a token that the vocabulary lacks.
+    Among several ids that end a text, the first is used. Raises `UserError` for a token that the vocabulary lacks.
     """
     found = []
     ids = _ids(_spec(directory)) if (directory / FILE).is_file() else {}
@@ -177,7 +177,7 @@ def _spec(directory: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or nothing if it is not there."""
+    """Return the content of a JSON file, or an empty dict if it does not exist."""
     if not path.is_file():
         return {}
     try:

@@ -1,9 +1,9 @@
-"""Where the text of a document and its domain are found: in fields of a row, in a folder, or given by name.
+"""The location of a document's text and domain: fields of a row, a folder, or a given name.
 
-Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without one, a
-directory in the path of its file with the name of a domain; other names are faults. With a setting any name is a
-domain. SlimPajama's set names still mean its domains; other names are written in lower case, with a hyphen
-for every run of characters that are not a-z, 0-9, _ or -, so names that differ in these alone are one domain.
+Without a setting the layout is SlimPajama's: the domain is `meta.redpajama_set_name` or, in a row without it, a
+directory in the file's path with the name of a domain. Other names are faults. With a setting any name is a domain.
+SlimPajama's set names still mean its domains. Other names are written in lower case, with a hyphen for every run of
+characters other than a-z, 0-9, _ and -; names that differ only in these are the same domain.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class BadLineError(Exception):
-    """A line or row that holds no document: the message says why, `found` what there is instead; it may be empty."""
+    """A line or row that holds no document. The message is the reason; `found` is the content and may be empty."""
 
     def __init__(self, reason: str, *, found: str = ""):
         super().__init__(reason)
@@ -117,12 +117,12 @@ SLIMPAJAMA = Layout()
 
 
 def domain_name(value: str) -> str:
-    """Return the domain that a field or folder names; empty if nothing in it can be part of a name."""
+    """Return the domain that a field or folder names; empty if none of its characters can be in a name."""
     return slimpajama.BY_SET_NAME.get(value) or clean(value)
 
 
 def clean(value: str) -> str:
-    """Return `value` in the characters that a domain's name may have."""
+    """Return `value` with only the characters that a domain's name may have."""
     return re.sub(r"[^a-z0-9_-]+", "-", value.lower()).strip("-")
 
 

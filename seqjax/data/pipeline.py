@@ -1,13 +1,13 @@
 """Training batches through Grain, and the iterators whose state is saved in checkpoints.
 
-Blocks go through `source -> shuffle -> repeat` per domain, then a weighted mix and batching: one global order of rows,
-in which step s is rows s B to (s + 1) B of all processes together. Every step is a function of an index, so the shuffle
-is global, token shares are exact, and the position is one number, the step. A run therefore goes on with any number of
-processes, workers or devices and reads what it would have read. Each epoch of each domain has its own order, which
-depends on the seed, the domain's name and the epoch.
+Blocks go through `source -> shuffle -> repeat` per domain, then a weighted mix and batching. The result is a global
+order of rows, in which step s is rows s B to (s + 1) B of all processes together. Every stage is a function of an
+index, so the shuffle is global, token shares are exact, and the position is a single number, the step. A run therefore
+resumes with any number of processes, workers or devices and reads the same batches. Each epoch of each domain has its
+own order, which depends on the seed, the domain's name and the epoch.
 
 The iterators add to the position the settings that it depends on (data, seed, weights, batch; for streams also
-processes and workers) and refuse to resume under other ones, which would silently skip and repeat data.
+processes and workers). They refuse to resume under other settings, which would silently skip and repeat data.
 """
 
 import functools
@@ -34,7 +34,7 @@ class TrainIterator(grain.DatasetIterator):
     """Iterates over batches and counts them; its state names the settings that it belongs to.
 
     Attributes:
-        is_global: Whether the state of one process is that of all, however many there are.
+        is_global: Whether all processes have the same state, for any number of processes.
         batches: Number of batches returned so far, also the index of the next one.
     """
 
@@ -60,7 +60,7 @@ class TrainIterator(grain.DatasetIterator):
 
 
 class StreamIterator(TrainIterator):
-    """Iterates over the batches of a Grain iterator; its position is of one process among as many as there were."""
+    """Iterates over the batches of a Grain iterator; its position belongs to one process of a fixed number."""
 
     is_global = False
 
@@ -83,8 +83,8 @@ class StreamIterator(TrainIterator):
 class BlockIterator(TrainIterator):
     """Iterates over this process's part of a global order of batches, from any of them on.
 
-    The position is the number of batches, the same in all processes. `from_batch` opens the batches from a given one
-    on, when the first one is asked for: the read threads and workers of Grain cannot be moved once they have begun.
+    The position is the number of batches, the same in all processes. `from_batch` opens the batches from a given index
+    on, at the first request: the read threads and workers of Grain cannot be moved once they have begun.
     """
 
     is_global = True
@@ -179,7 +179,7 @@ def with_workers(dataset: grain.IterDataset, workers: int) -> grain.IterDataset:
     if workers == 0:
         return dataset
     if not flags.FLAGS.is_parsed():
-        # Grain passes the absl flags on to its workers, but a notebook or a test has not parsed any.
+        # Grain passes the absl flags to its workers, but a notebook or a test has not parsed them.
         flags.FLAGS.mark_as_parsed()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
     return dataset.mp_prefetch(options, worker_init_fn=_start_worker)

@@ -52,11 +52,11 @@ def resolve(
 def choose(
     config: DataConfig, *, train: Collection[str], evaluate: Collection[str], where: str, fix: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the domains to train on and to evaluate, of a corpus with certain ones to train on and to evaluate on.
+    """Return the domains to train on and to evaluate, among those that a corpus has for each purpose.
 
-    If all are SlimPajama's, the regime says which; a corpus with domains of its own has them all evaluated. Raises
-    `UserError` for a domain that the corpus lacks, with `where` it is and how to `fix` that, or if nothing says which
-    of its own domains to train on.
+    If all are SlimPajama's, the regime chooses; otherwise all domains are evaluated. Raises `UserError` for a domain
+    that the corpus lacks, with `where` it is and how to `fix` that, or if no setting names the training domains of
+    another corpus.
     """
     known = {*train, *evaluate}
     own = not known <= set(slimpajama.NAMES)

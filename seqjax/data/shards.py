@@ -1,4 +1,4 @@
-"""Shards of text: finding them, reading their documents, and counting the records that hold none.
+"""Shards of text: find them, read their documents, and count the records that hold none.
 
 A shard is a file that a source reads (`seqjax.data.sources`), with its split: a directory in the path called train,
 validation or test; without one, a shard belongs to train. `seqjax.data.layout` says where the text of a record and its
@@ -24,7 +24,7 @@ from seqjax.data.sources import Shard, TornShardError, ignore, kinds
 from seqjax.utils import UserError
 
 MAX_NAMED = 100  # skipped lines listed per shard; all are counted
-MAX_FOUND = 1000  # things found instead of documents that are told apart per shard
+MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
 
 # A quoted key before a colon: inside a JSON string its quotes would be escaped.
 _SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
@@ -33,8 +33,8 @@ _SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
 def find_shards(source: str, *, layout: Layout = SLIMPAJAMA) -> list[Shard]:
     """Return the shards below a directory, or those that a glob matches, ordered by split and name.
 
-    They are those of one dataset (`Shard.find`), or else all files that a source reads by their names; of these, files
-    that are one document each only if the `layout` gives them a domain. Links to files and directories are followed.
+    They are those of one dataset (`Shard.find`), or else all files whose names a source reads. Files that are one
+    document each are included only if the `layout` gives them a domain. Links to files and directories are followed.
     Raises `UserError` if `source` does not exist or holds no such files, or for a link to a file that does not exist.
     """
     for kind in kinds():
@@ -52,7 +52,7 @@ def _place(shard: Shard) -> tuple[int, str]:
 
 def _found(fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]]) -> list[Shard]:
     local = isinstance(fs, LocalFileSystem)
-    fs.invalidate_cache()  # of what was there before
+    fs.invalidate_cache()  # of the earlier content
     if any(mark in source for mark in "*?["):
         if local:  # The glob of fsspec does not look into directories that are links.
             paths = glob.glob(root, recursive=True)  # noqa: PTH207 - a pattern that may be absolute
@@ -89,9 +89,9 @@ def _found(fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]]) -
 
 
 def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the files of a local directory with what links lead to in place of the links, which fsspec leaves out.
+    """Return the files of a local directory, including those behind links, which fsspec leaves out.
 
-    A link to a directory that it lies in adds nothing and is left out.
+    A link to one of its parent directories is left out.
     """
     files = {}
     for path, info in found.items():
@@ -101,7 +101,7 @@ def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
         try:
             target = fs.info(path)
         except OSError:
-            raise UserError(f"{path} is a link to what does not exist; mend or remove it.") from None
+            raise UserError(f"{path} is a link to a missing file; repair or remove it.") from None
         if target["type"] != "directory":
             files[path] = target
         elif not Path(path).parent.resolve().is_relative_to(Path(path).resolve()):
@@ -110,7 +110,7 @@ def _followed(fs: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def _others(paths: list[str]) -> str:
-    """Return " Found: 3 .txt, 1 .csv." about the files that were found, as the end of a message."""
+    """Return " Found: 3 .txt, 1 .csv." for the given files, as the end of a message."""
     endings = Counter("." + path.rpartition("/")[2].rpartition(".")[2] for path in paths)
     found = ", ".join(f"{n} {ending}" for ending, n in endings.most_common(5)) or "nothing"
     whole = sorted(endings & Counter(end for kind in kinds() if kind.is_whole for end in kind.endings))
@@ -143,18 +143,18 @@ def parse(
 
 
 class Skipped:
-    """The lines that were left out, counted by reason; the first ones are listed."""
+    """The skipped lines, counted by reason; the first are listed."""
 
     def __init__(self, name: str, *, strict: bool = False):
         self.name, self.strict = name, strict
         self.reasons: Counter[str] = Counter()
         self.first: list[dict[str, Any]] = []
-        self.found: dict[str, Counter[str]] = {}  # by reason: what there was instead
-        self.elsewhere: Counter[str] = Counter()  # documents of domains that were not asked for
+        self.found: dict[str, Counter[str]] = {}  # by reason: the content instead
+        self.elsewhere: Counter[str] = Counter()  # documents of domains that were not requested
         self.lines = 0  # read so far, skipped or not
 
     def add(self, line: int, reason: str, *, detail: str = "", found: str = "") -> None:
-        """Record a line; raise `UserError` instead if strict. `found` is what was there instead of a document."""
+        """Record a line; raise `UserError` instead if strict. `found` is the content instead of a document."""
         why = f"{reason}: {detail}" if detail else reason
         if self.strict:
             raise UserError(
@@ -189,8 +189,8 @@ def documents(
 ) -> Iterator[tuple[str, str]]:
     """Yield (domain, text) of the valid rows of the given domains, or of all if none are given.
 
-    Bad rows are recorded in `skipped`, and those of other domains counted there. `on_read` is called with the number of
-    bytes read from the file, before decompression.
+    Bad rows are recorded in `skipped`, and rows of other domains are counted there. `on_read` is called with the number
+    of bytes read from the file, before decompression.
     """
     default = layout.file_domain(shard.name)
     wanted = frozenset(domains)

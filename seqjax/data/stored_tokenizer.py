@@ -1,4 +1,4 @@
-"""What training and evaluation need of a tokenizer, stored beside prepared blocks as `tokenizer.npz`.
+"""The data of a tokenizer that training and evaluation need, stored beside prepared blocks as `tokenizer.npz`.
 
 Blocks hold ids, so training needs no tokenizer; bits per byte need the bytes that each id stands for. With this file
 the machine that trains does without the tokenizer's package. Converting text still needs it.
@@ -19,7 +19,7 @@ FILE = "tokenizer.npz"
 
 
 class StoredTokenizer:
-    """A `Tokenizer` that cannot convert text; `why` is the message for whoever tries, and names the package."""
+    """A `Tokenizer` that cannot convert text; `why` is the error message of an attempt, which names the package."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StoredTokenizer:
 
 
 def write(path: str | Path, tokenizer: Tokenizer) -> None:
-    """Write the facts of a tokenizer atomically."""
+    """Write the metadata of a tokenizer atomically."""
     with replacing(Path(path)) as file:
         np.savez_compressed(
             file,
@@ -70,7 +70,7 @@ def write(path: str | Path, tokenizer: Tokenizer) -> None:
 
 
 def read(path: str | Path, *, why: str) -> StoredTokenizer:
-    """Return what `write` wrote; raise `UserError` if the file is damaged. `why` says why there is no better one."""
+    """Return the stored tokenizer; raise `UserError` if the file is damaged. `why` is the reason for using it."""
     try:
         with Path(path).open("rb") as file, np.load(file) as arrays:
             bos, eos = map(int, arrays["special"])

@@ -1,19 +1,19 @@
-"""Training directly from shards of text: they are read, tokenised, packed and mixed during the run.
+"""Train directly from shards of text, which are read, tokenised, packed and mixed during the run.
 
 The shards are those of any source whose records name their domain in SlimPajama's way, or that gives every shard a
-domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader: the order of
-the shards is shuffled per epoch, the documents of a shard are shuffled within windows of 1,024 records, and BOS +
-document + EOS are concatenated and cut into blocks of T + 1 tokens. Blocks are then mixed in the token shares. A line
-of another domain is recognised by a pattern and dropped before it is parsed.
+domain, as datasets of tensorflow-datasets do (`corpus=tfds`). Each training domain has its own reader. It shuffles the
+order of the shards per epoch and the documents of a shard within windows of 1,024 records, concatenates BOS + document
++ EOS, and cuts blocks of T + 1 tokens. Blocks are then mixed in the token shares. A line of another domain is
+recognised by a pattern and dropped before it is parsed.
 
 A block begins at a token of a document, so the position of a reader is (epoch, shard, window, document, token):
 five JSON-compatible numbers, with no buffer that could be lost. Resuming reads the shard again up to the window.
 Readers are divided over processes and workers by shard if there are enough of them, otherwise by document. This
 division determines the order, so a checkpoint cannot be resumed with another number of processes or workers.
 
-Natural shares cannot be counted in advance: without weights, SlimPajama's published ones are used, or those of the
-bytes of files that hold one domain each. For long runs or uneven mixtures, prepare blocks: they are shuffled globally
-and need a tenth of the CPU time.
+Natural shares cannot be counted in advance: without weights, SlimPajama's published shares are used, or the shares of
+bytes if each file holds one domain. For long runs or uneven mixtures, prepare blocks: they are shuffled globally and
+need a tenth of the CPU time.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Reader:
             try:
                 domain, text = shards.parse(record, default=default, layout=self.layout)
             except BadLineError:
-                continue  # `prepare` counts and lists bad lines; here one must not end a run.
+                continue  # `prepare` counts and lists bad lines; here a bad line must not end a run.
             if domain == self.domain:
                 texts.append(text)
         order = self._rng(epoch, shard.name, index).permutation(len(texts))
@@ -255,7 +255,7 @@ class StreamCorpus(Corpus):
         )
 
     def _sizes(self, domains: Collection[str]) -> dict[str, float]:
-        """Return the bytes of the training files of every domain, or those of validation where there are no others."""
+        """Return the bytes of the training files of every domain, or of its validation files if it has no others."""
         size = {
             split: {domain: sum(s.size for s in self._candidates(split, domain)) for domain in domains}
             for split in ("train", "validation")
@@ -296,7 +296,8 @@ class StreamCorpus(Corpus):
     def eval_blocks(self, domain: str, *, count: int, seed: int = 0) -> EvalBlocks:
         """Return the first `count` blocks of a domain, at least one, whatever the seed; they are read once and kept.
 
-        Spreading them over all documents would require reading the whole domain first; prepared blocks allow that.
+        Spreading them over all documents would require reading the whole domain first; prepared blocks make that
+        possible.
         """
         del seed
         splits = ("validation",) if domain in self.in_domain else ("validation", "train")
@@ -328,7 +329,7 @@ class StreamCorpus(Corpus):
         return rows
 
     def _candidates(self, split: str, domain: str) -> tuple[Shard, ...]:
-        """Return the shards that may hold a domain, which are all but those in a directory of another domain."""
+        """Return the shards that may hold a domain: all except those in a directory of another domain."""
         own = self._layout.file_domain
         return tuple(s for s in self._shards if s.split == split and own(s.name) in (None, domain))
 

@@ -1,11 +1,11 @@
 """Tokenizers behind one interface: raw bytes, the 32,000-piece Mixtral vocabulary, and those of public models.
 
 The Mixtral ids come from sentencepiece with `tokenizer.model.v1`, which mistral-common ships; the file is
-located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries
-change ids, so none takes its place here. Text is encoded word by word through a cache of the words seen so far, which
-gives the same ids three times as fast: no piece of this vocabulary crosses the end of a word, so merges cannot
-either. A public model has its `tokenizer.json` (huggingface.py). The
-hash of a tokenizer is part of every manifest, so that blocks made with one vocabulary are never used with another.
+located without importing that package, and its sha256 is checked. Conversions to other tokenizer libraries change ids,
+so none is used here. Text is encoded word by word through a cache of earlier words, three times as fast. The ids are
+the same: no piece of this vocabulary crosses the end of a word, so merges cannot either. Public models use their
+`tokenizer.json` (huggingface.py). The hash of a tokenizer is part of every manifest, so that blocks made with one
+vocabulary are never used with another.
 """
 
 import functools
@@ -58,7 +58,7 @@ class Tokenizer(Protocol):
     vocab_size: int
     bos: int
     eos: int
-    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes that an id stands for, 0 for special tokens or if unknown
+    n_bytes: np.ndarray  # int64 [vocab_size]: UTF-8 bytes of each id, 0 for special tokens or if unknown
     adds_space: bool  # whether encoding prepends a space to a non-empty text
 
     def encode(self, text: str) -> np.ndarray:
@@ -166,7 +166,7 @@ class MixtralTokenizer:
         return self._sp.serialized_model_proto()
 
     def _size(self, i: int) -> int:
-        """Return the number of UTF-8 bytes that id `i` stands for."""
+        """Return the number of UTF-8 bytes of id `i`."""
         if self._sp.is_control(i) or self._sp.is_unknown(i):
             return 0
         return 1 if self._sp.is_byte(i) else len(self._sp.id_to_piece(i).replace(_SPACE, " ").encode())
@@ -185,7 +185,7 @@ class MixtralTokenizer:
 
 
 class _WordCache(dict[str, bytes]):
-    """Maps a word to its ids as bytes of `id_dtype`; a word is a run of spaces and what follows it, or a line feed.
+    """Maps a word to its ids as bytes of `id_dtype`; a word is spaces with the following characters, or a line feed.
 
     When the cache is full it becomes the old half and is emptied; words still in use move to the new half.
     """

@@ -1,4 +1,4 @@
-"""Decoding: a prompt fed in pieces, tokens drawn one at a time, and their text as it comes."""
+"""Decoding: feed a prompt in pieces, draw one token at a time, and stream the text."""
 
 from seqjax.decoding.decode import PREFILL_CHUNK, Phase, Timing, tokens
 from seqjax.decoding.sampling import Sampling, sample

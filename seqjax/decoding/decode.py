@@ -1,8 +1,8 @@
-"""Decoding one token at a time, after a prompt that is fed in pieces.
+"""Decode one token at a time, after a prompt that is fed in pieces.
 
-Programs are compiled for few shapes. A prompt goes in as pieces of one size, then of `SMALL_PIECE` tokens, and what is
-left by decoding steps; caches have lengths that are powers of two. So a token compiles nothing, and prompts of other
-lengths hardly do.
+Programs are compiled for few shapes. A prompt is fed in pieces of one size, then of `SMALL_PIECE` tokens, and its
+remainder by decoding steps; caches have lengths that are powers of two. Decoding thus compiles nothing per token, and
+almost nothing for prompts of other lengths.
 """
 
 import contextlib
@@ -30,26 +30,26 @@ SMALLEST_CACHE = 256
 
 @dataclasses.dataclass
 class Phase:
-    """The number of tokens of a phase, and the seconds that they took without compiling."""
+    """The number of tokens of a phase, and their seconds without compiling."""
 
     tokens: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Return the rate for a reader."""
+        """Return the rate as text."""
         return f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
 
 
 @dataclasses.dataclass
 class Timing:
-    """What prefill and decoding took, and the seconds of compiling, which count apart."""
+    """The time of prefill and decoding, with the seconds of compiling counted separately."""
 
     prefill: Phase = dataclasses.field(default_factory=Phase)
     decode: Phase = dataclasses.field(default_factory=Phase)
     compile_seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Return the rates for a reader."""
+        """Return the rates as text."""
         compiling = f" (without compiling, {self.compile_seconds:.1f} s)" if self.compile_seconds else ""
         return f"prefill {self.prefill}; decode {self.decode}{compiling}"
 
@@ -69,9 +69,9 @@ def tokens(
 ) -> Iterator[np.ndarray]:
     """Yield `n_new` tokens after each prompt of a batch, one per prompt at a time, int32 [B].
 
-    Prompts of different lengths share a batch without padding, which a recurrent state would see: they are fed together
-    up to the end of the shortest one. From there on one token per row is yielded, and what a row still has of its own
-    prompt takes the place of what would be drawn, until the longest prompt has got its `n_new` tokens.
+    Prompts of different lengths share a batch without padding, which a recurrent state would see. They are fed together
+    up to the end of the shortest prompt. From there on one token per row is yielded, where the remaining tokens of a
+    row's prompt replace drawn ones, until the longest prompt has its `n_new` tokens.
 
     Args:
         params: The parameters of `model`.
@@ -81,11 +81,11 @@ def tokens(
         n_new: Number of tokens. The device works on the next one while the caller has this one, so that a caller who
             stops earlier wastes one step.
         sampling: How tokens are drawn.
-        lengths_B: Lengths of the prompts if they differ, at least 1; what follows them in `prompt_BT` is not read.
+        lengths_B: Lengths of the prompts if they differ, at least 1; later tokens in `prompt_BT` are not read.
         prefill_chunk: Tokens of the prompt that are fed at a time; 0 = all, in a program for that length. More is
             faster and takes more memory: attention has scores of a piece by the length of the cache.
         mesh: The mesh over which the parameters are spread, if they are; every device then has the whole cache.
-        timing: What the time that it takes is added to.
+        timing: Receives the time of both phases.
 
     Raises `UserError` for more tokens than a position table has.
     """
@@ -144,7 +144,7 @@ def _pieces(n_prompt: int, chunk: int) -> list[int]:
 
 def _cache_length(model: Model, n_tokens: int) -> int:
     length = max(SMALLEST_CACHE, 1 << (n_tokens - 1).bit_length())
-    # A position table ends the cache, and more tokens than it has are refused by the model.
+    # A position table bounds the cache, and the model refuses more tokens.
     return max(n_tokens, min(length, model.longest)) if model.longest else length
 
 
@@ -153,7 +153,7 @@ def _empty_cache(*, model: Model, batch: int, max_len: int) -> Cache:
     return replicate(model.init_cache(batch, max_len))
 
 
-# The cache that goes in is given up to the one that comes out, so that there is one of it.
+# The input cache is donated to the output cache, so that only one exists.
 @functools.partial(jax.jit, static_argnames="model", donate_argnames="cache")
 def _prefill(params: Params, tokens_BT: Array, cache: Cache, *, model: Model) -> tuple[Array, Cache]:
     return replicate(model.prefill(params, tokens_BT, cache))
@@ -190,7 +190,7 @@ def _own_or_drawn(own_B: Array, is_own_B: Array, drawn_B: Array) -> Array:
 
 # -------------------------------------------------------------------------------------------------------------- timing
 class _Compilations:
-    """The number of programs that JAX has compiled since somebody first asked."""
+    """The number of programs that JAX has compiled since the first use of this class."""
 
     count = 0
 
@@ -208,7 +208,7 @@ def _compilations() -> _Compilations:
 
 
 def _call(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a compiled function; if that compiles it, count the time as compiling (the device works in its own)."""
+    """Call a compiled function; if the call compiles, count its time as compiling (the device works asynchronously)."""
     compilations = _compilations()
     before, start = compilations.count, time.perf_counter()
     result = function(*args, **options)

@@ -1,4 +1,4 @@
-"""How the next token is drawn from the logits: temperature, then the top k, then the nucleus (top p)."""
+"""Sampling of the next token from the logits: temperature, then the top k, then the nucleus (top p)."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ class Sampling:
     top_p: float = 1.0  # draw from the fewest tokens that have this probability together; 1 = all
 
     def check(self, *, vocab_size: int) -> None:
-        """Raise `UserError` for values that cannot be."""
+        """Raise `UserError` for invalid values."""
         if not 0 <= self.temperature < math.inf:
             raise UserError(
                 f"temperature must be at least 0 and finite, not {self.temperature}; 0 takes the most likely token."
@@ -33,8 +33,8 @@ class Sampling:
 def sample(logits_BO: Array, key: PRNGKey, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Array:
     """Draw a token per row, int32 [B].
 
-    The temperature comes first, then `top_k`, then `top_p` (the nucleus of Holtzman et al., arXiv 1904.09751) among
-    what `top_k` left. Tokens that are as likely as the last one kept are kept too.
+    The temperature comes first, then `top_k`, then `top_p` (the nucleus of Holtzman et al., arXiv 1904.09751) of the
+    remaining tokens. Tokens as likely as the last kept token are kept too.
     """
     if temperature == 0.0:
         return jnp.argmax(logits_BO, axis=-1).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Text from a model as it comes: whole characters only, and nothing that a stop string may still take back."""
+"""Streamed text from a model: only whole characters, and nothing that a stop string may still remove."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,11 +12,11 @@ from seqjax.models import Model
 from seqjax.types import Params, PRNGKey
 from seqjax.utils import UserError
 
-_INVALID = "\ufffd"  # what a tokenizer decodes bytes to that are not, or not yet, a character
+_INVALID = "\ufffd"  # the decoding of bytes that are not, or not yet, a character
 
 
 def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
-    """Return the ids of `text`, int [n]; raise `UserError` for one that a model of `vocab_size` does not have."""
+    """Return the ids of `text`, int [n]; raise `UserError` for an id beyond the model's `vocab_size`."""
     ids = tokenizer.encode(text)
     if len(ids) and ids.max() >= vocab_size:
         raise UserError(
@@ -29,9 +29,9 @@ def encode(tokenizer: Tokenizer, text: str, *, vocab_size: int) -> np.ndarray:
 class TextDecoder:
     """Turns tokens into text, one at a time.
 
-    The parts that `push` and `flush` return are together what decoding all tokens at once after those of `context`
-    adds. A byte of a character that is not complete is held back, and so is a space that the tokenizer only
-    decodes with what follows.
+    Together, the parts that `push` and `flush` return equal the text of decoding all tokens at once after those of
+    `context`. Bytes of an incomplete character are held back, and so is a space that the tokenizer decodes only with
+    its successor.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()):
@@ -62,7 +62,7 @@ class TextDecoder:
 class StopStrings:
     """Ends a text before the first of some strings that is complete in it, wherever its parts are divided.
 
-    Of strings that are complete at the same character, the longest counts.
+    If several strings are complete at the same character, the longest counts.
     """
 
     def __init__(self, strings: str | Sequence[str] = ()):
@@ -74,7 +74,7 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """Return what of the text so far is before any stop string; a beginning of one is held back."""
+        """Return the text so far before any stop string; a possible beginning of a stop string is held back."""
         if self.found:
             return ""
         text = self._held + text
@@ -91,7 +91,7 @@ class StopStrings:
         return text[: len(text) - n_held]
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text held back, at the end."""
         rest, self._held = self._held, ""
         return rest
 
@@ -110,12 +110,12 @@ def stream(
     mesh: Mesh | None = None,
     timing: Timing | None = None,
 ) -> Iterator[str]:
-    """Return an iterator over the parts of the continuation of a prompt, as they come.
+    """Return an iterator over the parts of the continuation of a prompt, as they are decoded.
 
-    It ends with the document, before a `stop` string, or after `n_new` tokens. A part is never empty, holds whole
-    characters, and nothing that the beginning of a stop string may take back. See `decoding.tokens` for the rest.
+    It ends with the document, before a `stop` string, or after `n_new` tokens. A part is never empty and holds only
+    whole characters that no stop string can still remove. `decoding.tokens` describes the other arguments.
 
-    Raises `UserError` for arguments that cannot be.
+    Raises `UserError` for invalid arguments.
     """
     if n_new < 1:
         raise UserError(f"max_new_tokens must be at least 1, not {n_new}.")

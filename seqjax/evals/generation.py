@@ -1,4 +1,4 @@
-"""Texts that a model writes after many prompts, through cached decoding, a batch of prompts at a time.
+"""Continuations of many prompts, by cached decoding of one batch of prompts at a time.
 
 Prompts of about the same length share a batch without padding (`decoding.tokens`). A text ends with the document,
 before the first of its stop strings, or after its number of tokens.
@@ -19,7 +19,7 @@ LEAST_SPREAD = 32  # lengths of prompts of a batch may differ by this much, or b
 
 
 class Prompt(NamedTuple):
-    """Tokens, with BOS where there is to be one, and what is asked for."""
+    """Tokens, with BOS where it is needed, and the settings of the continuation."""
 
     ids: Sequence[int]
     until: tuple[str, ...]  # strings before which the text ends
@@ -39,20 +39,20 @@ def generate(
     prefill_chunk: int = PREFILL_CHUNK,
     enough: Enough = lambda i, text: False,
 ) -> list[str]:
-    """Return the text that follows each prompt, in their order.
+    """Return the continuation of each prompt, in order.
 
     Args:
         m: The model.
         prompts: Prompts of at least one token.
         batch_tokens: Caches of a batch have together at most about this many tokens; there is at least one prompt.
-        seed: Of what is drawn, where a temperature is above 0.
+        seed: Seed of the sampling, if a temperature is above 0.
         prefill_chunk: Tokens of the prompts that are fed at a time, as in `decoding.tokens`.
         enough: Ends texts earlier.
     """
     texts = [""] * len(prompts)
     for number, batch in enumerate(_batches(prompts, batch_tokens=batch_tokens, longest=m.model.longest)):
         first, longest = prompts[batch[0]], max(len(prompts[i].ids) for i in batch)
-        rows = 1 << (len(batch) - 1).bit_length()  # few shapes: what is missing repeats the first prompt
+        rows = 1 << (len(batch) - 1).bit_length()  # few shapes: missing rows repeat the first prompt
         prompt_BT, lengths_B = np.zeros((rows, longest), np.int32), np.full(rows, len(first.ids))
         prompt_BT[:, : len(first.ids)] = first.ids
         for b, i in enumerate(batch):

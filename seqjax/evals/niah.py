@@ -8,8 +8,8 @@ the same tokenizer: the same lines, words and numbers, in the same order of rand
 package wonderwords, as there.
 
 The prompt goes through the cache as in `seqjax generate`, the answer is the most likely tokens, and a sample counts if
-the number is in their text. Below it stand the accuracies of the paper (arXiv 2505.18522, table 3). Each length's
-result goes to niah.json in the workdir as it ends, and the same command goes on with the lengths that are missing.
+the number is in their text. The accuracies of the paper (arXiv 2505.18522, table 3) are printed below. Each length's
+result is written to niah.json in the workdir as it ends, and the same command resumes with the missing lengths.
 """
 
 import functools
@@ -38,22 +38,22 @@ NEW_TOKENS = 128  # that the model may write
 
 
 class Sample(NamedTuple):
-    """A prompt, which ends where the model is to write the number, and the number."""
+    """A prompt, which ends before the number that the model must write, and the number."""
 
     prompt: str
     value: str
 
 
 def samples(count: Callable[[str], int], *, length: int, n: int, rng: random.Random) -> Iterator[Sample]:
-    """Yield `n` samples of at most `length` tokens, with those that the model writes.
+    """Yield `n` samples of at most `length` tokens, including the answer's.
 
     Args:
         count: The number of tokens of a text.
         length: Tokens of the prompt without the start of its answer, and `NEW_TOKENS`.
         n: Number of samples.
-        rng: Several lengths in a row share it, as in the harness, which seeds it with 0.
+        rng: Shared by consecutive lengths, as in lm_eval, which seeds it with 0.
 
-    A sample that does not fit is left out. Raises `ValueError` if none can fit, and `MissingPackageError` without
+    Samples that do not fit are left out. Raises `ValueError` if none fits, and `MissingPackageError` without
     wonderwords.
     """
     words = _words()
@@ -88,7 +88,7 @@ def _draw(rng: random.Random, n_lines: int, words: list[str]) -> tuple[str, Samp
     key, value = rng.choice(words), str(rng.randint(10**6, 10**7 - 1))
     lines = [LINE] * n_lines
     lines.insert(rng.sample(range(n_lines), 1)[0], NEEDLE.format(key=key, value=value))
-    rng.sample(range(1), 1)  # the harness draws which of one key it asks for
+    rng.sample(range(1), 1)  # lm_eval draws an index even for a single key
     text = PROMPT.format(context="\n".join(lines), key=key)
     return text, Sample(text + ANSWER.format(key=key), value)
 
@@ -106,12 +106,12 @@ def _words() -> list[str]:
 
 
 def is_right(text: str, value: str) -> bool:
-    """Return whether the model has written the number, wherever in its text."""
+    """Return whether the model has written the number anywhere in its text."""
     return value in text
 
 
-# Models of 135M trained at 100k tokens, percent of 500 samples each; five lengths, of which only the last, 100k, can be
-# read in our copy, and where there are four numbers, which of the lengths they belong to cannot.
+# Models of 135M trained at 100k tokens, percent of 500 samples each. Of the five lengths only the last, 100k, is
+# legible in our copy; rows with four numbers do not show which lengths they belong to.
 PAPER = {
     "RWKV-7": (70.80, 14.80, 1.20, 0.00, 0.20),
     "RWKV-7 shell, full attention": (49.80, 25.60, 16.20, 15.80),
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", required=True, help="a run, or a directory of a public model")
     parser.add_argument("--lengths", required=True, help="tokens of the prompts with their answers: 4096,8192")
     parser.add_argument("--samples", type=int, default=500, help="samples of each length (500, as in RULER)")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in the harness)")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples (0, as in lm_eval)")
     parser.add_argument("--batch_size", type=int, default=4, help="prompts at a time, at most (4)")
     parser.add_argument("--again", action="store_true", help="measure lengths that have a result already, too")
     parser.add_argument(

@@ -1,10 +1,9 @@
-"""Log-likelihoods of continuations in few compiled shapes: buckets of lengths, batches of about equally many tokens.
+"""Log-likelihoods of continuations in few compiled shapes: length buckets, and batches of about as many tokens.
 
-A row is a context with a continuation, without the last token, which is not fed. Requests that share all of a row, as
-the four answers "A" to "D" of a question do, are computed once, and each reads its own last token there. Rows are
-padded on the right up to a power of two, at least 64 and so from 128 on whole chunks of Top-1 Chunk, which no causal
-mixer can see; tests/harness/test_scoring.py compares every mixer with rows that are not padded. Sums are float32 and
-made on the device, which returns a few numbers per row.
+A row is a context with a continuation, without the last token, which is not fed. Requests that share a whole row, such
+as the four answers "A" to "D" of a question, are computed once, and each reads its own last token there. Rows are
+padded on the right up to a power of two, at least 64 and so from 128 on to whole chunks of Top-1 Chunk; no causal mixer
+sees the padding. Sums are float32 and computed on the device, which returns a few numbers per row.
 """
 
 import functools
@@ -25,14 +24,14 @@ CANDIDATES = 16  # last tokens of a row; those of more requests make another row
 
 
 class Score(NamedTuple):
-    """What a language model of lm-evaluation-harness returns for a continuation."""
+    """The result of a language model of lm-evaluation-harness for a continuation."""
 
     log_p: float  # nats, summed over the continuation
     is_greedy: bool  # whether each of its tokens is the most likely one
 
 
 class Row(NamedTuple):
-    """Tokens to feed, how many of the last ones are continuation, and the requests that end in each last token."""
+    """Tokens to feed, the number of last ones in the continuation, and the requests that end in each last token."""
 
     tokens: np.ndarray  # int32 [n]
     n_marked: int  # tokens of the continuation without its last one
@@ -54,7 +53,7 @@ def score(
         model: The model.
         params: Its parameters.
         requests: Tokens of context and continuation, at least one of each.
-        max_length: Tokens that are fed at most; of longer ones the last `max_length` before the last token.
+        max_length: Largest number of tokens fed; longer rows keep the last `max_length` before the last token.
         batch_tokens: Rows of a bucket together have about this many tokens, and there is at least one.
         mesh: The mesh over which the parameters are spread.
 
@@ -119,7 +118,7 @@ def _by_bucket(rows: Sequence[Row], *, longest: int) -> Mapping[int, list[Row]]:
 
 
 def _batch(rows: Sequence[Row], *, size: int, bucket: int) -> tuple[np.ndarray, ...]:
-    """Return the inputs of `Model.continuation_scores`; what rows and candidates are missing is filled with 0."""
+    """Return the inputs of `Model.continuation_scores`; missing rows and candidates are filled with 0."""
     tokens_BT = np.zeros((size, bucket), np.int32)
     marks_BT = np.zeros((size, bucket), np.float32)
     last_B = np.zeros(size, np.int32)

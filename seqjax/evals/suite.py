@@ -1,9 +1,9 @@
 """The evaluation suite of several runs on one page: `python -m seqjax.evals.suite --out=DIR`.
 
-The last command of launch/suite.sh. Reads the runs in DIR, one directory each, with their losses (metrics.jsonl),
-S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json) as far as they are there, keeps them in
-DIR/runs.json, and writes DIR/report.md, which points to the report of the recall tasks in DIR/recall. Runs of runs.json
-whose directories are gone stay in the report.
+This is the last command of launch/suite.sh. It reads the runs in DIR, one directory each, with the available losses
+(metrics.jsonl), S-NIAH (niah.json) and tasks of lm-evaluation-harness (harness/*.json). It keeps them in DIR/runs.json
+and writes DIR/report.md, which links to the report of the recall tasks in DIR/recall. Runs of runs.json whose
+directories are gone stay in the report.
 """
 
 import sys
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
 
 
 def read(workdir: Path) -> Run:
-    """Return what is there of a run."""
+    """Return the available results of a run."""
     needle = workdir / "niah.json"
     return Run(
         name=workdir.name,
@@ -65,7 +65,7 @@ def read(workdir: Path) -> Run:
         config=read_json(workdir / "config.json"),
         evaluations=[row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)],
         niah=read_json(needle) if needle.is_file() else {},
-        # The packages and processor of the machine are most of every result; `facts` has the versions that count.
+        # The packages and processor of the machine are most of every result; `facts` has the relevant versions.
         harness={
             task: {key: value for key, value in result.items() if key != "pretty_env_info"}
             for task, result in results.read(workdir / "harness").items()
@@ -74,7 +74,7 @@ def read(workdir: Path) -> Run:
 
 
 def page(runs: Sequence[Run], *, recall: bool) -> str:
-    """Return the page as Markdown; `recall` says whether to point to the report of the recall tasks."""
+    """Return the page as Markdown; `recall` says whether to link to the report of the recall tasks."""
     devices = sorted({f"{run.facts['devices']} x {run.facts['device']}" for run in runs})
     manifests = sorted({str(run.facts.get("manifest", ""))[:16] for run in runs})
     parts = [
@@ -139,7 +139,7 @@ def _measured(value: Value | None) -> str:
 
 
 def _union(several: Any) -> list[Any]:
-    """Return all that is in any of several collections, in the order in which it appears first."""
+    """Return the union of several collections, in the order of first appearance."""
     return list(dict.fromkeys(x for collection in several for x in collection))
 
 

@@ -1,4 +1,4 @@
-"""Sequence mixers, one class per file, which derives from base.Mixer and says in its constructor what can be set.
+"""Sequence mixers, one class per file, derived from base.Mixer; the constructor's arguments are its settings.
 
     mixer = seqjax.mixers.Top1Chunk(dim=512, heads=8, chunk_size=64, rngs=nnx.Rngs(0))
     y_BTD = mixer(x_BTD)
@@ -22,9 +22,7 @@ from seqjax.mixers._registry import (
     settings_class,
 )
 
-if (
-    TYPE_CHECKING
-):  # What an editor is told of the shipped classes; `__getattr__` finds them, and new ones, by their files.
+if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these and new ones by their files.
     from seqjax.mixers.based_conv import BasedConv as BasedConv
     from seqjax.mixers.based_linear import BasedLinear as BasedLinear
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet

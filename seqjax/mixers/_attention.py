@@ -3,9 +3,9 @@
 A mixer of this family defines how queries attend to keys, over the whole sequence (`attend`) and for one query over a
 cache (`attend_step`).
 
-With `conv`, q, k and v are y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i} of their projections x, before QK norm and RoPE: a
-causal convolution of each channel with a residual connection, without bias and activation, and with taps drawn from
-U(+-1/2) (the Canon-B layer of Allen-Zhu, arXiv 2512.17351).
+With `conv`, q, k and v are y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i} of their projections x, before QK norm and RoPE.
+This is a causal convolution of each channel with a residual connection, without bias and activation, and with taps
+drawn from U(+-1/2) (the Canon-B layer of Allen-Zhu, arXiv 2512.17351).
 """
 
 import abc
@@ -42,7 +42,7 @@ class KVCache(NamedTuple):
 
 
 class ConvKVCache(NamedTuple):
-    """The cache of a mixer with `conv`: that of its attention, and the last projections, of which there are W - 1."""
+    """The cache of a mixer with `conv`: the cache of its attention, and the last W - 1 projections."""
 
     attention: Any
     q_BWE: Array

@@ -115,7 +115,7 @@ class DeltaMixer(base.Mixer):
         return self._output(x_BTD, o_BTHV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
-        """Return a cache that has seen no token; it does not depend on `max_len`."""
+        """Return an empty cache; it does not depend on `max_len`."""
         del max_len
         shape = (batch, self.heads, self.key_width // self.heads, self.value_width // self.heads)
         s_BHKV = jnp.zeros(shape, jnp.float32)

@@ -35,7 +35,7 @@ def names() -> list[str]:
 
 
 def known() -> list[str]:
-    """Return the names that need no dot: those of the shipped mixers and of the registered ones."""
+    """Return the names that need no dot: those of shipped and of registered mixers."""
     return sorted({*names(), *_registered})
 
 
@@ -173,5 +173,5 @@ def check(settings: Any, *, dim: int, n_layers: int, seq_len: int) -> None:
 
 @functools.lru_cache(maxsize=512)
 def _check(settings: Any, mixer: type[base.Mixer], dim: int, layer: Layer) -> None:
-    del mixer  # of the key: a registered class may have been replaced
+    del mixer  # part of the key: a registered class may have been replaced
     Template(lambda rngs, index: build(settings, dim, layer=layer._replace(index=index), rngs=rngs))

@@ -52,7 +52,7 @@ class BasedConv(base.RecurrentMixer):
         return self.out(self.conv(self.enter(x_BTD)) * self.gate(x_BTD))
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ConvCache:
-        """Return a cache that has seen no token."""
+        """Return an empty cache."""
         del max_len
         return ConvCache(self.conv.init_cache(batch, dtype))
 

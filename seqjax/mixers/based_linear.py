@@ -57,7 +57,7 @@ class BasedLinear(base.RecurrentMixer):
         return self.out(y_BTHV.reshape(x_BTD.shape)), TaylorCache(state_BHFV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> TaylorCache:
-        """Return a cache that has seen no token; the sums are float32 whatever `dtype` is."""
+        """Return an empty cache; the sums are float32 for every `dtype`."""
         del max_len, dtype
         shape = (batch, self.heads, taylor_features(self.feature_dim), self.dim // self.heads + 1)
         return TaylorCache(jnp.zeros(shape, jnp.float32))

@@ -110,7 +110,7 @@ class Mamba1(base.RecurrentMixer):
         return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past_BWE, state_BEN)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
-        """Return a cache that has seen no token."""
+        """Return an empty cache."""
         del max_len
         state_BEN = jnp.zeros((batch, self.width, self.n_state), jnp.float32)
         return Mamba1Cache(jnp.zeros((batch, self.past, self.width), dtype), state_BEN)

@@ -116,7 +116,7 @@ class Mamba2(base.RecurrentMixer):
         return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
-        """Return a cache that has seen no token."""
+        """Return an empty cache."""
         del max_len
         return Mamba2Cache(
             jnp.zeros((batch, self.past, self.width), dtype),

@@ -113,7 +113,7 @@ class RWKV5(base.RecurrentMixer):
         return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state_BHKV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:
-        """Return a cache that has seen no token."""
+        """Return an empty cache."""
         del max_len
         state_BHKV = jnp.zeros((batch, self.heads, self.head_dim, self.head_dim), jnp.float32)
         return RwkvCache(jnp.zeros((batch, self.dim), dtype), state_BHKV)

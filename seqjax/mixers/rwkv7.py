@@ -1,4 +1,4 @@
-"""RWKV-7: a matrix state with a decay per channel and a learned, partial removal of what a key holds.
+"""RWKV-7: a matrix state with a decay per channel and a learned, partial removal of the value of a key.
 
     x_* = lerp(x; mu_*) for r, w, k, v, a, g;   r, k, v = x_r W_r, x_k W_k, x_v W_v
     lw = -e^{-1/2} sigmoid(w0 + tanh(x_w w1) w2);   eta = sigmoid(a0 + (x_a a1) a2);   g = sigmoid(x_g g1) g2
@@ -8,8 +8,8 @@
     out = ((GroupNorm(y) + (sum_n r k r_k) v) * g) W_o
 
 Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. Ranks 64 (w, a), 32 (v), 128 (g) at width
-768, as published; 114.9M parameters tied, 139.5M untied, without the v-LoRA that the first layer has but does not use
-(49,920 more), because layers share one structure. Deviation: with a tied embedding, N(0, 0.02^2) instead of U(+-1e-4).
+768, as published. 114.9M parameters tied, 139.5M untied, not counting the first layer's unused v-LoRA (49,920), which
+exists because layers share one structure. Deviation: with a tied embedding, N(0, 0.02^2) instead of U(+-1e-4).
 """
 
 from typing import Any, NamedTuple
@@ -58,8 +58,8 @@ class Rwkv7Cache(NamedTuple):
 class RWKV7(TimeMix):
     """The time mix of RWKV-7.
 
-    By itself it is that of a first layer, whose values are the ones that later layers mix in: the value residual
-    (`v_lora`) has no effect and gets no gradient.
+    Outside a model it acts as a first layer, whose values later layers mix in: the value residual (`v_lora`) has no
+    effect and gets no gradient.
     """
 
     block = Block
@@ -160,7 +160,7 @@ class RWKV7(TimeMix):
         return x.reshape(*x.shape[:-1], self.heads, self.head_dim)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Rwkv7Cache:
-        """Return a cache that has seen no token; it does not depend on `max_len`."""
+        """Return an empty cache; it does not depend on `max_len`."""
         del max_len
         shape = (batch, self.heads, self.head_dim, self.head_dim)
         return Rwkv7Cache(jnp.zeros(shape, jnp.float32), jnp.zeros((batch, self.dim), dtype))

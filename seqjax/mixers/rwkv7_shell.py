@@ -40,7 +40,7 @@ class ShellCache(NamedTuple):
 class RWKV7Shell(TimeMix):
     """The time mix; the core is an attention mixer whose projections are initialised like RWKV's.
 
-    By itself it is that of a first layer: the value residual (`v_lora`) has no effect and gets no gradient.
+    Outside a model it acts as a first layer: the value residual (`v_lora`) has no effect and gets no gradient.
     """
 
     block = Block

@@ -146,7 +146,7 @@ class TransformerPP(AttentionMixer):
         start, slots, n_new = cache.length, cache.k_BSGK.shape[1], v_BTGK.shape[1]
         extended, positions_S = self.extend(cache, k_BTGK, v_BTGK), jnp.arange(slots)
         k_BSGK, v_BSGK = extended.k_BSGK, extended.v_BSGK
-        if self.window:  # The new tokens overwrite what the first of them see, so that both are needed.
+        if self.window:  # The new tokens overwrite entries that the first of them still attend to, so both are needed.
             k_BTGK = jnp.broadcast_to(k_BTGK, v_BTGK.shape)
             k_BSGK, v_BSGK = (
                 jnp.concatenate([old, new.astype(old.dtype)], axis=1)

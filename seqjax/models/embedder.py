@@ -48,7 +48,7 @@ class Embedder(nnx.Module):
         return x_BTD
 
     def copies(self, tokens_BT: Array) -> Array | None:
-        """Return copies [N, O, D] of a table that is the head too, one per piece of the tokens; None for one piece.
+        """Return copies [N, O, D] of a tied table, one per piece of the tokens; None for a single piece.
 
         Both gradients of the table then go to them, and are summed over devices at once.
         """

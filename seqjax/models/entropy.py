@@ -1,4 +1,4 @@
-"""What attention sees: the entropy of its weights, and the queries and keys of every layer.
+"""Inspection of attention: the entropy of its weights, and the queries and keys of every layer.
 
 The entropy is E_i = -sum_j p_ij ln p_ij (arXiv 2505.18522, section 3). Both come from a separate forward pass, not from
 that of training; queries and keys of all layers exist at once, so they are for short sequences.
@@ -18,8 +18,8 @@ def mean_entropy(model: Model, params: Params, tokens_BT: Array) -> tuple[Array,
     """Return the mean entropy of the attention weights in nats and as a share of ln(i + 1), each float32 [L, B].
 
     ln(i + 1) is the maximum at position i. Both are means over the heads and over the positions i >= 1 (position 0 has
-    only one key), for every layer that has attention weights; in a hybrid those are the layers with softmax
-    attention. Raises `UserError` if no layer has any, or if T is 1.
+    only one key), for every layer with attention weights. In a hybrid those are the layers with softmax attention.
+    Raises `UserError` if no layer has any, or if T is 1.
     """
     n_tokens = tokens_BT.shape[1]
     if n_tokens < 2:

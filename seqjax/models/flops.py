@@ -1,8 +1,8 @@
 """Model FLOPs per token, peak rates of known devices, and MFU (model FLOPs utilisation).
 
-The forward pass takes 2 per parameter of a matrix (embeddings and position tables are looked up, not multiplied) plus
-the mixer's own count, which includes only what its mask, window or selection requires. Training takes three times the
-forward pass, unless a mixer's `train_flops_per_token` differs (a selection has no backward).
+The forward pass takes 2 per parameter of a matrix (embeddings and position tables are looked up, not multiplied), plus
+the mixer's own count. The latter includes only the work that its mask, window or selection requires. Training takes
+three times the forward pass, unless a mixer's `train_flops_per_token` differs (a selection has no backward).
 """
 
 import math

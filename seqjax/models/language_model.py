@@ -88,7 +88,7 @@ class Model:
         if self.longest and n_tokens > self.longest:
             raise UserError(
                 f"Sequences of {n_tokens} tokens: this model has a table of {self.longest} positions, as many as it "
-                "was trained with (config.train.seq_len). Ask for fewer tokens, or train with longer sequences."
+                "was trained with (config.train.seq_len). Use fewer tokens, or train with longer sequences."
             )
 
     def abstract_blocks(self) -> list[Block]:
@@ -149,11 +149,11 @@ class Model:
     def continuation_scores(
         self, params: Params, tokens_BT: Array, marks_BT: Array, last_B: Array, candidates_BC: Array
     ) -> tuple[Array, Array, Array, Array]:
-        """Score continuations of texts that end at `last_B`, of which several may share all but their last token.
+        """Score continuations that end at `last_B`; several may share all but their last token.
 
         Args:
             params: The parameters.
-            tokens_BT: Texts without the last token, int32 [B, T]; what comes after `last_B` is padding.
+            tokens_BT: Texts without the last token, int32 [B, T]; tokens after `last_B` are padding.
             marks_BT: 1 where the token after this one belongs to the continuation, float32 [B, T]; 0 from `last_B` on.
             last_B: Position of the last token of each text, int32.
             candidates_BC: Tokens that may follow it, int32.
@@ -216,8 +216,8 @@ class Model:
     def init_cache(self, batch: int, max_len: int) -> Cache:
         """Return the empty caches for `max_len` tokens: one per place in the pattern, of every group of layers.
 
-        They are not stacked as the parameters are: an update in place, of one token, is possible only in arrays of
-        their own. Raises `UserError` if the model has a table of fewer positions.
+        Unlike the parameters they are not stacked: only separate arrays can be updated in place, one token at a time.
+        Raises `UserError` if the model has a table of fewer positions.
         """
         self._check_length(max_len)
         return tuple(
@@ -248,7 +248,7 @@ class Model:
     ) -> tuple[Array, Cache]:
         """Apply all layers with their caches to a prompt or a part of one [B, T, D], or to one token [B, D].
 
-        The layers are unrolled: a scan would write every cache whole, for each token, because it returns new ones.
+        The layers are unrolled: a scan returns new caches and would thus write every cache in full for each token.
         """
         carry, layer, new = self._init_carry(x), 0, []
         for layers, caches in zip(unstack(params["blocks"], self.repeats), cache, strict=True):

@@ -6,7 +6,7 @@
     dots       these and every matrix product without batch dimensions are saved, so that around attention only
                elementwise operations are recomputed
 
-The kernels here name the values that "attention" saves; of cuDNN's attention, all results of the primitive are saved.
+The kernels name the values that "attention" saves; for cuDNN's attention, all results of the primitive are saved.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,8 @@ def rematerialize(apply: Callable[..., Any], policy: str, *, in_scan: bool) -> C
     """Return `apply(template, params, x_BTD, carry, layer)`, one layer, with rematerialisation under the named policy.
 
     Outside a scan, common subexpression elimination would merge the recomputation with the first computation, so it is
-    prevented there. And a layer's gradients are then made before the layer before it begins, as a scan does it.
+    prevented there. A layer's gradients are then completed before the backward pass of the previous layer begins, as in
+    a scan.
     """
     if policy != "none":
         apply = jax.checkpoint(apply, policy=POLICIES[policy], prevent_cse=not in_scan, static_argnums=0)

@@ -1,7 +1,6 @@
 """The layers that architectures share: projections, norms and MLPs.
 
-Parameters are float32 and are cast to the dtype of the input when they are used; the statistics of norms are float32
-for every input dtype.
+Parameters are float32 and are cast to the dtype of the input on use; the statistics of norms are always float32.
 """
 
 import functools

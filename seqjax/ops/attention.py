@@ -1,8 +1,8 @@
 """Causal softmax attention, full or over a window, for training, for one decoding step and for a piece of a prompt.
 
 o_i = sum_j softmax_j(q_i . k_j * scale) v_j over 0 <= i - j < window (arXiv 2505.18522, section 2; a window of W counts
-the query's own position, as Mistral's `sliding_window` does). `kernels_pallas.causal_attention` chooses what computes
-it for whole sequences: cuDNN, splash attention, all scores at once, or chunks of them.
+the query's own position, as Mistral's `sliding_window` does). `kernels_pallas.causal_attention` chooses the backend for
+whole sequences: cuDNN, splash attention, all scores at once, or chunks of them.
 """
 
 import jax
@@ -28,9 +28,9 @@ def causal_attention(
 
     `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32.
 
-    `implementation` is None, which takes the first that accepts and records it as those of the kernels are, or one of
-    "cudnn", "splash", "xla" and "chunked". A named one that cannot run the problem raises
-    `kernels_pallas.BackendError`, a `ValueError`, with every implementation's reason.
+    `implementation` is "cudnn", "splash", "xla" or "chunked", or None for the first that accepts, which is recorded
+    like the kernels' backends. A named implementation that cannot run the problem raises `kernels_pallas.BackendError`,
+    a `ValueError`, with every implementation's reason.
     """
     return kernels_pallas.causal_attention(
         q_BTHK,
@@ -82,7 +82,7 @@ def attention_at(
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
 ) -> Float[Array, "B T H K"]:
-    """Return causal attention of queries and keys that are at any positions; a key at a negative one is not seen.
+    """Return causal attention of queries and keys at arbitrary positions; keys at negative positions are masked.
 
     The scores of all pairs exist at once, float32 [B, H, T, S]. Options are as in `causal_attention`.
     """
@@ -112,7 +112,7 @@ def attention_entropy(
 ) -> Float[Array, "B T H"]:
     """Return the entropy in nats of the weights of `causal_attention`, float32: lse_i - sum_j p_ij s_ij.
 
-    Keys are processed in blocks, so at most T x `block` scores exist at a time. Beside the running maximum m and the
+    Keys are processed in blocks, so at most T x `block` scores exist at a time. Besides the running maximum m and the
     sum l of e^(s - m) it keeps u, the sum of e^(s - m) s. It is meant for measurements, not for training.
     """
     n_batch, seq_len, n_heads, head_dim = q_BTHK.shape

@@ -2,12 +2,11 @@
 
 L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32
 logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss is a scalar, so its gradient is linear
-in the incoming cotangent: the forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
+in the incoming cotangent. The forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
 backward pass only scales them. This takes three matrix products instead of the four with recomputation.
 
-Devices that share the tokens, along B, T or both, each have `chunk` tokens at a time and add up a dL/dW of their own.
-The sum of these is taken once, after all chunks: each is the gradient of a copy of W
-(`seqjax.sharding.copies`).
+Devices that share the tokens, along B, T or both, each process `chunk` tokens at a time and accumulate their own dL/dW.
+These are summed once, after all chunks: each is the gradient of a copy of W (`seqjax.sharding.copies`).
 """
 
 from functools import partial
@@ -31,9 +30,9 @@ def cross_entropy(
     """Return the weighted sum over tokens in nats, float32 [].
 
     `chunk` bounds the number of tokens whose logits exist at a time on a device (at least one per row). It is
-    differentiable in `h_BTD` and `w_DO`; if `w_DO` is the transpose of a table that is used elsewhere as well, in its
-    copies `table_NOD` instead (`seqjax.ops.lookup.table_copies`). Logits are computed in the dtype of `h_BTD` with
-    float32 accumulation.
+    differentiable in `h_BTD` and `w_DO`. If `w_DO` is the transpose of a table with another use, it is differentiable
+    in the copies `table_NOD` instead (`seqjax.ops.lookup.table_copies`). Logits are computed in the dtype of `h_BTD`
+    with float32 accumulation.
     """
     pieces = token_pieces(h_BTD)
     copies_NDO = copies(w_DO, pieces) if table_NOD is None else jnp.swapaxes(table_NOD, 1, 2)
@@ -171,13 +170,13 @@ def _forward(h_BTD: Array, w_DO: Array, copies_NDO: Array, targets_BT: Array, we
 
 
 def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
-    """Return the gradients of the weights in float32, one below the other for the pieces of the rows, [N * D, O].
+    """Return the gradients of the weights in float32, stacked over the pieces of the rows, [N * D, O].
 
-    So a device has a matrix, to which XLA can add a product where it is computed.
+    Each device then has a matrix, to which XLA can add a product in place.
 
-    Where a table of embeddings is the head as well, this is transposed, and XLA's CPU backend then ends with
-    "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). With float32 operands the sums
-    are the same, since products of bfloat16 numbers are exact in float32.
+    With a tied head this is transposed, and XLA's CPU backend then fails with "Unsupported element type for
+    DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2). With float32 operands the sums are the same, since products
+    of bfloat16 numbers are exact in float32.
     """
     if jax.default_backend() == "cpu":
         h_BCD, g_BCO = h_BCD.astype(jnp.float32), g_BCO.astype(jnp.float32)

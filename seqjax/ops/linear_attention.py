@@ -8,10 +8,10 @@ g' = g - log w (the sum before the token):
     A_ij = sum_n r_in k_jn e^{g'_in - g_jn} for j < i,   A_ii = sum_n r_in u_n k_in
     Y = A V + (r * e^{g'}) S,   S <- diag(e^{g_end}) S + (k * e^{g_end - g})^T V
 
-log w has no lower bound, so k e^{-g} may overflow. A is therefore computed recursively: its lower left quarter is the
-product of r e^{g' - g*} and k e^{g* - g} with g* the sum up to the middle, exponents at most 0; the diagonal quarters
-are halved again down to blocks of 16, in which the exponential of the difference itself is computed. Decays, states and
-sums are float32; only the inputs are saved for the backward pass.
+log w has no lower bound, so k e^{-g} may overflow. A is therefore computed recursively. Its lower left quarter is the
+product of r e^{g' - g*} and k e^{g* - g} with g* the sum up to the middle, with exponents at most 0. The diagonal
+quarters are halved again down to blocks of 16, in which the exponential of the difference itself is computed. Decays,
+states and sums are float32; only the inputs are saved for the backward pass.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Rows of a table that is used elsewhere as well, as a table of embeddings that is the head too.
+"""Row lookup in a table with a second use, such as a tied embedding, which is also the head.
 
-Devices that share the tokens each add up a gradient of the table, and these are then summed. Where the other use makes
-such gradients too, both are to be summed at once: at a vocabulary of 32,000 and 768 dimensions, a sum over devices is
-one of 98 MB. XLA does not join the two by itself.
+Devices that share the tokens each accumulate a gradient of the table, and these are then summed. The gradients of the
+other use should join the same sum over devices, which moves 98 MB at a vocabulary of 32,000 and 768 dimensions. XLA
+does not join the two by itself.
 """
 
 import jax
@@ -28,7 +28,7 @@ def lookup(
 ) -> Float[Array, "B T D"]:
     """Return `table_OD[tokens_BT]`, whose gradient goes to the copies of the table, one for each piece of the tokens.
 
-    They are those of `table_copies`, which sums over them.
+    The copies come from `table_copies`, which sums over them.
     """
     del copies_NOD
     return table_OD[tokens_BT]

@@ -4,7 +4,7 @@
 
 This is attention whose queries and keys are position tables (arXiv 2505.18522, section 3; the
 factorised random Synthesizer of arXiv 2005.00743). One [H, T, T] softmax and one matrix product with the concatenated
-values replace B softmaxes; memory is quadratic in T, which the length of the table bounds, and does not grow with B.
+values replace B softmaxes. Memory is quadratic in T, which the length of the table bounds, and does not grow with B.
 """
 
 import jax

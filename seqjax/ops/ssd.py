@@ -64,8 +64,8 @@ def ssd(
 def _step(x_BHV: Array, log_a_BH: Array, b_BN: Array, c_BN: Array, dt_BH: Array, s_BHNV: Array) -> tuple[Array, Array]:
     """Return the output and the state of one token.
 
-    Without products of matrices, of which the chunked form has one row each: a decoding step then reads and writes the
-    state once.
+    It avoids the chunked form's matrix products, which would have one row: a decoding step reads and writes the state
+    once.
     """
     acc = s_BHNV.dtype
     x_BH1V = (x_BHV.astype(acc) * dt_BH[..., None])[:, :, None]

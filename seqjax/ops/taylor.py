@@ -3,8 +3,8 @@
     y_i = sum_{j<=i} f(s_ij) v_j / (sum_{j<=i} f(s_ij) + eps),   f(s) = 1 + s + s^2 / 2,   s_ij = q_i . k_j / sqrt(K)
 
 See Arora et al., arXiv 2402.18668. f(s) = phi(q) . phi(k) with phi(x) = [1, x / K^1/4, products x_m x_n / sqrt(2 K)].
-f is at least 1/2, so the sums cannot vanish. Inside a chunk f is computed from the scores; across chunks the state
-S = sum_j phi(k_j) [v_j, 1]^T, whose last column is the denominator, is float32, because in bfloat16 it would stop
+f is at least 1/2, so the sums cannot vanish. Inside a chunk f is computed from the scores. Across chunks the state is S
+= sum_j phi(k_j) [v_j, 1]^T, whose last column is the denominator. It is float32, because in bfloat16 it would stop
 growing after some 256 tokens.
 
 The products x_m x_n and x_n x_m are one feature, computed as x times x rolled by 0 ... K / 2: 1 + K + K (K/2 + 1)

@@ -5,7 +5,7 @@ X = (I + M)^{-1} for a strictly lower triangular, hence nilpotent, M. Blocks of 
 
     [[A, 0], [C, B]]^{-1} = [[A', 0], [-B' C A', B']],
 
-until one is left. The product alone would be simpler, but its factors grow like binomials: for a chunk of 64 equal keys
+until one is left. The product alone would be simpler, but its factors grow like binomials. For a chunk of 64 equal keys
 (M all ones below the diagonal, X has entries 0 and +-1) M^32 reaches 1e18, beyond the precision of float32. Within 8
 the largest is 35. Products use float32 at the highest precision, because the default on NVIDIA GPUs is TF32.
 """

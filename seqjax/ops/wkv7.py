@@ -46,7 +46,7 @@ def wkv7(
     acc = accumulation_dtype(r_BTHK)
     shape = (n_batch, n_heads, key_dim, v_BTHV.shape[-1])
     s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
-    if seq_len == 1 and return_state:  # decoding: without chunks, what is read and written is the state
+    if seq_len == 1 and return_state:  # decoding: without chunks, only the state is read and written
         r_BHK, k_BHK, v_BHV = r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0]
         log_w_BHK, a_BHK, b_BHK = log_w_BTHK[:, 0], a_BTHK[:, 0], b_BTHK[:, 0]
         o_BHV, s_BHKV = wkv7_step(r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK, s_BHKV)

@@ -1,15 +1,15 @@
-"""Trains what is missing of a study and compares its runs: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
+"""Train the missing runs of a study and compare all: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
 Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and the pictures
-(docs/protocol.md) into DIR, and what they are made from: `points.csv`, `blocks.npz` and `runs.json`. The training
-curves go to `metrics.npz`.
+(docs/protocol.md) into DIR, with their data: `points.csv`, `blocks.npz` and `runs.json`. The training curves go to
+`metrics.npz`.
 
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
 `report.html`, a page to look at in a browser.
-`--dry_run` says what is left to train and how long that takes at recorded speeds.
-`--list` shows the progress of the runs; `--only=LABEL|INDEX` trains one alone, for job arrays.
-`seqjax/study/studies.py` describes the content of a study file.
+`--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
+`--only=LABEL|INDEX` trains a single run, for job arrays. `seqjax/study/studies.py` describes the content of a study
+file.
 """
 
 import sys

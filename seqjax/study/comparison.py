@@ -1,8 +1,8 @@
-"""The gaps of every model of a study to a reference, each with its interval, and what they say.
+"""The gaps of every model of a study to a reference, with intervals and their interpretation.
 
-A gap is that of the architectures only as far as it does not come from how the runs were trained. Two other causes are
-looked at where a study has the runs for it: the schedule (a run at its end has a decayed learning rate, a longer run at
-the same loss has not) and the learning rate.
+A gap belongs to the architectures only so far as it does not come from the training of the runs. Two other causes are
+tested where a study has the runs: the learning rate and its schedule. A run at its end has a decayed rate, unlike a
+longer run at the same loss.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ class Gap(NamedTuple):
 class Row:
     """The gaps of one model to one reference; None where they cannot be taken.
 
-    `lowest` is at the lowest common in-domain loss, `over_range` the average over the last 0.3 nats (0.1 bits per
-    byte), `end_points` against the line through the end points of the reference's schedules, `best_rate` as `lowest`
-    between the best learning rates of both, which are `rates` (this model's, the reference's); None for a model that
-    ran at one rate alone, about which it would say nothing.
+    `lowest` is at the lowest common in-domain loss, and `over_range` the average over the last 0.3 nats (0.1 bits per
+    byte). `end_points` is against the line through the end points of the reference's schedules. `best_rate` is as
+    `lowest` between the best learning rates of both, `rates` (this model's, the reference's); None for a model that ran
+    at only one rate.
     """
 
     model: str
@@ -71,7 +71,7 @@ def common_runs(records: Records, model: str) -> list[Record]:
 
 
 def quantities(records: Records) -> dict[str, np.ndarray]:
-    """Return what gaps are given of: per name the weights [domains] of a mean over the study's domains."""
+    """Return the quantities that have gaps: per name the weights [domains] of a mean over the study's domains."""
     n = len(records.domains)
     found = {domain: np.eye(n)[i] for i, domain in enumerate(records.domains)}
     if n > 1:
@@ -82,7 +82,7 @@ def quantities(records: Records) -> dict[str, np.ndarray]:
     return found
 
 
-@functools.lru_cache(maxsize=4)  # the tables and every picture ask for the same
+@functools.lru_cache(maxsize=4)  # the tables and every picture use the same rows
 def compare(records: Records, reference: str) -> tuple[Row, ...]:
     """Return a row for every other model, sorted by the gap of the mean at the lowest common loss."""
     rows = [_row(records, model, reference) for model in models(records) if model != reference]
@@ -91,7 +91,7 @@ def compare(records: Records, reference: str) -> tuple[Row, ...]:
 
 
 def x_label(records: Records) -> str:
-    """Return the name of the loss at which runs are compared."""
+    """Return the name of the in-domain loss at which runs are compared."""
     return f"mean held-out loss of {', '.join(records.against)}" if records.against else "training loss"
 
 
@@ -125,7 +125,7 @@ def _row(records: Records, model: str, reference: str) -> Row:
 
 
 def by_rate(records: Records, model: str) -> dict[float, tuple[float, float]]:
-    """Return the losses in domain and outside at the end of the full schedule, per learning rate, ascending.
+    """Return the losses in and out of domain at the end of the full schedule, per learning rate, ascending.
 
     Both are means over seeds, and over domains that count the same.
     """
@@ -147,7 +147,7 @@ def _at_end(records: Records, runs: Sequence[Record]) -> tuple[float, float]:
 
 
 def evaluate(records: Records, contrast: Contrast) -> Gap:
-    """Return the gap that a contrast stands for, of every quantity, with its interval."""
+    """Return the gap of a contrast for every quantity, with its interval."""
     gaps, slope = contrast.gaps(records.domains).mean(0), contrast.slope(records.domains)
     blocks = block_gaps(records, contrast, [*records.domains, *records.against])
     estimates = {}
@@ -180,13 +180,13 @@ def block_gaps(
 
 
 def causes(row: Row) -> dict[str, Gap]:
-    """Return the gaps that tell whether something else than the architecture is behind the one at the lowest loss."""
+    """Return the gaps that test causes other than the architecture for the gap at the lowest loss."""
     others = {"schedule": row.end_points, "learning rate": row.best_rate}
     return {cause: gap for cause, gap in others.items() if gap is not None}
 
 
 def reading(row: Row, quantity: str) -> str:
-    """Return in words what remains of a gap at the lowest common loss: the interval, and other causes where tested."""
+    """Return in words whether a gap at the lowest common loss remains after its interval and tested other causes."""
     if row.lowest is None:
         return "-"
     gap = row.lowest.estimates[quantity]

@@ -1,8 +1,8 @@
-"""Pictures with a point per run, at its end: loss out of domain over loss in domain, a setting that varies, and cost.
+"""Figures with a point per run, at its end: loss out of domain over loss in domain, a varied setting, and cost.
 
-Where a line by learning rate runs along those of the references, the rate moves a model on the road that all take;
-where models keep apart at every rate, it is not the rate that parts them. The entropy of attention over a setting is
-in `runs.json` of runs that measured it (`eval.entropy_tokens`). The cost of a model is its speed, beside its gap.
+Where a model's line by learning rate follows those of the references, the rate explains the difference; where the lines
+stay apart at every rate, it does not. The entropy of attention over a setting is in `runs.json` of runs that measured
+it (`eval.entropy_tokens`). The cost of a model is its speed, beside its gap.
 """
 
 import math
@@ -24,10 +24,10 @@ SIZE = 5.5  # of the marker of the common learning rate, in points
 
 
 def by_rate(path: str | Path, records: Records) -> None:
-    """Draw every model's end point, or a line through those of its learning rates; a larger marker is a higher rate.
+    """Draw every model's end point, or a line through those of its learning rates; larger markers are higher rates.
 
     The stars on dotted lines are the end points of the references' shorter schedules. Values are means over seeds, and
-    over domains that count the same. In domain is what runs are compared at.
+    unweighted means over domains. The loss in domain is that at which runs are compared.
     """
     names = comparison.models(records)
     figure = Figure(figsize=(8.6, 5), layout="constrained")
@@ -63,8 +63,8 @@ def by_rate(path: str | Path, records: Records) -> None:
 def over_setting(path: str | Path, records: Records) -> None:
     """Draw the gap to the first reference over `records.sweep`, and beside it the entropy where it was measured.
 
-    Lines are domains, dashed where they are out of domain. A model whose setting is not a number, such as a window that
-    is not set, is left out. Writes a PNG at `path`, and an SVG beside it.
+    Lines are domains, dashed where they are out of domain. Models whose setting is not a number, such as an unset
+    window, are left out. Writes a PNG at `path`, and an SVG beside it.
     """
     values = values_of(records)
     reference = next(name for name in records.references if comparison.common_runs(records, name))
@@ -102,7 +102,7 @@ def values_of(records: Records) -> dict[str, float]:
     found = {}
     for model in comparison.models(records):
         for run in comparison.common_runs(records, model)[:1]:
-            value: Any = run.facts.get("config")
+            value: Any = run.metadata.get("config")
             for key in records.sweep.split("."):
                 value = value.get(key) if isinstance(value, Mapping) else None
             if isinstance(value, int | float) and math.isfinite(value) and value > 0:
@@ -112,7 +112,7 @@ def values_of(records: Records) -> dict[str, float]:
 
 def entropy_of(runs: list[Record]) -> dict[str, float]:
     """Return the mean entropy per domain, in nats, over the runs of a model; empty if it was not measured."""
-    measured = [run.facts["entropy"] for run in runs if run.facts.get("entropy")]
+    measured = [run.metadata["entropy"] for run in runs if run.metadata.get("entropy")]
     domains = measured[0] if measured else {}
     return {domain: sum(of_run[domain]["entropy"] for of_run in measured) / len(measured) for domain in domains}
 
@@ -164,12 +164,12 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
 
 
 def run_speeds(records: Records) -> dict[str, float]:
-    """Return the tokens/s of the runs that stand for every model; models whose speed is unknown are left out."""
+    """Return the tokens/s of the runs that represent every model; models of unknown speed are left out."""
     found = {name: equal_loss.shown_runs(records, name) for name in comparison.models(records)}
     return {
-        name: float(np.median([run.facts["tokens_per_s"] for run in runs]))
+        name: float(np.median([run.metadata["tokens_per_s"] for run in runs]))
         for name, runs in found.items()
-        if runs and all(run.facts.get("tokens_per_s") for run in runs)
+        if runs and all(run.metadata.get("tokens_per_s") for run in runs)
     }
 
 

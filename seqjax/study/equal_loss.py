@@ -1,9 +1,9 @@
-"""Protocol 2: gaps at equal loss between trunks that are read at their decayed ends, and what they say.
+"""Protocol 2: gaps at equal loss between trunks that are evaluated at their decayed ends, and their verdicts.
 
 The gap of a model to a reference is taken at the loss in domain of the worse one's last end. The worse one is thus not
 interpolated; the better one is, by a monotone cubic (Fritsch and Carlson, SIAM J. Numer. Anal. 17, 1980) through its
 decayed ends, and never extrapolated. Documents are sampled as in protocol 1, by the linear weights of
-`protocol.Contrast`; what the cubic and the lines differ by widens the interval.
+`protocol.Contrast`; the difference between the cubic and the lines widens the interval.
 
 The unit is a trunk. The variance of seeds is pooled over the models of a study (`statistics.seed_parts`). One gap per
 model and reference is the primary one, and these are tested together (`statistics.holm`). A verdict must hold at every
@@ -25,7 +25,7 @@ from seqjax.study.protocol import NATS, Contrast, Record
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate, Part
 
-LIMIT = 0.05  # nats: a cost beyond it is called one
+LIMIT = 0.05  # nats: a larger gap is called a cost
 TOLERANCE = 0.02  # nats in domain: learning rates this close to the best are as good
 SEEDS = 3  # fewer have no interval
 MORE_SEEDS, SMALL = 5, 0.1  # gaps smaller than this, in nats, want this many seeds
@@ -69,12 +69,12 @@ class Measured(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The learning rates of a model: per rate its number of seeds and its last losses in domain and outside.
+    """The learning rates of a model: per rate its number of seeds and its last losses in and out of domain.
 
-    Losses are means over seeds, and outside over domains that count the same. `best` is the rate with the lowest loss
-    in domain, `eligible` are those as good, `primary` is that of the primary gap, `outside` the eligible rate with the
-    lowest loss out of domain. `edge` is "lowest" or "highest" if the best rate is that of those tried, so that the grid
-    should be extended, and "only" if there is one.
+    Losses are means over seeds; those out of domain are also unweighted means over domains. `best` is the rate with the
+    lowest loss in domain, and `eligible` lists the rates as good. `primary` is the rate of the primary gap, and
+    `outside` the eligible rate with the lowest loss out of domain. `edge` is "lowest" or "highest" if the best rate is
+    at that edge of the grid, which should be extended, and "only" if there is one rate.
     """
 
     found: dict[float, tuple[int, float, float]]
@@ -94,7 +94,7 @@ class Matched(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the primary gap says, and where it says nothing, why."""
+    """The verdict of the primary gap, or the reason why there is none."""
 
     words: str
     why: str = ""
@@ -105,14 +105,14 @@ CANNOT_TELL = Verdict("cannot tell")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The reading of one model against one reference.
+    """The comparison of a model with a reference.
 
-    `rates` are those of the primary gap (the model's, the reference's), `seeds` the number of its pairs, `at` the
-    losses in domain between which these are matched, `gaps` the gap of every quantity; the last two are None without
-    overlap. `over_rates` are the lowest and highest gap of the main quantity over all pairs of eligible rates, of which
-    `n_apart` of `n_pairs` have no overlap. `again` is the gap between the eligible rates `again_rates`, those best out
-    of domain. `outside` and `inside` are the gaps at equal tokens; None if the tokens differ. `pooled` says whether
-    variances of seeds agreed between models.
+    `rates` are those of the primary gap (the model's, the reference's), and `seeds` is the number of its pairs. `at`
+    has the in-domain losses between which these are matched, and `gaps` the gap of every quantity; both are None
+    without overlap. `over_rates` has the lowest and highest gap of the main quantity over all pairs of eligible rates;
+    `n_apart` of the `n_pairs` have no overlap. `again` is the gap between `again_rates`, the eligible rates that are
+    best out of domain. `outside` and `inside` are the gaps at equal tokens; None if the tokens differ. `pooled` says
+    whether variances of seeds agreed between models.
     """
 
     model: str
@@ -138,7 +138,7 @@ def runs_at(records: Records, model: str, rate: float) -> list[Record]:
 
 
 def shown_runs(records: Records, model: str) -> list[Record]:
-    """Return the runs that stand for a model, one per seed: at the rate of its primary gap, or the common one.
+    """Return the runs that represent a model, one per seed: at the rate of its primary gap, or the common one.
 
     The latter is that of protocol 1; pictures and costs of both protocols are those of these runs.
     """
@@ -148,7 +148,7 @@ def shown_runs(records: Records, model: str) -> list[Record]:
 
 
 def estimates(records: Records, reference: str) -> dict[str, Estimate]:
-    """Return the main gap of every model that has one: the primary one, or that at the lowest common loss."""
+    """Return the main gap of every model that has one: the primary gap, or the gap at the lowest common loss."""
     main = comparison.main_quantity(records)
     if records.protocol == 1:
         rows = comparison.compare(records, reference)
@@ -158,11 +158,11 @@ def estimates(records: Records, reference: str) -> dict[str, Estimate]:
 
 @functools.lru_cache(maxsize=128)
 def rates(records: Records, model: str) -> Rates:
-    """Return what the learning rates of a model led to and which of them count.
+    """Return the losses of a model's learning rates, and which rates are eligible.
 
-    Eligible is a rate whose last loss in domain is within 0.02 nats, or within two standard errors of the best one's
-    mean over seeds if that is more, of the best. The primary rate is the best, unless it has fewer than three seeds and
-    another eligible one has three: then the one with the most seeds.
+    A rate is eligible if its last in-domain loss is within 0.02 nats of the best, or within two standard errors of the
+    best rate's mean over seeds if that is more. The primary rate is the best, unless it has fewer than three seeds and
+    another eligible rate has three: then the eligible rate with the most seeds.
     """
     found = {}
     for rate in sorted({run.rate for run in records.runs if run.model == model}):
@@ -199,9 +199,9 @@ def interpolated(run: Record, against: Sequence[str], domains: Sequence[str], at
 
 
 def match(both: Sequence[tuple[Record, Record]], against: Sequence[str], domains: Sequence[str]) -> Matched | None:
-    """Return the gaps of each pair's first run to its second at the last loss in domain of the worse of the two.
+    """Return the gap of each pair's first run to its second at the last in-domain loss of the worse run.
 
-    None if there is no pair, or if the ends of a pair's better run do not reach up to that loss: no overlap.
+    None without a pair, or if the ends of a pair's better run do not reach up to that loss (no overlap).
     """
     seeds, slopes, gaps, at = [], [], [], []
     for pair in both:
@@ -222,7 +222,7 @@ def match(both: Sequence[tuple[Record, Record]], against: Sequence[str], domains
 
 
 def match_rates(records: Records, one: tuple[str, float], other: tuple[str, float]) -> Matched | None:
-    """Return `match` of two models at a rate each: of runs with the same seed, or without one, of all with all."""
+    """Return `match` of two models at a rate each: runs with the same seed or, if no seed is common, all pairs."""
     runs, references = runs_at(records, *one), runs_at(records, *other)
     both = protocol.pairs(runs, references) or list(itertools.product(runs, references))
     return match(both, records.against, records.domains)
@@ -239,7 +239,7 @@ def compare(records: Records, reference: str) -> tuple[Row, ...]:
     return _study(records)[reference]
 
 
-@functools.lru_cache(maxsize=4)  # the tables and every picture ask for the same
+@functools.lru_cache(maxsize=4)  # the tables and every picture use the same rows
 def _study(records: Records) -> dict[str, tuple[Row, ...]]:
     """Return the rows to every reference; the primary gaps to all of them are one family of tests."""
     main = comparison.main_quantity(records)
@@ -254,7 +254,7 @@ def _study(records: Records) -> dict[str, tuple[Row, ...]]:
 
 
 def limit(records: Records) -> float:
-    """Return the cost beyond which it is called one, in the unit of the losses."""
+    """Return the smallest gap that is called a cost, in the unit of the losses."""
     return LIMIT * records.unit.range / NATS.range
 
 
@@ -377,7 +377,7 @@ def _at_equal_tokens(
         for (model, both), cells, part in zip(equal.items(), of_model, parts, strict=True):
             seeds = [[(a, _at_last(a)), (b, -_at_last(b))] for a, b in both]
             gap, weights = float(np.mean(list(cells.values()))), dict.fromkeys(domains, 1 / (len(domains) or n))
-            # A training loss has no documents that were drawn, so that its error is not known.
+            # A training loss has no sampled documents, so its error is not known.
             part_of = part if domains else None
             measured[model] = _with_error(records, gap, Contrast(0.0, 0.0, seeds, []), weights, part_of)
         found.append(measured)
@@ -385,12 +385,12 @@ def _at_equal_tokens(
 
 
 def verdicts(rows: Sequence[Row], quantity: str, *, limit: float) -> list[Verdict]:
-    """Return what the primary gaps of all rows say together.
+    """Return the verdicts of the primary gaps of all rows, tested together.
 
     Four families of one-sided tests at 2.5% are each corrected by Holm's procedure: the gap is above zero, above
-    `limit`, below `limit`, below zero. So the probability is at most 5% that any of the models without a gap is said to
-    cost or to gain. What is tested is the least favourable gap over the eligible learning rates, with the standard
-    error of the primary one.
+    `limit`, below `limit`, below zero. The probability that any model without a gap is said to cost or to gain is thus
+    at most 5%. The tests use the least favourable gap over the eligible learning rates, with the standard error of the
+    primary gap.
     """
     tested = [i for i, row in enumerate(rows) if row.gaps is not None and row.gaps[quantity].error is not None]
     with_rates = _families([rows[i] for i in tested], quantity, limit=limit, over_rates=True)
@@ -424,7 +424,7 @@ def untested(row: Row) -> str:
 def _families(
     rows: Sequence[Row], quantity: str, *, limit: float, over_rates: bool
 ) -> list[tuple[bool, bool, bool, bool]]:
-    """Return of each row whether its gap is above zero, above `limit`, below `limit`, and below zero."""
+    """Return for each row whether its gap is above zero, above `limit`, below `limit`, and below zero."""
     families: list[list[float]] = [[], [], [], []]
     for row in rows:
         assert row.gaps is not None
@@ -443,7 +443,7 @@ def _families(
 
 
 def _words(found: tuple[bool, bool, bool, bool], limit: float) -> str:
-    """Return the verdict, or "" if no test says anything."""
+    """Return the verdict, or "" if no test rejects."""
     costs, costs_more, not_more, gains = found
     if costs_more:
         return f"costs more than {limit:.2g}"

@@ -34,7 +34,7 @@ def report(records: Records) -> str:
     if checked := _left_out(records):
         sections += ["## Interpolation\n", checked]
     sections += ["## Runs\n", runs_table(records), "## Cost\n", _cost(records)]
-    if any(run.facts.get("entropy") for run in records.runs):
+    if any(run.metadata.get("entropy") for run in records.runs):
         sections += ["## Entropy of attention\n", entropy_table(records)]
     return "\n".join(sections)
 

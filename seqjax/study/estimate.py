@@ -1,7 +1,8 @@
-"""What a study would take, before it is started: `seqjax study --study=FILE --dry_run`.
+"""Estimate the cost of a study before it is started: `seqjax study --study=FILE --dry_run`.
 
 The speed of a run is that of a finished run of the same model in the study, or the recorded one of the same model in
-`benchmarks/results`. An evaluation is taken for a third of the training on as many tokens, as it has no backward pass.
+`benchmarks/results`. An evaluation counts as a third of the training on as many tokens, because it has no backward
+pass.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,11 @@ from seqjax.study.runner import Run
 from seqjax.training import dry_run
 from seqjax.utils import duration
 
-EVALUATION = 1 / 3  # of the time that training takes on as many tokens
+EVALUATION = 1 / 3  # share of the training time on as many tokens
 
 
 class Estimate(NamedTuple):
-    """What is left of one run: steps and tokens, FLOPs of training, and seconds on one device if a speed is known."""
+    """The remaining work of a run: steps and tokens, training FLOPs, and seconds on one device if a speed is known."""
 
     steps: int
     tokens: int
@@ -27,7 +28,7 @@ class Estimate(NamedTuple):
 
 
 def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
-    """Return what is left of a run; None if it is only read. `runs` are those of the study, for their speeds."""
+    """Return the remaining work of a run; None if it is only read. `runs` are those of the study, for their speeds."""
     if run.config is None:
         return None
     config, train = run.config, run.config.train
@@ -51,7 +52,7 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
 
 
 def report(runs: Sequence[Run], *, jobs: int) -> str:
-    """Return a table with what is left of every run, and the sum."""
+    """Return a table with the remaining work of every run, and the sum."""
     width = max(len(run.label) for run in runs)
     lines, estimates = [], []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The picture of a study: per domain the loss over the loss in domain, and below it the gap to each reference.
+"""The figure of a study: per domain the loss over the loss in domain, and below it the gap to each reference.
 
 One column per domain, or one for their mean if they are many. A model is a colour, one of Okabe and Ito's, and a marker
 where these begin anew; its seeds are line styles, the same for all models. Learning rates have a picture of their own
@@ -23,7 +23,7 @@ from seqjax.training.report import COLORS
 ROUNDS = (("o", True), ("^", False), ("s", True), ("D", False))
 # Line styles of the seeds in their order.
 OF_SEEDS = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
-COLUMNS = 4  # of more domains only the mean is drawn
+COLUMNS = 4  # with more domains only the mean is drawn
 # How many ranges above the lowest loss in domain of the worst model: higher losses are the first steps of training.
 SHOWN = 5 / 3
 # The end points of a reference's schedules.
@@ -44,8 +44,8 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
     The runs are those at the common learning rate; in protocol 2, with a marker for each decayed end, those at the rate
     of the model's primary gap.
 
-    Writes a PNG at `path`, and an SVG beside it. `models` are those that are drawn, with the references; None draws
-    all. A model looks the same whichever others are drawn. Raises `UserError` for one that the study has not.
+    Writes a PNG at `path`, and an SVG beside it. `models` are drawn with the references; None draws all. A model looks
+    the same whichever others are drawn. Raises `UserError` for a model that the study does not have.
     """
     styles = {name: style(i) for i, name in enumerate(comparison.models(records))}
     chosen = set(styles) if models is None else {*models, *records.references}
@@ -99,7 +99,7 @@ def save(figure: Figure, path: str | Path) -> None:
     """Write the figure as PNG at `path` and as SVG beside it; both are the same bytes each time."""
     path = Path(path)
     figure.savefig(path, dpi=130)
-    # Without a salt the identifiers of an SVG are random, and without this entry it has the time.
+    # Without a salt the identifiers of an SVG are random, and without this entry it contains the time.
     with mpl.rc_context({"svg.hashsalt": "seqjax"}):
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
@@ -113,7 +113,7 @@ def style(i: int) -> dict[str, Any]:
 
 
 def line_style(run: Record) -> dict[str, Any]:
-    """Return how the line of a run differs from that of its model's first seed."""
+    """Return the line and marker style of a run, by its seed."""
     if run.seed == 0:
         return {"linestyle": OF_SEEDS[0]}
     return {"linestyle": OF_SEEDS[run.seed % len(OF_SEEDS)], "markersize": 3, "linewidth": 0.9}

@@ -1,8 +1,8 @@
-"""The picture of the gaps at one look: a line per model with its gap to each reference and the interval.
+"""The forest plot of the gaps: a line per model with its gap to each reference and the interval.
 
-Beside the gap at the common learning rate stand those that ask whether something else than the architecture is behind
-it (comparison.causes): each at its best learning rate, and against a reference whose schedule has ended as well. In
-protocol 2 it is the range over the learning rates that count (seqjax/study/equal_loss.py).
+Beside the gap at the common learning rate are gaps that test other causes than the architecture (comparison.causes):
+each model at its best learning rate, and against a reference whose schedule has also ended. In protocol 2 it is the
+range over the learning rates that count (seqjax/study/equal_loss.py).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from seqjax.training.report import COLORS
 
 SEVERAL_SEEDS = "at the lowest common loss, several seeds"
 ONE_SEED = "at the lowest common loss, one seed (interval of documents alone)"
-# Below and above the line of a model, in its height: what stands beside the gap itself.
+# Offsets below and above a model's line, in its height, of the additional gaps.
 OFFSETS = {"learning rate": 0.24, "schedule": -0.24}
 LABELS = {"learning rate": "each at its best learning rate", "schedule": "end points, both schedules ended"}
 LOOKS: dict[str, dict[str, Any]] = {
@@ -93,7 +93,7 @@ def primary_gaps(path: str | Path, records: Records) -> None:
 def _panels(records: Records, references: Sequence[str]) -> tuple[Figure, list[Axes], list[str]]:
     """Return a figure with a panel for each reference, and the models in the order of their lines."""
     place = {references[-1]: 0.0}
-    for name in reversed(references):  # a model without a gap to the last reference stands by that to another
+    for name in reversed(references):  # a model without a gap to the last reference is sorted by its gap to another
         found = equal_loss.estimates(records, name)
         place |= {model: estimate.gap for model, estimate in found.items() if model not in place}
     order = sorted(place, key=place.__getitem__)
@@ -115,14 +115,14 @@ def _entitle(figure: Figure, records: Records, *, intervals: bool = True) -> Non
 
 
 def _draw(panel: Axes, rows: Sequence[Row], order: Sequence[str], quantity: str) -> set[str]:
-    """Draw the gaps to one reference and return which looks were used."""
+    """Draw the gaps to one reference and return the styles used."""
     shown = set()
     panel.axvline(0, color="0.6", linewidth=1)
     for row in rows:
         y = order.index(row.model)
         assert row.lowest is not None
         drawn = {SEVERAL_SEEDS if row.lowest.seeds > 1 else ONE_SEED: row.lowest}
-        # At the common rate of both the best rates say nothing new.
+        # If both best rates are the common one, their gap is the same.
         drawn |= {what: gap for what, gap in comparison.causes(row).items() if gap != row.lowest}
         for what, gap in drawn.items():
             _point(panel, gap, quantity, y + OFFSETS.get(what, 0.0), LOOKS[what])

@@ -1,4 +1,4 @@
-"""What the gap of two models is made of: the classes of tokens (`seqjax.training.eval_losses`) that it comes from.
+"""Decomposition of the gap of two models by classes of tokens (`seqjax.training.eval_losses`).
 
 With S_k the summed losses of the tokens of class k, n_k their number and N that of all tokens of a domain,
 
@@ -9,8 +9,8 @@ the interval of each part is that of a gap (`seqjax.study.statistics`): document
 
 A study keeps the sums in `classes.npz` beside `blocks.npz`: "runs" and "steps" [runs], the names of the classes of each
 "FAMILY" [classes], and per domain "DOMAIN/blocks" [groups], "DOMAIN/FAMILY/tokens" [groups, classes] and
-"DOMAIN/FAMILY/losses" [runs, groups, classes]. A group is one document, or of more than `MAX_GROUPS` several that
-follow each other.
+"DOMAIN/FAMILY/losses" [runs, groups, classes]. A group is one document or, beyond `MAX_GROUPS` documents, several
+consecutive ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 def collect(workdirs: Mapping[str, str | Path]) -> tuple[dict[str, ClassSums], list[str]]:
-    """Return the sums of runs, by label, and messages about runs that have none.
+    """Return the sums of runs, by label, and messages about runs without sums.
 
     Raises `UserError` if two runs have sums of different tokens.
     """
@@ -97,7 +97,7 @@ def _one_class(sums: ClassSums, domain: str, family: str) -> ClassSums:
 
 def _estimates(gaps_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray) -> list[Estimate]:
     """Return the contribution of every class to the gap, from sums of differences per seed and document."""
-    # A document's blocks get its mean each: the variance knows sums over documents and numbers of blocks alone.
+    # Each block of a document gets its mean: the variance uses only sums over documents and numbers of blocks.
     per_block = tokens_DC.sum() / blocks_D.sum()
     gaps_SNC = np.repeat(gaps_SDC / (blocks_D * per_block)[:, None], blocks_D, axis=1)
     documents_N = np.repeat(np.arange(len(blocks_D)), blocks_D)
@@ -146,7 +146,7 @@ def write(out: Path, found: Mapping[str, ClassSums]) -> None:
 
 
 def read(directory: str | Path) -> dict[str, ClassSums]:
-    """Return what `write` wrote, by label; empty if there is nothing. Documents are the numbers of the groups."""
+    """Return the sums that `write` wrote, by label; empty if there are none. Documents are numbered by group."""
     path = Path(directory) / FILE
     if not path.is_file():
         return {}

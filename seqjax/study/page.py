@@ -1,8 +1,8 @@
-"""report.html: a finished study as one page to look at, without network and without other files.
+"""report.html: a finished study as a single page without network or other files.
 
 Hovering over a point names the run, its tokens and its losses; runs are switched in the legend, domains in the menu of
-a picture. The tables are those of gaps.md. The page has several megabytes, because it carries the plotting library, and
-is made again by one command, so that it need not be kept with the results.
+a picture. The tables are those of gaps.md. The page has several megabytes, because it contains the plotting library.
+One command makes it again, so it need not be kept with the results.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from seqjax.study.records import Records
 from seqjax.training.report import COLORS
 from seqjax.utils import UserError
 
-# plotly's names of the looks in figures.ROUNDS and OF_SEEDS, and those of learning rates below and above the common one
+# plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the common one
 ROUNDS = ("circle", "triangle-up-open", "square", "diamond-open")
 OF_SEEDS = ("solid", "dash", "dot")
 OF_RATES = ("dashdot", "longdashdot")
@@ -30,7 +30,7 @@ th { border-bottom: 1px solid #888; text-align: left; }
 
 
 def write(path: str | Path, records: Records, *, text: str) -> None:
-    """Write the page with `text`, the tables in Markdown; raise `UserError` if packages that it needs are missing."""
+    """Write the page with `text`, the tables in Markdown; raise `UserError` if a package is missing."""
     try:
         import markdown_it
         import plotly.graph_objects as go

@@ -1,12 +1,12 @@
-"""Compares architectures by the gap between their out-of-domain losses at the same in-domain loss.
+"""Compare architectures by the gap between their out-of-domain losses at the same in-domain loss.
 
-A lower out-of-domain loss may only mean that a model has learned its training set better; the protocol (arXiv
-2505.18522) therefore compares models at the same loss in domain, whatever number of tokens each needed to get there.
+A lower out-of-domain loss may only mean that a model has learned its training set better. The protocol (arXiv
+2505.18522) therefore compares models at the same in-domain loss, regardless of the number of tokens each needed.
 
 Evaluations lie at different losses in different runs, so a run's loss at a given one is interpolated linearly between
 its evaluations, and never extrapolated. Interpolation and the mean over a range are linear in the losses of the
-evaluations: a gap is a weighted sum of them (`Contrast`), and the same weights give the gap of a domain, a document or
-a block. docs/protocol.md has the formulas.
+evaluations. A gap is thus a weighted sum of them (`Contrast`), and the same weights give the gap of a domain, a
+document or a block. docs/protocol.md has the formulas.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ MEANS = ("equal", "natural")  # over the domains out of distribution: each the s
 
 
 class Unit(NamedTuple):
-    """What losses are measured in: the field of an evaluation, its name, and the range over which gaps are averaged."""
+    """A unit of losses: the field of an evaluation, its name, and the range over which gaps are averaged."""
 
     field: str
     name: str
@@ -52,10 +52,10 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The evaluations of one run and what it is in the study; `facts` are what else is known about it.
+    """The evaluations of a run and its place in the study; `metadata` holds its config, speed and other values.
 
-    `rate` is its learning rate as a multiple of the common one, `schedule` its number of steps as a share of the full
-    ones; `model` names the architecture.
+    `model` names the architecture, `rate` is the learning rate as a multiple of the common one, and `schedule` the
+    number of steps as a share of the full number.
     """
 
     label: str
@@ -64,7 +64,7 @@ class Record:
     rate: float
     schedule: float
     points: list[Point]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
     def losses_in_domain(self, against: Sequence[str]) -> np.ndarray:
         """Return the loss at which it is compared, [evaluations]: the mean of `against`, or the training loss."""
@@ -80,9 +80,9 @@ class Record:
 class Contrast(NamedTuple):
     """A gap as weights on evaluations: per seed, runs with a weight for each of their evaluations.
 
-    `low` and `high` are the in-domain losses between which it is taken; they are equal if it is taken at one. `slopes`
-    are weights in the same form: they give how much the loss of an interpolated run changes per nat in domain, and so
-    how much an error of the matched in-domain losses changes the gap.
+    `low` and `high` are the in-domain losses between which it is taken; they are equal for a gap at one loss. `slopes`
+    are weights in the same form for the change of an interpolated run's loss per nat in domain. They give the effect of
+    errors in the matched in-domain losses on the gap.
     """
 
     low: float
@@ -109,12 +109,12 @@ def _weigh(seeds: Sequence[Sequence[tuple[Record, np.ndarray]]], domains: Sequen
 
 
 def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
-    """Return the evaluations of a run so far, in order, with the losses of domains in `unit`.
+    """Return the evaluations of a run so far, in order, with the domain losses in `unit`.
 
     The training loss and the recorded means are in nats per token; in another unit there are no means.
 
-    `train_loss` is the mean over the steps since the previous evaluation, so for a model that learns fast it lags
-    behind the domain losses, which belong to the last of those steps. Held-out losses have no such lag.
+    `train_loss` is the mean over the steps since the previous evaluation. For a model that learns fast it lags behind
+    the domain losses, which belong to the last of those steps; held-out losses have no such lag.
 
     Raises `UserError` if `workdir` is not a run or has no evaluation yet.
     """
@@ -234,8 +234,8 @@ def gap_to_end_points(
 ) -> Contrast | None:
     """Return the gap of the runs' last evaluations to the line through the last ones of `model`'s schedules.
 
-    Every one of these points is reached with a decayed learning rate. Seeds with one schedule only are left out; None
-    if there is no seed left, or if the in-domain loss of one of the runs is not between those of the schedules.
+    Each of these points is reached with a decayed learning rate. Seeds with only one schedule are left out. None if no
+    seed is left, or if a run's in-domain loss is not between those of the schedules.
     """
     seeds, slopes, at = [], [], []
     for run in runs:

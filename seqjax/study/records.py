@@ -1,4 +1,4 @@
-"""The files of a finished study, from which alone it can be analysed again.
+"""The files of a finished study, which suffice to analyse it again.
 
     runs.json    the study (title, references, domains, against), what is missing, and per run what it was: config,
                  versions, commit, devices, data, speed, seconds
@@ -9,8 +9,8 @@
                  the arrays "run" (labels) and "end" (the step of the end whose cooldown the row is of, else 0)
 
 An analysis reads the first three, and classes.npz (seqjax/study/made_of.py); metrics.npz keeps the training curves when
-the workdirs are gone. Tables and pictures are always made from what `read` returns, so that they come out the same,
-byte for byte, wherever the files are.
+the workdirs are gone. Tables and figures are always made from the result of `read`, so that they are the same, byte for
+byte, wherever the files are.
 """
 
 import csv
@@ -41,7 +41,7 @@ MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 class Blocks:
     """The loss of every evaluated block: `documents` [blocks] and `losses` [evaluations, blocks] per domain.
 
-    `rows` says which evaluation, by label and step, each row of `losses` is.
+    `rows` has the label and the step of the evaluation in each row of `losses`.
     """
 
     documents: dict[str, np.ndarray]
@@ -51,11 +51,11 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # so that comparisons of them can be remembered
 class Records:
-    """All that a comparison needs.
+    """The data of a comparison.
 
-    `missing` says of runs without results what they lack, `speeds` are those that the study file gives beside the runs'
-    own, per condition and model in tokens/s, `sweep` the setting that it varies. `protocol` is 2 if the runs are
-    trunks, whose points are their decayed ends (docs/protocol.md).
+    `missing` says what runs without results lack. `speeds` has the study file's speeds in addition to the runs' own,
+    per condition and model in tokens/s, and `sweep` is the setting that the study varies. `protocol` is 2 if the runs
+    are trunks, whose points are their decayed ends (docs/protocol.md).
     """
 
     title: str
@@ -72,7 +72,7 @@ class Records:
 
 
 def progress(run: Run) -> str:
-    """Return what a run lacks for a comparison, or "" if it has all of its evaluations."""
+    """Return the missing part of a run, or "" if it has all of its evaluations."""
     if run.ends:
         if not (lacking := run.lacking):
             return ""
@@ -90,11 +90,11 @@ def _named(ends: Sequence[int]) -> str:
 
 
 def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -> list[Record]:
-    """Return the evaluations and facts of runs.
+    """Return the evaluations and metadata of runs.
 
-    Raises `UserError` if one has no evaluation, at one of its ends if it has several, lacks the loss of one of
-    `domains`, or, in nats per token, has another tokenizer or read other data than the others; and if some have ends
-    and others have not.
+    Raises `UserError` if a run has no evaluation (at one of its ends if it has several), lacks the loss of one of
+    `domains` or, in nats per token, differs from the others in tokenizer or data. It is also raised if only some of the
+    runs have ends.
     """
     runner.protocol(runs)
     found = [_collect(run, unit) for run in runs]
@@ -105,7 +105,7 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
             raise UserError(f"{record.label} was not evaluated on {', '.join(lacking)}; it has losses of {known}.")
     if unit != NATS:
         return found
-    tokenizers = [(record.label, record.facts.get("config", {}).get("data", {}).get("tokenizer")) for record in found]
+    tokenizers = [(r.label, r.metadata.get("config", {}).get("data", {}).get("tokenizer")) for r in found]
     if len({name for _, name in tokenizers if name}) > 1:
         named = ", ".join(f"{label}: {name}" for label, name in tokenizers if name)
         raise UserError(
@@ -113,9 +113,9 @@ def collect(runs: Sequence[Run], domains: Sequence[str], *, unit: Unit = NATS) -
             'compare them with unit="bits_per_byte" in the study file.'
         )
     sets = {domain.rpartition(".")[0] for domain in domains} - {""}
-    _require_one([(record.label, record.facts.get("manifest")) for record in found], "read different data")
+    _require_one([(record.label, record.metadata.get("manifest")) for record in found], "read different data")
     for name in sorted(sets):
-        hashes = [(record.label, record.facts.get("test_sets", {}).get(name)) for record in found]
+        hashes = [(record.label, record.metadata.get("test_sets", {}).get(name)) for record in found]
         _require_one(hashes, f"were evaluated on different test sets {name!r}")
     return found
 
@@ -132,18 +132,18 @@ def _require_one(hashes: Sequence[tuple[str, str | None]], what: str) -> None:
 
 
 def _collect(run: Run, unit: Unit) -> Record:
-    facts: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     files, ends = run.files, run.ends
     for name in ("run.json", "config.json"):
         if (files / name).is_file():
             value = read_json(files / name)
-            facts |= value if name == "run.json" else {"config": value}
+            metadata |= value if name == "run.json" else {"config": value}
     if run.config is not None:
-        facts |= _of_config(run.config, on_cpu=facts.get("device") == "cpu")
+        metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
     last = run.last_row()
-    facts |= {key: last[key] for key in COST if key in last}
+    metadata |= {key: last[key] for key in COST if key in last}
     if entropy := _entropy(schedule.end_directory(files, ends[-1]) if ends else files):
-        facts["entropy"] = entropy
+        metadata["entropy"] = entropy
     if lacking := run.lacking:
         raise UserError(
             f"{run.label} has no evaluation at the {_named(lacking)} ({run.workdir}); train it to the end, or compare "
@@ -151,7 +151,7 @@ def _collect(run: Run, unit: Unit) -> Record:
         )
     of_ends = [read_points(schedule.end_directory(files, step), unit=unit)[-1] for step in ends]
     points = of_ends or read_points(run.workdir, unit=unit)
-    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, facts)
+    return Record(run.label, run.model, run.seed, run.rate, run.schedule, points, metadata)
 
 
 def _entropy(workdir: Path) -> dict[str, dict[str, float]]:
@@ -192,10 +192,10 @@ def write(
     workdirs: Mapping[str, str | Path],
     max_bytes: int = MAX_BYTES,
 ) -> list[str]:
-    """Write the files into `out` and return messages about what was left out of them.
+    """Write the files into `out` and return messages about omitted data.
 
-    `study` is the part of runs.json about the comparison, `workdirs` are where the runs' rows and block losses are.
-    Raises `UserError` if runs were evaluated on different blocks.
+    `study` is the part of runs.json about the comparison, and `workdirs` hold the runs' rows and block losses. Raises
+    `UserError` if runs were evaluated on different blocks.
     """
     of_ends = study.get("protocol") == 2
     if study.get("unit", "nats") == "nats":
@@ -203,7 +203,7 @@ def write(
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     out.mkdir(parents=True, exist_ok=True)
-    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.facts for r in runs}
+    entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.metadata for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
     with (out / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -233,7 +233,7 @@ def _gather_metrics(
         parts = {0: files} | {p.step: schedule.end_directory(files, p.step) for p in run.points if of_ends}
         rows += [{"run": run.label, "end": end} | row for end, path in parts.items() for row in metrics.read(path)]
     fields = dict.fromkeys(field for row in rows for field in row)
-    values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that cannot say
+    values = {field: [row.get(field) for row in rows] for field in fields}  # None on a device that does not report it
     return {field: np.array([np.nan if x is None else x for x in column]) for field, column in values.items()}
 
 
@@ -268,7 +268,7 @@ def _gather_blocks(
     while sum(n <= last for *_, n in rows) > keep:
         last -= 1
     if any(n > last for *_, n in rows):
-        messages.append(f"blocks.npz holds the last {last} evaluations of each run: there is no room for more.")
+        messages.append(f"blocks.npz holds the last {last} evaluations of each run: more would exceed its size limit.")
     arrays: dict[str, Any] = {f"{domain}/documents": of_block for domain, of_block in documents.items()}
     kept = [(label, step) for label, step, n in rows if n <= last]
     arrays["kept"] = np.array([n <= last for *_, n in rows])
@@ -281,7 +281,7 @@ def _gather_blocks(
 
 
 def _of_ends(run: Record, workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
-    """Return what `eval_losses.read` does, of the run's ends; empty if one of them has no losses of blocks.
+    """Return the result of `eval_losses.read` for the run's ends; empty if an end has no losses of blocks.
 
     Raises `UserError` if ends were evaluated on different blocks.
     """
@@ -299,7 +299,7 @@ def _of_ends(run: Record, workdir: str | Path) -> tuple[dict[str, np.ndarray], d
 
 
 def read(directory: str | Path) -> Records:
-    """Return what `write` wrote; raise `UserError` if files are missing."""
+    """Return the data that `write` wrote; raise `UserError` if files are missing."""
     directory = Path(directory)
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():

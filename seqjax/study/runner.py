@@ -28,7 +28,7 @@ REPORT_SECONDS = 30.0
 class Run:
     """One run of a study; a run without a config is only read, never trained.
 
-    `model`, `seed`, `rate` and `schedule` say how it is compared (seqjax/study/studies.py).
+    `model`, `seed`, `rate` and `schedule` determine its comparison (seqjax/study/studies.py).
     """
 
     index: int
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """Where the output of the run's process goes, on this machine."""
+        """The local file for the output of the run's process."""
         return Mirror(self.workdir).directory / LOG
 
     def last_row(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
                     continue
                 del active[index]
                 slots.append(slot)
-                # A run that saved and ended early, because it was told to, counts as failed unless this study stops.
+                # A run that saved and ended early after a signal counts as failed unless this study stops.
                 if process.returncode != 0 or not (run.complete or stopping):
                     failed[index] = run
                     how = f"failed with status {process.returncode}" if process.returncode else "ended early"

@@ -1,14 +1,14 @@
-"""Confidence intervals of gaps: documents and seeds are both samples, and both variances count.
+"""Confidence intervals of gaps, with the variances of documents and seeds, which are both samples.
 
-The loss of a domain is the mean over its evaluated blocks. Blocks of one document are alike, so the document is the
-unit that is drawn: with the gap g_b of block b (the same block read by both runs), G_d the sum over the blocks of
-document d and m_d their number,
+The loss of a domain is the mean over its evaluated blocks. Blocks of a document are correlated, so the document is the
+sampling unit: with the gap g_b of block b (the same block read by both runs), G_d the sum over the blocks of document d
+and m_d their number,
 
     gap = sum_d G_d / sum_d m_d,    var = D / (D - 1) * sum_d (G_d - gap * m_d)^2 / (sum_d m_d)^2
 
 is the estimate of a ratio with its linearised variance; with m_d = 1 it is var(G) / D. With S >= 2 seeds, var(seed
-gaps) / S is added, and Student's t takes Satterthwaite's degrees of freedom. Without seeds the interval is that of the
-documents alone: it says nothing about another initialisation or order of the data.
+gaps) / S is added, and Student's t takes Satterthwaite's degrees of freedom. Without several seeds the interval covers
+only documents, not another initialisation or order of the data.
 
 Three seeds alone leave two degrees of freedom. Where many models have the same seeds, `seed_parts` pools the variance
 of seeds over the models, and `holm` keeps the level of all tests of a study together.
@@ -23,14 +23,14 @@ from scipy import special
 
 LEVEL = 0.95
 # The level at which variances of seeds are held to differ between models. Few seeds seldom show a difference, and a
-# pooled variance misleads where there is one: at 5% and with three seeds, a model with three times the standard
-# deviation of ten others would stay unnoticed in three of four studies.
+# pooled variance then misleads. At 5% and with three seeds, a model with three times the standard deviation of ten
+# others would go unnoticed in three of four studies.
 AGREEMENT = 0.2
 NULL_DRAWS = 4000
 
 
 class Estimate(NamedTuple):
-    """A gap, in the unit of the losses, with half the width of its 95% interval; None where none can be computed."""
+    """A gap, in the unit of the losses, with half the width of its 95% interval; None if it cannot be computed."""
 
     gap: float
     half_width: float | None
@@ -84,7 +84,7 @@ def mean_half_width(
     """Return half the width of the interval of a weighted sum of the gaps of domains.
 
     `blocks` holds, per domain, the gaps [..., seeds, blocks] and the document of each block [blocks]. Documents of
-    different domains are independent; a seed moves all domains together, so that its part is taken of the sum.
+    different domains are independent; a seed moves all domains together, so its variance is that of the sum.
     """
     variances, degrees = document_parts(blocks, weights)
     n_seeds = blocks[0][0].shape[-2]
@@ -131,14 +131,14 @@ def seed_parts(gaps: Sequence[Mapping[int, float]]) -> tuple[list[Part | None], 
 
         y_ms = model_m + seed_s + e_ms,    e_ms of variance s^2,
 
-    of which the gaps, and zeros for the reference, are all that is needed: subtracting the reference shifts every seed.
-    s^2 is the residual variance of the fit by least squares, with (M - 1) (S - 1) degrees of freedom for M models (with
-    the reference) that all have S seeds, and the mean gap of a model over its S seeds has the variance 2 s^2 / S. A
-    model whose own var(gaps) / S is larger keeps that.
+    for which the gaps, and zeros for the reference, suffice: subtracting the reference shifts every seed. s^2 is the
+    residual variance of the fit by least squares. It has (M - 1) (S - 1) degrees of freedom for M models (with the
+    reference) that all have S seeds, and the mean gap of a model over its S seeds has the variance 2 s^2 / S. A model
+    whose own var(gaps) / S is larger keeps that.
 
     The variances agree unless Bartlett's statistic of the models' residuals is among the largest 20% (`AGREEMENT`) of
-    layouts with one variance, simulated because residuals of few seeds are neither independent nor many. If they do
-    not, each model has its own variance, with S - 1 degrees of freedom. None for a model without a second seed.
+    layouts with one variance. These are simulated, because residuals of few seeds are neither independent nor many. If
+    they do not, each model has its own variance, with S - 1 degrees of freedom. None for a model without a second seed.
     """
     order = list(dict.fromkeys(seed for of_model in gaps for seed in of_model))
     values = np.array([[0.0] * len(order), *([of_model.get(seed, np.nan) for seed in order] for of_model in gaps)])
@@ -191,7 +191,7 @@ def _bartlett(sums: np.ndarray, freedoms: np.ndarray) -> np.ndarray:
 
 
 def holm(p_values: Sequence[float], *, level: float) -> list[bool]:
-    """Return which hypotheses are rejected so that any true one among them is with a probability of `level` at most.
+    """Return which hypotheses are rejected, with a probability of at most `level` that any of these is true.
 
     Holm's procedure: the i-th smallest of n p-values is compared with level / (n - i + 1), until the first above.
     """
@@ -204,9 +204,9 @@ def holm(p_values: Sequence[float], *, level: float) -> list[bool]:
 
 
 def groups(order: Sequence[str], differ: dict[frozenset[str], bool]) -> list[list[str]]:
-    """Return the longest stretches of a ranking within which no two differ; a name may stand in several.
+    """Return the longest runs of a ranking within which no two models differ; a name may be in several.
 
-    `differ` tells of every pair whether the interval of its difference excludes zero.
+    `differ` says for every pair whether the interval of its difference excludes zero.
     """
     found: list[list[str]] = []
     last = -1

@@ -1,4 +1,4 @@
-"""The tables of a study, as Markdown: what ran, the gaps to every reference, what they say, and the ranking."""
+"""The tables of a study, as Markdown: the runs, the gaps to every reference, their interpretation, and the ranking."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -38,7 +38,7 @@ def report(records: Records) -> str:
     if of_model:
         sections += ["## Learning rates\n", _rates(of_model)]
     sections += ["## Cost\n", _cost(records)]
-    if any(run.facts.get("entropy") for run in records.runs):
+    if any(run.metadata.get("entropy") for run in records.runs):
         sections += ["## Entropy of attention\n", entropy_table(records)]
     known = comparison.models(records)
     for reference in records.references:
@@ -92,7 +92,7 @@ def runs_table(records: Records) -> str:
     rows = []
     for run in records.runs:
         last = run.points[-1]
-        speed = run.facts.get("tokens_per_s")
+        speed = run.metadata.get("tokens_per_s")
         rows.append(
             [
                 run.label,
@@ -106,7 +106,7 @@ def runs_table(records: Records) -> str:
 
 
 def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
-    """Return what each learning rate led to, and which models may want one outside of those tried."""
+    """Return the losses at each learning rate, and the models whose best rate is at the edge of the grid."""
     rates = sorted({rate for found in of_model.values() for rate in found})
     rows: list[list[str]] = []
     at_edge: dict[str, list[str]] = {"lowest": [], "highest": []}
@@ -130,7 +130,7 @@ def _rates(of_model: Mapping[str, Mapping[float, tuple[float, float]]]) -> str:
 
 
 def _cost(records: Records) -> str:
-    """Return what each model costs, beside its gap to every reference."""
+    """Return the cost of each model, beside its gap to every reference."""
     known = [name for name in records.references if comparison.common_runs(records, name)]
     gaps = {name: equal_loss.estimates(records, name) for name in known}
     runs = {model: comparison.common_runs(records, model) for model in comparison.models(records)}
@@ -140,21 +140,21 @@ def _cost(records: Records) -> str:
 def cost_table(
     records: Records, runs: Mapping[str, Sequence[Record]], gaps: Mapping[str, Mapping[str, Estimate]], *, at: str
 ) -> str:
-    """Return what the runs of each model cost, beside its gaps: reference -> model -> gap; `at` says at which loss."""
+    """Return the cost of each model's runs, beside its gaps: reference -> model -> gap; `at` names their loss."""
     rows = []
     for model, of_model in runs.items():
         if not of_model:
             continue
-        facts = of_model[0].facts
+        metadata = of_model[0].metadata
         given = [speeds.get(model) for speeds in records.speeds.values()]
         rows.append(
             [
                 model,
-                _speed(facts.get("tokens_per_s")),
+                _speed(metadata.get("tokens_per_s")),
                 *map(_speed, given),
-                _number(facts.get("device_peak_gib"), 1, " GiB"),
-                _number(facts.get("state_bytes"), 2**20, " MiB"),
-                _number(facts.get("flops_per_token"), 1e9, "", digits=2),
+                _number(metadata.get("device_peak_gib"), 1, " GiB"),
+                _number(metadata.get("state_bytes"), 2**20, " MiB"),
+                _number(metadata.get("flops_per_token"), 1e9, "", digits=2),
                 *(cell(to_one[model]) if model in to_one else DASH for to_one in gaps.values()),
             ]
         )
@@ -171,7 +171,7 @@ def entropy_table(records: Records) -> str:
     domains = (*records.against, *records.domains)
     rows = []
     for run in records.runs:
-        if found := run.facts.get("entropy"):
+        if found := run.metadata.get("entropy"):
             cells = (found.get(domain, {}) for domain in domains)
             rows.append([run.label, *(_entropy(cell) for cell in cells)])
     return (

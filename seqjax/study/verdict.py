@@ -1,4 +1,4 @@
-"""The answer to a study's question in words: does a model cost base capabilities, and how sure is that?"""
+"""The result of a study in words: whether a model costs base capabilities, and how certain that is."""
 
 import numpy as np
 
@@ -10,11 +10,11 @@ from seqjax.utils import UserError
 
 
 def verdict(records: Records, model: str, reference: str) -> str:
-    """Return some sentences on how `model` does out of domain at the loss in domain at which `reference` is as good.
+    """Return sentences on the loss of `model` out of domain at the same loss in domain as `reference`.
 
     The numbers are those of `comparison.compare`: the gap of the mean over the domains, positive where the model is
-    worse, its 95% interval, and what is left of it where a study tested another cause; in protocol 2 those of
-    `equal_loss.compare`. Raises `UserError` for a model that the study has not.
+    worse, its 95% interval, and the remainder after any other cause that the study tested. In protocol 2 they are those
+    of `equal_loss.compare`. Raises `UserError` for a model that the study does not have.
     """
     for name in (model, reference):
         comparison.require_model(records, name)
@@ -104,7 +104,7 @@ def _certainty(gap: Gap, estimate: Estimate) -> str:
 
 
 def _cause(row: Row, quantity: str) -> str:
-    """Return what is left of a gap where another cause was tested; nothing for a gap that is none."""
+    """Return the remainder of a gap where another cause was tested; nothing if there is no gap."""
     reading = comparison.reading(row, quantity)
     if reading in ("none", "no interval"):
         return ""

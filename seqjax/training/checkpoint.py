@@ -1,16 +1,16 @@
 """Saves and restores checkpoints, through Orbax: parameters, optimiser, step, RNG, place in the data, state of the log.
 
 Saving is asynchronous and atomic (a directory is renamed into place when it is complete, an object is written last on
-gs://), so however a process dies, the newest complete checkpoint is intact, and a run that resumes from it neither
-repeats nor skips data. A run saves the items `params`, `rest` (optimiser, step and RNG), `data` (the place in the data,
-a file per process) and `meta` (JSON: the state of the log and the identity of the data); `seqjax convert` saves
-`params` alone.
+gs://). However a process dies, the newest complete checkpoint is thus intact, and a run that resumes from it neither
+repeats nor skips data. A run saves the items `params`, `rest` (optimiser, step and RNG), `data` (the position in the
+data, a file per process) and `meta` (JSON: the state of the log and the identity of the data). `seqjax convert` saves
+only `params`.
 
-What happens to a checkpoint later is noticed before it is read. Orbax's array files have no checksum of their values,
-and a directory that lost an item still loads as one without it. So a checkpoint names its items in
-`_CHECKPOINT_METADATA`, and `checksums.json`, written before the checkpoint is renamed into place, holds the length and
-CRC-32 of every other file. Checkpoints on gs://, whose objects have checksums of their own, have neither the file nor
-the entry `CHECKSUMMED`; their items are checked, their bytes are not.
+Later damage to a checkpoint is detected before it is read. Orbax's array files have no checksum of their values, and a
+directory that lost an item still loads without it. So a checkpoint names its items in `_CHECKPOINT_METADATA`, and
+`checksums.json`, written before the checkpoint is renamed into place, holds the length and CRC-32 of every other file.
+Checkpoints on gs://, whose objects have checksums of their own, have neither the file nor the entry `CHECKSUMMED`;
+their items are checked, their bytes are not.
 """
 
 import concurrent.futures
@@ -102,7 +102,7 @@ class Checkpoints:
 
     def _save(self, step: int, items: ocp.args.Composite) -> None:
         try:
-            self._manager.wait_until_finished()  # as `save` does first, but `_saving` belongs to that one until then
+            self._manager.wait_until_finished()  # before `_saving` changes, as in `save`
             self._saving = step
             custom = {} if self._is_remote else CHECKSUMMED
             self._manager.save(step, args=items, custom_metadata=custom, force=True)
@@ -159,7 +159,7 @@ class Checkpoints:
             try:
                 return self._restore(items, PARAMS)["params"], step
             except UserError:
-                # A run that goes on beside this process removes old checkpoints, perhaps the one that is being read.
+                # A run in another process removes old checkpoints, perhaps the one that is being read.
                 self._manager.close()
                 self._manager = _opened(self._path, self._options)
                 if self.latest == step and self._of(step).is_dir():
@@ -170,7 +170,7 @@ class Checkpoints:
         )
 
     def _restore(self, items: ocp.args.Composite, names: Sequence[str]) -> Any:
-        """Return what `items` asks of the newest checkpoint, after the files of its items `names` were checked."""
+        """Restore `items` of the newest checkpoint, after checking the files of its items `names`."""
         step = self.latest
         assert step is not None
         fault = ""
@@ -178,7 +178,7 @@ class Checkpoints:
             check(self._of(step), names, part=jax.process_index(), parts=jax.process_count())
         except DamagedError as error:
             fault = str(error)
-        if jax.process_count() > 1:  # All go on, or none does.
+        if jax.process_count() > 1:  # Either all processes continue or none does.
             faults = multihost_utils.process_allgather(np.asarray(bool(fault)))
             fault = fault or ("another process found damage" if faults.any() else "")
         if fault:
@@ -192,7 +192,7 @@ class Checkpoints:
             raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def wait(self) -> None:
-        """Wait until everything saved is written; raise `UserError` if it could not be."""
+        """Wait until everything saved is written; raise `UserError` if writing failed."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -200,7 +200,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def named_when_disk_full(self) -> Iterator[None]:
-        """Turn a full disk, whatever was being written, into a `UserError` that names the last good checkpoint."""
+        """Turn a full disk during any write into a `UserError` that names the last good checkpoint."""
         try:
             yield
         except OSError as error:
@@ -212,16 +212,16 @@ class Checkpoints:
         """Stop the threads of the checkpoint manager."""
         self._manager.close()
 
-    # ------------------------------------------------------------------------------------- errors, and the way out
+    # ---------------------------------------------------------------------------------------- errors and their remedies
     def _of(self, step: int) -> Path | epath.Path:
         return self._path / str(step)
 
     def _steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are complete, not of those that Orbax started to write."""
+        """Return the steps of the complete checkpoints, without those that Orbax only started to write."""
         return sorted(ocp.utils.checkpoint_steps(self._path)) if self._path.exists() else []
 
     def _damaged(self, step: int, fault: str, names: Sequence[str]) -> UserError:
-        """Return the error about a damaged checkpoint, which names the newest whole one before it and the way there.
+        """Return the error about a damaged checkpoint; it tells how to resume from the newest intact one.
 
         `names` are the items that are needed.
         """
@@ -240,7 +240,7 @@ class Checkpoints:
         )
 
     def _not_written(self, error: Exception) -> UserError:
-        """Return the error about a checkpoint, or what a run writes beside it, that `error` kept from being written."""
+        """Return the error about a checkpoint, or a file beside it, that could not be written because of `error`."""
         complete = self._steps()
         last = f"the last good checkpoint is {self._of(complete[-1])}" if complete else "no checkpoint is complete"
         logging.error("checkpoint: %s", error)
@@ -258,7 +258,7 @@ def has_checkpoint(workdir: str | os.PathLike[str], step: int) -> bool:
 
 
 def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
-    """Return Orbax's manager, which cannot be made in the moment in which a run beside it removes a checkpoint."""
+    """Return Orbax's manager; retry while another run removes a checkpoint, when it cannot be created."""
     for _ in range(OPEN_TRIES):
         try:
             return ocp.CheckpointManager(directory, options=options)
@@ -269,7 +269,7 @@ def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions)
 
 
 def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
-    """Return the place in the data that process 0 saved, which is that of all however many there were.
+    """Return the place in the data that process 0 saved, which is the same for any number of processes.
 
     Raises `DamagedError` if there is none.
     """
@@ -298,7 +298,7 @@ def _abstract(tree: Any) -> Any:
 
 # -------------------------------------------------------------------------------------------------------- checksums
 class DamagedError(Exception):
-    """A checkpoint is not what was written; the message says what is wrong with which file."""
+    """A checkpoint differs from what was written; the message names the file and the damage."""
 
 
 def write_checksums(directory: Path) -> None:
@@ -311,9 +311,9 @@ def write_checksums(directory: Path) -> None:
 
 
 def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, parts: int = 1) -> None:
-    """Raise `DamagedError` unless the items `names` of a checkpoint are there and their files are those written.
+    """Raise `DamagedError` unless the items `names` of a checkpoint exist and their files are unchanged.
 
-    Of the files, `part` of `parts` is read, so that several processes can share the work.
+    Part `part` of `parts` of the files is read, so that several processes can share the work.
     """
     metadata = _metadata(directory)
     for name in names:
@@ -343,7 +343,7 @@ def _is_whole(directory: Path | epath.Path, names: Sequence[str]) -> bool:
 
 
 def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
-    """Return what is wrong with a file, or ""."""
+    """Return a description of the damage to a file, or ""."""
     try:
         found, found_crc = measure(directory / path)
     except OSError as error:
@@ -354,7 +354,7 @@ def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
 
 
 def _metadata(directory: Path | epath.Path) -> dict[str, Any]:
-    """Return what a checkpoint says about itself; raise `DamagedError` if it does not."""
+    """Return the metadata of a checkpoint; raise `DamagedError` if it is missing."""
     try:
         found = json.loads((directory / METADATA).read_bytes())
         return {"item_handlers": dict(found["item_handlers"]), "custom_metadata": dict(found["custom_metadata"] or {})}
@@ -380,7 +380,7 @@ def _hide_noise() -> None:
 
     Orbax logs the first error before it raises it. Its other writes end after its event loop has closed: asyncio logs
     their errors, and tensorstore tells `sys.unraisablehook` that the loop is closed. On a full disk that is dozens of
-    tracebacks above the one message that says what to do. That several processes stop together is said by the run too.
+    tracebacks above the message with the remedy. The run itself also reports that several processes stop together.
     """
     for logger in (logging.get_absl_logger(), standard_logging.getLogger("asyncio")):
         logger.addFilter(_is_news)

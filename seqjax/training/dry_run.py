@@ -1,9 +1,9 @@
-"""What a run would do, without doing it: `seqjax train --dry_run`. Nothing is written, and no data is prepared.
+"""Describe a run without starting it: `seqjax train --dry_run`. Nothing is written, and no data is prepared.
 
 The bytes of state and batch on each device are exact. Those of gradients and activations are XLA's analysis of the
-compiled training step, for the devices of this machine; with `--devices=N`, for N of its CPU's that stand for those of
-another machine. Time is the speed of the same model on the same kind of device in `benchmarks/results`, or that of a
-few steps on random tokens.
+compiled training step for the devices of this machine. With `--devices=N` they are for N CPU devices that simulate
+those of another machine. Time is the speed of the same model on the same kind of device in `benchmarks/results`, or
+that of a few steps on random tokens.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the numbe
 
 
 def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] | None = None) -> Iterator[str]:
-    """Yield the lines of the report, the quick ones first; raise `UserError` for what cannot be trained.
+    """Yield the lines of the report, the quick ones first; raise `UserError` if the run cannot be trained.
 
-    `devices` are those of `described_devices`, in place of the ones that this machine has.
+    `devices`, from `simulated_devices`, replace the devices of this machine.
     """
-    train, described = config.train, devices is not None
+    train, simulated = config.train, devices is not None
     devices = list(devices) if devices is not None else jax.devices()
     device = devices[0]
     mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
@@ -60,7 +60,7 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
     yield f"workdir      {_workdir(workdir, config)}"
-    kind = "described, not those of this machine" if described else f"{device.device_kind} ({device.platform})"
+    kind = "simulated, not those of this machine" if simulated else f"{device.device_kind} ({device.platform})"
     yield f"devices      {len(devices)} x {kind}"
     yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
     yield f"data         {_data(config)}"
@@ -98,11 +98,11 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
         compiled = step.lower(shapes, batch, rate).compile()
-        program = "the CPU's program; that of other devices differs" if described else "the compiled step"
+        program = "the CPU's program; that of other devices differs" if simulated else "the compiled step"
         needed, text = _memory(compiled, kept=state_bytes + batch_bytes, program=program)
         yield f"memory       {text}"
-        if described:
-            yield "time         unknown: the devices are described"
+        if simulated:
+            yield "time         unknown: the devices are simulated"
             return
         limit = _limit(device)
         fits = limit is None or needed <= limit
@@ -130,13 +130,13 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
         yield f"time         {duration(tokens / speed)} at {speed:,.0f} tokens/s ({source}), without evaluations"
 
 
-def described_devices(count: int) -> list[Any]:
-    """Return so many CPU devices, which stand for those of another machine: programs are compiled for them, not run.
+def simulated_devices(count: int) -> list[Any]:
+    """Return `count` CPU devices that simulate those of another machine: programs are compiled for them, not run.
 
-    JAX makes them when it starts, so call this before. Raises `UserError` if it has started with fewer.
+    JAX creates them when it starts, so call this before. Raises `UserError` if JAX has started with fewer.
     """
     if count < 1:
-        raise UserError(f"--devices={count}: give the number of devices to describe, 1 or more.")
+        raise UserError(f"--devices={count}: give the number of devices to simulate, 1 or more.")
     if not cpu_compiler.has_started():
         flags = os.environ.get("XLA_FLAGS", "").split()
         os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(FORCE))
@@ -144,7 +144,7 @@ def described_devices(count: int) -> list[Any]:
         jax.config.update("jax_platforms", "cpu")
     found = jax.devices("cpu")
     if len(found) < count:
-        raise UserError(f"JAX has started with {len(found)} CPU device(s), so {count} cannot be described any more.")
+        raise UserError(f"JAX has started with {len(found)} CPU device(s), so {count} cannot be simulated any more.")
     return found[:count]
 
 
@@ -160,7 +160,7 @@ def _workdir(workdir: str | Path | None, config: Config) -> str:
 
 
 def _data(config: Config) -> str:
-    """Return where the text comes from, and for prepared blocks how often a run reads it."""
+    """Return a line on the source of the text and, for prepared blocks, how often a run reads it."""
     if config.data.corpus != "blocks":
         return " ".join(filter(None, (config.data.corpus, ", ".join(config.data.tfds), config.data.path)))
     try:
@@ -175,12 +175,12 @@ def _data(config: Config) -> str:
 
 
 def _limit(device: Any) -> int | None:
-    """Return the bytes of a device's memory, or None if it does not say."""
+    """Return the bytes of a device's memory, or None if the device does not report them."""
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _memory(compiled: Any, *, kept: int, program: str) -> tuple[int, str]:
-    """Return the bytes that a device needs and what they consist of; `kept` are those of its state and batch."""
+    """Return the bytes that a device needs and their parts; `kept` counts its state and batch."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         text = "at least, for parameters, optimiser and batch; this backend gives no analysis of the rest"

@@ -1,12 +1,12 @@
 """The losses of every evaluation, by block and by class of token, stored beside `metrics.jsonl`.
 
-From the losses of blocks come the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes
-the blocks, which are the same at every evaluation: per domain the arrays "DOMAIN/index", "DOMAIN/documents" and
-"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each
-block's mean loss in nats per token after that step.
+The losses of blocks give the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes the
+blocks, which are the same at every evaluation. Per domain it has the arrays "DOMAIN/index", "DOMAIN/documents" and
+"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`). `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's
+mean loss in nats per token after that step.
 
-From the losses of classes a comparison tells what the gap of two models is made of. Every family of classes divides all
-predicted tokens of the evaluation blocks. With x_0 .. x_T the tokens of a block, of which x_1 .. x_T are predicted:
+The losses of classes decompose the gap between two models. Every family of classes divides all predicted tokens of the
+evaluation blocks. With x_0 .. x_T the tokens of a block, of which x_1 .. x_T are predicted:
 
     repeat     let s < t be the last place with (x_{s-2}, x_{s-1}) = (x_{t-2}, x_{t-1}). x_t continues as before if
                x_s = x_t, and otherwise if not; without such a place its bigram is new.
@@ -14,8 +14,8 @@ predicted tokens of the evaluation blocks. With x_0 .. x_T the tokens of a block
     frequency  of x_t in training, per million tokens (`Corpus.token_rates`); without these, there is no such family
     position   t - 1, the number of tokens before the last one that the model has read
 
-So a model that copies what followed the last time predicts the tokens that continue as before. A block may hold several
-documents, and a repeat may reach into one before.
+So a model that copies the token after the bigram's last occurrence predicts the tokens that continue as before. A block
+may hold several documents, and a repeat may reach into one before.
 
 A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "step", the names of the classes of each
 "FAMILY" [classes], and per domain
@@ -59,7 +59,7 @@ def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:
 
 
 def path(workdir: Path, step: int) -> Path:
-    """Return the file of an evaluation, which is written last of all that belongs to it."""
+    """Return the file of an evaluation, which is written after everything else that belongs to it."""
     return workdir / DIRECTORY / f"{step:08d}.npz"
 
 
@@ -82,7 +82,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 
 CLASSES = "classes.npz"  # in DIRECTORY
-# Where each class begins. A window of 256 and chunks of 128 are what shipped mixers see without effort.
+# Where each class begins. Shipped mixers see windows of 256 and chunks of 128 directly.
 DISTANCES = (1, 32, 128, 256, 1024)
 RATES = (1, 10, 100, 1_000, 10_000)
 POSITIONS = (32, 128, 512, 1024)

@@ -1,7 +1,7 @@
 """Evaluation: the loss per domain and the entropy of attention, and the newest checkpoint of a run to evaluate.
 
-The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats, and E_i / ln(i + 1), as means over
-layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
+The entropy of the attention weights is E_i = lse_i - sum_j p_ij s_ij in nats, and relative to its maximum E_i / ln(i +
+1). Both are means over layers, heads, positions i >= 1 and sequences (arXiv 2505.18522, section 3).
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Domain(NamedTuple):
 
 
 def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0) -> dict[str, Domain]:
-    """Return the batches of every evaluation domain, in the corpus's order (in-domain first), always the same ones.
+    """Return the batches of every evaluation domain, the same at every call, in the corpus's order (in-domain first).
 
     `tokens` is the largest number of tokens per domain; 0 means `config.eval.tokens`.
     """
@@ -62,7 +62,7 @@ def load_domains(corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0)
 class Evaluation:
     """The evaluation of a model on every domain of a corpus, always on the same blocks. Call it inside `jax.set_mesh`.
 
-    `blocks` has those of each domain, in the corpus's order.
+    `blocks` holds the blocks of each domain, in the corpus's order.
     """
 
     def __init__(self, model: Model, corpus: Corpus, config: Config, *, mesh: Mesh, tokens: int = 0):
@@ -122,9 +122,9 @@ class Evaluation:
 def summarize(losses: Mapping[str, np.ndarray], domains: Mapping[str, Domain], corpus: Corpus) -> dict[str, float]:
     """Return the row of metrics of an evaluation.
 
-    It has per domain the mean `loss` in nats per token and `bits_per_byte`, which is comparable across tokenizers; and
-    the mean loss of the in-domain and out-of-domain ones, `equal` (unweighted) and `natural` (weighted by their shares
-    of the corpus). Test sets are not in these means.
+    It has per domain the mean `loss` in nats per token and `bits_per_byte`, which is comparable across tokenizers. It
+    also has the mean losses in domain and out of domain, `equal` (unweighted) and `natural` (weighted by shares of the
+    corpus). Test sets are not in these means.
     """
     row = {f"eval/{name}/loss": float(np.mean(loss)) for name, loss in losses.items()}
     for name, loss in losses.items():
@@ -157,7 +157,7 @@ def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:
-    """Return the directory whose checkpoint stands for a run: that of its last end with one, else the workdir."""
+    """Return the directory of the checkpoint that represents a run: its last end that has one, else the workdir."""
     cooldowns = [segment for segment in segments(config) if segment.is_cooldown]
     for segment in reversed(cooldowns):
         directory = segment.directory(workdir)
@@ -169,8 +169,8 @@ def trained(config: Config, workdir: str | Path) -> str | Path:
 def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[Config, Model, Params, int, Mesh]:
     """Return config, model, parameters and step of a run's newest checkpoint, and a mesh of the available devices.
 
-    Of a run with several ends it is the checkpoint of the last one that has any.
-    `allow_code` names the modules outside seqjax that a mixer may be imported from (`workdirs.load_config`).
+    For a run with several ends it is the checkpoint of the last end that has one. `allow_code` names the modules
+    outside seqjax that a mixer may be imported from (`workdirs.load_config`).
     """
     config = workdirs.load_config(workdir, allow_code=allow_code)
     try:

@@ -1,11 +1,11 @@
 """The lock of a workdir: at any time one run writes to it; a second one is refused with the first one's host and pid.
 
 The lock is `run.lock`, a file or an object of the store, which a run creates only if there is none, touches while it
-lives, and removes at its end. What a killed run leaves behind is recognised: on the same machine by its process, which
-is gone, and elsewhere by the age of the lock, by the clock of the file server or store. Readers need no lock.
+lives, and removes at its end. The lock of a killed run is recognised: on the same machine by its missing process,
+elsewhere by the age of the lock on the clock of the file server or store. Readers need no lock.
 
-In a store the lock is advisory: nothing can tell a run that died from one that was cut off for minutes, and between
-that one's last look at the lock and the end of its save both can write.
+In a store the lock is advisory: a dead run cannot be told from a run that was cut off for minutes. Between the latter's
+last check of the lock and the end of its save, both can write.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FILE = "run.lock"
 STALE_SECONDS = 180.0  # without a sign of life, after which a run that cannot be seen from here is taken for dead
 BEAT_SECONDS = 20.0
 LOOK_SECONDS = 1.0
-SETTLE_SECONDS = 0.5  # in which others that saw the same dead lock remove it
+SETTLE_SECONDS = 0.5  # in which other runs that saw the same dead lock remove it
 
 
 class Holder(NamedTuple):
@@ -65,7 +65,7 @@ class WorkdirLock:
     def check(self, *, look: bool = False) -> None:
         """Raise `UserError` if another run has taken the workdir, because this process stood still for minutes.
 
-        With `look` the lock is read now, and it is an error if the workdir is no longer where it was.
+        With `look`, read the lock now and raise an error if the workdir has moved.
         """
         if look and self._opened is not None:
             here = Path(self._workdir)
@@ -75,7 +75,7 @@ class WorkdirLock:
                     "the last checkpoint, run the same command again with --workdir=DIR, where it is now."
                 )
         if look:
-            with contextlib.suppress(OSError, store.StoreError):  # What is to be written there will say so.
+            with contextlib.suppress(OSError, store.StoreError):  # The next write reports it.
                 self._is_there()
         if self._lost_to is not None:
             raise UserError(
@@ -85,7 +85,7 @@ class WorkdirLock:
             )
 
     def release(self) -> None:
-        """Remove the lock, unless it is another run's by now, also from a directory that was moved."""
+        """Remove the lock, also from a moved directory, unless another run holds it by now."""
         self._released.set()
         self._thread.join()
         with contextlib.suppress(OSError, store.StoreError):
@@ -98,7 +98,7 @@ class WorkdirLock:
             os.close(self._opened)
 
     def _is_there(self) -> bool:
-        """Return whether the lock is there and this run's; if it is another's, remember whose."""
+        """Return whether this run holds the lock; remember the holder if it is another run."""
         found = _read(self._lock)
         if found is not None and found.token != self._holder.token:
             self._lost_to = found
@@ -116,13 +116,13 @@ class WorkdirLock:
 
 @contextlib.contextmanager
 def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[WorkdirLock]:
-    """A context in which this process alone writes to `workdir`; a directory is created if it does not exist.
+    """Return a context in which only this process writes to `workdir`; a missing directory is created.
 
-    A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, a run on another
-    host is waited for until it has released the lock, has touched it, or has not for `STALE_SECONDS`: a job that starts
-    again finds what its first start left behind, perhaps seconds ago.
+    A directory that was created here is removed again if a `UserError` leaves it empty. With `wait`, wait for a run on
+    another host until it releases the lock, touches it, or has not touched it for `STALE_SECONDS`. A restarted job may
+    find the lock of its first start, perhaps seconds old.
 
-    Raises `UserError` if another run holds it or it cannot be written.
+    Raises `UserError` if another run holds the lock or it cannot be written.
     """
     url, directory = store.url_of(workdir), Path(workdir)
     is_new = not url and not directory.exists()
@@ -143,12 +143,12 @@ def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[W
     finally:
         lock.release()
         if is_new and refused:
-            with contextlib.suppress(OSError):  # There is something in it.
+            with contextlib.suppress(OSError):  # The directory is not empty.
                 directory.rmdir()
 
 
 def _acquire(workdir: str, *, wait: bool = False) -> Holder:
-    """Create the lock and return its holder, or raise `UserError` that names who holds it."""
+    """Create the lock and return its holder; raise `UserError` that names the holder if it is taken."""
     lock, pid, since, removed = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z"), False
     mine = Holder(socket.gethostname(), pid_space(), pid, start_of(pid), since, uuid.uuid4().hex)
     for _ in range(5):
@@ -168,7 +168,7 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
 
 
 def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | None:
-    """Wait for a sign of life, at most until the lock is stale; return its age then, None if it was released."""
+    """Wait for a sign of life, at most until the lock is stale; return its age then, or None if it was released."""
     before = age
     sys.stderr.write(
         f"{workdir} was left in use by {holder or 'another process'}; waiting up to {STALE_SECONDS - (age or 0):.0f} s "
@@ -183,7 +183,7 @@ def _awaited(workdir: str, holder: Holder | None, age: float | None) -> float | 
 
 def _require_dead(workdir: str, holder: Holder | None, age: float) -> None:
     """Raise `UserError` if the holder of a lock that was touched `age` seconds ago lives or may live."""
-    alive = holder.alive if holder is not None else None  # None has not said yet who it is.
+    alive = holder.alive if holder is not None else None  # None: the holder has not written its name yet.
     if alive is False or (alive is None and age >= STALE_SECONDS):
         return
     who = f"{holder}, since {holder.since}" if holder is not None else "another process"
@@ -200,7 +200,7 @@ def _content(holder: Holder) -> bytes:
 
 
 def _create(lock: str, content: bytes) -> bool:
-    """Write a file or object unless there is one, and return whether it was written."""
+    """Write a file or object unless it exists, and return whether it was written."""
     if store.url_of(lock):
         return store.create(lock, content)
     try:
@@ -212,7 +212,7 @@ def _create(lock: str, content: bytes) -> bool:
 
 
 def _read(lock: str) -> Holder | None:
-    """Return who holds a lock, or None if there is none or its content is not (yet) complete."""
+    """Return the holder of a lock, or None if there is no lock or its content is not (yet) complete."""
     try:
         return Holder(**json.loads(store.read(lock) or b""))
     except (ValueError, TypeError):
@@ -220,7 +220,7 @@ def _read(lock: str) -> Holder | None:
 
 
 def _age(lock: str) -> float | None:
-    """Return the seconds since the lock was touched, by the clock of what it is kept on; None if it is gone."""
+    """Return the seconds since the lock was touched, by the clock of its file server or store; None if it is gone."""
     probe = f"{lock}.{uuid.uuid4().hex}"
     _create(probe, b"")
     try:
@@ -231,7 +231,7 @@ def _age(lock: str) -> float | None:
 
 
 def pid_space() -> str:
-    """Return what a pid is relative to, the boot and the pid namespace; empty where there is no /proc."""
+    """Return the boot and the pid namespace that a pid belongs to; empty where there is no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -240,7 +240,7 @@ def pid_space() -> str:
 
 
 def start_of(pid: int) -> str:
-    """Return what tells a running process from a later one of its pid, its start in ticks; empty if it has ended."""
+    """Return the start of a process in ticks, which identifies it beside its pid; empty if it has ended."""
     with contextlib.suppress(PermissionError):  # another user's
         try:
             os.kill(pid, 0)

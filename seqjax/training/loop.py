@@ -1,7 +1,7 @@
-"""The training loop, one linear function that can be read from top to bottom.
+"""The training loop, a linear function that can be read from top to bottom.
 
-Metrics are fetched one step late, so the device never waits for the host; the data iterator, the optimiser and the
-position in `metrics.jsonl` are saved together, so a run that was killed and resumed equals an uninterrupted one.
+Metrics are fetched one step late, so the device never waits for the host. The data iterator, the optimiser and the
+position in `metrics.jsonl` are saved together, so a killed and resumed run equals an uninterrupted one.
 
 A run is trained in segments (seqjax/training/schedule.py): one, or a trunk and a cooldown to each of its ends.
 `train` goes through them, `_train` is the loop of each. All use the same compiled step.
@@ -38,7 +38,7 @@ from seqjax.utils import StatusLine, UserError, use_safe_fusions, write_json
 
 
 class Setup(NamedTuple):
-    """What all segments of a run share: its data, its model and the compiled steps."""
+    """The parts that all segments of a run share: its data, its model and the compiled steps."""
 
     config: Config
     mesh: jax.sharding.Mesh
@@ -54,7 +54,7 @@ class Setup(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where training is: the state on the devices, the position in the data, and the state of the log, if any."""
+    """The position of training: the state on the devices, the position in the data, and any state of the log."""
 
     step: int
     state: TrainState
@@ -70,7 +70,7 @@ def train(config: Config, workdir: str | Path) -> bool:
 
     `workdir` may be in a store, gs://BUCKET/PATH (seqjax/training/workdir.py).
 
-    Raises `UserError` if another run is writing to `workdir`, or for what cannot be trained.
+    Raises `UserError` if another run is writing to `workdir` or the run cannot be trained.
     """
     use_safe_fusions()  # as the commands do
     mirror = workdirs.Mirror(workdir)
@@ -118,7 +118,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
         )
         return False
     if jax.process_index() == 0:
-        at_end = place.step == config.train.steps  # not so if the last of several ends was complete before
+        at_end = place.step == config.train.steps  # missing if the last of several ends was complete before
         params, rng = (place.state.params, place.state.rng) if at_end else (None, None)
         say(report.of_run(mirror, config, setup.corpus, setup.model, params=params, rng=rng, mesh=setup.mesh))
         mirror.push()
@@ -164,7 +164,7 @@ def _checkpoints(config: Config, mirror: workdirs.Mirror) -> Checkpoints:
 
 
 def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -> Place | None:
-    """Return the place of the newest checkpoint; None if there is none from which a run can go on."""
+    """Return the place of the newest checkpoint; None if no checkpoint can be resumed."""
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
         return None
@@ -178,7 +178,7 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -
 
 
 def _fresh(setup: Setup, checkpoints: Checkpoints) -> Place:
-    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote some."""
+    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote them."""
     state = setup.init()
     if checkpoints.params_only:
         state = state._replace(params=checkpoints.restore_params(setup.target.params)[0])
@@ -198,7 +198,7 @@ def _branch(trunk: Place, segment: schedule.Segment, mirror: workdirs.Mirror) ->
 
 
 def _description(setup: Setup, start: Place, mirror: workdirs.Mirror) -> list[str]:
-    """Return the lines that say what is trained, and how it is divided over devices."""
+    """Return the lines that describe the model and how it is divided over devices."""
     config, steps = setup.config, setup.config.train.steps
     lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
     if start.step:
@@ -225,7 +225,7 @@ def _train(
     *,
     stop: StopRequest,
 ) -> Place:
-    """Train a segment from `start`, and return where it ended: at its end, or earlier if it was stopped."""
+    """Train a segment from `start`, and return its last place: at its end, or earlier if it was stopped."""
     config, mesh, corpus, iterator, evaluation, model = setup[:6]
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
@@ -251,17 +251,17 @@ def _train(
                 log_step(*pending, log, mirror, checkpoints)
             pending = (step, device_metrics, batch)
             if step == start.step + 1:  # The step has been traced, so the backends of its kernels are known.
-                facts = workdirs.run_facts(
+                metadata = workdirs.run_metadata(
                     manifest=corpus.manifest_hash, test_sets=corpus.test_sets, parameters=flops.n_params(model)
                 )
-                if used := facts["backends"]:
+                if used := metadata["backends"]:
                     log.say(f"Kernels: {', '.join(f'{op} on {backend}' for op, backend in used.items())}")
                 if lead:
-                    # Not before: what is refused, or needs more memory than there is, must not bind the workdir to the
-                    # settings that its error advises to change.
+                    # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
+                    # that its error tells the user to change.
                     jax.block_until_ready(device_metrics)
                     workdirs.save_config(mirror, config)
-                    write_json(workdir / "run.json", facts)
+                    write_json(workdir / "run.json", metadata)
                     mirror.push()
 
             every = config.eval.every
@@ -295,13 +295,13 @@ def _train(
                     metrics.check_evaluation(step, row)
                     if step == config.train.steps and config.eval.classes:
                         evaluation.write_classes(workdir, step, state.params)
-                    log.evaluation(step, row, losses)  # last: its file tells that the evaluation is complete
+                    log.evaluation(step, row, losses)  # last: its file marks the evaluation as complete
                     if lead and not saving:  # which comes after the files
                         mirror.push(say=log.say)
                 # ------------------------------------------------------------------------------------------ save
                 if saving:
                     log.sync()
-                    mirror.push()  # the rows that this checkpoint counts on
+                    mirror.push()  # the rows that this checkpoint relies on
                     with jax.transfer_guard("allow"):
                         checkpoints.save(step, state, iterator, log.state | {"manifest": corpus.manifest_hash})
             if stopping:

@@ -1,8 +1,8 @@
-"""What a run writes while it trains: rows of metrics, a progress line, and the errors at a value that is not finite.
+"""The output of a run while it trains: rows of metrics, a progress line, and errors for values that are not finite.
 
-Rows go to `metrics.jsonl`, TensorBoard and Weights & Biases (`config.log.wandb=PROJECT`), in process 0 alone. The id of
-a run on Weights & Biases is kept in the workdir, so that a run that goes on after an interruption is the same one
-there. The package reads its own environment: `WANDB_MODE=offline` needs no account, `WANDB_ENTITY` names a team.
+Rows go to `metrics.jsonl`, TensorBoard and Weights & Biases (`config.log.wandb=PROJECT`), in process 0 alone. The
+workdir keeps the id of the run on Weights & Biases, so that a resumed run continues the same run there. The package
+reads its own environment: `WANDB_MODE=offline` needs no account, `WANDB_ENTITY` names a team.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ class WandbRun:
     """A run on Weights & Biases."""
 
     def __init__(self, workdir: Path, project: str, *, settings: dict[str, Any]):
-        """Begin the run of `workdir` in `project`, or go on with it; `settings` are those of the run.
+        """Begin or resume the run of `workdir` in `project`; `settings` are those of the run.
 
         Raises `UserError` if the package is not installed or cannot begin a run.
         """
         try:
-            # Here, because it takes a second and only process 0 of a run that asks for it needs it.
+            # Imported here: it takes a second, and only process 0 of a run that logs to W&B needs it.
             wandb: Any = importlib.import_module("wandb")
         except ImportError:
             raise UserError(
@@ -53,7 +53,7 @@ class WandbRun:
             self._run = wandb.init(
                 project=project,
                 id=run_id,
-                resume="allow",  # a new run, or the one of this id
+                resume="allow",  # a new run, or the run with this id
                 name=workdir.absolute().name,
                 dir=str(workdir),
                 config=settings,
@@ -65,7 +65,7 @@ class WandbRun:
             ) from error
 
     def write(self, step: int, values: dict[str, int | float]) -> None:
-        """Log the values measured at a step, unless an earlier process did so before it was killed.
+        """Log the values measured at a step, unless an earlier process logged them before it was killed.
 
         A resumed run repeats the steps since its last checkpoint, with the same results.
         """
@@ -78,7 +78,7 @@ class WandbRun:
 
 
 class NullWriter:
-    """Takes the place of `Metrics` in every process but the first, and writes nothing."""
+    """Replaces `Metrics` in every process but the first, and writes nothing."""
 
     position = 0
 
@@ -96,8 +96,8 @@ class Metrics:
     """Appends objects to `jsonl`; checkpoints store `position`, to which a resumed run truncates the file.
 
     The rows that a killed process wrote after its last checkpoint are thus replaced, not repeated. The file is synced
-    before a save (`sync`), so even after a power failure it holds the rows that the checkpoint counts on. If they are
-    gone nevertheless, opening the file raises `UserError`; without any file the run goes on with a new one.
+    before a save (`sync`), so even after a power failure it holds the rows that the checkpoint relies on. If they are
+    missing nevertheless, opening the file raises `UserError`; without any file the run starts a new one.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Metrics:
         # Also at step 0: a process that was killed before its first checkpoint has left events too.
         self._events = None
         if tensorboard:
-            # Here, because it imports torch where that is installed, which takes longer than the rest of seqjax.
+            # Imported here: it imports torch where that is installed, which takes longer than the rest of seqjax.
             from tensorboardX import SummaryWriter
 
             self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
@@ -239,8 +239,8 @@ class Progress:
 class TrainLog:
     """Counts steps and writes rows; every process has one, but only that of process 0 (`lead`) writes and prints.
 
-    A checkpoint stores its `state`: the length of `jsonl`, to which a resumed run truncates it; the sum and
-    number of training losses since the last evaluation; and the training time so far in seconds.
+    A checkpoint stores its `state`. This is the length of `jsonl`, to which a resumed run truncates it, the sum and
+    number of training losses since the last evaluation, and the training time so far in seconds.
     """
 
     def __init__(self, workdir: Path, config: Config, *, end: int, lead: bool, flops_per_token: float):
@@ -280,7 +280,7 @@ class TrainLog:
         }
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk; a checkpoint with `state` counts on them."""
+        """Wait until all rows are on the disk; a checkpoint with `state` relies on them."""
         self._writer.sync()
 
     def say(self, text: str) -> None:
@@ -330,7 +330,7 @@ class TrainLog:
 def not_finite(
     step: int, values: dict[str, float], batch: np.ndarray, *, mirror: Mirror, checkpoints: Checkpoints
 ) -> UserError:
-    """Save the batch that produced non-finite values, and return the error that says where everything is."""
+    """Save the batch that produced non-finite values, and return the error that names the files."""
     path = mirror.directory / f"not_finite_step{step}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, tokens=batch)
@@ -347,7 +347,7 @@ def not_finite(
 
 
 def check_evaluation(step: int, row: dict[str, float]) -> None:
-    """Raise `UserError` for a loss that is not finite; the parameters are, so the model overflows on some text."""
+    """Raise `UserError` for a loss that is not finite although the parameters are: the model overflows on some text."""
     losses = {name: value for name, value in row.items() if name.startswith("eval/") and name.endswith("/loss")}
     if not all(map(math.isfinite, losses.values())):
         raise UserError(

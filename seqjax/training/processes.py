@@ -42,8 +42,8 @@ HOW = (
 def require_one_process(environment: Mapping[str, str]) -> None:
     """Raise `UserError` if SLURM started several tasks, each of which would train the whole model by itself.
 
-    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS those of the job. In a batch script, which is one
-    process of a job that may have several tasks, what the user means is unknown, so it is refused as well.
+    SLURM_STEP_NUM_TASKS counts the tasks of an `srun`, SLURM_NTASKS those of the job. A batch script is one process of
+    a job that may have several tasks; the user's intent is unknown, so it is refused as well.
     """
     text = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or "1"
     if text.isdecimal() and int(text) > 1:
@@ -61,7 +61,7 @@ def joined(
     *,
     start_seconds: float = START_SECONDS,
 ) -> Iterator[None]:
-    """A context of what the processes of a run do together; they leave it together.
+    """Return a context for the joint work of a run's processes; they leave it together.
 
     An error ends this process at once, for Python's usual end would wait for the others at JAX's barrier. JAX then
     aborts the others. The arguments and errors are those of `initialize`.
@@ -81,17 +81,17 @@ def initialize(
     *,
     start_seconds: float = START_SECONDS,
 ) -> None:
-    """Meet the other processes of the run; JAX then sees the devices of all.
+    """Connect to the other processes of the run; JAX then sees the devices of all.
 
     Args:
         address: HOST:PORT of process 0, by default JAX_COORDINATOR_ADDRESS.
         count: Number of processes, by default JAX_NUM_PROCESSES.
         index: Number of this process, from 0, by default JAX_PROCESS_ID.
-        start_seconds: Time for all processes to come, after which JAX aborts those that have.
+        start_seconds: Time for all processes to connect, after which JAX aborts those that have.
 
-    What is still unknown JAX takes from the cluster. JAX_LOCAL_DEVICE_IDS names the GPUs of this process; under SLURM
-    it is the one that its rank on the node names. Raises `UserError` if something is unknown or impossible, or the port
-    of process 0 is taken.
+    JAX takes missing values from the cluster. JAX_LOCAL_DEVICE_IDS names the GPUs of this process; under SLURM, its
+    rank on the node names its GPU. Raises `UserError` if a value is unknown or impossible, or the port of process 0 is
+    taken.
     """
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     count = count if count is not None else _number("JAX_NUM_PROCESSES")
@@ -104,7 +104,7 @@ def initialize(
             _require_free(int(port))
     if count is not None and index is not None and not 0 <= index < count:
         raise UserError(f"Process {index} of {count}: processes are numbered from 0 to {count - 1}. {HOW}")
-    # JAX's own words about a process that does not come name neither the time nor the way to change it.
+    # JAX's own message about a missing process names neither the time limit nor how to change it.
     where = "" if address is None else f" at {address}"
     sys.stderr.write(f"Waiting{where} for all processes, {start_seconds:g} s at most (--start_timeout=SECONDS)\n")
     sys.stderr.flush()
@@ -166,14 +166,14 @@ def _status(error: BaseException) -> int:
 
 
 def hosts() -> list[str]:
-    """Return the host's name of every process; all processes must call this."""
+    """Return the host name of every process; all processes must call this."""
     name = np.frombuffer(socket.gethostname().encode()[:HOST_BYTES].ljust(HOST_BYTES, b"\0"), np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(name))
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 def banner(hosts: Sequence[str], *, devices: Iterable[Any], axes: Mapping[str, int]) -> str:
-    """Return a line on all processes and one per host.
+    """Return a line about all processes and a line per host.
 
     Args:
         hosts: The host of every process.
@@ -213,7 +213,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 class StopRequest:
-    """A context in which the first SIGTERM or SIGINT sets `name` to the signal's name instead of ending the process."""
+    """Return a context in which the first SIGTERM or SIGINT sets `name` to its name instead of ending the process."""
 
     def __init__(self):
         self.name = ""
@@ -240,7 +240,7 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed(self) -> bool:
-        """Return whether to stop after this step, on which several processes, who must all ask at every one, agree.
+        """Return whether to stop after this step; several processes agree, so all must call it at every step.
 
         `agreed_on` is the last answer.
         """
@@ -253,9 +253,10 @@ class StopRequest:
 
 
 def use_compile_cache() -> None:
-    """Keep the programs of accelerators in JAX_COMPILATION_CACHE_DIR, or else in ~/.cache/seqjax/xla.
+    """Cache the programs of accelerators in JAX_COMPILATION_CACHE_DIR, or else in ~/.cache/seqjax/xla.
 
-    Accelerators save minutes; CPU programs compile in seconds, and a cached one is tied to the exact machine.
+    The cache saves minutes on accelerators; CPU programs compile in seconds, and a cached one is tied to the exact
+    machine.
     """
     # The default is set here, not in the environment, so that a laptop without a cache directory still starts.
     if jax.default_backend() != "cpu":

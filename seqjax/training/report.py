@@ -29,14 +29,14 @@ def write(
     config: Config,
     corpus: Corpus,
     *,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     sample: str | None = None,
     called: str = "",
 ) -> str:
     """Write `report.md` and `report.png` from `metrics.jsonl`, and return the text for the terminal.
 
-    `facts` are those of `facts.run_facts`; `called` is the URL of a workdir in a store, not of its mirror. Of a run
-    with several ends, the table is that of the last one and the picture shows all.
+    `metadata` comes from `workdir.run_metadata`; `called` is the URL of a workdir in a store, not of its mirror. For a
+    run with several ends, the table is that of the last end and the picture shows all.
 
     Raises `UserError` if `metrics.jsonl` lacks the rows of a finished run.
     """
@@ -65,9 +65,9 @@ def write(
     rate = sorted(r["tokens_per_s"] for r in train)[len(train) // 2]
     mfu = train[-1]["mfu"]
     summary = [
-        f"{config.name}, size {config.size}: {facts['parameters']:,} parameters, mixer {config.model.mixer_names}",
-        f"{train[-1]['tokens']:,} tokens in {duration(train[-1]['seconds'])} on {facts['devices']} x "
-        f"{facts['device']}: {rate:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu is not None else ""),
+        f"{config.name}, size {config.size}: {metadata['parameters']:,} parameters, mixer {config.model.mixer_names}",
+        f"{train[-1]['tokens']:,} tokens in {duration(train[-1]['seconds'])} on {metadata['devices']} x "
+        f"{metadata['device']}: {rate:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu is not None else ""),
         f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "
         f"manifest {corpus.manifest_hash}",
     ]
@@ -94,10 +94,10 @@ def write(
         # Four backticks, because generated text may contain a fence of three.
         markdown += ["A sample, temperature 0.8:", "", "````text", sample, "````", ""]
     markdown += ["Next:", "", "```", *following, "```", "", "Made with:", "", "```"]
-    markdown += [f"{name} {version}" for name, version in facts["versions"].items()]
+    markdown += [f"{name} {version}" for name, version in metadata["versions"].items()]
     markdown += [
-        f"commit {facts['commit'] or 'unknown'}",
-        f"backends {facts['backends'] or 'none chosen'}",
+        f"commit {metadata['commit'] or 'unknown'}",
+        f"backends {metadata['backends'] or 'none chosen'}",
         "```",
         "",
     ]
@@ -115,7 +115,7 @@ def of_run(
 ) -> str:
     """Write the report of the finished run in `mirror`, and return the text for the terminal.
 
-    `params` are the last parameters, for a sample of text, and `rng` the key data of it; None leaves the sample out.
+    `params` are the last parameters, for a sample of text, and `rng` is its key data; None leaves the sample out.
     """
     sample = None
     prompt, n_new = "The ", config.log.sample_tokens
@@ -125,10 +125,10 @@ def of_run(
         key = jax.random.wrap_key_data(jax.device_get(rng))
         try:
             sample = prompt + "".join(stream(model, params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh))
-        except MissingPackageError as error:  # Training from prepared blocks needs no tokenizer, text does.
+        except MissingPackageError as error:  # Only a sample of text needs a tokenizer.
             StatusLine().say(f"No sample of text: {error}")
-    facts = read_json(mirror.directory / "run.json")
-    return write(mirror.directory, config, corpus, facts=facts, sample=sample, called=str(mirror))
+    metadata = read_json(mirror.directory / "run.json")
+    return write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
 
 
 def _evaluations(workdir: Path) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ def _plot(
 ) -> None:
     """Plot the training loss (of the trunk and of every cooldown) and every domain's loss over tokens.
 
-    Out-of-domain lines are dashed. Of a run with several ends they go through the ends.
+    Out-of-domain lines are dashed. For a run with several ends they go through the ends.
     """
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()

@@ -5,8 +5,8 @@ The optimiser is Adam as in the paper, with global-norm clipping (arXiv 2505.185
 A run whose `train.ends` is empty has one segment, with the paper's linear decay. With ends, the rate stays constant
 after warm-up along the trunk, and every end has a cooldown of its own over the last `optim.cooldown` of the steps up to
 it, linear to `optim.final_lr`. A cooldown starts from the trunk's state and reads the batches that the trunk reads
-next, so its end is that of a run that was planned to be as long (arXiv 2405.18392). Cooldowns to different ends may
-take the same batches, since each has its own copy of the state.
+next, so its end is that of a run planned with that length (arXiv 2405.18392). Cooldowns to different ends may take the
+same batches, since each has its own copy of the state.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ ENDS = "ends"  # in a workdir; holds a directory for each end, named by its step
 
 
 class Segment(NamedTuple):
-    """Steps `begin` + 1 to `end` of a run; at its end is one of the run's ends, or else the trunk goes on."""
+    """Steps `begin` + 1 to `end` of a run; its end is an end of the run, or the trunk continues after it."""
 
     begin: int
     end: int
@@ -55,7 +55,7 @@ class Segment(NamedTuple):
         return self.is_end and self.begin > 0
 
     def directory(self, workdir: str | Path) -> Path:
-        """Return where the segment's files are: of a cooldown its own directory, else the workdir."""
+        """Return the directory of the segment's files: its own for a cooldown, else the workdir."""
         return end_directory(workdir, self.end) if self.is_cooldown else Path(workdir)
 
 
@@ -65,12 +65,12 @@ def end_steps(config: Config) -> list[int]:
 
 
 def steps_of_shares(ends: Sequence[float], *, steps: int) -> list[int]:
-    """Return the steps that are these shares of all `steps`; what reads a run has the shares from its config.json."""
+    """Return the steps that are these shares of all `steps`; readers of a run take the shares from its config.json."""
     return [round(share * steps) for share in ends]
 
 
 def end_directory(workdir: str | Path, step: int) -> Path:
-    """Return where the files of the end after `step` are."""
+    """Return the directory of the end after `step`."""
     return Path(workdir) / ENDS / str(step)
 
 

@@ -1,4 +1,4 @@
-"""One optimiser step as a pure function, and how it lies on the devices: micro-batches, bytes, a table of parameters.
+"""An optimiser step as a pure function, and its layout on the devices: micro-batches, bytes, a table of parameters.
 
 The config says how many sequences a step takes over all devices (`train.batch_size`) and, at most, how many a device
 takes at a time (`train.per_device_batch_size`). The number of micro-batches follows from these and the mesh, so a
@@ -189,7 +189,7 @@ def eval_batch_size(given: int | None, train: TrainConfig, mesh: Mesh) -> int:
 
 
 class Kind(NamedTuple):
-    """What parameters in one row of the table have in common, for one layer."""
+    """The common properties of the parameters in one row of the table, for one layer."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]  # logical
@@ -248,7 +248,7 @@ def _split(sharding: NamedSharding, n_dimensions: int) -> tuple[str | None, ...]
 
 
 def _joined(paths: Sequence[str]) -> str:
-    """Return `mixer.{q,k,v}.w` for paths that begin and end alike; of many, some and the number of the others."""
+    """Return `mixer.{q,k,v}.w` for paths that begin and end alike; abbreviate long lists."""
     parts = [path.split(".") for path in paths]
     n_between = min(map(len, parts)) - 1  # at least one word of each path stays in the braces
     head = next((i for i in range(n_between) if len({p[i] for p in parts}) > 1), n_between)

@@ -1,9 +1,8 @@
-"""The directory of a run: its name, its config and what may change in it, what identifies the run, and its mirror.
+"""The directory of a run: its name, its config and its mutable settings, the run's metadata, and its mirror.
 
-A run that is kept in a store, `--workdir=gs://BUCKET/PATH`, writes its small files to `Mirror.directory`, from which
-those that have changed are copied to the store, whole, because objects cannot be appended to. The store decides: a run
-that starts makes the mirror equal to what is there. Orbax writes the checkpoints to the store itself
-(seqjax/training/checkpoint.py).
+A run in a store, `--workdir=gs://BUCKET/PATH`, writes its small files to `Mirror.directory`. Changed files are copied
+to the store whole, because objects cannot be appended to. The store is authoritative: a run that starts makes the
+mirror equal to it. Orbax writes the checkpoints to the store itself (seqjax/training/checkpoint.py).
 """
 
 import argparse
@@ -36,7 +35,7 @@ NOT_READ = re.compile(r"tensorboard/|profile/|wandb/")  # by seqjax
 
 
 class Mirror:
-    """The `directory` of this machine with a run's files, and the `url` where they are kept; "" if only here."""
+    """The local `directory` with a run's files, and the `url` of their store; "" if they are only local."""
 
     def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
         """Raise `UserError` if `workdir` is a URL where no run can be kept. Nothing is read or written."""
@@ -52,11 +51,11 @@ class Mirror:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """A context in which no other run writes to the workdir; process 0 holds the lock for all."""
+        """Return a context in which no other run writes to the workdir; process 0 holds the lock for all."""
         if jax.process_index() != 0:
             yield
             return
-        # What a scheduler starts again may come before the lock of its first start has grown old.
+        # A scheduler may restart a run before the lock of its first start is stale.
         again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
         with locked(str(self), wait=again) as self._lock:
             yield
@@ -71,7 +70,7 @@ class Mirror:
         return Mirror(segment.directory(self.directory), lock=self._lock)
 
     def pull(self) -> None:
-        """Make the directory what is in the store, whose lock the caller holds; raise `UserError` if it fails."""
+        """Make the directory equal to the store, whose lock the caller holds; raise `UserError` if it fails."""
         if self.url:
             there = store.versions(self.url)
             if "config.json" not in there and any(name.startswith("checkpoints/") for name in there):
@@ -82,9 +81,10 @@ class Mirror:
             self._sent = _stamps(self.directory)
 
     def push(self, *, say: Callable[[str], None] | None = None) -> None:
-        """Copy the files that have changed to the store and remove there what was removed here; process 0 alone does.
+        """Copy changed files to the store and remove those that were removed here; only process 0 does anything.
 
-        Raises `UserError` if the store cannot be reached; with `say` that is only told, for a later `push` mends it.
+        Raises `UserError` if the store cannot be reached; with `say` it only prints a message, because a later `push`
+        retries.
         """
         if not self.url or jax.process_index() != 0:
             return
@@ -101,7 +101,7 @@ class Mirror:
 
 
 def readable(workdir: str | os.PathLike[str], *, fresh_seconds: float = 0.0) -> Path:
-    """Return a directory of this machine with the files of a run, without its checkpoints: itself, or a copy.
+    """Return a local directory with the files of a run, without its checkpoints: the workdir itself, or a copy.
 
     A copy that this process made less than `fresh_seconds` ago is taken as it is. Raises `UserError` as `pull` does.
     """
@@ -123,7 +123,7 @@ def _cached(kind: str, url: str) -> Path:
 
 
 def _fetch(url: str, directory: Path, there: dict[str, str], *, had: dict[str, str]) -> None:
-    """Make a directory equal to the files `there`, name -> version; those of the versions `had` are in it."""
+    """Make a directory equal to the files `there`, name -> version; it already holds the versions `had`."""
     directory.mkdir(parents=True, exist_ok=True)
     wanted, here = {name for name in there if not NOT_MIRRORED.match(name)}, _stamps(directory).keys()
     for name in here - wanted - {LOG}:
@@ -143,7 +143,7 @@ def _stamps(directory: Path) -> dict[str, tuple[int, int]]:
 # version 4, that of seqjax 0.1.0, stay readable; those of lower versions are refused.
 VERSION = 4
 
-# Settings that do not change what a run computes, but for the order of sums; a resumed run may change them.
+# Settings that change at most the order of sums in a run's results; a resumed run may change them.
 MAY_CHANGE = (
     "log.",
     "checkpoint.",
@@ -163,9 +163,9 @@ TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a mo
 
 
 def fresh(config: Config) -> Path:
-    """Create and return `runs/<config>-<size>-<time>`, the workdir of a run that was not given one.
+    """Create and return `runs/<config>-<size>-<time>`, the default workdir of a run.
 
-    Of runs that start in the same second, all but the first get a number at the end of the name.
+    Runs that start in the same second, except the first, get a number at the end of the name.
     """
     name = f"{config.name}-{config.size}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
@@ -187,7 +187,7 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
     """Raise `UserError` if `workdir` holds a run with other settings, or of unknown ones. Nothing is written."""
     called, workdir = _called_and_read(workdir)
     if (workdir / "config.json").exists():
-        # Whoever resumes the run has named the mixers of `config`, and no others.
+        # The user who resumes the run has named the mixers of `config`, and no others.
         own = [mixer.name for mixer in config.model.mixers]
         old, new = to_dict(_loaded(workdir, called, allow_code=own)), to_dict(config)
         changed = [d for d in differences(old, new) if not d.startswith(MAY_CHANGE)]
@@ -228,15 +228,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load_config(workdir: str | Path, *, allow_code: Collection[str] = ()) -> Config:
     """Return the config of the run in `workdir`; raise `UserError` if it does not hold one.
 
-    A config names the modules of its mixers, and whoever wrote the workdir chose them. So one from outside seqjax is
-    imported only if `allow_code` holds its name; otherwise it is a `UserError`. A workdir may be a URL.
+    A config names the modules of its mixers, which the author of the workdir chose. A module from outside seqjax is
+    therefore imported only if `allow_code` holds its name; otherwise a `UserError` is raised. A workdir may be a URL.
     """
     called, directory = _called_and_read(workdir)
     return _loaded(directory, called, allow_code=allow_code)
 
 
 def _called_and_read(workdir: str | Path | Mirror) -> tuple[str, Path]:
-    """Return what the user calls a workdir, and the directory of this machine where its files are read."""
+    """Return the user's name of a workdir, and the local directory where its files are read."""
     if isinstance(workdir, Mirror):
         return str(workdir), workdir.directory
     return store.url_of(workdir) or str(workdir), readable(workdir)
@@ -267,7 +267,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
 
 
 def _require_known(version: Any, *, where: str) -> None:
-    """Raise `UserError` unless `version`, that of the `config.json` at `where`, is the one that is written today."""
+    """Raise `UserError` unless `version`, that of the `config.json` at `where`, is the current one."""
     if isinstance(version, int) and version > VERSION:
         raise UserError(
             f"{where} was written by a later seqjax: its version is {version}, this one reads {VERSION}. Update seqjax "
@@ -281,7 +281,7 @@ def _require_known(version: Any, *, where: str) -> None:
 
 
 def _with_own_tokenizer(config: Config, workdir: Path) -> Config:
-    """Return the config with the path of the tokenizer that `workdir` holds, which moves with it, if it holds one."""
+    """Return the config with the path of the tokenizer in `workdir`, if any, because it moves with the workdir."""
     files = {"huggingface": "tokenizer.json", "mixtral": "tokenizer.model"}
     path = workdir / TOKENIZER / files.get(config.data.tokenizer, "")
     if not path.is_file():
@@ -309,7 +309,7 @@ def device_peak_gib() -> float | None:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those of the packages that are installed."""
+    """Return the versions of the installed packages."""
     versions = {}
     for name in packages:
         try:
@@ -319,8 +319,8 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def run_facts(**extra: Any) -> dict[str, Any]:
-    """Return the facts that identify a run: versions, devices, backends of kernels and commit, with `extra` added."""
+def run_metadata(**extra: Any) -> dict[str, Any]:
+    """Return the metadata that identifies a run: versions, devices, kernel backends and commit, and `extra`."""
     packages = (
         "seqjax",
         "jax",

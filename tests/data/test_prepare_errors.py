@@ -199,5 +199,5 @@ def test_no_room_on_the_disk(tmp_path: Path):
 
 def test_too_little_room_for_the_blocks(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    with pytest.raises(UserError, match="make room"):
+    with pytest.raises(UserError, match="free some disk space"):
         prepared(corpus_dir, tmp_path / "out")

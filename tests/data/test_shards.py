@@ -167,5 +167,5 @@ def test_links_to_nothing_are_named(tmp_path: Path):
     write_shard(tmp_path / "a.jsonl.zst", [row("c4", "one")])
     (tmp_path / "b.jsonl.zst").symlink_to(tmp_path / "blob")
     for source in (tmp_path, f"{tmp_path}/*.zst"):
-        with pytest.raises(UserError, match=r"b\.jsonl\.zst is a link to what does not exist"):
+        with pytest.raises(UserError, match=r"b\.jsonl\.zst is a link to a missing file"):
             names(source)

@@ -149,7 +149,7 @@ def test_a_split_without_the_domain_is_left_out(tmp_path: Path, capsys):
     ("arguments", "says"),
     [
         (["--domains=arxive"], "'arxive' is not one of SlimPajama's. Did you mean 'arxiv'"),
-        (["--source=/nowhere"], "--source=/nowhere: there is no such directory"),
+        (["--source=/nowhere"], "--source=/nowhere: no such directory"),
         ([], r"holds no .*jsonl\.zst"),
     ],
 )

@@ -37,11 +37,11 @@ def test_what_a_workdir_holds(run):
     assert {p.name for p in workdir.iterdir()} == files | {"checkpoints", "eval_losses", "tensorboard"}
     assert workdirs.load_config(workdir) == config
     assert support.checkpoint_steps(workdir) == [25, 30]  # `keep` is 2
-    facts = json.loads((workdir / "run.json").read_text())
-    assert facts["versions"]["jax"] == jax.__version__
-    assert facts["devices"] == 8
-    assert facts["backends"]["top1_chunk_attention"] == "xla"
-    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|", facts["commit"])
+    metadata = json.loads((workdir / "run.json").read_text())
+    assert metadata["versions"]["jax"] == jax.__version__
+    assert metadata["devices"] == 8
+    assert metadata["backends"]["top1_chunk_attention"] == "xla"
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|", metadata["commit"])
     assert any(p.stat().st_size > 500 for p in (workdir / "tensorboard").iterdir())
 
 

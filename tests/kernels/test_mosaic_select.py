@@ -95,7 +95,7 @@ def test_the_polynomial_is_2_to_the_x() -> None:
         ({"C": 100}, "chunks of 100"),
         ({"selection": "approx"}, "exact selection only"),
         ({"platform": "tpu"}, "need an NVIDIA GPU, this is a tpu"),
-        ({"is_named": False}, "only when it is asked for by name"),
+        ({"is_named": False}, "only when selected by name"),
         ({"platform": "gpu", "capability": 80}, "compute capability 8.0, the kernel needs Hopper's, 9.0"),
         ({"platform": "gpu", "capability": 100}, "compute capability 10.0"),
         ({"platform": "gpu", "capability": None}, "names no compute capability"),

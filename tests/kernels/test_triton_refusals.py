@@ -33,7 +33,7 @@ def test_limits_are_named(anywhere) -> None:
     assert "bfloat16 and float32; it takes one dtype" in str(limits.attention(mixed))
     assert decode_refusal(problem(chunk_size=256)) is None
     assert "chunk_size 512 is larger than 256" in str(decode_refusal(problem(chunk_size=512)))
-    assert "asked for by name" in str(limits.attention(problem(platform="cpu", is_named=False)))
+    assert "selected by name" in str(limits.attention(problem(platform="cpu", is_named=False)))
 
 
 def test_other_accelerators_refuse() -> None:

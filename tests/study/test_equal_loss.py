@@ -134,7 +134,7 @@ def test_only_decayed_ends_are_points(known):
     assert "9.000000" not in (tmp_path / "out" / "points.csv").read_text().replace("9.000000,", "")
     assert found.blocks is not None
     assert not np.isnan(found.blocks.losses["arxiv"]).any()
-    assert found.runs[0].facts["tokens_per_s"] == 5.0, "that of the last end, not of the trunk"
+    assert found.runs[0].metadata["tokens_per_s"] == 5.0, "that of the last end, not of the trunk"
 
 
 def test_files_tell_the_same_again(known):

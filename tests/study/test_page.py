@@ -76,7 +76,7 @@ def test_cost_stands_beside_the_gap(finished):
     found = records.read(finished)
     (fast,) = (run for run in found.runs if run.label == "fast")
     inner = 2 * 64  # the run was on a CPU, where the state is float32
-    assert fast.facts["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
+    assert fast.metadata["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
     header, _, slow, row = (line for line in (finished / "gaps.md").read_text().split("## Cost")[1].splitlines()[4:8])
     assert "| tokens/s at T = 99 | memory | state | GFLOPs/token | gap to slow |" in header
     assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.00 | +0.2")

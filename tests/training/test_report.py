@@ -12,7 +12,7 @@ from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.training import report
 from tests import support
 
-FACTS = {"parameters": 1234567, "devices": 2, "device": "Toy", "versions": {"jax": "9.9"}, "commit": "", "backends": {}}
+RUN = {"parameters": 1234567, "devices": 2, "device": "Toy", "versions": {"jax": "9.9"}, "commit": "", "backends": {}}
 
 
 class Toys(Corpus):
@@ -62,13 +62,13 @@ def rows(workdir, *, losses=(3.0, 2.0), mfu=None):
 def test_every_mixer_of_a_hybrid_is_named(tmp_path, corpus):
     config = from_config_dict(presets.read_config("based:debug"))
     rows(tmp_path)
-    assert "mixer based_conv, based_linear, transformer_pp\n" in report.write(tmp_path, config, corpus, facts=FACTS)
+    assert "mixer based_conv, based_linear, transformer_pp\n" in report.write(tmp_path, config, corpus, metadata=RUN)
 
 
 @pytest.mark.parametrize("sample", [None, "ab ```` c\nd"])
 def test_numbers(tmp_path, corpus, blocks_dir, sample):
     rows(tmp_path, mfu=0.5)
-    shown = report.write(tmp_path, support.run_config(blocks_dir), corpus, facts=FACTS, sample=sample)
+    shown = report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN, sample=sample)
     text = (tmp_path / "report.md").read_text()
     for part in ("1,234,567 parameters", "1,000,000 tokens in 2m00s on 2 x Toy", "MFU 50.0%", "f00d"):
         assert part in text
@@ -87,7 +87,7 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
     corpus.bigram = None
     corpus.note = "These are toys."
     config = dataclasses.replace(support.run_config(blocks_dir, "transformer_pp"), name="transformer_pp")
-    shown = report.write(tmp_path, config, corpus, facts=FACTS)
+    shown = report.write(tmp_path, config, corpus, metadata=RUN)
     assert "byte bigram" not in shown
     assert "MFU" not in shown
     assert "These are toys." in shown
@@ -96,7 +96,7 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
 
 def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):
     rows(tmp_path, losses=(3e4, 2e4))
-    assert "Report:" in report.write(tmp_path, support.run_config(blocks_dir), corpus, facts=FACTS)
+    assert "Report:" in report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def _scaled(q_BTHK: Array, scale: float) -> Array:
 class _CheapMask(splash.LocalMask):
     """A `LocalMask` that does not compute the pairs of a block which sees all or nothing.
 
-    The kernel asks every block for `any` and `all`: of 40,000 blocks of 512 x 512 at 102,400 tokens all but a few
-    hundred are uniform, and computing their pairs takes a minute.
+    The kernel evaluates `any` and `all` of every block. Of the 40,000 blocks of 512 x 512 at 102,400 tokens all but a
+    few hundred are uniform, and computing their pairs takes a minute.
     """
 
     def __getitem__(self, idx: Any) -> np.ndarray:
@@ -92,7 +92,7 @@ def _kernel(n_heads: int, padded: int, window: int, block: int, interpret: bool)
         block_q_dq=block,
         block_kv_dq=block,
     )
-    # Tables in numpy are constants of whatever is traced, not arrays of the trace in which they were first asked for.
+    # Tables in numpy are constants of any trace, not arrays of the trace in which they were first used.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         kernel = splash.make_splash_mha_single_device(
             splash.MultiHeadMask([mask] * n_heads),

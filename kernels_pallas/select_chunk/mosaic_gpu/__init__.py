@@ -29,12 +29,12 @@ def refusal(problem: Problem) -> str | None:
         return f"chunks of {chunk_size} are not a multiple of {ROWS}"
     reason = mosaic_gpu.refusal(problem.platform)
     if reason is None and problem.platform == "cpu" and not problem.is_named:
-        return "on a CPU Pallas' interpreter is for tests: it runs only when it is asked for by name"
+        return "on a CPU Pallas' interpreter is for tests: it runs only when selected by name"
     return reason
 
 
 def leads(problem: Problem) -> bool:
-    """Whether it is asked before Triton."""
+    """Whether it is tried before Triton."""
     return problem.operands[0].shape[1] >= LEADS_FROM
 
 

@@ -3,7 +3,7 @@
 A program scores a tile of queries against every full past chunk. One warpgroup copies keys into a ring in shared
 memory; the others take `rows` queries each, wait for the matrix product of a block of keys, and sum 2^x over it, where
 x = scale log2(e) q . k. Nothing makes them march in step, so while one waits for its product another keeps the
-special-function unit busy. masses.py has what a warpgroup does with its past.
+special-function unit busy. masses.py processes a warpgroup's past.
 
 All rows of a warpgroup lie in one chunk (`rows` divides the chunk), so a warpgroup's loop ends where its past does, and
 no score is ever masked.

@@ -1,4 +1,4 @@
-"""How a warpgroup of kernel.py goes over the chunks of its past, and what it compares them by.
+"""The loop of a warpgroup of kernel.py over the chunks of its past, and the quantity by which it compares them.
 
 One accumulator: product, then exponentials. It is not in flight from one turn of the loop to the next: the assembler
 would then serialise every product. While one warpgroup waits for its product, another one computes.
@@ -44,8 +44,9 @@ class Sizes(NamedTuple):
 
 
 def _start(own: Any, height: int, *, n: Sizes) -> tuple[Array, Array]:
-    """(best, sel) before the first chunk, -1 where no chunk will come. In loops sel is fp32, exact up to 2^24 chunks:
-    the index of a loop loses its sign in one of Mosaic's lowerings, and would not fit an int32 array then.
+    """(best, sel) before the first chunk, -1 where no chunk will come. In loops sel is fp32, exact up to 2^24 chunks.
+
+    A loop index loses its sign in one of Mosaic's lowerings and would then not fit an int32 array.
     """
     per_row = plgpu.Layout.WGMMA.reduce(1)
     best_M = jnp.full((height,), 0.0 if n.bounded else -jnp.inf, jnp.float32)
@@ -86,7 +87,7 @@ def best_chunks(q_smem: Any, k_smem: Any, k_there: Any, k_free: Any, own: Any, *
 
 
 def _add(total: Any, s_MN: Array, *, n: Sizes) -> Any:
-    """What is known of a chunk after one more block of its keys: its mass, or (largest x, mass relative to that)."""
+    """The state of a chunk after another block of its keys: its mass, or (largest x, mass relative to that)."""
     if n.bounded:
         mass_M = _mass(s_MN, n=n)
         return mass_M if total is None else total + mass_M
@@ -97,7 +98,7 @@ def _add(total: Any, s_MN: Array, *, n: Sizes) -> Any:
 
 
 def _score(total: Any) -> Array:
-    """What chunks are compared by."""
+    """The quantity by which chunks are compared."""
     return total[0] + jnp.log(total[1]) * LOG2_E if isinstance(total, tuple) else total
 
 

@@ -1,7 +1,7 @@
 """Exact chunk selection on Hopper: launches of the kernel in kernel.py.
 
-Sums of 2^x are compared directly where Cauchy and Schwarz bound every |x| of the call (largest norms of q and k, found
-beforehand), else log-sum-exps: two kernels, and `lax.cond` between them.
+Sums of 2^x are compared directly if the Cauchy-Schwarz inequality (largest norms of q and k, found beforehand) bounds
+every |x| of the call, otherwise log-sum-exps. These are two kernels, with `lax.cond` between them.
 """
 
 from functools import partial

@@ -4,7 +4,7 @@ exact. A program scores a tile of queries against every full past chunk. With x 
 chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maximum per chunk, rescaling or logarithms.
 
     bounded    r = 0, where |x| is at most BOUND by Cauchy and Schwarz (largest norms of q and k, found beforehand)
-    otherwise  r_i is the row's largest x in chunk 0. What loses may underflow. A sum that passes 2^100 would lose
+    otherwise r_i is the row's largest x in chunk 0. The losing sums may underflow. A sum that passes 2^100 would lose
                digits or overflow: then the tile goes through `best_by_logsumexp`, right for any scores
 
 The special-function unit makes 16 exponentials per clock and multiprocessor, 1.7 times slower than the matrix units

@@ -1,9 +1,10 @@
 """The selective scan in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
 
-Forward, where batch x channels fill the device, one program goes over all of time and keeps the state every STEPS
-positions; else time is cut there too: the chunks' ends from a start of zero, the states at their starts from those
-(state_scan), then all chunks side by side, for twice the exponentials. The gradient is always made that way; between
-its two kernels it holds the states every U positions, B T / U E N x 4 bytes. States and sums are float32.
+In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state every
+STEPS positions. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
+starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient is always made
+that way; between its two kernels it holds the states every U positions, B T / U E N x 4 bytes. States and sums are
+float32.
 """
 
 from functools import partial
@@ -43,7 +44,7 @@ def tile(kernel: str) -> Tile:
 
 
 def chunk_steps(seq_len: int) -> int:
-    """Return the positions per chunk: STEPS (8 in the interpreter) or what a shorter sequence fills, multiples of U."""
+    """Return the positions per chunk: STEPS (8 in the interpreter) or fewer for a shorter sequence, a multiple of U."""
     unit = max(t.u for t in TILES.values())
     return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
 
@@ -104,7 +105,7 @@ def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, wi
         c,
         d,
         start,
-        # what is not written has the size of one entry
+        # unwritten outputs have the size of one entry
         out_shape=[
             jax.ShapeDtypeStruct(x.shape if with_y else (1,), x.dtype),
             jax.ShapeDtypeStruct((B, n_chunks, E, N) if keep else (1,), a.dtype),

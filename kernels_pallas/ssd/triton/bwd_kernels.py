@@ -24,8 +24,8 @@ def scores_bwd_kernel(
 
     ds [B, c, H / HEADS, Q, Q], keys first, is its sum over HEADS heads.
     With W = dS * (C B^T), the derivative of the log decay between i and j < i: as_query [B, c, blocks, H, Q] is the
-    block's sum_j W_ij, as_key [B, c, H, Q] is sum_i W_ij, both of the same fp32 values, so that what cancels in their
-    difference does so. ddt [B, c, H, Q] is sum_i W_ij / dt_j with the diagonal.
+    block's sum_j W_ij, as_key [B, c, H, Q] is sum_i W_ij, both of the same fp32 values, so that terms cancel exactly in
+    their difference. ddt [B, c, H, Q] is sum_i W_ij / dt_j with the diagonal.
     """
     n_chunks: tl.constexpr = (T + Q - 1) // Q
     n_blocks: tl.constexpr = (Q + BLOCK - 1) // BLOCK

@@ -1,8 +1,8 @@
 """Mamba-2's recurrence in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
 
 Forward: one pass over the chunks leaves the states at their starts, [B, c, H, N, V] in the dtype of x, then every chunk
-makes its outputs. What the backward pass keeps is the inputs and those states, as large as N / Q arrays of x. It goes
-back over the chunks for the states' gradients, then dx and the scores' gradient, then dC and dB; equations in `api.py`.
+makes its outputs. The backward pass keeps the inputs and those states, as large as N / Q arrays of x. It goes back over
+the chunks for the states' gradients, then dx and the scores' gradient, then dC and dB; equations in `api.py`.
 """
 
 from functools import partial

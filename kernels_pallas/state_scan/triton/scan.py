@@ -1,7 +1,7 @@
 """The states at chunk starts in Triton: launches of kernels.py, tile sizes.
 
-All arrays are float32. Products are TF32 where the caller asks for `Precision.DEFAULT` (its inputs had 8 bits anyway)
-and three TF32 products, an error near float32's own, otherwise.
+All arrays are float32. Products are TF32 for `Precision.DEFAULT` (the inputs had 8 bits anyway), and otherwise three
+TF32 products, whose error is near float32's own.
 """
 
 import math
@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
 
 # By padded key dim and whether the products are single TF32 ones. P of all stages is in shared memory, 4 K^2 bytes
-# each, with room for a second program where it goes. No spills, but for up to 44 bytes on sm90 of (128, False), which
+# each, with space for a second program where possible. No spills, but for up to 44 bytes on sm90 of (128, False), which
 # holds P in two halves in registers.
 TILES = {
     (64, True): Tile(32, 4, 3),

@@ -18,7 +18,8 @@ from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
 def block_of(ends_ptr, item, NC: tl.constexpr, NCP: tl.constexpr):
     """(chunk, place of `item` among the chunk's) where `ends` [NC] counts the items up to each chunk's last.
 
-    The chunk is NC when there are fewer items. One vector load and a sum: a search would wait for memory at each step.
+    The chunk is NC when there are fewer items. A vector load and a sum are used, because a search would wait for memory
+    at each step.
     """
     n = tl.arange(0, NCP)
     ends_N = tl.load(ends_ptr + n, mask=n < NC, other=2147483647)
@@ -34,7 +35,7 @@ def _attend(
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BLOCK_N: tl.constexpr,
     LOG2_SCALE: tl.constexpr, BOUNDED: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys from `begin` on into the running softmax; those from `stop` on do not count when BOUNDED."""
+    """Add a tile of keys from `begin` on to the running softmax; those from `stop` on are masked when BOUNDED."""
     col_N = begin + tl.arange(0, BLOCK_N)
     k_NK = load_rows(k_ptr, col_N, G * K, stop, K, KP, BOUNDED)
     v_NV = load_rows(v_ptr, col_N, G * V, stop, V, VP, BOUNDED)
@@ -91,7 +92,7 @@ def local_kernel(
     VP: tl.constexpr, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O [B, T, H, V] and lse [B, T, H] (natural) of the own chunk and what the remote pass found."""
+    """O [B, T, H, V] and lse [B, T, H] (natural) of the local chunk and the result of the remote pass."""
     tiles_each: tl.constexpr = (C + BLOCK_M - 1) // BLOCK_M
     n_tiles: tl.constexpr = (T + C - 1) // C * tiles_each
     pid = tl.program_id(0)

@@ -23,7 +23,7 @@ from kernels_pallas.numerics import MASKED, accumulation_dtype
 from kernels_pallas.top1_chunk.xla import sort_plan
 
 # Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of
-# each chunk's list; never more than a chunk's rows, which is how many rows select a chunk on average.
+# each chunk's list. The limit is a chunk's number of rows, the average number of rows that select it.
 BLOCK = 64
 
 

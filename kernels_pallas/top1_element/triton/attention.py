@@ -67,7 +67,7 @@ def _oriented(q_BTHK: Array, scale: float) -> tuple[Array, float, float]:
 
 
 def _sizes(per_head_BTH: Array, key_BTGK: Array | None = None, value_BTGV: Any = None) -> dict[str, Any]:
-    """Return what a kernel that reads keys, values or both is told."""
+    """Return the arguments of a kernel that reads keys, values or both."""
     sizes = dict(zip("TH", per_head_BTH.shape[1:3], strict=True))
     for name, x in (("K", key_BTGK), ("V", value_BTGV)):
         if x is not None:

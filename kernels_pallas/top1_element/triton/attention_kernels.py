@@ -3,10 +3,10 @@
 Scores stay unscaled; LOG2_SCALE = scale log2(e) goes into the exponent, p = 2^(s LOG2_SCALE - ...), one multiply-add
 before the special-function unit. Key tiles ahead of the query tile need no mask; only those on the diagonal do.
 
-The best key costs no extra instruction per score: the loop keeps, per row, the tile that holds the best score, which is
-a select per row and tile (strictly greater replaces, tiles ascend: first tile on ties). `best_key_kernel` then
-scores that one tile again, row by row, and takes the first key of the largest. Equal keys have equal scores in either
-arithmetic, so ties go to the earliest key.
+The best key costs no extra instruction per score: the loop keeps, per row, the tile with the best score by a select per
+row and tile. Only a strictly greater score replaces it and tiles ascend, so ties go to the first tile.
+`best_key_kernel` then scores that one tile again, row by row, and takes the first key of the largest. Equal keys have
+equal scores in either arithmetic, so ties go to the earliest key.
 
 Programs are numbered so that those of one head run together (its keys and values stay in the L2 cache) and the longest
 rows of tiles start first.

@@ -18,9 +18,9 @@ class Tiles(NamedTuple):
 
 
 # By kernel, largest padded dim, 16-bit or not, and whether from Hopper on. Chosen by registers and shared memory as the
-# compiler reports them (python -m tests.kernels.compile_triton): no spills, then as many warps on a multiprocessor
-# as that leaves, then the largest outer tile, which is how often keys are read again.
-#   16-bit, sm80   mma.sync: operands pass through registers, 4 warps of 128 x 32..64 leave room for two programs; at
+# compiler reports them (python -m tests.kernels.compile_triton). The criteria are no spills, then the most warps on a
+# multiprocessor, then the largest outer tile, which determines how often keys are read again.
+#   16-bit, sm80   mma.sync: operands pass through registers, 4 warps of 128 x 32..64 fit two programs; at
 #                  dim 128 the output tile alone is half of the registers of 4 warps, so 8 warps or smaller tiles
 #   16-bit, sm90   wgmma reads the right operand from shared memory: 64 rows per warpgroup, two programs of two each; of
 #                  dk, which holds k, v and two score tiles, 32 queries at a time

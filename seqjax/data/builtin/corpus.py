@@ -96,7 +96,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
                 content.rename(directory)
             except OSError:
                 if (directory / document_index.FILE).is_file():
-                    return directory  # Another process was faster; its content is the same.
+                    return directory  # Another process was faster, with the same content.
                 shutil.rmtree(directory)  # It was partly deleted by hand.
                 content.rename(directory)
     except OSError as error:

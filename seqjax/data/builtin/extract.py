@@ -1,6 +1,6 @@
-"""Text that every machine with seqjax has: that of the standard library and of seqjax's own dependencies.
+"""Text that every installation of seqjax has: the standard library and seqjax's own dependencies.
 
-There are five domains, none of them SlimPajama's:
+There are five domains, none of them from SlimPajama:
 
     prose      docstrings, READMEs, package descriptions, the Python language reference
     doctest    docstrings with at least three `>>>` prompts

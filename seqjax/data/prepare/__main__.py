@@ -3,7 +3,8 @@
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
 Text is *.jsonl, *.jsonl.gz, *.jsonl.zst or *.parquet with a document per row, or *.txt, a document each. Its domain is
-SlimPajama's set name in meta.redpajama_set_name or a folder with the name of such a domain. For other text, say where:
+SlimPajama's set name in meta.redpajama_set_name or a folder with the name of such a domain. For other text, give its
+location:
 
     --domain_field=meta.source    in a field of the row
     --domain_from=folder          the first folder below the source that is not train, validation or test

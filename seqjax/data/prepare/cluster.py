@@ -1,11 +1,11 @@
 """Runs the jobs of a preparation on the workers of a running Dask cluster (https://distributed.dask.org).
 
-The sources and the output are on storage that this machine and all workers share; through the cluster itself go only
-the descriptions of the jobs. A job whose worker died is given to another one by the scheduler, which gives up after
-four (`distributed.scheduler.allowed-failures`).
+The sources and the output are on storage that this machine and all workers share; only the descriptions of the jobs
+pass through the cluster. A job whose worker died is given to another one by the scheduler, which gives up after four
+(`distributed.scheduler.allowed-failures`).
 
-A worker first looks at whether its process has what the jobs need. A *marker*, a file beside the parts, says what that
-is. A process looks for it before its first job, so that one that joins later does too.
+A worker first checks whether its process meets the requirements of the jobs, listed in a *marker*, a file beside the
+parts. Every process checks before its first job, including processes that join later.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _TOKENIZER_PACKAGES = {"mixtral": ("sentencepiece",), "huggingface": ("tokenizer
 
 
 class Needs(NamedTuple):
-    """What the jobs need on every worker: the directory of the parts, the shards and the tokenizer with its hash."""
+    """The requirements of jobs on every worker: the directory of parts, the shards and the tokenizer with its hash."""
 
     parts: Path
     shards: Sequence[shards.Shard]
@@ -51,7 +51,7 @@ class Needs(NamedTuple):
 
 
 def run_job(job: Any, *, function: Callable[[Any], None], marker: str) -> None:
-    """Run a job in a worker; raise `UserError` if this process lacks what jobs need."""
+    """Run a job in a worker; raise `UserError` if this process does not meet the requirements."""
     if fault := worker_fault(marker):
         raise UserError(fault)
     function(job)
@@ -61,7 +61,7 @@ _checked: set[str] = set()  # markers of the preparations that this process can 
 
 
 def worker_fault(marker: str) -> str:
-    """Return why this process cannot do the jobs of the preparation with this marker, or nothing if it can."""
+    """Return why this process cannot do the jobs of the preparation with this marker; empty if it can."""
     if marker in _checked:
         return ""
     fault = _fault(Path(marker))
@@ -142,9 +142,9 @@ def installed(package: str) -> str:
 
 CONNECT_SECONDS = 20.0
 START_SECONDS = 60.0  # to wait for the first worker
-CHECK_SECONDS = 10.0  # without a finished job, before asking whether there are workers
+CHECK_SECONDS = 10.0  # without a finished job, before checking for workers
 LOST_SECONDS = 300.0  # without any worker, before giving up
-VISIBLE_SECONDS = 90.0  # until a file of another machine is seen; NFS remembers for a minute that there was none
+VISIBLE_SECONDS = 90.0  # until a file of another machine appears; NFS caches its absence for a minute
 
 
 def require() -> None:
@@ -159,19 +159,19 @@ def require() -> None:
 
 @contextlib.contextmanager
 def connected(address: str, needs: Needs) -> Iterator["DaskCluster"]:
-    """A context with the cluster whose scheduler is at `address`, whose workers have what is needed.
+    """Return a context with the cluster whose scheduler is at `address`, after checking its workers.
 
-    Raises `UserError` if there is no scheduler or no worker, or a worker lacks something.
+    Raises `UserError` if there is no scheduler or no worker, or a worker fails the check.
     """
     from distributed import Client  # pyright: ignore[reportMissingImports]
     from distributed.versions import VersionMismatchWarning  # pyright: ignore[reportMissingImports]
 
     _require_scheduler(address)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VersionMismatchWarning)  # those that matter are errors below
+        warnings.simplefilter("ignore", VersionMismatchWarning)  # relevant warnings are errors below
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="seqjax-prepare")
     marker = needs.parts / f"cluster-{uuid.uuid4().hex}.json"
-    # A lost connection is an error of ours; the attempts to connect again would log their tracebacks.
+    # A lost connection raises an error here; the attempts to reconnect would log their tracebacks.
     log = logging.getLogger("distributed.client")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -214,8 +214,8 @@ class DaskCluster:
                 _, job = pending.pop(future.key)
                 if future.status in ("error", "cancelled"):
                     self._raise(future, job)
-                # The report says all about a job, so its result is not fetched, and released: what nobody refers to is
-                # not computed again when its worker dies.
+                # The report describes the job completely, so its result is not fetched but released: Dask does not
+                # recompute an unreferenced result when its worker dies.
                 future.release()
                 display.counters.add(**job.counts())
                 display.finished += 1
@@ -241,7 +241,7 @@ class DaskCluster:
         raise self._lost("The connection to the scheduler was lost") from None
 
     def _deserted(self, since: float | None, display: progress.Display) -> float | None:
-        """Return since when there has been no worker; raise `UserError` if that is too long ago."""
+        """Return the time since which there has been no worker; raise `UserError` if it is too long ago."""
         try:
             n_workers = len(self._client.nthreads())
         except OSError:
@@ -263,7 +263,7 @@ class DaskCluster:
 
 
 def _require_scheduler(address: str) -> None:
-    """Raise `UserError` if no scheduler answers at `address`; a client would wait for anything that listens there."""
+    """Raise `UserError` if no scheduler answers at `address`; a client would wait for any server that listens there."""
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # A notebook has a running loop in this one.
             found: Any = thread.submit(asyncio.run, _identity(address)).result()
@@ -279,7 +279,7 @@ def _require_scheduler(address: str) -> None:
 
 
 async def _identity(address: str) -> Any:
-    """Return what the Dask server at `address` says of itself."""
+    """Return the self-description of the Dask server at `address`."""
     from distributed.core import rpc  # pyright: ignore[reportMissingImports]
 
     async with asyncio.timeout(CONNECT_SECONDS + 1), rpc(address, timeout=CONNECT_SECONDS) as remote:
@@ -287,7 +287,7 @@ async def _identity(address: str) -> Any:
 
 
 def _require_workers(client: Any, marker: Path, address: str) -> None:
-    """Raise `UserError` if the scheduler has another version, or there is no worker, or one that lacks something."""
+    """Raise `UserError` if the scheduler has another version, there is no worker, or a worker fails the check."""
     scheduler = client.get_versions()["scheduler"]["packages"]
     for package in ("dask", "distributed"):
         if scheduler[package] != (here := installed(package)):
@@ -304,7 +304,7 @@ def _require_workers(client: Any, marker: Path, address: str) -> None:
         ) from None
     answers = client.run(worker_fault, str(marker), on_error="return")
     faults = [
-        # The function could not even be loaded there.
+        # The worker could not even load the function.
         f"The worker {worker} cannot run seqjax ({answer}): install seqjax {seqjax.__version__} and its dependencies."
         if isinstance(answer, Exception)
         else answer
@@ -322,7 +322,7 @@ def _require_workers(client: Any, marker: Path, address: str) -> None:
 
 
 def _wait_for(paths: Iterable[Path]) -> None:
-    """Wait until this machine sees files that others have written."""
+    """Wait until this machine sees files that other machines have written."""
     deadline = time.monotonic() + VISIBLE_SECONDS
     for path in paths:
         while not path.is_file():

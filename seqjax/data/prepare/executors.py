@@ -1,7 +1,7 @@
 """Runs the jobs of a preparation: in this process, in processes of this machine, or on a Dask cluster (cluster.py).
 
-A job is a call of a plain function with a description of what to make. It leaves files that are renamed when they are
-complete, and last its report `done`, so it may be interrupted, or run twice.
+A job is a call of a plain function with a description of its output. It writes files that are renamed when complete,
+and finally its report `done`, so it may be interrupted or run twice.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ class Executor(Protocol):
     """What runs jobs."""
 
     def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
-        """Call `function` with each of the jobs, in any order, and count what is done in `display`.
+        """Call `function` with each of the jobs, in any order, and count finished jobs in `display`.
 
         Raises the error of a job that failed, after which no further job begins.
         """
@@ -39,7 +39,7 @@ class LocalProcesses:
     workers: int
 
     def run(self, function: Callable[[Any], None], jobs: Sequence[Any], display: progress.Display) -> None:
-        """Call `function` with each of the jobs; of several errors, raise the first in the order of the jobs."""
+        """Call `function` with each of the jobs; if several fail, raise the first error in the order of the jobs."""
         if self.workers == 1:
             progress.use_progress(display.counters)
             for job in jobs:
@@ -86,7 +86,7 @@ def require(name: str, *, workers: int) -> None:
 def opened(name: str, *, workers: int, needs: Needs) -> AbstractContextManager[Executor]:
     """Return a context with the executor called `name`, with `workers` processes if it is local.
 
-    A cluster is asked first whether its workers have what the jobs need; `UserError` says what they lack.
+    The workers of a cluster are checked first; a `UserError` names missing requirements.
     """
     if name == LOCAL:
         return contextlib.nullcontext(LocalProcesses(workers))

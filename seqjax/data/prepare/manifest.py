@@ -105,7 +105,7 @@ def summary(manifest: dict[str, Any]) -> str:
 
 
 def _token_bytes(*, text: int, by_tokens: int) -> list[str]:
-    """Return a line for the terminal if the tokens do not stand for the bytes of the text, as bits per byte assume."""
+    """Return a warning for the terminal if the tokens' bytes are not those of the text, as bits per byte assume."""
     if by_tokens == text:
         return []
     if not by_tokens:

@@ -2,7 +2,7 @@
 
 The split of a document is that of its shard. Where no shard belongs to a validation split, documents are held out by a
 hash of their text (`seqjax.data.hold_out`). Block files are cut from the parts of a domain in the order of the shards,
-as if they were one stream, so the result does not depend on the number of processes or on when they are killed.
+as if they were one stream. The result thus does not depend on the number of processes or on when they are killed.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Segment = tuple[Path, int, int]  # file, first token, tokens
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """What one part gives to a domain and split: its documents' lengths in tokens, their counts, and where they are."""
+    """The share of a part in a domain and split: the documents' lengths in tokens, counts and positions."""
 
     split: str
     domain: str
@@ -36,7 +36,7 @@ class Portion:
 def portions(
     jobs: Sequence[ShardJob], reports: Sequence[dict[str, Any]], *, validation: float, block: int
 ) -> list[Portion]:
-    """Return what the parts of finished `jobs` hold, in order; `validation` is the share of documents to hold out."""
+    """Return the content of the parts of finished `jobs`, in order; `validation` is the share to hold out."""
     arrays = [document_index.read(job.part.with_suffix(".npz")) for job in jobs]
     limits = _limits(arrays, validation=validation, block=block)
     found = []
@@ -74,7 +74,7 @@ def _limits(arrays: Sequence[dict[str, np.ndarray]], *, validation: float, block
 
 
 def _segments(path: Path, first: int, lengths: np.ndarray, chosen: np.ndarray) -> tuple[Segment, ...]:
-    """Return where the chosen documents are; neighbours share a segment."""
+    """Return the segments of the chosen documents; neighbours share a segment."""
     bounds = first + np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     edges = np.flatnonzero(np.diff(np.concatenate([[0], chosen.astype(np.int8), [0]])))
     return tuple(
@@ -124,7 +124,7 @@ Planned = tuple[str, str, FileJob]  # split, domain, job
 def plan_files(
     out: Path, parts: Path, portions: Sequence[Portion], *, block: int, dtype: np.dtype = blocks.DTYPE
 ) -> list[Planned]:
-    """Return (split, domain, job) of every file of blocks; the job says which tokens of which parts it holds."""
+    """Return (split, domain, job) of every file of blocks; the job lists the tokens and parts that the file holds."""
     streams: dict[tuple[str, str], list[Segment]] = {}
     for portion in portions:
         streams.setdefault((portion.split, portion.domain), []).extend(portion.segments)
@@ -165,7 +165,7 @@ def write_file(job: FileJob) -> None:
 
 
 def is_written(job: FileJob) -> bool:
-    """Return whether the file of a job is there and still the one that was written."""
+    """Return whether the file of a job exists and is unchanged."""
     report = read_report(job.done)
     return report is not None and is_same(job.path, report.get("bytes"), report.get("crc32"))
 

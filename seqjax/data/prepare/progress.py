@@ -50,7 +50,7 @@ def count(*, tokens: int = 0, text: int = 0, source: int = 0) -> None:
 
 
 class Display:
-    """A context that shows `counters` from a thread of its own; `finished` is the number of finished jobs."""
+    """Return a context that shows `counters` from its own thread; `finished` is the number of finished jobs."""
 
     def __init__(self, counters: Progress, *, title: str, total: int, jobs: int):
         self.counters, self._title, self._total, self._jobs = counters, title, total, jobs
@@ -72,11 +72,11 @@ class Display:
         self._line.say(self.line())
 
     def say(self, text: str) -> None:
-        """Print a line above the one that is shown."""
+        """Print a line above the status line."""
         self._line.say(text)
 
     def line(self) -> str:
-        """Return the text that is shown now."""
+        """Return the current text."""
         seconds = max(1e-3, time.monotonic() - self._start)
         done = self.counters.source.value
         share = min(1.0, done / max(1, self._total))

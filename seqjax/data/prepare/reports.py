@@ -1,4 +1,4 @@
-"""The report that a finished job leaves for the command, and the errors made of it."""
+"""The report of a finished job to the command, and the errors derived from reports."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from seqjax.data.layout import Layout
 from seqjax.utils import UserError, measure, nearest
 
-SHOWN = 6  # things of a kind in a message
+SHOWN = 6  # items of a kind in a message
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
@@ -22,7 +22,7 @@ def read_report(path: Path) -> dict[str, Any] | None:
 
 
 def is_same(path: Path, size: int | None, crc: int | None) -> bool:
-    """Return whether a file has the length and the CRC-32 that a report says it was written with."""
+    """Return whether a file has the length and the CRC-32 in its report."""
     try:
         return path.stat().st_size == size and measure(path) == (size, crc)
     except FileNotFoundError:
@@ -30,16 +30,16 @@ def is_same(path: Path, size: int | None, crc: int | None) -> bool:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """Return the error to raise when a part or a file of blocks could not be written."""
+    """Return the error for a part or a file of blocks that could not be written."""
     why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
     return UserError(
-        f"Cannot write {path}: {why}. Finished shards are kept: make room (or move the directory) and run "
+        f"Cannot write {path}: {why}. Finished shards are kept: free some disk space (or move the directory) and run "
         "the same command again."
     )
 
 
 def skipped_lines(reports: Sequence[dict[str, Any]]) -> tuple[Counter[str], dict[str, Counter[str]]]:
-    """Return how many lines were skipped by reason, and by reason what was found instead of a document."""
+    """Return the number of skipped lines by reason, and by reason their content instead of a document."""
     reasons: Counter[str] = Counter()
     found: dict[str, Counter[str]] = {}
     for report in reports:
@@ -58,7 +58,7 @@ def require_documents(
     min_tokens: int,
     block: int,
 ) -> None:
-    """Raise `UserError`, saying what was found, if there is nothing to make a block of or a domain asked for is absent.
+    """Raise `UserError` that lists the content found if there is no text for a block or a requested domain is absent.
 
     `domains` are those that the user named, or empty for all.
     """
@@ -100,7 +100,7 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def _advice(reports: Sequence[dict[str, Any]], layout: Layout) -> str:
-    """Return which option may help, as the end of a message."""
+    """Return the option that may help, as the end of a message."""
     reasons, _ = skipped_lines(reports)
     if any(reason.startswith(f"no {layout.text_field}") or reason == "no text" for reason in reasons):
         return f" The text is expected in the field {layout.text_field}: give --text_field=NAME."

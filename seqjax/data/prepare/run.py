@@ -2,18 +2,18 @@
 
     seqjax prepare --source=DIR_OR_GLOB --out=DIR --tokenizer=mixtral|byte|huggingface|FILE [--seq_len=2048]
 
-Every document becomes BOS + tokens + EOS; the documents of a domain and split are concatenated in the order of the
-shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less
-than one block, is counted in the manifest as `tokens_unused`.
+Every document becomes BOS + tokens + EOS. The documents of a domain and split are concatenated in the order of the
+shards and cut into blocks of seq_len + 1 tokens, without overlap. The rest at the end of a domain, less than one block,
+is counted in the manifest as `tokens_unused`.
 
 `documents.npz` holds the lengths of the documents, so that an evaluation can be spread over all of them and its
 uncertainty estimated (seqjax/data/document_index.py). `tokenizer.npz` holds the bytes per id, so that training does not
 need the tokenizer's package (seqjax/data/stored_tokenizer.py).
 
-A run that was stopped, was killed or ran out of disk space resumes when the command is run again, and produces
-the same bytes as an uninterrupted one. Finished shards are kept in OUT/.parts until all are done, so OUT takes
-4 bytes per token for a while and 2 in the end (8 and 4 for vocabularies of more than 65,536). Bad lines are
-skipped, counted and listed in the manifest; `--strict` stops at the first one.
+A run that was stopped, was killed or ran out of disk space resumes when the command is repeated, with the same bytes as
+an uninterrupted run. Finished shards are kept in OUT/.parts until all are done. OUT thus takes 4 bytes per token at
+first and 2 in the end (8 and 4 for vocabularies of more than 65,536). Bad lines are skipped, counted and listed in the
+manifest; `--strict` stops at the first one.
 """
 
 import concurrent.futures
@@ -39,8 +39,8 @@ from seqjax.utils import StatusLine, UserError, nearest, write_json
 
 Job = TypeVar("Job")
 
-VALIDATION = hold_out.SHARE  # of the documents, where no folder holds any, unless the layout is SlimPajama's
-# Settings that a manifest has only if they are not the defaults.
+VALIDATION = hold_out.SHARE  # of the documents, if no folder is for validation and the layout is not SlimPajama's
+# Settings that a manifest contains only if they are not the defaults.
 OPTIONAL = ("layout", "validation", "dtype")
 
 
@@ -70,19 +70,19 @@ def prepare(
             directory of a public model.
         seq_len: T; blocks hold T + 1 tokens.
         workers: Number of processes; 0 = one per core, 1 = this process alone.
-        executor: What runs the jobs: local, the processes of this machine, or dask:ADDRESS, the workers of a running
-            Dask cluster, which must share the storage of `source` and `out` (the extra `dask`).
+        executor: local, for processes of this machine, or dask:ADDRESS, for the workers of a running Dask cluster,
+            which must share the storage of `source` and `out` (the extra `dask`).
         domains: Domains to keep; empty = all.
-        layout: Where the text of a document and its domain are found; by default SlimPajama's.
-        validation: Share of the documents to hold out by a hash of their text, which needs a source without a folder
-            called validation; None = 0.01 where there is none, but 0 in SlimPajama's layout.
+        layout: The location of a document's text and domain; by default SlimPajama's.
+        validation: Share of the documents to hold out by a hash of their text; requires a source without a folder
+            called validation. None = 0.01 without such a folder, but 0 in SlimPajama's layout.
         min_tokens: Documents with fewer tokens are left out.
         max_tokens: Documents are truncated to this many tokens; 0 = not truncated.
         strict: Stop at the first bad line.
 
     Raises:
-        UserError: An argument is invalid, nothing was read, a domain that is asked for is not there, `out` holds
-            something else, a line is bad (if strict), the disk is full, or the cluster cannot do it.
+        UserError: An argument is invalid, nothing was read, a requested domain is absent, `out` holds other data, a
+            line is bad (if strict), the disk is full, or the cluster fails.
     """
     store.require_local(out, "--out")
     if seq_len < 1:
@@ -96,7 +96,7 @@ def prepare(
     found = shards.find_shards(store.url_of(source) or str(source), layout=layout)
     for kind in {type(shard) for shard in found}:
         kind.require()
-    if layout.is_slimpajama:  # The user names no domain, but a dataset may.
+    if layout.is_slimpajama:  # The user may omit the domain, and a dataset may name it.
         layout = dataclasses.replace(found[0].layout, text_field=layout.text_field)
     kept = _kept(domains, layout)
     validation = _validation(validation, layout, found)
@@ -183,7 +183,7 @@ def prepare(
 
 
 def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], *, workers: int) -> list[dict[str, Any]]:
-    """Make the parts that are not there yet, and return the reports of all."""
+    """Make the missing parts, and return the reports of all."""
     pending = _without(jobs, is_done, workers=workers)
     damaged = [job.part.name for job in pending if job.done.is_file()]
     if damaged:
@@ -194,7 +194,7 @@ def _tokenise(pool: executors.Executor, jobs: Sequence[ShardJob], *, workers: in
 
 
 def _write(pool: executors.Executor, files: Sequence[FileJob], *, out: Path, workers: int) -> None:
-    """Write the files of blocks that are not there yet."""
+    """Write the missing files of blocks."""
     pending = _without(files, is_written, workers=workers)
     n_tokens = sum(tokens for job in pending for _, _, tokens in job.segments)
     if pending:
@@ -213,13 +213,13 @@ def _run(
 
 
 def _without(jobs: Sequence[Job], is_done: Callable[[Job], bool], *, workers: int) -> list[Job]:
-    """Return the jobs that are not done, which takes reading what those before left."""
+    """Return the unfinished jobs, which requires reading the files of earlier ones."""
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return [job for job, done in zip(jobs, pool.map(is_done, jobs), strict=True) if not done]
 
 
 def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
-    """Return the domains to keep, empty for all that there are; raise `UserError` for a name that cannot be one."""
+    """Return the domains to keep, empty for all; raise `UserError` for an invalid name."""
     for domain in domains:
         if layout.is_slimpajama and domain not in slimpajama.NAMES:
             raise UserError(f"--domains: {domain!r} is not known.{nearest(domain, slimpajama.NAMES)}")
@@ -231,7 +231,7 @@ def _kept(domains: Sequence[str], layout: Layout) -> tuple[str, ...]:
 
 
 def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shard]) -> float:
-    """Return the share of the documents to hold out; raise `UserError` if it cannot be held out."""
+    """Return the share of the documents to hold out; raise `UserError` if that is not possible."""
     has_folder = any(shard.split == "validation" for shard in found)
     if share is None:
         return 0.0 if layout.is_slimpajama or has_folder else VALIDATION
@@ -243,14 +243,14 @@ def _validation(share: float | None, layout: Layout, found: Sequence[shards.Shar
 
 
 def _abandon(out: Path, parts: Path) -> None:
-    """Remove what was made so far, and the directory if nothing else is in it."""
+    """Remove the files made so far, and the directory if nothing else is in it."""
     shutil.rmtree(parts, ignore_errors=True)
     with contextlib.suppress(OSError):
         out.rmdir()
 
 
 def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
-    """Start in an empty directory, or resume in one that was started with the same settings.
+    """Start in an empty directory, or resume in a directory that was started with the same settings.
 
     Returns whether it is new.
     """
@@ -295,5 +295,5 @@ def _require_space(out: Path, needed: int) -> None:
     if needed > free:
         raise UserError(
             f"The blocks need {needed / 1e9:.1f} GB in {out}, {free / 1e9:.1f} GB are free. All shards are "
-            "tokenised and kept: make room and run the same command again."
+            "tokenised and kept: free some disk space and run the same command again."
         )

@@ -1,8 +1,8 @@
 """Converts shards to parts, the tokens of every document of one shard.
 
-A *part* holds one shard: `NAME.bin`, the tokens of its domains one after the other, `NAME.npz`, the
-lengths of their documents (and, where some will be held out, their hashes and bytes), and `NAME.json`, their counts and
-the checksums of the other two, written last, which marks the shard as done.
+A *part* holds one shard. `NAME.bin` has the tokens of its domains one after the other. `NAME.npz` has the lengths of
+their documents and, where some will be held out, their hashes and bytes. `NAME.json` has their counts and the checksums
+of the other two; it is written last and marks the shard as done.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class ShardJob:
 
     @property
     def done(self) -> Path:
-        """The report that says that the part is complete."""
+        """The report that marks the part as complete."""
         return self.part.with_suffix(".json")
 
     def counts(self) -> dict[str, int]:
@@ -84,7 +84,7 @@ def tokenize_shard(job: ShardJob) -> None:
     """Run a `ShardJob`; raise `UserError` if the disk is full and, if strict, for the first bad line."""
     tokenizer = load_tokenizer(job.tokenizer, job.tokenizer_path)
     dtype = id_dtype(tokenizer.vocab_size)
-    # Whether the bytes of its tokens are those of the text; of these two it is known.
+    # Whether the bytes of its tokens are those of the text, which is certain for these two.
     unproven = tokenizer.hash not in (ByteTokenizer.hash, MIXTRAL_SHA256)
     per_domain: dict[str, _DomainTokens] = {}
     skipped = shards.Skipped(job.shard.name, strict=job.strict)
@@ -154,7 +154,7 @@ def tokenize_shard(job: ShardJob) -> None:
 
 
 def require_few(domains: Collection[str]) -> None:
-    """Raise `UserError` for so many domains that they cannot be meant; each has files of its own."""
+    """Raise `UserError` for so many domains that they must be a mistake; each has files of its own."""
     if len(domains) > MAX_DOMAINS:
         raise UserError(
             f"There are more than {MAX_DOMAINS} domains ({', '.join(sorted(domains)[:3])}, ...); give a "
@@ -163,7 +163,7 @@ def require_few(domains: Collection[str]) -> None:
 
 
 def is_done(job: ShardJob) -> bool:
-    """Return whether a shard's part is complete and still what was written."""
+    """Return whether a shard's part is complete and unchanged."""
     files = (read_report(job.done) or {}).get("files", {})
     return files.keys() == set(PART) and all(
         is_same(job.part.with_suffix(suffix), *written) for suffix, written in files.items()

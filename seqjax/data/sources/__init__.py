@@ -1,8 +1,8 @@
 """Sources of documents: a module in this package for each kind of file or dataset.
 
-A source is a subclass of `Shard`, and its module is found because it lies here: no list names it. Every shard yields
-records, which a `Layout` turns into documents with a domain. `seqjax prepare` makes blocks of them; `corpus=stream`
-tokenises them while they are read.
+A source is a subclass of `Shard`, and its module is found because it is in this package: no list names it. Every shard
+yields records, which a `Layout` turns into documents with a domain. `seqjax prepare` makes blocks of them;
+`corpus=stream` tokenises them while they are read.
 
 Raise `TornShardError` where a shard ends early or is damaged: `prepare` keeps the records before that point and counts
 the fault. A shard that must not be read in part raises `UserError` instead.
@@ -34,12 +34,12 @@ def ignore(n_bytes: int) -> None:
 class Shard(abc.ABC):
     """One file: its URL, its name relative to the source, its split and its size in bytes.
 
-    A shard is described in one process and read in another, so subclasses can be pickled.
+    A shard is created in one process and read in another, so subclasses can be pickled.
 
     Attributes:
         endings: The ends of the names of the files that this class reads; none for a source with a `find` of its own.
         is_whole: Whether a file is one document, without fields that could name its domain.
-        layout: Where the domains of the records are found, unless the user says otherwise.
+        layout: The default location of the records' domains.
         package: The distribution that reads the files; all workers of a cluster must have the same version of it.
     """
 
@@ -81,7 +81,7 @@ class Shard(abc.ABC):
 
 
 def kinds() -> list[type[Shard]]:
-    """Return the sources: those of all modules in this package, and those that the program defines itself."""
+    """Return the sources of all modules in this package, and those that the program defines itself."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return Shard.__subclasses__()

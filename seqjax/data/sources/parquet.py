@@ -20,9 +20,9 @@ class Parquet(Shard):
     def records(
         self, layout: Layout = SLIMPAJAMA, *, on_read: Callable[[int], None] = ignore
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows; raise `TornShardError` at the end of what can be read of a damaged file.
+        """Yield the rows; raise `TornShardError` at the end of the readable part of a damaged file.
 
-        If the file lacks a field of the layout its rows have all columns, so that an error can tell what there is.
+        If the file lacks a field of the layout, its rows have all columns, so that an error can list them.
         """
         self.require()
         import pyarrow  # pyright: ignore[reportMissingImports]

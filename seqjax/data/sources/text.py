@@ -1,4 +1,4 @@
-"""Text files, a document each."""
+"""Text files with a document each."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,5 +17,5 @@ class TextFile(Shard):
     ) -> Iterator[dict[str, str]]:
         """Yield the one row."""
         content = b"".join(self.content(on_read))
-        # Bytes that are not UTF-8 become what `Layout.document` refuses as such.
+        # Bytes that are not UTF-8 become characters that `Layout.document` refuses.
         yield {layout.text_field: content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")}

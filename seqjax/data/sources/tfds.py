@@ -2,7 +2,7 @@
 
 A dataset is a directory NAME[/CONFIG]/VERSION with `dataset_info.json`. A domain is a dataset, or one config of it.
 Its records must be in ArrayRecord files: the default of tensorflow-datasets, tfrecord, needs TensorFlow. The directory
-says what it holds, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks.
+describes its content, so the code that made it is not needed. `corpus=tfds` streams datasets, `prepare` makes blocks.
 
     python -m seqjax.data.sources.tfds --source=SHARDS --data_dir=DIR [--domains=arxiv,github]
 
@@ -83,14 +83,14 @@ class TfdsShard(Shard):
                     for record in source.__getitems__(numbers):
                         row = info.features.deserialize_example_np(record)
                         value = functools.reduce(lambda features, part: features[part], path, row)
-                        # Bytes that are not UTF-8 become what `Layout.document` refuses as such.
+                        # Bytes that are not UTF-8 become characters that `Layout.document` refuses.
                         text = value.decode("utf-8", "surrogateescape")
                         if self.held_out is None or self.held_out == (hold_out.text_hash(text) < LIMIT):
                             yield {layout.text_field: text}
                     now = self.size * (numbers[-1] + 1) // self.take
                     on_read(now - done)
                     done = now
-        except Exception as error:  # Array_record raises what its reader in C++ does, without the name of the file.
+        except Exception as error:  # array_record raises the errors of its C++ reader, without the name of the file.
             raise UserError(
                 f"{self.url} is damaged ({first_line(error)}). Put back a copy of it, or delete {self.directory} and "
                 "build it again."
@@ -103,7 +103,7 @@ class TfdsShard(Shard):
 
     @classmethod
     def find(cls, source: str) -> Sequence[Shard]:
-        """Return the shards of a dataset by its directory NAME[/CONFIG[/VERSION]], of each config the newest version.
+        """Return the shards of a dataset by its directory NAME[/CONFIG[/VERSION]], by default the newest versions.
 
         Its splits are train, validation and test; others are left out.
         """
@@ -123,7 +123,7 @@ class TfdsShard(Shard):
 def config_shards(
     names: Sequence[str], path: str, *, feature: str, train_split: str, validation_split: str
 ) -> list[Shard]:
-    """Return the shards of the datasets that `names` means in the data directory `path` (`config.data.tfds`).
+    """Return the shards of the datasets `names` in the data directory `path` (`config.data.tfds`).
 
     Validation is the split called validation, or test where there is none, or else a hundredth of the training
     documents (`seqjax.data.hold_out`), unless `validation_split` names it; splits may be slices, `train[:10%]`.
@@ -163,7 +163,7 @@ def _shards(
         path = Path(part.filename)
         if not path.is_file():
             raise UserError(f"{path} is missing: put back a copy of it, or delete {path.parent} and build it again.")
-        # The name says all that decides what is read, because it identifies the data of a run.
+        # The name holds everything that determines the data, because it identifies the data of a run.
         name = f"{domain}/{path.name}[{part.skip}:{part.skip + part.take}] {feature}{mark}".rstrip()
         size = int(share * path.stat().st_size * part.take / part.examples_in_shard)
         found.append(TfdsShard(str(path), name, into, size, str(directory), part.skip, part.take, feature, held_out))
@@ -185,11 +185,11 @@ def data_directory(path: str) -> Path:
 
 
 def named(names: Sequence[str], root: Path) -> dict[str, Path]:
-    """Return the directory of every dataset that `names` means (`config.data.tfds`), by domain.
+    """Return the directories of the datasets `names` (`config.data.tfds`), by domain.
 
-    A name without a config means all configs that are there. Without a version it is the newest one. The domain is
-    called like the config, or like a dataset that has none. Raises `UserError` for a dataset that is not prepared, and
-    for two of one domain.
+    A name without a config means all existing configs, and a name without a version the newest. The domain has the name
+    of the config, or of a dataset without configs. Raises `UserError` for a dataset that is not prepared, and for two
+    of one domain.
     """
     found: dict[str, Path] = {}
     for given in names:
@@ -259,7 +259,7 @@ def _how_to_build(name: str, config: str | None, root: Path) -> str:
 
 
 def _info(directory: Path) -> Any:
-    """Return what tensorflow-datasets knows about the dataset in a directory, read from ArrayRecord files."""
+    """Return the tensorflow-datasets builder of the dataset in a directory, read from ArrayRecord files."""
     tfds = require()
     try:
         info = tfds.builder_from_directory(str(directory)).info
@@ -268,7 +268,7 @@ def _info(directory: Path) -> Any:
         ]
         if FORMAT in formats:
             return tfds.builder_from_directory(str(directory), file_format=FORMAT).info
-    except Exception as error:  # It raises what its readers of JSON, protocol buffers and features do.
+    except Exception as error:  # It raises the errors of its readers of JSON, protocol buffers and features.
         raise UserError(
             f"{directory} cannot be read ({type(error).__name__}: {first_line(error)}); delete it, and build the "
             "dataset again."
@@ -370,7 +370,7 @@ def build(source: str, data_dir: str | Path, domain: str) -> str:
     there = Path(builder.data_dir).is_dir()
     if not there:
         builder.download_and_prepare(
-            download_dir=str(root / ".downloads"),  # Nothing is, but the package makes the directory.
+            download_dir=str(root / ".downloads"),  # Nothing is downloaded, but the package makes the directory.
             download_config=tfds.download.DownloadConfig(manual_dir=str(Path(source).absolute())),
         )
     counts = ", ".join(f"{info.num_examples:,} {split}" for split, info in builder.info.splits.items())
@@ -378,7 +378,7 @@ def build(source: str, data_dir: str | Path, domain: str) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Build the configs that are asked for."""
+    """Build the requested configs."""
     parser = command_parser("prepare", description="Builds the dataset slim_pajama from local shards.")
     parser.prog = "python -m seqjax.data.sources.tfds"
     parser.add_argument("--source", required=True, help="directory of the shards in SlimPajama's layout")
@@ -388,7 +388,7 @@ def main(argv: list[str]) -> None:
     if unknown := [domain for domain in given.domains if domain not in slimpajama.NAMES]:
         raise UserError(f"--domains: {unknown[0]!r} is not one of SlimPajama's.{nearest(unknown[0], slimpajama.NAMES)}")
     if not Path(given.source).is_dir():
-        raise UserError(f"--source={given.source}: there is no such directory; give that of the shards.")
+        raise UserError(f"--source={given.source}: no such directory; give the directory of the shards.")
     for domain in given.domains:
         sys.stdout.write(build(given.source, given.data_dir, domain) + "\n")
 

@@ -4,11 +4,11 @@
     seqjax harness --workdir=runs/x --tasks=paper
 
 `paper` are the thirteen tasks of the paper's table 2 (MMLU with five examples) and the three of table 1 (SWDE, SQuAD
-and FDA), whose data comes from the Hugging Face hub. `local` needs no network: its texts are those that training on
-the built-in corpus does not see. Others go by their names in the harness, and by those of YAML tasks in --include.
+and FDA), whose data comes from the Hugging Face hub. `local` needs no network: its texts are held out of the built-in
+corpus. Other tasks are given by their names in lm-evaluation-harness, or as YAML tasks in --include.
 
-Each task's result is written as it ends, in the harness's own form, with what identifies the checkpoint; table.md has
-them beside the paper's numbers. The same command goes on with the tasks that are missing.
+Each task's result is written as it ends, in the format of lm-evaluation-harness, with the identity of the checkpoint;
+table.md shows the results beside the paper's numbers. The same command resumes with the missing tasks.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def _run(args: Any, out: Path) -> None:
 
 
 def _add_texts(identities: Mapping[str, dict[str, Any]], local: Sequence[str], cache_dir: str) -> None:
-    """Add what identifies the texts of the tasks that are made here."""
+    """Add the hash of the texts of seqjax's own tasks."""
     for name in identities:
         if name in local:
             from seqjax.evals.lm_eval.local.data import texts_hash
@@ -105,7 +105,7 @@ def _measured(lm: Any, manager: Any, name: str, identity: Mapping[str, Any]) -> 
     import lm_eval
 
     evaluate: Any = lm_eval.simple_evaluate  # its decorator hides its arguments from type checkers
-    with contextlib.redirect_stdout(sys.stderr):  # where the harness shows its progress, but for a few lines
+    with contextlib.redirect_stdout(sys.stderr):  # most of lm_eval's progress output
         result = evaluate(
             model=lm,
             tasks=[name],
@@ -122,7 +122,7 @@ def _measured(lm: Any, manager: Any, name: str, identity: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def _as_in_seqjax() -> Iterator[None]:
-    """A context in which the harness warns of errors alone, and makes its standard errors in this process.
+    """Return a context in which lm_eval logs only errors and computes its standard errors in this process.
 
     Its pool of processes would fork one in which JAX runs threads.
     """

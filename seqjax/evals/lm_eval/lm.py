@@ -2,7 +2,7 @@
 
 Every text begins with BOS once, as every document in training does: a context, a prompt, and the first window of
 `loglikelihood_rolling`, where BOS is given and not predicted. Texts of more than `max_length` tokens lose their
-beginning, as in the harness's own `hf` model, with whose results tests/harness/test_against_hf.py compares these.
+beginning, as in lm_eval's own `hf` model.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from seqjax.pretrained import Pretrained, load
 from seqjax.training.evaluate import restore
 from seqjax.utils import UserError
 
-MAX_NEW_TOKENS = 256  # of a task that does not say, as in the harness's `hf` model
-UNKNOWN_LENGTH = 2048  # of a public model without a table of positions, as in the harness
+MAX_NEW_TOKENS = 256  # default of a task without the setting, as in lm_eval's `hf` model
+UNKNOWN_LENGTH = 2048  # of a public model without a position table, as in lm_eval
 _N_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
 
 
@@ -51,18 +51,18 @@ class SeqjaxLM(TemplateLM):
         """Load the model.
 
         Args:
-            workdir: A run, a directory of a public model, hf://OWNER/NAME, or what `seqjax.load` returned.
+            workdir: A run, a directory of a public model, hf://OWNER/NAME, or a result of `seqjax.load`.
             max_length: Tokens that are fed at a time at most; 0 = as in training, or of a public model its table of
                 positions, or 2,048 without one.
             batch_tokens: Tokens of a batch; 0 = 16,384, or 4,096 on a CPU.
             add_bos_token: Whether texts begin with BOS, as documents do in training.
-            seed: Of texts that are drawn with a temperature.
+            seed: Seed of texts sampled with a temperature.
             allow_code: Modules from outside seqjax that the run's mixer may be imported from.
-            batch_size: The harness gives 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
+            batch_size: lm_eval passes 1 or "auto", which mean the same here: batches are made by `batch_tokens`.
             max_batch_size: None; as `batch_size`.
-            device: None, or cuda:0, which the harness's command gives by default; JAX chooses it (JAX_PLATFORMS).
+            device: None, or cuda:0, the default of lm_eval's command; JAX chooses the device (JAX_PLATFORMS).
 
-        Raises `UserError` for a workdir without a model, and for arguments that cannot be.
+        Raises `UserError` for a workdir without a model, and for invalid arguments.
         """
         super().__init__()
         if batch_size not in (None, 0, 1, "1", "auto") or max_batch_size is not None:
@@ -92,12 +92,12 @@ class SeqjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that starts a document; the harness gives it to texts without a context."""
+        """The token that starts a document; lm_eval uses it for texts without a context."""
         return self.pretrained.tokenizer.bos
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells caches of requests apart."""
+        """The key of lm_eval's request caches."""
         tokenizer = self.pretrained.tokenizer
         return f"{tokenizer.name}-{tokenizer.hash[:12]}"
 
@@ -129,17 +129,17 @@ class SeqjaxLM(TemplateLM):
             )
         except ValueError as error:
             longer = "" if self.pretrained.model.longest else " A larger max_length is possible with this model."
-            raise UserError(f"The task asks for what cannot be scored: {error}.{longer}") from None
+            raise UserError(f"The task has a request that cannot be scored: {error}.{longer}") from None
         for (texts, _, _), result in zip(requests, scores, strict=True):
             if texts is not None:  # a window of a longer text has none
                 self.cache_hook.add_partial("loglikelihood", texts, tuple(result))
         return [(result.log_p, result.is_greedy) for result in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of whole texts, in the harness's windows of `max_length` tokens.
+        """Return the log-probability of whole texts, in lm_eval's windows of `max_length` tokens.
 
-        The tokens of a text are encoded without BOS, because the first window gets it as its context: with both, BOS
-        would be predicted after BOS.
+        Texts are encoded without BOS, because the first window gets it as its context; otherwise BOS would be predicted
+        after BOS.
         """
         windows, texts = [], [request.args[0] for request in requests]
         owner = []
@@ -158,7 +158,7 @@ class SeqjaxLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the continuation of every context, up to the first of its `until` strings or the end of the document.
 
-        Raises `UserError` for settings of generation that are not known here.
+        Raises `UserError` for unknown generation settings.
         """
         del disable_tqdm
         prompts = [self._prompt(*request.args) for request in requests]
@@ -173,7 +173,7 @@ class SeqjaxLM(TemplateLM):
         room = self.max_length - n_new
         if room < 1:
             raise UserError(
-                f"The task asks for {n_new} new tokens, and max_length is {self.max_length}, with the context: raise "
+                f"The task requests {n_new} new tokens, and max_length is {self.max_length}, with the context: raise "
                 "--max_length, or train with longer sequences (config.train.seq_len)."
             )
         ids = self.tok_encode(context)[-room:] or [self.prefix_token_id]
@@ -181,7 +181,7 @@ class SeqjaxLM(TemplateLM):
 
     # ---------------------------------------------------------------------------------------------------- identity
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the harness writes to the `config` of its results: what identifies the checkpoint."""
+        """Return the identity of the checkpoint, which lm_eval writes to the `config` of its results."""
         m = self.pretrained
         return {
             "workdir": self.workdir,
@@ -203,8 +203,9 @@ register_model("seqjax")(SeqjaxLM)
 def generation_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
     """Return stop strings, number of tokens and sampling of a task's `generation_kwargs`; empty stop strings are none.
 
-    Known are until, max_gen_toks (and its other names in the harness), do_sample, temperature, top_k and top_p. Without
-    do_sample, a temperature above 0 samples; do_sample without a temperature has 1. Raises `UserError` for others.
+    Known settings are until, max_gen_toks (and its other names in lm_eval), do_sample, temperature, top_k and top_p.
+    Without do_sample, a temperature above 0 samples; do_sample without a temperature has 1. Raises `UserError` for
+    others.
     """
     rest = dict(settings)
     until = rest.pop("until", None) or ()

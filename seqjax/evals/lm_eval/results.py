@@ -1,7 +1,7 @@
-"""Results of tasks in a directory: one JSON file per task, as lm-evaluation-harness writes it, and what it is of.
+"""Results of tasks in a directory: one JSON file per task, in lm_eval's format, with the identity of its checkpoint.
 
-The key `seqjax` holds what identifies the checkpoint and the settings. Results of another checkpoint are not mixed
-with new ones, so that a table is of one model.
+The key `seqjax` identifies the checkpoint and the settings. Results of another checkpoint are not mixed with new ones,
+so that a table is of one model.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from seqjax.utils import UserError, read_json, write_json
 
 KEY = "seqjax"
-# What two results of one table have in common; settings of a task may differ from those of another.
+# Keys with equal values in all results of a table; other settings may differ between tasks.
 OF_MODEL = ("parameters_sha256", "tokenizer", "max_length", "add_bos_token")
 
 
@@ -59,7 +59,7 @@ def to_measure(
 
 
 def write(out: Path, task: str, result: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what `simple_evaluate` returned for a task, with `identity`; return what was written."""
+    """Write the result of `simple_evaluate` for a task, with `identity`; return the content written."""
     from lm_eval.utils import handle_non_serializable
 
     without = {key: value for key, value in result.items() if key != "samples"}

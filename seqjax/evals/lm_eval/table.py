@@ -90,7 +90,7 @@ def markdown(found: Mapping[str, Mapping[str, Any]], *, name: str) -> str:
 
 
 def number(x: float) -> str:
-    """Return a metric for a reader; the perplexity of a model that knows nothing may have any size."""
+    """Return a metric as text; the perplexity of an untrained model may have any size."""
     return f"{x:.4f}" if abs(x) < 1e5 else f"{x:.3e}"
 
 

@@ -1,7 +1,7 @@
-"""The names of tasks: the paper's with their metrics and numbers of examples, those of seqjax, and where YAMLs lie.
+"""The names of tasks: the paper's with their metrics and numbers of examples, seqjax's own, and paths of YAML files.
 
 Tables 1 and 2 of arXiv 2505.18522 name tasks as papers do; lm-evaluation-harness 0.4.13 has them under the names here.
-Which version of it the paper ran is not said, and prompts may have changed since.
+The paper does not name the version that it ran, and prompts may have changed since.
 """
 
 from collections.abc import Sequence
@@ -48,10 +48,10 @@ GROUPS = {"paper": tuple(task.name for task in PAPER), "local": LOCAL_TASKS}
 
 
 class Manager(TaskManager):
-    """The harness's manager of tasks, whose errors name the task and what to do."""
+    """lm_eval's task manager, with errors that name the task and the fix."""
 
     def load(self, task_list: Any) -> Any:
-        """Load tasks with their data; raise `UserError` if that cannot be had."""
+        """Load tasks with their data; raise `UserError` if the data cannot be loaded."""
         try:
             return super().load(task_list)
         except UserError:
@@ -73,14 +73,14 @@ def expanded(given: Sequence[str]) -> list[str]:
 
 
 def fewshot_of(name: str, given: int | None) -> int | None:
-    """Return the number of examples: the one that was asked for, or the paper's; None is the task's own."""
+    """Return the number of examples: the requested number, or the paper's; None is the task's own."""
     if given is not None:
         return given
     return next((task.fewshot for task in PAPER if task.name == name), None)
 
 
 def manager(names: Sequence[str], include: Sequence[Path], *, cache_dir: str = "") -> Manager:
-    """Return a manager that knows all `names`; those of the harness are read, 6 s, only if one of them is asked for.
+    """Return a manager that knows all `names`; lm_eval's own tasks are read (6 s) only if they are needed.
 
     `include` are directories of YAML tasks, and `cache_dir` is where the built-in corpus is kept. Raises `UserError`
     for a directory that is not there and for an unknown name.

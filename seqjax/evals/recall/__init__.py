@@ -1,1 +1,1 @@
-"""Recall and state tasks that models of two layers learn in minutes: what a mixer looks up, and what it tracks."""
+"""Recall and state-tracking tasks that models of two layers learn in minutes."""

@@ -1,4 +1,4 @@
-"""`seqjax recall`: what small models of every mixer look up and track, in minutes each.
+"""`seqjax recall`: train small models of every mixer on recall and state-tracking tasks, in minutes each.
 
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
@@ -6,11 +6,10 @@
     seqjax recall --size=small --seeds=3                       each run with three seeds
     seqjax recall --size=small --report                        the report of what is there; nothing is trained
 
-Every model is trained on every task for every width and learning rate of the size, all with the first width and rate
-before any with the next, and all with the first seed before any with the second. Each file in
-seqjax/evals/recall/tasks is a task with its source and its sizes, setups.py has the models, widths and rates. A run's
-result is a line of OUT/runs.jsonl, added as it ends, and runs that have one are not repeated, so the same command goes
-on after an interruption. report.md and accuracy.png are written from all results in OUT.
+Every model is trained on every task for every width and learning rate of the size, ordered by seed, then by width and
+rate. Each file in seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths
+and rates. A run's result is a line of OUT/runs.jsonl, added as it ends. Finished runs are not repeated, so the same
+command resumes after an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
 import itertools
@@ -35,7 +34,7 @@ from seqjax.utils import UserError, command_parser, nearest, run_command
 
 
 def main(argv: list[str]) -> None:
-    """Train what has no result yet, and write the report."""
+    """Train the runs without a result, and write the report."""
     names = ", ".join(kind.name for kind in kinds())
     parser = command_parser("recall", description=__doc__)
     parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
@@ -112,7 +111,7 @@ def _labels(text: str) -> list[str]:
 
 
 def _known(option: str, given: list[str], known) -> list[str]:
-    """Return what was given, or all if nothing was; raise `UserError` for what is not known."""
+    """Return the given names, or all if there are none; raise `UserError` for an unknown name."""
     for word in given:
         if word not in known:
             raise UserError(f"--{option}={word}: there is no such thing.{nearest(word, list(known))}")
@@ -120,7 +119,7 @@ def _known(option: str, given: list[str], known) -> list[str]:
 
 
 def _require_asked(setup: Setup, out: Path) -> None:
-    """Raise `UserError` if a result is of another size, or of a task that has other sequences, tests or steps now."""
+    """Raise `UserError` if a result is of another size, or the task's sequences, tests or steps have changed."""
     asked = {task.name: setup.asked(task.name) for task in setup.tasks}
     for result in report.results(out):
         if asked.get(result["task"]) != result["asked"]:
@@ -131,7 +130,7 @@ def _require_asked(setup: Setup, out: Path) -> None:
 
 
 def _train(setup: Setup, runs: Iterable[Run], out: Path, *, until: float, claims: Path | None = None) -> None:
-    """Train what has no result yet, and with `claims` what no other process has taken, started before `until`."""
+    """Train the runs without a result, starting none after `until`; with `claims`, skip runs of other processes."""
     use_compile_cache()
     for run in runs:
         if time.time() > until:
@@ -147,7 +146,7 @@ def _train(setup: Setup, runs: Iterable[Run], out: Path, *, until: float, claims
 
 
 def _append(out: Path, result: Mapping[str, Any]) -> None:
-    """Add a line to the results by one write at the end of the file, as other processes do at the same time."""
+    """Append a line to the results in a single write, because other processes append at the same time."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / report.RESULTS).open("ab", buffering=0) as file:
         file.write(f"{json.dumps(result)}\n".encode())
@@ -158,7 +157,7 @@ def _claim(run: Run) -> str:
 
 
 def _taken(path: Path) -> bool:
-    """Create a file, and return whether it was not there before."""
+    """Create a file, and return whether it did not exist before."""
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
@@ -167,9 +166,9 @@ def _taken(path: Path) -> bool:
 
 
 def _in_processes(arguments: Sequence[str], runs: Sequence[Run], out: Path, *, until: float, jobs: int) -> int:
-    """Train in several processes, which take one run after the other and are ended with this one.
+    """Train in several processes, which take one run after another and end with this process.
 
-    Return how many runs failed. A process that fails is replaced as long as there are runs that none has taken.
+    Return the number of failed runs. A failed process is replaced while there are untaken runs.
     """
     with tempfile.TemporaryDirectory() as claims:
         children = [_start(arguments, claims, until=until, slot=slot, jobs=jobs) for slot in range(jobs)]

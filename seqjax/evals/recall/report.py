@@ -1,4 +1,4 @@
-"""What came of the runs: a table per task, and accuracy against the size of the state."""
+"""The report of the runs: a table per task, and accuracy against the size of the state."""
 
 import json
 import statistics
@@ -34,7 +34,7 @@ def results(directory: Path) -> list[dict[str, Any]]:
 
 
 def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the results of a task: of every model and width the rate that is best in the test like the training."""
+    """Return the results of a task: for every model and width, the rate that is best in the test like the training."""
     chosen: dict[str, list[Mapping[str, Any]]] = {}
     for label in MODELS:
         of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
@@ -104,7 +104,7 @@ def _table(task: TaskSetup, results: Results) -> str:
 
 
 def _training(results: Results) -> str:
-    """Say how long the models were trained, and on what."""
+    """Return a sentence about the time and the devices of the training."""
     every = [result for of_model in results.values() for result in of_model]
     steps, sizes = (" or ".join(f"{n:,}" for n in sorted({r[key] for r in every})) for key in ("steps", "batch_size"))
     seconds = sorted(second for result in every for second in result["seconds"])
@@ -126,7 +126,7 @@ PANELS = 4  # in a row
 
 
 def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
-    """Draw two panels for each task: the test that is like the training, and the hardest."""
+    """Draw two panels for each task: the test that is like the training, and the hardest test."""
     shown = [(task, test) for task in tasks for test in (task.own, list(task.tests)[-1])]
     columns = min(PANELS, len(shown))
     rows = -(-len(shown) // columns)

@@ -1,4 +1,4 @@
-"""Models, and the settings of a size: `demo` runs on two CPU cores, `small` on a GPU. Tasks bring their own sizes."""
+"""Models, and the settings of a size: `demo` runs on two CPU cores, `small` on a GPU. Tasks define their own sizes."""
 
 import dataclasses
 import hashlib
@@ -10,8 +10,8 @@ from seqjax.evals.recall.tasks import TaskSetup, of_size
 class Setup:
     """A size: settings of the training, and the tasks.
 
-    `rounds` are the widths of the models and the learning rates, in the order in which all models are trained on all
-    tasks with them; `steps_per_call` is how many steps one call of the compiled program takes.
+    `rounds` lists pairs of width and learning rate, in the order of training; all models are trained on all tasks with
+    each. `steps_per_call` is the number of steps in a call of the compiled program.
     """
 
     batch_size: int
@@ -21,11 +21,11 @@ class Setup:
     tasks: tuple[TaskSetup, ...]
 
     def task(self, name: str) -> TaskSetup:
-        """Return the task of a name."""
+        """Return the task with a name."""
         return next(task for task in self.tasks if task.name == name)
 
     def asked(self, name: str) -> str:
-        """Return what identifies the training and the tests of a task, so that results of others are not beside it."""
+        """Return the identity of a task's training and tests, so that results of other versions are not mixed in."""
         task = self.task(name)
         settings = (self.batch_size, self.test_sequences, task.steps, task.train, task.tests)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]

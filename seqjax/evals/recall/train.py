@@ -1,4 +1,4 @@
-"""Train one model on one task, and what share of the answers it gives right in every test."""
+"""Train a model on a task, and measure the share of right answers in every test."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ from seqjax.training.schedule import Segment, rates
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.types import Array, Params
 
-TEST_SEED = 1  # of the sequences of the tests; those of the trainings have even ones
+TEST_SEED = 1  # seed of the test sequences; training sequences have even seeds
 CURVE = 10  # points of the learning curve
 
 
 def model_config(text: str, *, dim: int, vocab_size: int) -> ModelConfig:
     """Return the shipped config `NAME[:SETTINGS]` at size debug, with this width and heads of 32.
 
-    RWKV-5 and RWKV-6 keep their own heads of 64, if the width has room for one; the channels of Mamba-1 have none.
+    RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1 has no heads.
     """
     name, _, settings = text.partition(":")
     heads = max(1, dim // 32)
-    # Few layers, unrolled, and few answers, with their logits at once: less to launch in a step.
+    # Unrolled layers, and the logits of all answers at once: fewer launches per step.
     sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.scan_layers=False,model.loss_chunk=16384"
     shipped: Any = presets.read_config(f"{name}:debug")
     if "heads" in shipped.model.mixer:
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
 
 def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 0, answers: int = 0) -> Iterator[Batch]:
-    """Return an endless iterator of batches of one task after the other, padded to those that ask for most.
+    """Return an endless iterator of batches of one task after another, padded to the largest number of answers.
 
     `length` and `answers` are the least inputs and answers of a batch.
     """
@@ -66,7 +66,7 @@ def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 
 
 
 def padded(examples: Examples, length: int) -> Examples:
-    """Return the sequences with id 0 after their end, where nothing is asked and which a causal model does not see."""
+    """Return the sequences padded with id 0, without questions there; a causal model does not see it."""
     wider = ((0, 0), (0, length - examples.inputs.shape[1]))
     return Examples(np.pad(examples.inputs, wider), np.pad(examples.targets, wider, constant_values=IGNORED))
 
@@ -120,7 +120,7 @@ def make_count(model: Model) -> Any:
 
 
 def accuracy(count: Any, params: Params, stream: Iterator[Batch], *, sequences: int) -> dict[str, float]:
-    """Return the share of right answers, and of sequences without a wrong one, in at least so many sequences."""
+    """Return the share of right answers, and of sequences without a wrong answer, in at least `count` sequences."""
     right = asked = whole = n = 0
     while n < sequences:
         batch = next(stream)
@@ -133,7 +133,7 @@ def accuracy(count: Any, params: Params, stream: Iterator[Batch], *, sequences: 
 def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, seed: int = 0) -> dict[str, Any]:
     """Return parameters, state, learning curve and the result of every test of one model.
 
-    `seed` is that of the initialisation and of what is trained on; the tests are the same for all.
+    `seed` is that of the initialisation and of the training data; the tests are the same for all.
     """
     start = time.perf_counter()
     config = model_config(text, dim=dim, vocab_size=task.vocab_size)
@@ -150,7 +150,7 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, se
         rates_K = rate_of[done : done + len(drawn)]
         params, opt_state, losses_K = steps(params, opt_state, rates_K, jax.tree.map(_stack, *drawn))
         losses.append(losses_K)
-        jax.block_until_ready(losses[-2:][0])  # One call ahead at most, so that batches do not pile up.
+        jax.block_until_ready(losses[-2:][0])  # At most one call ahead, so that batches do not pile up.
     curve = np.concatenate(jax.device_get(losses))
     trained_s = time.perf_counter() - start
     count, tests = make_count(model), {}
@@ -188,5 +188,5 @@ def _stack(*arrays: np.ndarray) -> np.ndarray:
 
 
 def state_size(model: Model, length: int) -> int:
-    """Return the numbers that decoding keeps after `length` tokens, over all layers."""
+    """Return the number of state elements after `length` tokens of decoding, over all layers."""
     return model.repeats * sum(block.state_size(length) for block in model.abstract_blocks())

@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness that need no network: YAML files, and the data that they ask `data` for."""
+"""Tasks of lm-evaluation-harness that need no network: YAML files, and the module `data` with their texts."""

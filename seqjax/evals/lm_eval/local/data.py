@@ -1,9 +1,9 @@
-"""Data of the tasks of the group `local`, made from what training on the built-in corpus does not see.
+"""Data of the tasks of the group `local`, made from the held-out documents of the built-in corpus.
 
-The texts are prose and docstrings of packages that are held out as a whole (seqjax/data/builtin), so they depend on
-the versions of Python and of the packages: numbers compare only under one `texts_hash`. A YAML task names a function
-here as its `custom_dataset`; what it is given is the task's metadata, and `seqjax_cache_dir`, which is
-config.data.cache_dir, where the corpus is kept. A seed decides what is drawn, so that everyone is asked the same.
+The texts are prose and docstrings of packages that are held out as a whole (seqjax/data/builtin). They depend on the
+versions of Python and of the packages, so numbers compare only under the same `texts_hash`. A YAML task names a
+function here as its `custom_dataset`. Its arguments are the task's metadata and `seqjax_cache_dir`, which is
+config.data.cache_dir, the directory of the corpus. A fixed seed draws the same questions for every model.
 """
 
 import functools
@@ -20,7 +20,7 @@ from seqjax.data import document_index
 from seqjax.data.builtin.corpus import build
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 
-DOMAINS = ("prose", "doctest")  # those that are trained on, so that validation is held out by package
+DOMAINS = ("prose", "doctest")  # the training domains, whose validation split is held out by package
 EXAMPLES = 500  # of a task, at most
 CONTEXT, CHOICE = 400, 80  # characters
 WORDS, APART = 60, 10  # of a passage before its last word; how far back that word was there before
@@ -44,7 +44,7 @@ def continuation(**metadata: Any) -> dict[str, Any]:
 
 
 def last_word(**metadata: Any) -> dict[str, Any]:
-    """Return passages of 60 words and a word that is in them, but not among the last ten."""
+    """Return passages of 60 words, and a word in each that is not among its last ten."""
     rng, found = random.Random(1), []
     for text in held_out(_cache_dir(metadata)):
         words, end = text.split(), WORDS
@@ -58,7 +58,7 @@ def last_word(**metadata: Any) -> dict[str, Any]:
 
 
 def copy(**metadata: Any) -> dict[str, Any]:
-    """Return pages of four lines and the first half of one of these again, which is to be completed."""
+    """Return pages of four lines, followed by the first half of one of them, which is to be completed."""
     rng, lines = random.Random(2), []
     for text in held_out(_cache_dir(metadata)):
         words = [word for word in text.split() if re.fullmatch("[A-Za-z]+[.,]?", word)]
@@ -78,7 +78,7 @@ def whole_texts(**metadata: Any) -> dict[str, Any]:
 
 
 def texts_hash(cache_dir: str = "") -> str:
-    """Return what identifies the texts: the hash of the built-in corpus as bytes."""
+    """Return the identity of the texts: the hash of the built-in corpus as bytes."""
     return json.loads((_corpus(cache_dir) / "manifest.json").read_text(encoding="utf-8"))["hash"]
 
 

@@ -1,8 +1,8 @@
 """The recall tasks: a module in this package for each, with its sequences, its sizes and its place in the report.
 
-A task is a subclass of `Task`, named as its file, and is found because the file lies here: no list names it. Sequences
-of ids with targets at some positions are drawn on the fly; a test that is longer or holds more is the same frozen
-dataclass with other numbers.
+A task is a subclass of `Task`, named as its file, and is found because the file is in this package: no list names it.
+Sequences of ids with targets at some positions are drawn on the fly; a test that is longer or holds more is the same
+frozen dataclass with other numbers.
 """
 
 import abc
@@ -14,11 +14,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-IGNORED = -1  # a target at a position where nothing is asked
+IGNORED = -1  # a target at a position without a question
 
 
 class Examples(NamedTuple):
-    """Inputs and targets, both int32 [B, T]; a target is `IGNORED` or the id that the model is to give there."""
+    """Inputs and targets, both int32 [B, T]; a target is `IGNORED` or the right id at that position."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -31,7 +31,7 @@ class Task(abc.ABC):
     Attributes:
         name: The name of the module, which the command and the results use.
         order: The place among the tasks, in training and in the report; tasks with the same number are sorted by name.
-        question: What is asked for, in the heading of the report.
+        question: The question of the task, for the heading of the report.
     """
 
     length: int
@@ -72,9 +72,9 @@ class Task(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSetup:
-    """A task at one size: what is trained on, in turns, and the tests by name, of which `own` is like the training.
+    """A task at one size: training sequences, used in turn, and tests by name, of which `own` is like the training.
 
-    `published` says what others found, for the report.
+    `published` is a sentence about published results, for the report.
     """
 
     steps: int
@@ -120,7 +120,7 @@ def distinct(rng: np.random.Generator, n: int, size: int, *, below: int) -> np.n
     """Return `n` rows of `size` different integers from 0 to `below` - 1, in random order, int64 [B, size]."""
     if 2 * size > below:
         return rng.permuted(subsets(rng.random((n, below)), size), axis=1)
-    # Only what is there twice is drawn anew, once. No integer is preferred, so all rows without repeats stay as likely.
+    # Only repeats are drawn again. No integer is preferred, so all rows without repeats stay equally likely.
     rows, again = rng.integers(below, size=(n, size)), np.arange(n)
     while len(again):
         ordered = np.sort(rows[again])

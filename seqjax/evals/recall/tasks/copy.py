@@ -9,10 +9,10 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copy(Task):
-    """A string of `shortest` to `longest` tokens, a separator and the string again; each of its tokens is asked for.
+    """A string of `shortest` to `longest` tokens, a separator and the string again, whose tokens are the answers.
 
-    A sequence has 2 * `longest` + 1 inputs at most, and ends in padding. The second string is an input as well: the
-    model is told the right tokens before the one that it is asked for.
+    A sequence has 2 * `longest` + 1 inputs at most, and ends in padding. The second string is also an input: the model
+    sees the right tokens before each answer.
     """
 
     order = 50

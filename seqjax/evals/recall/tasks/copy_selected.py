@@ -9,7 +9,7 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, subsets
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopySelected(Task):
-    """`tokens` tokens at random places among noise, then as many markers, at which they are asked for in order."""
+    """`tokens` tokens at random places among noise, then as many markers; the answers are these tokens in order."""
 
     order = 20
     question = "tokens among noise, in order"

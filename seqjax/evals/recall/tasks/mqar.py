@@ -1,8 +1,8 @@
 """Values of keys, many queries per sequence: Arora et al., "Zoology" (arXiv 2312.04927, section 3.2).
 
 At `small` the sequences are those of zoology's configs for figure 2 of "Based" (arXiv 2402.18668;
-github.com/HazyResearch/zoology, commit d88d6f5): 8,192 ids, trained on 4 to 64 pairs in 64 to 256 tokens in batches of
-256, tested on 4 to 256 pairs in 64 to 1,024. docs/recall.md says what differs.
+github.com/HazyResearch/zoology, commit d88d6f5). They have 8,192 ids, 4 to 64 pairs in 64 to 256 tokens for training in
+batches of 256, and 4 to 256 pairs in 64 to 1,024 tokens for tests. docs/recall.md lists the differences.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct, subse
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MQAR(Task):
-    """`pairs` keys with their values, then each key once more among noise; asked for is the value at each of these.
+    """`pairs` keys with their values, then each key once more among noise; the answer there is its value.
 
     The gaps between a pair and its query follow a power law, so most queries come early; ids below `ids` / 2 are keys,
     the others values, and noise is any id. As in zoology, the value itself does not appear after the query.
@@ -76,8 +76,8 @@ class MQAR(Task):
         inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
         inputs[:, context:] = rng.integers(self.ids, size=(n, self.length - context), dtype=np.int32)
         places = np.arange(1, (self.length - context) // 2 + 1)
-        # The smallest of exponential variates over the shares p are a sample without replacement, and their order is
-        # that of drawing one by one: the first pair is likely to be asked for first.
+        # The smallest of exponential variates over the shares p are a sample without replacement, in the order of
+        # drawing one by one: the first pair is likely to be queried first.
         clocks = rng.standard_exponential((n, len(places))) * places ** (1 - self.power)
         found = subsets(clocks, self.pairs)
         found = np.take_along_axis(found, np.argsort(np.take_along_axis(clocks, found, 1)), 1)

@@ -9,9 +9,9 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ngram(Task):
-    """A string, a separator and `queries` times `n` tokens in a row of the string; asked for is what followed each.
+    """A string, a separator and `queries` n-grams of the string; the answer is the token after each in the string.
 
-    No n-gram of the string appears twice, so there is one answer; queries are different ones.
+    No n-gram of the string appears twice, so the answer is unique; all queries differ.
     """
 
     order = 40
@@ -63,7 +63,7 @@ class Ngram(Task):
         return Examples(inputs, targets)
 
     def _strings(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw strings [B, T] in which no n-gram is there twice, and which of them [B] found a token at every place."""
+        """Draw strings [B, T] without a repeated n-gram, and a mask [B] of those with a token at every place."""
         drawn = rng.integers(self.ids, size=(self._string, n))
         seen = np.zeros((n, self.ids ** (self.n - 1), self.ids), bool)
         complete, rows = np.ones(n, bool), np.arange(n)

@@ -9,7 +9,7 @@ from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position(Task):
-    """A string and a number; asked for is the token of the string at that position, counted from 0."""
+    """A string and a number; the answer is the token of the string at that position, counted from 0."""
 
     order = 70
     question = "the token at a number"

@@ -1,6 +1,6 @@
 """The product so far of permutations of five things: Merrill et al., "The Illusion of State" (arXiv 2404.08819).
 
-It asks for a state, which a fixed number of attention layers cannot keep for long sequences. The paper gives any
+It needs a state, which a fixed number of attention layers cannot keep for long sequences. The paper gives any
 permutation; those of the training and the tests are swaps of two.
 """
 
@@ -32,10 +32,10 @@ def _moving(most: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class S5(Task):
-    """Permutations of five things; asked for at each is the product of all so far.
+    """Permutations of five things; the answer at each is the product of all so far.
 
-    Those given move at most `moved` things: with 2 they are ten swaps and the one that changes nothing, whose products
-    are all 120; with 5 they are any.
+    The inputs move at most `moved` things: with 2 they are ten swaps and the identity, whose products are all 120
+    permutations; with 5 they are any permutation.
     """
 
     order = 60
