@@ -31,7 +31,7 @@ def module_of(command):
 def test_help_without_jax(tmp_path):
     """At once: nothing heavy is imported for the list of commands, nor for a name that is none."""
     code = (
-        "import sys; from seqjax import cli; cli.run(['--help']); cli.run(['--version']);\n"
+        "import sys; from seqjax.commands import cli; cli.run(['--help']); cli.run(['--version']);\n"
         "try: cli.run(['trian'])\n"
         "except SystemExit as end: print(end.code, 'jax' in sys.modules, 'numpy' in sys.modules)"
     )
