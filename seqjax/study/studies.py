@@ -14,11 +14,12 @@ It returns a dict with
 and is given on the command line as a path or the name of a shipped one, `FILE.py[:SIZE]` or `figure1b:demo`. The
 fields of a run:
 
-    workdir its directory, also gs:// config "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read model
-    name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone seed default
-    0; runs of two models with the same seed read the same data in the same order, and are paired rate learning rate as
-    a multiple of the rate common to the study, default 1 schedule number of steps, each with a decay to zero, as a
-    share of the study's full ones, default 1
+    workdir     its directory, also gs://
+    config      "FILE_OR_NAME:ARG" or a ConfigDict; a run without one is only read
+    model       name of the architecture, default the label; runs of one model differ in seed, rate or schedule alone
+    seed        default 0; runs of two models with the same seed read the same data in the same order, and are paired
+    rate        learning rate as a multiple of the rate common to the study, default 1
+    schedule    number of steps, each with a decay to zero, as a share of the study's full ones, default 1
 
 If the configs have `train.ends`, all of them must (protocol 2 of docs/protocol.md): runs are then trunks that are read
 at their decayed ends, which takes the place of `schedule`.
