@@ -108,6 +108,7 @@ def wheel(tmp_path_factory):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     (copy / "configs" / "written_yesterday.py").write_text((copy / "configs" / "transformer.py").read_text())
+    (copy / "seqjax" / "COMMIT").write_text("abc\n")
     code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
     out = tmp_path_factory.mktemp("wheel")
     done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, cwd=copy, check=False)
@@ -121,7 +122,8 @@ def test_the_wheel_holds_the_tree(wheel):
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         info = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "seqjax = seqjax.commands.cli:run" in archive.read(info).decode()
-    assert files == tree() | {"seqjax/configs/written_yesterday.py"}
+        assert archive.read("seqjax/COMMIT") == b"abc\n"
+    assert files == tree() | {"seqjax/configs/written_yesterday.py", "seqjax/COMMIT"}
     assert f"-{seqjax.__version__}-" in wheel.name
 
 

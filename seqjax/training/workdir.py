@@ -333,15 +333,6 @@ def run_metadata(**extra: Any) -> dict[str, Any]:
         "jax-triton",
         "triton",
     )
-    here = Path(__file__).parent
-
-    def git(*args: str) -> str:
-        try:
-            result = subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=False)
-        except FileNotFoundError:  # a container without git
-            return ""
-        return result.stdout.strip() if result.returncode == 0 else ""
-
     return {
         "python": platform.python_version(),
         "versions": installed_versions(packages),
@@ -349,6 +340,27 @@ def run_metadata(**extra: Any) -> dict[str, Any]:
         "devices": jax.device_count(),
         "processes": jax.process_count(),
         "backends": kernels_pallas.backends_used(),
-        "commit": git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else ""),
+        "commit": commit_of(Path(__file__).parents[1]),
         **extra,
     }
+
+
+def commit_of(package: Path) -> str:
+    """Return the git commit of the code in the directory `package`, with "-dirty" after changes; "" if it is unknown.
+
+    A copy without a git history has it in the file COMMIT, which a wheel contains and `git rev-parse HEAD >
+    seqjax/COMMIT` writes before a checkout is copied.
+    """
+
+    def git(*args: str) -> str:
+        try:
+            result = subprocess.run(["git", *args], cwd=package, capture_output=True, text=True, check=False)
+        except FileNotFoundError:  # a container without git
+            return ""
+        return result.stdout.strip() if result.returncode == 0 else ""
+
+    # Not a history further up: that of a project whose virtual environment holds seqjax.
+    if (package.parent / ".git").exists() and (commit := git("rev-parse", "HEAD")):
+        return commit + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+    recorded = package / "COMMIT"
+    return recorded.read_text(encoding="utf-8").strip() if recorded.is_file() else ""
