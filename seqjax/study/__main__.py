@@ -1,5 +1,7 @@
 """Train the missing runs of a study and compare all: `seqjax study --study=NAME_OR_FILE --out=DIR [--jobs=N]`.
 
+`--configs=transformer_pp,mamba2 --seeds=2` compares configs without a study file; it writes one, DIR/study.py.
+
 Complete runs are read; the others are trained or resumed, N at a time. The command writes `gaps.md` and the pictures
 (docs/protocol.md) into DIR, with their data: `points.csv`, `blocks.npz` and `runs.json`. The training curves go to
 `metrics.npz`.
@@ -32,7 +34,7 @@ from seqjax.study import (
     runner,
     tables,
 )
-from seqjax.study.studies import Study, load_study
+from seqjax.study.studies import Study, load_study, write_study
 from seqjax.utils import UserError, command_parser, run_command
 
 
@@ -40,6 +42,12 @@ def main(argv: list[str]) -> None:
     """Train the runs that are missing, compare them and write the results."""
     parser = command_parser("study", description=__doc__)
     parser.add_argument("--study", help="a shipped study or a file with get_study(): NAME_OR_FILE[:SIZE]")
+    parser.add_argument(
+        "--configs",
+        metavar="A,B",
+        help="in place of --study: configs to compare, the reference first; ; between them if they have settings",
+    )
+    parser.add_argument("--seeds", default=1, type=int, help="with --configs: runs of each (1)")
     parser.add_argument("--out", type=Path, help="directory for the results")
     parser.add_argument(
         "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"
@@ -62,8 +70,14 @@ def main(argv: list[str]) -> None:
         return
     if args.page:
         raise UserError("--page makes report.html of a finished study: --analyse=DIR --page.")
+    if args.configs:
+        if args.study or args.out is None:
+            raise UserError("--configs=A,B needs --out=DIR, where it writes the study file, and no --study.")
+        store.require_local(args.out, "--out")
+        configs = args.configs.split(";" if ";" in args.configs else ",")
+        args.study = str(write_study(configs, seeds=args.seeds, out=args.out))
     if args.study is None:
-        raise UserError("Say what is compared: --study=NAME_OR_FILE, or --analyse=DIR for a finished study.")
+        raise UserError("Say what is compared: --study=NAME_OR_FILE, --configs=A,B, or --analyse=DIR if it has run.")
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {args.jobs}.")
     study = load_study(args.study)

@@ -33,6 +33,7 @@ from typing import Any
 
 from seqjax import store
 from seqjax.config import Config, from_config_dict, presets
+from seqjax.data import open_corpus
 from seqjax.study import protocol, runner
 from seqjax.study.runner import Run
 from seqjax.utils import UserError
@@ -54,6 +55,81 @@ class Study:
     speeds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     unit: str = "nats"
     sweep: str = ""
+
+
+WRITTEN = '''"""{title}.
+
+Written by `seqjax study --configs`; edit it, and run it:
+
+    seqjax study --study={path} --out=DIR
+"""
+
+CONFIGS = {configs}  # the first is the reference
+SEEDS = {seeds}  # of the parameters and of the order of the data, the same order for all models
+
+
+def get_study():
+    """Return the title, references, domains and runs."""
+    runs = {{}}
+    for config in CONFIGS:
+        for seed in range(SEEDS):
+            label = config if SEEDS == 1 else f"{{config}}, seed {{seed}}"
+            start = f"{{config}}," if ":" in config else f"{{config}}:"
+            runs[label] = {{
+                "workdir": f"{runs}/{{len(runs):02d}}",
+                "config": f"{{start}}train.seed={{seed}},data.seed={{seed}}",
+                "model": config,
+                "seed": seed,
+            }}
+    return {{
+        "title": {title!r},
+        "references": (CONFIGS[0],),
+        "against": {against},
+        "domains": {domains},
+        "runs": runs,
+    }}
+'''
+
+
+def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
+    """Write a study of configs `NAME_OR_FILE[:ARG]` to `out`/study.py, with workdirs in `out`/runs; return its path.
+
+    The first config is the reference; runs are compared at the mean loss of its training domains. A file that is there
+    already must be the same. Raises `UserError` for a config that cannot be read, the same config twice, other data
+    than the first one's, or a reference without domains out of distribution.
+    """
+    if seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {seeds}.")
+    if len(configs) < 2 or len(set(configs)) < len(configs):
+        raise UserError(
+            f"--configs={';'.join(configs)}: name at least two configs, each once; the first is the reference."
+        )
+    first, *others = [_config(config) for config in configs]
+    for config, text in zip(others, configs[1:], strict=True):
+        if dataclasses.replace(config.data, seed=0) != dataclasses.replace(first.data, seed=0):
+            raise UserError(f"--configs: {text} reads other data than {configs[0]}; compare models on the same data.")
+    corpus = open_corpus(first.data, seq_len=first.train.seq_len, vocab_size=first.model.vocab_size)
+    domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
+    if not domains:
+        raise UserError(
+            f"--configs: {configs[0]} is evaluated on {', '.join(corpus.eval_domains)}, which it is trained on; the "
+            "regime limited leaves domains out of training."
+        )
+    path = out / "study.py"
+    text = WRITTEN.format(
+        title=f"{', '.join(configs)} at {seeds} seed{'s' * (seeds > 1)}",
+        path=path,
+        configs=list(configs),
+        seeds=seeds,
+        runs=out / "runs",
+        against=tuple(corpus.in_domain),
+        domains=domains,
+    )
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        raise UserError(f"{path} is there and says something else; run it with --study={path}, or give another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def load_study(text: str | Path) -> Study:

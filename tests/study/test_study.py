@@ -135,6 +135,54 @@ def trained_study(blocks_dir, tmp_path):
     return path
 
 
+def of_configs(blocks_dir, out, *, seeds=1, second="top1_chunk", **changes):
+    """The arguments of a study of two configs; `changes` are settings of the second one."""
+    tiny = TINY.format(data=blocks_dir)
+    more = "".join(f",{key.replace('__', '.')}={value}" for key, value in changes.items())
+    configs = f"transformer_pp:debug,{tiny};{second}:debug,{tiny},model.mixer.chunk_size=8{more}"
+    return [f"--configs={configs}", f"--seeds={seeds}", f"--out={out}"]
+
+
+def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
+    study.main([*of_configs(blocks_dir, tmp_path, seeds=2), "--list"])
+    assert capsys.readouterr().out.count("not begun") == 4
+    found = load_study(tmp_path / "study.py")
+    assert [(run.model[:10], run.seed) for run in found.runs] == [
+        *(("transforme", seed) for seed in (0, 1)),
+        *(("top1_chunk", seed) for seed in (0, 1)),
+    ]
+    assert found.references == (found.runs[0].model,)
+    assert found.against == ("commoncrawl", "c4") and found.domains == ("arxiv", "github", "stackexchange")
+    for run in found.runs:
+        assert run.config is not None
+        assert run.config.train.seed == run.config.data.seed == run.seed
+    assert len({run.workdir for run in found.runs}) == 4
+    study.main([*of_configs(blocks_dir, tmp_path, seeds=2), "--list"])  # the same again
+    inside = f"data.corpus=blocks,data.path={blocks_dir},train.seq_len=32,data.eval_domains=('c4',)"
+    with pytest.raises(UserError, match="is there and says something else"):
+        study.main([*of_configs(blocks_dir, tmp_path, seeds=3), "--list"])
+    for args, says in (
+        (["--configs=transformer_pp"], "at least two configs"),
+        (["--configs=transformer_pp,transformer_pp"], "each once"),
+        (["--configs=transformer_pp,absent"], "no config of that name"),
+        (of_configs(blocks_dir, tmp_path, seeds=0), "--seeds must be at least 1"),
+        (of_configs(blocks_dir, tmp_path, data__train_domains="('c4','arxiv')"), "reads other data"),
+        ([f"--configs=transformer_pp:debug,{inside};mamba2:debug,{inside}"], "leaves domains out of training"),
+    ):
+        with pytest.raises(UserError, match=says):
+            study.main([*args, f"--out={tmp_path / 'new'}"])
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="needs --out=DIR"):
+        study.main(["--configs=transformer_pp,mamba2"])
+
+
+@pytest.mark.slow
+def test_configs_are_trained_and_compared(blocks_dir, tmp_path, capsys):
+    study.main([*of_configs(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
+    assert "## Gaps to transformer_pp:debug" in capsys.readouterr().out
+    assert (tmp_path / "out" / "gaps.md").is_file() and (tmp_path / "out" / "losses.png").is_file()
+
+
 @pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
     study.main([f"--study={trained_study}", "--list"])
