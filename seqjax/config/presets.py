@@ -226,7 +226,7 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
     """Split `SIZE[,REGIME][,key=value ...]`; raise `UserError` for a word that is neither a size nor a regime."""
     size, regime, overrides = "demo", "limited", []
     # A comma inside brackets belongs to the value: data.weights=(0.7,0.3).
-    for part in filter(None, (p.strip() for p in _parts(arg or ""))):
+    for part in filter(None, (p.strip() for p in parts(arg or ""))):
         key, equals, value = part.partition("=")
         if equals:
             overrides.append((key.strip(), value.strip()))
@@ -239,7 +239,7 @@ def split(arg: str) -> tuple[str, str, list[tuple[str, str]]]:
     return size, regime, overrides
 
 
-def _parts(arg: str) -> list[str]:
+def parts(arg: str) -> list[str]:
     """Split at the commas that are outside brackets."""
     parts, depth = [""], 0
     for c in arg:

@@ -64,26 +64,26 @@ Written by `seqjax study --configs`; edit it, and run it:
     seqjax study --study={path} --out=DIR
 """
 
-CONFIGS = {configs}  # the first is the reference
+CONFIGS = {configs}  # the first model is the reference
 SEEDS = {seeds}  # of the parameters and of the order of the data, the same order for all models
 
 
 def get_study():
     """Return the title, references, domains and runs."""
     runs = {{}}
-    for config in CONFIGS:
+    for model, config in CONFIGS.items():
         for seed in range(SEEDS):
-            label = config if SEEDS == 1 else f"{{config}}, seed {{seed}}"
+            label = model if SEEDS == 1 else f"{{model}}, seed {{seed}}"
             start = f"{{config}}," if ":" in config else f"{{config}}:"
             runs[label] = {{
                 "workdir": f"{runs}/{{len(runs):02d}}",
                 "config": f"{{start}}train.seed={{seed}},data.seed={{seed}}",
-                "model": config,
+                "model": model,
                 "seed": seed,
             }}
     return {{
         "title": {title!r},
-        "references": (CONFIGS[0],),
+        "references": tuple(CONFIGS)[:1],
         "against": {against},
         "domains": {domains},
         "runs": runs,
@@ -115,14 +115,14 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
             f"--configs: {configs[0]} is evaluated on {', '.join(corpus.eval_domains)}, which it is trained on; the "
             "regime limited leaves domains out of training."
         )
-    path = out / "study.py"
+    path, models = out / "study.py", _names(configs)
     text = WRITTEN.format(
-        title=f"{', '.join(configs)} at {seeds} seed{'s' * (seeds > 1)}",
+        title=f"{', '.join(models)}, {seeds} seed{'s' * (seeds > 1)}",
         path=path,
-        configs=list(configs),
+        configs=dict(zip(models, configs, strict=True)),
         seeds=seeds,
         runs=out / "runs",
-        against=tuple(corpus.in_domain),
+        against=tuple(name for name in corpus.eval_domains if name in corpus.in_domain),
         domains=domains,
     )
     if path.is_file() and path.read_text(encoding="utf-8") != text:
@@ -130,6 +130,17 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _names(configs: Sequence[str]) -> list[str]:
+    """Return a name for each config: that of its file, and the settings that not all of them have."""
+    split = [text.partition(":")[::2] for text in configs]
+    settings = [presets.parts(argument) if argument else [] for _, argument in split]
+    names = [
+        ", ".join([Path(name).stem, *(text for text in own if any(text not in others for others in settings))])
+        for (name, _), own in zip(split, settings, strict=True)
+    ]
+    return names if len(set(names)) == len(names) else list(configs)
 
 
 def load_study(text: str | Path) -> Study:

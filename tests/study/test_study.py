@@ -147,11 +147,9 @@ def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
     study.main([*of_configs(blocks_dir, tmp_path, seeds=2), "--list"])
     assert capsys.readouterr().out.count("not begun") == 4
     found = load_study(tmp_path / "study.py")
-    assert [(run.model[:10], run.seed) for run in found.runs] == [
-        *(("transforme", seed) for seed in (0, 1)),
-        *(("top1_chunk", seed) for seed in (0, 1)),
-    ]
-    assert found.references == (found.runs[0].model,)
+    names = ("transformer_pp", "top1_chunk, model.mixer.chunk_size=8")
+    assert [(run.model, run.seed) for run in found.runs] == [(name, seed) for name in names for seed in (0, 1)]
+    assert found.references == names[:1]
     assert found.against == ("commoncrawl", "c4") and found.domains == ("arxiv", "github", "stackexchange")
     for run in found.runs:
         assert run.config is not None
@@ -179,7 +177,7 @@ def test_configs_become_a_study_file(blocks_dir, tmp_path, capsys):
 @pytest.mark.slow
 def test_configs_are_trained_and_compared(blocks_dir, tmp_path, capsys):
     study.main([*of_configs(blocks_dir, tmp_path / "out", seeds=2), "--jobs=2"])
-    assert "## Gaps to transformer_pp:debug" in capsys.readouterr().out
+    assert "## Gaps to transformer_pp" in capsys.readouterr().out
     assert (tmp_path / "out" / "gaps.md").is_file() and (tmp_path / "out" / "losses.png").is_file()
 
 
