@@ -24,7 +24,8 @@ class BuildWithCommit(build_py):
         here, name = Path(__file__).parent, "COMMIT"
         commit = (here / "seqjax" / name).read_text() if (here / "seqjax" / name).is_file() else ""
         if (here / ".git").exists():
-            done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+            command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+            done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
             commit = done.stdout or commit
         if commit and not self.editable_mode:
             (Path(self.build_lib) / "seqjax" / name).write_text(commit)

@@ -351,16 +351,12 @@ def commit_of(package: Path) -> str:
     A copy without a git history has it in the file COMMIT, which a wheel contains and `git rev-parse HEAD >
     seqjax/COMMIT` writes before a checkout is copied.
     """
-
-    def git(*args: str) -> str:
-        try:
-            result = subprocess.run(["git", *args], cwd=package, capture_output=True, text=True, check=False)
-        except FileNotFoundError:  # a container without git
-            return ""
-        return result.stdout.strip() if result.returncode == 0 else ""
-
     # Not a history further up: that of a project whose virtual environment holds seqjax.
-    if (package.parent / ".git").exists() and (commit := git("rev-parse", "HEAD")):
-        return commit + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+    if (package.parent / ".git").exists():
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        with contextlib.suppress(FileNotFoundError):  # a container without git
+            done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout.strip()
     recorded = package / "COMMIT"
     return recorded.read_text(encoding="utf-8").strip() if recorded.is_file() else ""

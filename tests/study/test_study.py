@@ -108,7 +108,7 @@ def test_errors_name_the_fix(runs, tmp_path):
     twice = {name: {"workdir": name, "model": "slow", "seed": 1} for name in ("x", "y")}
     with pytest.raises(UserError, match="'x' and 'y' have the same model, seed, rate and schedule"):
         load_study(str(write_study(tmp_path / "study.py", {**runs, **twice})))
-    with pytest.raises(UserError, match="--study=NAME_OR_FILE.* or --analyse=DIR"):
+    with pytest.raises(UserError, match=r"--study=NAME_OR_FILE.* or --analyse=DIR"):
         study.main([])
 
 
