@@ -1,9 +1,9 @@
-"""Two models at three learning rates, read at decayed ends: the first runs of protocol 2 (docs/protocol.md).
+"""110M models at several learning rates, read at decayed ends: the study of protocol 2 (docs/protocol.md).
 
     seqjax study --study=trunks_110m --out=docs/results/trunks_110m --jobs=2
 
 The settings of limited_110m but for the schedule: a trunk with a constant rate, and a cooldown over the last fifth of
-the steps up to every end.
+the steps up to every end. The study grows: --partial adds the runs that have finished to those of the results.
 
 Results: docs/results/trunks_110m
 """
@@ -14,14 +14,28 @@ COMMON = (
     f"data.path=data/mixtral-2048,train.steps={STEPS},train.batch_size=32,train.accumulate=1,optim.warmup_steps=150,"
     "eval.every=0,eval.tokens=655360,checkpoint.every=0,checkpoint.ends=none,log.sample_tokens=0"
 )
+PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
 MODELS = {
-    "Transformer++, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True",
+    PUBLISHED: "transformer_pp:110m,model.mixer.qk_norm=True",
     "Gated DeltaNet": "gated_deltanet:110m",
+    SAME_BLOCK: "transformer_pp:110m,model.mixer.qk_norm=True,model.mixer.conv=True",
+    "Mamba-2": "mamba2:110m",
+    "Top-1 Chunk, exact": "top1_chunk:110m",
+    "W=256, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True,model.mixer.window=256",
+    "RWKV-7": "rwkv7:110m",
+    "Transformer++": "transformer_pp:110m",
 }
-# Rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
+TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
 ENDS = {
-    "Transformer++, QK norm": {0.5: (0.8, 1.0), 1: (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 2: (0.8, 1.0)},
-    "Gated DeltaNet": {0.5: (0.8, 1.0), 1: (0.65, 0.8, 1.0), 2: (0.8, 1.0)},
+    PUBLISHED: {0.5: (0.8, 1.0), 1: TENTHS, 2: (0.8, 1.0)},
+    "Gated DeltaNet": {0.5: (0.8, 1.0), 1: (0.65, 0.8, 1.0), 2: (0.8, 1.0), 4: (0.8, 1.0)},
+    SAME_BLOCK: {1: (1.0,), 2: (1.0,)},
+    "Mamba-2": {1: (1.0,), 2: (1.0,), 4: (1.0,)},
+    "Top-1 Chunk, exact": {1: (0.8, 1.0), 2: (0.8, 1.0)},
+    "W=256, QK norm": {1: (1.0,), 2: (1.0,)},
+    "RWKV-7": {1: (0.8, 1.0), 2: (0.8, 1.0)},
+    "Transformer++": {0.5: (1.0,), 1: (1.0,)},
 }
 
 
@@ -32,14 +46,14 @@ def get_study():
         for rate, ends in of_rate.items():
             label = f"{model}, rate {rate * LR:g}"
             runs[label] = {
-                "workdir": f"runs/trunks_110m/{len(runs):02d}",
+                "workdir": f"runs/trunks_110m/{label}".replace(" ", "_"),
                 "config": f"{MODELS[model]},{COMMON},optim.lr={rate * LR:g},train.ends={ends}",
                 "model": model,
                 "rate": rate,
             }
     return {
         "title": "110M parameters, limited regime: trunks and their ends",
-        "references": ("Transformer++, QK norm",),
+        "references": (PUBLISHED, SAME_BLOCK),
         "against": ("commoncrawl", "c4"),
         "domains": ("arxiv", "github", "stackexchange"),
         "runs": runs,

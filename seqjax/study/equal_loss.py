@@ -241,12 +241,23 @@ def compare(records: Records, reference: str) -> tuple[Row, ...]:
 
 @functools.lru_cache(maxsize=4)  # the tables and every picture use the same rows
 def _study(records: Records) -> dict[str, tuple[Row, ...]]:
-    """Return the rows to every reference; the primary gaps to all of them are one family of tests."""
+    """Return the rows to every reference.
+
+    The primary gaps of the models to all references are one family of tests, those between references another: they are
+    no question of the study, and must not widen the answers to what is.
+    """
     main = comparison.main_quantity(records)
     known = comparison.models(records)
     found = {reference: _rows(records, reference) for reference in records.references if reference in known}
-    said = iter(verdicts([row for rows in found.values() for row in rows], main, limit=limit(records)))
-    judged = {name: [dataclasses.replace(row, verdict=next(said)) for row in rows] for name, rows in found.items()}
+    every = [row for rows in found.values() for row in rows]
+    groups = [
+        [row for row in every if (row.model in records.references) is of_references] for of_references in (False, True)
+    ]
+    said = [iter(verdicts(rows, main, limit=limit(records))) for rows in groups]
+    judged = {
+        name: [dataclasses.replace(row, verdict=next(said[row.model in records.references])) for row in rows]
+        for name, rows in found.items()
+    }
     return {
         name: tuple(sorted(rows, key=lambda row: np.inf if row.gaps is None else row.gaps[main].gap))
         for name, rows in judged.items()

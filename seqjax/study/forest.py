@@ -66,7 +66,7 @@ def primary_gaps(path: str | Path, records: Records) -> None:
     """Draw the primary gaps of protocol 2 with their intervals, and their range over the eligible learning rates."""
     references = [name for name in records.references if equal_loss.estimates(records, name)]
     main = comparison.main_quantity(records)
-    figure, panels, order = _panels(records, references)
+    figure, panels, order = _panels(records, references, primary=True)
     shown: dict[str, Any] = {}
     for panel, reference in zip(panels, references, strict=True):
         panel.axvspan(0, equal_loss.limit(records), color="0.95", linewidth=0, zorder=0)
@@ -90,15 +90,25 @@ def primary_gaps(path: str | Path, records: Records) -> None:
     save(figure, path)
 
 
-def _panels(records: Records, references: Sequence[str]) -> tuple[Figure, list[Axes], list[str]]:
-    """Return a figure with a panel for each reference, and the models in the order of their lines."""
+def _panels(
+    records: Records, references: Sequence[str], *, primary: bool = False
+) -> tuple[Figure, list[Axes], list[str]]:
+    """Return a figure with a panel for each reference, and the models in the order of their lines.
+
+    In protocol 1 the last reference has a line, where it stands at zero. Primary gaps have one scale in all panels, and
+    a line for a reference only where it has a gap to another one.
+    """
     place = {references[-1]: 0.0}
+    known = set()
     for name in reversed(references):  # a model without a gap to the last reference is sorted by its gap to another
         found = equal_loss.estimates(records, name)
         place |= {model: estimate.gap for model, estimate in found.items() if model not in place}
+        known |= found.keys()
+    if primary and references[-1] not in known:
+        del place[references[-1]]
     order = sorted(place, key=place.__getitem__)
     figure = Figure(figsize=(4.4 * len(references) + 2.2, 0.34 * len(order) + 1.9), layout="constrained")
-    panels = list(figure.subplots(1, len(references), squeeze=False, sharey=True)[0])
+    panels = list(figure.subplots(1, len(references), squeeze=False, sharex=primary, sharey=True)[0])
     for panel, reference in zip(panels, references, strict=True):
         panel.set_xlabel(f"gap to {reference} ({records.unit.name})")
     panels[0].set_yticks(range(len(order)), order)

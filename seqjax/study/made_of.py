@@ -13,6 +13,7 @@ A study keeps the sums in `classes.npz` beside `blocks.npz`: "runs" and "steps" 
 consecutive ones.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +107,18 @@ def _estimates(gaps_SDC: np.ndarray, tokens_DC: np.ndarray, blocks_D: np.ndarray
     return [Estimate(float(g), float(w) if np.isfinite(w) else None) for g, w in zip(gaps_C, widths_C, strict=True)]
 
 
+def _in_groups(sums: ClassSums) -> ClassSums:
+    """Return the sums with at most `MAX_GROUPS` groups of documents in each domain."""
+    domains = {}
+    for domain, of in sums.domains.items():
+        n = len(of.blocks)
+        begins = np.unique(np.arange(min(n, MAX_GROUPS)) * n // min(n, MAX_GROUPS))
+        losses = {family: np.add.reduceat(of_family, begins) for family, of_family in of.losses.items()}
+        tokens = {family: np.add.reduceat(of_family, begins) for family, of_family in of.tokens.items()}
+        domains[domain] = DomainSums(np.arange(len(begins)), np.add.reduceat(of.blocks, begins), losses, tokens)
+    return dataclasses.replace(sums, domains=domains)
+
+
 def _require_same(found: Mapping[str, ClassSums]) -> None:
     """Raise `UserError` unless all runs have sums of the same tokens in the same classes."""
     if not found:
@@ -126,21 +139,21 @@ def _require_same(found: Mapping[str, ClassSums]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- files
 def write(out: Path, found: Mapping[str, ClassSums]) -> None:
-    """Write `classes.npz`, or remove it if there are no sums."""
+    """Write `classes.npz`, or remove it if there are no sums. Raises `UserError` for sums of different tokens."""
     (out / FILE).unlink(missing_ok=True)
     if not found:
         return
+    found = {label: _in_groups(sums) for label, sums in found.items()}
+    _require_same(found)
     first = next(iter(found.values()))
     arrays: dict[str, Any] = {"runs": np.array(list(found)), "steps": np.array([sums.step for sums in found.values()])}
     arrays |= {family: np.array(names) for family, names in first.names.items()}
     for domain, of in first.domains.items():
-        n = len(of.blocks)
-        begins = np.unique(np.arange(min(n, MAX_GROUPS)) * n // min(n, MAX_GROUPS))
-        arrays[f"{domain}/blocks"] = np.add.reduceat(of.blocks, begins)
+        arrays[f"{domain}/blocks"] = of.blocks
         for family in first.names:
             losses_RDC = np.stack([sums.domains[domain].losses[family] for sums in found.values()])
-            arrays[f"{domain}/{family}/tokens"] = np.add.reduceat(of.tokens[family], begins)
-            arrays[f"{domain}/{family}/losses"] = np.add.reduceat(losses_RDC, begins, axis=1).astype(np.float32)
+            arrays[f"{domain}/{family}/tokens"] = of.tokens[family]
+            arrays[f"{domain}/{family}/losses"] = losses_RDC.astype(np.float32)
     with replacing(out / FILE) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 

@@ -34,6 +34,7 @@ from seqjax.utils import UserError, read_json, replacing, write_json
 COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
+NOT_BEGUN = "not begun"
 MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 
 
@@ -76,11 +77,11 @@ def progress(run: Run) -> str:
     if run.ends:
         if not (lacking := run.lacking):
             return ""
-        return "not begun" if not run.last_row() else f"no evaluation yet at the {_named(lacking)}"
+        return NOT_BEGUN if not run.last_row() else f"no evaluation yet at the {_named(lacking)}"
     try:
         step = read_points(run.workdir)[-1].step
     except UserError:
-        return "no evaluation yet" if run.last_row() else "not begun"
+        return "no evaluation yet" if run.last_row() else NOT_BEGUN
     steps = run.config.train.steps if run.config is not None else step
     return "" if step >= steps else f"step {step} of {steps}"
 
@@ -194,14 +195,21 @@ def write(
 ) -> list[str]:
     """Write the files into `out` and return messages about omitted data.
 
-    `study` is the part of runs.json about the comparison, and `workdirs` hold the runs' rows and block losses. Raises
-    `UserError` if runs were evaluated on different blocks.
+    `study` is the part of runs.json about the comparison, and `workdirs` hold the runs' rows and block losses; those of
+    a run that is not in `workdirs` are taken from the files that `out` has already. Raises `UserError` if runs were
+    evaluated on different blocks.
     """
     of_ends = study.get("protocol") == 2
+    known = all(run.label in workdirs for run in runs)
     if study.get("unit", "nats") == "nats":
-        arrays, messages = _gather_blocks(runs, workdirs, of_ends=of_ends, max_bytes=max_bytes)
+        of_run = {} if known else _stored_blocks(out)
+        for run in (run for run in runs if run.label in workdirs):
+            workdir = workdirs[run.label]
+            of_run[run.label] = _of_ends(run, workdir) if of_ends else eval_losses.read(workdir)
+        arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
+    rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out), of_ends=of_ends)
     out.mkdir(parents=True, exist_ok=True)
     entries = {r.label: {f: getattr(r, f) for f in ("model", "seed", "rate", "schedule")} | r.metadata for r in runs}
     write_json(out / "runs.json", {"study": study, "missing": missing, "runs": entries})
@@ -215,7 +223,7 @@ def write(
                 for domain, loss in losses.items():
                     writer.writerow([*start, p.step, p.tokens, f"{p.train_loss:.6f}", domain, f"{loss:.6f}"])
     (out / "blocks.npz").unlink(missing_ok=True)
-    tables = {"blocks.npz": arrays, "metrics.npz": _gather_metrics(runs, workdirs, of_ends=of_ends)}
+    tables = {"blocks.npz": arrays, "metrics.npz": rows}
     for name, table in tables.items():
         if table:
             with replacing(out / name) as file:
@@ -224,11 +232,14 @@ def write(
 
 
 def _gather_metrics(
-    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, of_ends: bool
+    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, stored: list[dict[str, Any]], of_ends: bool
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of metrics.npz; `of_ends` says that points are those of ends."""
+    """Return the arrays of metrics.npz; `stored` are rows of runs without a workdir; `of_ends`: points are ends."""
     rows: list[dict[str, Any]] = []
     for run in runs:
+        if run.label not in workdirs:
+            rows += [row for row in stored if row["run"] == run.label]
+            continue
         files = readable(workdirs[run.label])
         parts = {0: files} | {p.step: schedule.end_directory(files, p.step) for p in run.points if of_ends}
         rows += [{"run": run.label, "end": end} | row for end, path in parts.items() for row in metrics.read(path)]
@@ -237,22 +248,46 @@ def _gather_metrics(
     return {field: np.array([np.nan if x is None else x for x in column]) for field, column in values.items()}
 
 
+def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.npz in `directory`; [] if it has none."""
+    if not (directory / "metrics.npz").is_file():
+        return []
+    with np.load(directory / "metrics.npz") as file:
+        columns = {field: file[field].tolist() for field in file.files}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
+
+
+def _stored_blocks(directory: Path) -> dict[str, tuple[dict[str, np.ndarray], Losses]]:
+    """Return documents and losses of blocks.npz in `directory`, label -> as `eval_losses.read`; {} if it has none."""
+    blocks = read(directory).blocks
+    found: dict[str, tuple[dict[str, np.ndarray], Losses]] = {}
+    if blocks is not None:
+        described = {f"{domain}/documents": of_block for domain, of_block in blocks.documents.items()}
+        for (label, step), row in blocks.rows.items():
+            of_step = {domain: losses[row] for domain, losses in blocks.losses.items()}
+            found.setdefault(label, (described, {}))[1][step] = of_step
+    return found
+
+
 def _gather_blocks(
-    runs: Sequence[Record], workdirs: Mapping[str, str | Path], *, of_ends: bool, max_bytes: int
+    runs: Sequence[Record], of_run: dict[str, tuple[dict[str, np.ndarray], Losses]], *, max_bytes: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the arrays of blocks.npz, at most `max_bytes` of them; `of_ends` says that points are those of ends."""
-    of_run = {
-        run.label: _of_ends(run, workdirs[run.label]) if of_ends else eval_losses.read(workdirs[run.label])
-        for run in runs
-    }
+    """Return the arrays of blocks.npz, at most `max_bytes` of them; `of_run` has documents and losses by label."""
+    of_run = {run.label: of_run.get(run.label, ({}, {})) for run in runs}
     without = [label for label, (described, _) in of_run.items() if not described]
     messages = [f"No loss of every block, and so no interval: {', '.join(without)}."] if without else []
     known = {label: described for label, (described, _) in of_run.items() if described}
     if not known:
         return {}, messages
-    first, described = next(iter(known.items()))
+    # A workdir says more of its blocks than the records of a study, which keep their documents alone.
+    first, described = max(known.items(), key=lambda item: len(item[1]))
+    of_documents = {key for key in described if key.endswith("/documents")}
     for label, other in known.items():
-        if other.keys() != described.keys() or any(not np.array_equal(other[k], described[k]) for k in described):
+        same = of_documents <= other.keys() <= described.keys()
+        if not same or any(not np.array_equal(of_block, described[key]) for key, of_block in other.items()):
             raise UserError(
                 f"{label} was evaluated on other blocks than {first}; evaluate both with the same eval.seed."
             )

@@ -111,10 +111,7 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     corpus = open_corpus(first.data, seq_len=first.train.seq_len, vocab_size=first.model.vocab_size)
     domains = tuple(name for name in corpus.eval_domains if name not in corpus.in_domain)
     if not domains:
-        raise UserError(
-            f"--configs: {configs[0]} is evaluated on {', '.join(corpus.eval_domains)}, which it is trained on; the "
-            "regime limited leaves domains out of training."
-        )
+        raise not_left_out(configs[0], corpus.eval_domains)
     path, models = out / "study.py", _names(configs)
     text = WRITTEN.format(
         title=f"{', '.join(models)}, {seeds} seed{'s' * (seeds > 1)}",
@@ -130,6 +127,14 @@ def write_study(configs: Sequence[str], *, seeds: int, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def not_left_out(config: str, domains: Sequence[str]) -> UserError:
+    """Return the error for a config that is evaluated on no domain that it is not trained on."""
+    return UserError(
+        f"--configs: {config} is evaluated on {', '.join(domains)}, which it is trained on; the regime limited leaves "
+        "domains out of training."
+    )
 
 
 def _names(configs: Sequence[str]) -> list[str]:
@@ -161,7 +166,7 @@ def load_study(text: str | Path) -> Study:
     if missing or unknown:
         problem = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
         raise UserError(f"{path}: get_study() {problem}; its fields are {', '.join(FIELDS)}.")
-    runs = [_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
+    runs = [make_run(path, index, label, run) for index, (label, run) in enumerate(study["runs"].items())]
     _check(path, study, runs)
     unit = study.get("unit", "nats")
     if unit not in protocol.UNITS:
@@ -186,7 +191,8 @@ def load_study(text: str | Path) -> Study:
     )
 
 
-def _run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
+def make_run(path: Path, index: int, label: str, run: dict[str, Any]) -> Run:
+    """Return the run of an entry of `runs` in the study file at `path`; raise `UserError` for a wrong one."""
     if "workdir" not in run or set(run) - set(RUN_FIELDS):
         raise UserError(f"{path}: the fields of a run are {', '.join(RUN_FIELDS)}; {label!r} has {', '.join(run)}.")
     return Run(

@@ -165,6 +165,23 @@ def test_eligible_rates_without_overlap_are_counted(tmp_path):
     assert f"{row.n_apart} of 9 without overlap" in (tmp_path / "out" / "gaps.md").read_text()
 
 
+def test_gaps_between_references_are_a_family_of_their_own(tmp_path, monkeypatch):
+    entries = write_models(tmp_path, models={name: MODELS[name] for name in ("dear", "cheap")})
+    found = analysed(tmp_path, entries, references=("slow", "cheap"))
+    families, verdicts = [], equal_loss.verdicts
+
+    def tested(rows, quantity, *, limit):
+        families.append(sorted(row.model for row in rows))
+        return verdicts(rows, quantity, limit=limit)
+
+    monkeypatch.setattr(equal_loss, "verdicts", tested)
+    again = records.read(tmp_path / "out")
+    assert [row.verdict for row in equal_loss.compare(again, "slow")] == [
+        row.verdict for row in equal_loss.compare(found, "slow")
+    ]
+    assert families[:2] == [["dear", "dear"], ["cheap", "slow"]]
+
+
 def test_a_verdict_must_hold_at_every_eligible_rate(tmp_path):
     """At twice the rate, as good in domain, the cost is gone."""
     entries = write_models(tmp_path, models={"dear": MODELS["dear"]})
