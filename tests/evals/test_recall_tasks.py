@@ -1,6 +1,8 @@
 """The recall tasks: all keep the contract, and each target is the answer that the definition of its task gives."""
 
 import itertools
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from seqjax.evals.recall.tasks.mqar import MQAR
 from seqjax.evals.recall.tasks.ngram import Ngram
 from seqjax.evals.recall.tasks.position import Position
 from seqjax.evals.recall.tasks.s5 import S5
+from seqjax.evals.recall.tasks.where import Where
 from seqjax.evals.recall.train import batch, batches, model_config, padded
 from seqjax.models import Model
 from tests import support
@@ -60,6 +63,8 @@ TASKS: list[Task] = [
     Copy(length=30, shortest=2, longest=14),
     S5(length=12),
     S5(length=6, moved=5),
+    Where(length=30, shortest=4, longest=20, queries=4),
+    Where(length=17, shortest=8, longest=8),
 ]
 
 
@@ -88,6 +93,10 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         end = row.index(task.ids)
         assert row[:end] == row[end + 1 : 2 * end + 1] and set(row[2 * end + 1 :]) <= {task.ids + 1}
         return {end + i: token for i, token in enumerate(row[:end])}
+    if isinstance(task, Where):
+        end = row.index(task.ids)
+        queries = range(end + 1, end + 1 + task.queries)
+        return {i: task.ids + 1 + row[:end].index(row[i]) for i in queries}
     permutations = list(itertools.permutations(range(5)))
     so_far, found = list(range(5)), {}
     for i, number in enumerate(row):
@@ -198,3 +207,15 @@ def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
     assert (config.dim, config.vocab_size) == (dim, 50)
     assert config.n_layers in (2, 4, 5)
     assert Model(config, max_len=64).abstract_blocks(), "the mixers accept their settings at this width"
+
+
+def test_the_page_lists_the_tasks_with_the_papers_of_their_modules() -> None:
+    page = (support.ROOT / "docs" / "recall.md").read_text(encoding="utf-8")
+    table = page.split("| task | answer | source |\n|---|---|---|\n")[1].split("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| .+ \| (.*)\|$", table, re.M))
+    assert len(rows) == len(table.splitlines())
+    assert list(rows) == [kind.name for kind in kinds()]
+    for kind in kinds():
+        module = sys.modules[kind.__module__].__doc__ or ""
+        papers = re.findall(r"arXiv (\d+\.\d+)", rows[kind.name])
+        assert papers == re.findall(r"arXiv (\d+\.\d+)", module)[: len(papers) or None], kind.name

@@ -1,0 +1,67 @@
+"""The position of a token: the reverse of `position`, after Retrievit (arXiv 2603.02874).
+
+Retrievit has strings of 200 tokens, one question before them, and one of 200 answers. Here lengths differ and several
+questions follow the string, so that the distance from the question to the token does not tell its position.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from seqjax.evals.recall.tasks import Examples, Task, TaskSetup, distinct
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Where(Task):
+    """`shortest` to `longest` different tokens, a mark, and some of them again; the answer there is its position.
+
+    Positions are counted from 0. The sequences end in marks as padding.
+    """
+
+    order = 80
+    question = "the number of a token"
+
+    shortest: int
+    longest: int
+    queries: int = 8
+    ids: int = 128
+    numbers: int = 64
+
+    def __post_init__(self):
+        self._require(self.queries <= self.shortest <= self.longest, "needs strings of at least as many as the queries")
+        self._require(self.longest <= min(self.numbers, self.ids), "needs ids and numbers for its longest string")
+        self._require(self.longest + 1 + self.queries <= self.length, "has no place for its queries")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+        tests = {str(n): cls(length=n + 9, shortest=n, longest=n) for n in (16, 32, 64)}
+        train = (cls(length=73, shortest=8, longest=64),)
+        return {"small": TaskSetup(steps=2_000, train=train, tests=tests, own="64")}
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokens, the mark and the numbers."""
+        return self.ids + 1 + self.numbers
+
+    @property
+    def answers(self) -> int:
+        """One for each query."""
+        return self.queries
+
+    def examples(self, rng: np.random.Generator, n: int) -> Examples:
+        """Draw `n` sequences."""
+        inputs, targets = self._blank(n)
+        sizes = rng.integers(self.shortest, self.longest + 1, size=n)
+        strings = distinct(rng, n, self.longest, below=self.ids)
+        inputs[:] = self.ids
+        row, place = np.nonzero(np.arange(self.longest) < sizes[:, None])
+        inputs[row, place] = strings[row, place]
+        # The first in a random order of the places that the string has.
+        scores = np.where(np.arange(self.longest) < sizes[:, None], rng.random((n, self.longest)), np.inf)
+        asked = np.argsort(scores, axis=1)[:, : self.queries]
+        rows = np.arange(n)[:, None]
+        at = sizes[:, None] + 1 + np.arange(self.queries)
+        inputs[rows, at] = strings[rows, asked]
+        targets[rows, at] = self.ids + 1 + asked
+        return Examples(inputs, targets)
