@@ -2,6 +2,7 @@
 
     m = seqjax.load("runs/x")                                       a trained model: m.generate(text), m.loss(text)
     mixer = seqjax.mixers.Mamba2(dim=256, rngs=nnx.Rngs(0))         a mixer by itself
+    seqjax.judge("my_mixer.py:110m")                                what it costs, how fast it is: docs/judge.md
     seqjax.testing.check_mixer(MyMixer)                             the contract tests, for a mixer of your own
     seqjax.presets                                                  what config files import
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from seqjax.config import Config, presets
     from seqjax.models import Model
     from seqjax.pretrained import load
+    from seqjax.study.judge import judge
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Model", "__version__", "load", "mixers", "ops", "presets", "testing"]
+__all__ = ["Config", "Model", "__version__", "judge", "load", "mixers", "ops", "presets", "testing"]
 
 _MODULES = {
     "mixers": "seqjax.mixers",
@@ -26,7 +28,12 @@ _MODULES = {
     "presets": "seqjax.config.presets",
     "testing": "seqjax.testing",
 }
-_MEMBERS = {"Config": "seqjax.config", "Model": "seqjax.models", "load": "seqjax.pretrained"}
+_MEMBERS = {
+    "Config": "seqjax.config",
+    "Model": "seqjax.models",
+    "judge": "seqjax.study.judge",
+    "load": "seqjax.pretrained",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """The commands of the guides run, at a small size, one after the other in one directory; the others say what they need.
 
 tests/test_snippets.py gives every documented command to its parser. Those of data.md, convert.md, protocol.md and
-add_a_mixer.md need what their own tests have: tests/data, convert, study and end_to_end/test_outside_mixer.py.
+add_a_mixer.md need what their own tests have: tests/data, convert, study and end_to_end/test_outside_mixer.py; so does
+seqjax judge.
 """
 
 import re
@@ -26,7 +27,7 @@ NEEDS = {
     "a GPU": r"(?!.*--dry_run)seqjax train .*\b(110m|1b3)\b",
     "SlimPajama": r"seqjax prepare --source=SlimPajama",
     "a package and an account": r"log\.wandb",
-    "minutes, or hours of GPUs": r"seqjax study --study=",
+    "minutes, or hours of GPUs": r"seqjax (study --study=|judge )",
     "a name for each capital word": r"\b(DIR|NAME_OR_FILE)\b",
     "options": r"seqjax [\w ]+$",
 }

@@ -23,8 +23,10 @@ LAYERS = (
     ("seqjax.training",),
     ("seqjax.convert",),
     ("seqjax.pretrained",),
-    # only the evaluations, which draw as a study does, and the commands import these
-    ("seqjax.study", "seqjax.testing"),
+    # a judge of a mixer checks it first
+    ("seqjax.testing",),
+    # only the evaluations, which draw as a study does, and the commands import it
+    ("seqjax.study",),
     ("seqjax.evals",),
     ("seqjax.commands",),
     # the doors, `python -m`

@@ -8,8 +8,8 @@ import pytest
 
 from seqjax import convert, presets
 from seqjax.data import prepare
-from seqjax.study.__main__ import analyse
 from seqjax.study.protocol import read_points
+from seqjax.study.results import analyse
 from seqjax.study.studies import load_study
 from seqjax.training import eval_losses, evaluate, metrics
 from seqjax.training import workdir as workdirs

@@ -6,7 +6,8 @@ Complete runs are read; the others are trained or resumed, N at a time. The comm
 (docs/protocol.md) into DIR, with their data: `points.csv`, `blocks.npz` and `runs.json`. The training curves go to
 `metrics.npz`.
 
-`--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others.
+`--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others. A run that has not
+begun here keeps the results that DIR has of it, so that several machines can train the runs of a study in turn.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
 `report.html`, a page to look at in a browser.
 `--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
@@ -15,26 +16,12 @@ file.
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from seqjax import store
-from seqjax.study import (
-    comparison,
-    end_points,
-    equal_loss,
-    equal_loss_tables,
-    estimate,
-    figures,
-    forest,
-    made_of,
-    page,
-    protocol,
-    records,
-    runner,
-    tables,
-)
-from seqjax.study.studies import Study, load_study, write_study
+from seqjax.study import estimate, page, records, runner
+from seqjax.study.results import analyse, write_results
+from seqjax.study.studies import load_study, write_study
 from seqjax.utils import UserError, command_parser, run_command
 
 
@@ -108,62 +95,6 @@ def main(argv: list[str]) -> None:
         write_results(study, out, missing={run.label: "failed" for run in failed})
     if failed:
         raise UserError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(run.label for run in failed)}.")
-
-
-def write_results(study: Study, out: str | Path, *, missing: dict[str, str]) -> None:
-    """Write the results of the runs that are not `missing` (label -> why) into `out`."""
-    out = Path(out)
-    runs = [run for run in study.runs if run.label not in missing]
-    number = runner.protocol(runs)
-    present = {run.model for run in runs if number == 2 or run.rate == run.schedule == 1}
-    if not present.intersection(study.references):
-        why = "; ".join(f"{label}: {text}" for label, text in missing.items())
-        raise UserError(f"No reference has results, so there is nothing to compare with ({why}).")
-    about = {
-        "title": study.title,
-        "references": list(study.references),
-        "domains": list(study.domains),
-        "against": list(study.against),
-        "speeds": study.speeds,
-        "unit": study.unit,
-        "sweep": study.sweep,
-    } | ({"protocol": number} if number > 1 else {})
-    workdirs = {run.label: run.workdir for run in runs}
-    found = records.collect(runs, [*study.domains, *study.against], unit=protocol.UNITS[study.unit])
-    messages = records.write(out, found, study=about, missing=missing, workdirs=workdirs)
-    sums, more = made_of.collect(workdirs)
-    made_of.write(out, sums if study.unit == "nats" else {})
-    for message in (*messages, *more):
-        sys.stdout.write(message + "\n")
-    analyse(out)
-
-
-def analyse(directory: str | Path) -> str:
-    """Make the tables and pictures of a study from its records in `directory`; return the tables."""
-    directory = Path(directory)
-    found = records.read(directory)
-    report = equal_loss_tables.report(found) if found.protocol == 2 else tables.report(found)
-    sums = made_of.read(directory)
-    for name in found.references:
-        if name in comparison.models(found) and (section := made_of.section(found, sums, name)):
-            report += "\n" + section
-    (directory / "gaps.md").write_text(report, encoding="utf-8")
-    known = [name for name in found.references if equal_loss.shown_runs(found, name)]
-    has_reference = bool(known)
-    pictures: dict[str, Callable[[Path, records.Records], None]] = {"losses.png": figures.against_loss_in_domain}
-    if any(equal_loss.estimates(found, name) for name in known):
-        pictures = {"gaps.png": forest.primary_gaps if found.protocol == 2 else forest.gaps} | pictures
-    if end_points.run_speeds(found) and has_reference:
-        pictures["cost.png"] = end_points.gap_over_speed
-    if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):
-        pictures["rates.png"] = end_points.by_rate
-    if found.sweep and found.protocol == 1 and end_points.values_of(found) and has_reference:
-        pictures["sweep.png"] = end_points.over_setting
-    for name, draw in pictures.items():
-        draw(directory / name, found)
-    files = ["gaps.md", *(f"{name[:-4]}.{kind}" for name in pictures for kind in ("png", "svg"))]
-    sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(files)}\n")
-    return report
 
 
 if __name__ == "__main__":

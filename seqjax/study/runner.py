@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +187,18 @@ def visible_gpus() -> list[str]:
     return [str(i) for i, line in enumerate(listing.splitlines()) if line.startswith("GPU ")]
 
 
-def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
+def train_all(
+    study: str,
+    runs: list[Run],
+    *,
+    jobs: int,
+    may_stop: Callable[[Run], bool] = lambda run: False,
+    later: Sequence[Run] = (),
+) -> list[Run]:
     """Train every run that is not complete, `jobs` at a time, and return those that failed.
+
+    A run that `may_stop`, which is asked again and again, is not started, or saves and ends; it has not failed. `later`
+    are runs that the caller trains afterwards: the time left includes them.
 
     Raises `UserError` for more jobs than GPUs, if there are GPUs, and `KeyboardInterrupt` after a signal has ended
     all of them.
@@ -202,6 +212,7 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
     slots: list[str | None] = [*gpus[:jobs]] if gpus else [None] * jobs
     active: dict[int, tuple[Run, subprocess.Popen[bytes], str | None]] = {}
     failed: dict[int, Run] = {}
+    dropped: set[int] = set()
     stopping: list[int] = []
 
     def stop(number: int, frame: object) -> None:
@@ -216,14 +227,24 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
                 n_forwarded = len(stopping)
                 for _, process, _ in active.values():
                     process.send_signal(signal.SIGTERM)
+            for index, (run, process, _) in active.items():
+                if index not in dropped and may_stop(run):
+                    dropped.add(index)
+                    process.send_signal(signal.SIGTERM)
             while waiting and slots and not stopping:
-                run, slot = waiting.pop(0), slots.pop(0)
+                run = waiting.pop(0)
+                if may_stop(run):
+                    dropped.add(run.index)
+                    continue
+                slot = slots.pop(0)
                 active[run.index] = (run, _start(study, run, slot), slot)
             for index, (run, process, slot) in list(active.items()):
                 if process.poll() is None:
                     continue
                 del active[index]
                 slots.append(slot)
+                if index in dropped:
+                    continue
                 # A run that saved and ended early after a signal counts as failed unless this study stops.
                 if process.returncode != 0 or not (run.complete or stopping):
                     failed[index] = run
@@ -231,7 +252,7 @@ def train_all(study: str, runs: list[Run], *, jobs: int) -> list[Run]:
                     sys.stdout.write(f"{run.label}: {how}; {_last_output(run)}\n")
             if time.monotonic() - last_report > REPORT_SECONDS:
                 last_report = time.monotonic()
-                eta = eta_seconds(runs, jobs=jobs)
+                eta = eta_seconds([run for run in (*runs, *later) if run.index not in dropped], jobs=jobs)
                 left = f", ETA {duration(eta)}" if eta is not None else ""
                 done = sum(run.complete for run in runs)
                 sys.stdout.write(

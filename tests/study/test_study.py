@@ -41,6 +41,41 @@ def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
         assert "<svg" in drawn and "dc:date" not in drawn
 
 
+def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path, capsys):
+    path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
+    study.main([f"--study={path}", f"--out={out}"])
+    made = {name: (out / name).read_bytes() for name in ("gaps.md", "points.csv")}
+    before = {name: dict(np.load(out / name)) for name in ("blocks.npz", "metrics.npz")}
+    runs["slow"].rename(tmp_path / "elsewhere")
+    study.main([f"--study={path}", f"--out={out}", "--partial"])
+    assert {name: (out / name).read_bytes() for name in made} == made
+    for name, arrays in before.items():
+        after = np.load(out / name)
+        assert list(arrays) == after.files
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(after[key], array)
+    # A run that is trained again here is not read from the old results.
+    write_run(runs["slow"], [5.5, 4.5, 3.5])
+    study.main([f"--study={path}", f"--out={out}", "--partial"])
+    assert (out / "points.csv").read_bytes() != made["points.csv"]
+    capsys.readouterr()
+
+
+def test_results_with_other_settings_are_not_kept(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={out}"])
+    recorded = json.loads((out / "runs.json").read_text())
+    recorded["runs"]["fast"]["config"] = {"model": {"dim": 1}}
+    (out / "runs.json").write_text(json.dumps(recorded))
+    before = (out / "points.csv").read_bytes()
+    fast = {"workdir": str(tmp_path / "not_here"), "config": "transformer_pp:debug"}
+    path = write_study(tmp_path / "study.py", runs | {"fast": fast})
+    with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
+        study.main([f"--study={path}", f"--out={out}", "--partial"])
+    assert (out / "points.csv").read_bytes() == before
+    capsys.readouterr()
+
+
 def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, capsys):
     path = write_study(tmp_path / "study.py", runs)
     out = tmp_path / "out"

@@ -1,0 +1,107 @@
+"""The sentence of a judgement, its costs and its page, from gaps and rows that are known."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from seqjax.study import judge_page, judge_plan
+from seqjax.study.equal_loss import Measured, Row, Verdict
+from seqjax.study.judge_page import Cost
+from seqjax.study.judge_plan import PUBLISHED, SAME_BLOCK, Plan
+from seqjax.study.runner import Run
+
+CPU = frozenset({"cpu"})
+ROW = Row("ema", (1.0, 1.0), 3, (3.0, 3.0), {"mean, equal": Measured(0.31, 0.015, 50.0)}, None, 1, 0, (1.0, 1.0), None,
+          None, None, True)  # fmt: skip
+
+
+def plan(size="debug"):
+    return Plan(
+        model="ema",
+        text="ema.py:debug",
+        config=judge_plan.read(f"mamba2:{size}"),
+        references={SAME_BLOCK: "", PUBLISHED: ""},
+        domains=("arxiv",),
+        against=("c4",),
+        manifest="m",
+        rates=(1e-3,),
+        reference_rate=1e-3,
+        seeds=3,
+        out=Path("out"),
+        cache=Path("cache"),
+        warnings=(),
+    )
+
+
+def costs(ours=120.0, theirs=100.0, **changes):
+    cost = Cost(theirs, None, CPU, 1)
+    return {"ema": dataclasses.replace(cost, tokens_per_s=ours, **changes), SAME_BLOCK: cost, PUBLISHED: cost}
+
+
+def said(words, gap=0.31, error=0.015, why="", found=None):
+    gaps = None if gap is None else {"mean, equal": Measured(gap, error, 50.0)}
+    row = dataclasses.replace(ROW, gaps=gaps, verdict=Verdict(words, why))
+    return judge_page.sentence(plan(), row, found or costs())
+
+
+FAST = "; at 128 tokens it trains 1.2 times as fast."
+
+
+@pytest.mark.parametrize("words", ["costs", "costs more than 0.05"])
+def test_the_sentence_of_a_mixer_that_costs(words):
+    against = "out of domain against attention with the same block"
+    assert said(words) == f"At this scale, ema costs 0.31 ± 0.03 nats {against}{FAST}"
+
+
+def test_the_sentence_of_a_small_cost_says_what_it_does_not_exceed():
+    text = said("costs, but not more than 0.05", gap=0.0261, error=0.005)
+    assert "ema costs 0.026 ± 0.010 nats" in text and ", but not more than 0.05" in text
+
+
+def test_the_sentence_of_a_mixer_that_does_not_cost_or_gains():
+    text = said("does not cost more than 0.05", gap=-0.0061, error=0.005)
+    assert "ema does not cost more than 0.05 nats out of domain against" in text and "(-0.006 ± 0.010)" in text
+    assert "ema gains 0.12 ± 0.01 nats" in said("gains", gap=-0.12, error=0.005)
+
+
+def test_the_sentence_of_a_gap_that_cannot_be_told():
+    text = said("cannot tell", gap=0.03, error=None, why="one seed")
+    assert "it cannot be told whether ema costs" in text and "(one seed; measured: +0.030 nats" in text
+    assert "(no overlap)" in said("cannot tell", gap=None, why="no overlap")
+    assert "the interval is too wide" in said("cannot tell", why="interval")
+    assert "cannot be told" in judge_page.sentence(plan(), None, costs())
+
+
+def test_speeds_are_compared_on_one_device_alone():
+    assert said("costs", found=costs(ours=62.0)).endswith("it trains 0.62 times as fast.")
+    for found in (costs(devices=frozenset({"NVIDIA H200"})), costs(ours=None)):
+        assert said("costs", found=found).endswith("against attention with the same block.")
+    two = costs(devices=frozenset({"cpu", "NVIDIA H200"}))
+    assert any("different devices" in text for text in judge_page._of_costs(plan(), two))
+    assert "shared one CPU (ema)" in judge_page._of_costs(plan(), costs(shared=2))[0]
+
+
+def test_the_cost_of_runs_is_the_median_of_their_rows_and_the_highest_peak(tmp_path):
+    runs = []
+    for i, (speeds, peak) in enumerate([((1.0, 10.0, 12.0), 3.0), ((11.0, 13.0), 4.0)]):
+        run = Run(i, f"{i}", tmp_path / f"{i}", None, model="ema")
+        run.workdir.mkdir()
+        rows = [{"step": n, "tokens_per_s": speed, "device_peak_gib": peak} for n, speed in enumerate(speeds)]
+        (run.workdir / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        (run.workdir / "run.json").write_text('{"device": "NVIDIA H200"}')
+        runs.append(run)
+    judge_page.note_jobs(runs[0], jobs=2)
+    judge_page.note_jobs(runs[0], jobs=1)
+    assert judge_page.cost(runs) == Cost(11.0, 4.0, frozenset({"NVIDIA H200"}), 2)
+    assert judge_page.cost([]) == Cost(None, None, frozenset(), 1)
+
+
+def test_the_state_of_attention_grows_and_that_of_a_recurrent_mixer_does_not():
+    states = {}
+    for name in ("transformer_pp", "mamba2"):
+        run = Run(0, name, Path(name), judge_plan.read(f"{name}:debug"), model=name)
+        states[name] = judge_page.state_bytes(run, on_cpu=True)
+    assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V of two layers
+    assert states["mamba2"][128] == states["mamba2"][64]
