@@ -96,7 +96,7 @@ DAY = [
     (RUN, "Check the contract", "pytest tests/mixers/test_contract.py -k ema", "causal, step = parallel, sharding"),
     (RUN, "Train for minutes", "seqjax train --config=ema", "a laptop; report.md with every domain"),
     (RUN, "Train for real", "seqjax train --config=ema:110m", "a GPU; stop and resume at any time"),
-    (FILE, "Compare", "seqjax study --study=... --jobs=4", "gaps out of domain, at equal loss"),
+    (FILE, "Judge", "seqjax judge --config=ema", "its cost out of domain beside attention, and its speed"),
 ]
 for i, (color, title, command, what) in enumerate(DAY):
     y = 37.0 - 6.9 * i
@@ -113,8 +113,8 @@ for i, (color, title, command, what) in enumerate(DAY):
 heading(76, 45.2, "Packages; imports run downwards")
 PACKAGES = [
     (RUN, "commands"),
-    (RUN, "evals   study   testing"),
-    (RUN, "pretrained   convert"),
+    (RUN, "evals   study"),
+    (RUN, "testing   pretrained   convert"),
     (RUN, "training"),
     (RUN, "decoding"),
     (MODEL, "models"),
