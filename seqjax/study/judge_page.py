@@ -176,7 +176,19 @@ def sentence(plan: Plan, row: Row | None, costs: Mapping[str, Cost]) -> str:
             why = WHY.get(row.verdict.why, row.verdict.why)
             measured = f"; measured: {signed} nats out of domain" if gap is not None else ""
             said = f"it cannot be told whether {name} costs base capabilities against {against} ({why}{measured})"
-    return f"At this scale, {said}{_speed(plan, costs)}."
+    scale = "In this smoke test" if plan.config.size in SMOKE_TESTS else "At this scale"
+    return f"{scale}, {said}{_in_domain(row)}{_speed(plan, costs)}."
+
+
+def _in_domain(row: Row | None) -> str:
+    """Return that a mixer does not reach the reference's loss in domain, or passes it; "" if they are alike.
+
+    The gap at equal loss does not show it: a mixer that learns less has none.
+    """
+    gap = 0.0 if row is None or row.inside is None else row.inside.estimate.gap
+    if abs(gap) <= equal_loss.LIMIT:
+        return ""
+    return f"; after the same tokens its loss in domain is {_number(gap, None)} {'higher' if gap > 0 else 'lower'}"
 
 
 def _speed(plan: Plan, costs: Mapping[str, Cost]) -> str:

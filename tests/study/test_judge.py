@@ -169,7 +169,7 @@ def test_rates_then_references_then_seeds(judged, trainer, tmp_path):
     assert found.verdicts[SAME_BLOCK] == "costs more than 0.05" and found.gaps[SAME_BLOCK] == pytest.approx(
         0.3, abs=0.01
     )
-    assert found.sentence.startswith("At this scale, mamba2 costs 0.30 ± 0.0")
+    assert found.sentence.startswith("In this smoke test, mamba2 costs 0.30 ± 0.0")
     assert found.sentence.endswith("against attention with the same block; at 128 tokens it trains 1.0 times as fast.")
     runs = load_study(tmp_path / "out" / "study.py").runs
     assert all(run.complete for run in runs) and len(runs) == 11

@@ -40,10 +40,11 @@ def costs(ours=120.0, theirs=100.0, **changes):
     return {"ema": dataclasses.replace(cost, tokens_per_s=ours, **changes), SAME_BLOCK: cost, PUBLISHED: cost}
 
 
-def said(words, gap=0.31, error=0.015, why="", found=None):
+def said(words, gap=0.31, error=0.015, why="", found=None, size="debug", inside=None):
     gaps = None if gap is None else {"mean, equal": Measured(gap, error, 50.0)}
-    row = dataclasses.replace(ROW, gaps=gaps, verdict=Verdict(words, why))
-    return judge_page.sentence(plan(), row, found or costs())
+    inside = None if inside is None else Measured(inside, 0.01, 50.0)
+    row = dataclasses.replace(ROW, gaps=gaps, verdict=Verdict(words, why), inside=inside)
+    return judge_page.sentence(plan(size), row, found or costs())
 
 
 FAST = "; at 128 tokens it trains 1.2 times as fast."
@@ -52,7 +53,17 @@ FAST = "; at 128 tokens it trains 1.2 times as fast."
 @pytest.mark.parametrize("words", ["costs", "costs more than 0.05"])
 def test_the_sentence_of_a_mixer_that_costs(words):
     against = "out of domain against attention with the same block"
-    assert said(words) == f"At this scale, ema costs 0.31 ± 0.03 nats {against}{FAST}"
+    assert said(words) == f"In this smoke test, ema costs 0.31 ± 0.03 nats {against}{FAST}"
+    assert said(words, size="110m").startswith("At this scale, ema costs 0.31 ± 0.03 nats")
+
+
+def test_the_sentence_says_where_a_mixer_learns_less_from_the_same_tokens():
+    learns = "; after the same tokens its loss in domain is"
+    assert f"(-0.025){learns} 0.26 higher; at 128 tokens" in said(
+        "does not cost more than 0.05", gap=-0.025, error=None, inside=0.26
+    )
+    assert f"{learns} 0.051 lower" in said("gains", gap=-0.2, inside=-0.051)
+    assert learns not in said("gains", gap=-0.2, inside=0.04) and learns not in said("gains")
 
 
 def test_the_sentence_of_a_small_cost_says_what_it_does_not_exceed():
