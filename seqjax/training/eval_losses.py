@@ -2,8 +2,8 @@
 
 The losses of blocks give the confidence intervals of differences. A workdir's `eval_losses/blocks.npz` describes the
 blocks, which are the same at every evaluation. Per domain it has the arrays "DOMAIN/index", "DOMAIN/documents" and
-"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`). `eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's
-mean loss in nats per token after that step.
+"DOMAIN/n_bytes" [n] (`seqjax.data.corpus.EvalBlocks`), and "DOMAIN/sha256", uint8 [32], of their tokens.
+`eval_losses/STEP.npz` holds "DOMAIN", float32 [n], each block's mean loss in nats per token after that step.
 
 The losses of classes decompose the gap between two models. Every family of classes divides all predicted tokens of the
 evaluation blocks. With x_0 .. x_T the tokens of a block, of which x_1 .. x_T are predicted:
@@ -26,6 +26,7 @@ A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "ste
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,44 @@ import numpy as np
 from seqjax.data import Corpus, EvalBlocks
 from seqjax.training.schedule import ENDS
 from seqjax.training.workdir import readable
-from seqjax.utils import replacing
+from seqjax.utils import UserError, replacing
 
 DIRECTORY = "eval_losses"
 FIELDS = ("index", "documents", "n_bytes")
 
 
 def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
-    """Start, or resume after `step`: later evaluations of a killed process are removed, because they are repeated."""
+    """Start, or resume after `step`: later evaluations of a killed process are removed, because they are repeated.
+
+    Raises `UserError` if the earlier evaluations of the run were on other blocks, whose losses do not compare.
+    """
     directory = workdir / DIRECTORY
     directory.mkdir(exist_ok=True)
     for path in directory.glob("[0-9]*.npz"):
         if int(path.stem) > step:
             path.unlink()
-    if step == 0 or not (directory / "blocks.npz").is_file():  # The config keeps them the same for the whole run.
-        arrays = {f"{domain}/{field}": getattr(b, field) for domain, b in blocks.items() for field in FIELDS}
-        _save(directory / "blocks.npz", arrays)
+    arrays = {}
+    for domain, b in blocks.items():
+        arrays |= {f"{domain}/{field}": getattr(b, field) for field in FIELDS}
+        arrays[f"{domain}/sha256"] = np.frombuffer(hashlib.sha256(b.tokens.tobytes()).digest(), np.uint8)
+    described = directory / "blocks.npz"
+    if step and described.is_file():
+        _require_same(_load(described), arrays, path=described)
+    else:
+        _save(described, arrays)
+
+
+def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray], *, path: Path) -> None:
+    changed = {
+        key.rpartition("/")[0] for key in before.keys() & now.keys() if not np.array_equal(before[key], now[key])
+    }
+    domains = {key.rpartition("/")[0] for key in now} ^ {key.rpartition("/")[0] for key in before}
+    if changed or domains:
+        raise UserError(
+            f"{path}: this run was evaluated on other text of {', '.join(sorted(changed | domains))} than it would be "
+            "now, and the losses would not compare. Put back the data of before (documents.npz beside the blocks, or "
+            "the texts of config.eval.path), or start in another --workdir."
+        )
 
 
 def write(workdir: Path, step: int, losses: Mapping[str, np.ndarray]) -> None:

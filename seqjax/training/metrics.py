@@ -13,7 +13,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,50 @@ class WandbRun:
         self._run.finish()
 
 
+class Events:
+    """Writes the events of TensorBoard; if that fails, it says so once, and the run goes on without them."""
+
+    def __init__(self, directory: Path, *, step: int):
+        """Begin a file in `directory`; TensorBoard no longer shows what earlier files have of steps after `step`."""
+        # Imported here: it imports torch where that is installed, which takes longer than the rest of seqjax.
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._file, self._event, self._scalar = None, Event, summary.scalar
+        with self._if_it_works():
+            directory.mkdir(exist_ok=True)
+            # Not its SummaryWriter: that has a thread, and where its disk is full the thread ends and training waits.
+            self._file = event_file_writer.EventsWriter(str(directory / "events"), f".after{step}")
+            self._put(step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._file.flush()
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        """Write the values measured at a step."""
+        with self._if_it_works():
+            for name, value in values.items():
+                self._put(step, summary=self._scalar(name, value))
+            if self._file is not None:
+                self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._if_it_works():
+            if self._file is not None:
+                self._file.close()
+
+    def _put(self, step: int, **content: Any) -> None:
+        if self._file is not None:
+            self._file.write_event(self._event(step=step, wall_time=time.time(), **content))
+
+    @contextlib.contextmanager
+    def _if_it_works(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._file = None
+            logging.warning("TensorBoard's events are not written any more (%s); training goes on.", error)
+
+
 class NullWriter:
     """Replaces `Metrics` in every process but the first, and writes nothing."""
 
@@ -117,12 +161,7 @@ class Metrics:
         self._file.truncate(min(position, self._path.stat().st_size))
         self._wandb = wandb
         # Also at step 0: a process that was killed before its first checkpoint has left events too.
-        self._events = None
-        if tensorboard:
-            # Imported here: it imports torch where that is installed, which takes longer than the rest of seqjax.
-            from tensorboardX import SummaryWriter
-
-            self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+        self._events = Events(workdir / "tensorboard", step=step) if tensorboard else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append one object with the step and the values measured at it."""
@@ -130,8 +169,7 @@ class Metrics:
         self._file.flush()
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if self._events is not None:
-            for name, value in numbers.items():
-                self._events.add_scalar(name, value, step)
+            self._events.write(step, numbers)
         if self._wandb is not None:
             self._wandb.write(step, numbers)
 

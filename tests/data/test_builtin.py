@@ -161,6 +161,26 @@ def test_a_faster_process_wins(cache: str, tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
 
 
+@pytest.mark.parametrize("name", ["train-prose.uint16", "manifest.json", "documents.npz"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
+def test_a_damaged_cache_is_built_again(
+    name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents, caplog
+):
+    few = [d for domain in extract.DOMAINS for d in [d for d in documents if d.domain == domain][:40]]
+    monkeypatch.setattr(extract, "documents", lambda dists: few)
+    kept = builtin.build(ByteTokenizer(), cache_dir=str(tmp_path))
+    whole = {path.name: path.read_bytes() for path in kept.iterdir()}
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == kept and not caplog.records
+    content = bytearray(whole[name])
+    content[len(content) // 2] ^= 1
+    (kept / name).write_bytes({"flip": content, "cut": whole[name][:-7]}.get(damage, b""))
+    if damage == "delete":
+        (kept / name).unlink()
+    assert builtin.build(ByteTokenizer(), cache_dir=str(tmp_path)) == kept
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == whole
+    assert any("is damaged" in record.getMessage() for record in caplog.records)
+
+
 @pytest.mark.usefixtures("extracted")
 def test_a_cache_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").touch()

@@ -245,7 +245,7 @@ def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_pat
     assert "slow: ended early" in capsys.readouterr().out
 
 
-def test_losses_of_blocks_are_kept_and_cut_at_a_resume(trained_study, tmp_path):
+def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     runs = load_study(str(trained_study)).runs
     config = runs[0].config
     assert config is not None
@@ -262,8 +262,6 @@ def test_losses_of_blocks_are_kept_and_cut_at_a_resume(trained_study, tmp_path):
     outside = [row[f"eval/{domain}/loss"] for domain in ("arxiv", "github", "stackexchange")]
     assert row["eval_mean/out_of_domain/equal"] == pytest.approx(sum(outside) / 3)
     assert min(outside) < row["eval_mean/out_of_domain/natural"] < max(outside)
-    eval_losses.start(runs[0].workdir, {}, step=2)
-    assert sorted(eval_losses.read(runs[0].workdir)[1]) == [2]
 
 
 def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path):

@@ -1,8 +1,11 @@
 """`metrics.jsonl` across a resume."""
 
 import os
+from pathlib import Path
 
 import pytest
+from tensorboardX import record_writer
+from tensorboardX.proto.event_pb2 import Event
 
 from seqjax.training.metrics import Metrics, read
 from seqjax.utils import UserError
@@ -83,3 +86,38 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     content = events.read_bytes()
     assert b"train/loss" in content
     assert b"mfu" not in content
+
+
+def test_a_resumed_run_hides_the_events_of_steps_that_it_repeats(tmp_path):
+    with Metrics(tmp_path) as writer:
+        writer.write(7, {"train/loss": 2.0})
+    with Metrics(tmp_path, step=4) as writer:
+        writer.write(5, {"train/loss": 1.0})
+    first, second = (events_of(path) for path in sorted((tmp_path / "tensorboard").iterdir()))
+    assert [event.step for event in first if event.HasField("summary")] == [7]
+    begin, row = second[1:]  # after the version of the format
+    assert begin.session_log.status == begin.session_log.START and begin.step == 5
+    assert row.step == 5 and row.summary.value[0].simple_value == 1.0
+
+
+def events_of(path):
+    """Return the events of a file: each is a length of 8 bytes, 4 of a sum, the event, and 4 of a sum."""
+    content, found = path.read_bytes(), []
+    while content:
+        length = int.from_bytes(content[:8], "little")
+        found.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    return found
+
+
+def test_a_full_disk_ends_the_events_and_not_the_run(tmp_path, monkeypatch, caplog):
+    """It is said once; more rows than any queue of a writer has places are written, and nothing waits."""
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(record_writer, "open_file", lambda path: full)
+        with Metrics(tmp_path) as writer:
+            for step in range(1, 40):
+                writer.write(step, {"train/loss": 2.0})
+    assert len(read(tmp_path)) == 39
+    assert [record.getMessage() for record in caplog.records if "TensorBoard" in record.getMessage()] == [
+        "TensorBoard's events are not written any more ([Errno 28] No space left on device); training goes on."
+    ]

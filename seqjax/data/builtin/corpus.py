@@ -7,7 +7,7 @@ meant for first runs and tests with models of up to about ten million parameters
 
 A cache directory `builtin-TOKENIZER-KEY` holds one flat file of tokens per split and domain and a manifest;
 the key is a hash of everything that determines the content. It is built in a temporary directory and renamed, so that
-two processes may build it at once.
+two processes may build it at once. Opening it compares all files with the manifest; what is damaged is built again.
 """
 
 import hashlib
@@ -27,9 +27,10 @@ from seqjax.data import blocks, document_index, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype
-from seqjax.utils import UserError, cache_directory, write_json
+from seqjax.utils import UserError, cache_directory, first_line, replacing, write_json
 
 VERSION = 1  # increment when the text or its order changes
+CONTENT = ("tokenizer", "splits", "version")  # keys of the manifest that its hash is of
 HELD_OUT = 0.05
 NOTE = (
     "Built-in corpus: texts of the Python standard library and of installed packages. This is not "
@@ -82,8 +83,11 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
     root = cache_directory(cache_dir)
     dists = extract.distributions()
     directory = root / f"builtin-{tokenizer.name}-{_key(tokenizer, dists)}"
-    if (directory / document_index.FILE).is_file():  # else there is none, or it was partly deleted by hand
-        return directory
+    if directory.is_dir():
+        fault = _fault(directory)
+        if not fault:
+            return directory
+        logging.warning("The built-in corpus in %s is damaged (%s) and is built again.", directory, fault)
     logging.info("Building the built-in corpus in %s (about ten seconds, once).", directory)
     documents = extract.documents(dists)
     try:
@@ -95,9 +99,9 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
             try:
                 content.rename(directory)
             except OSError:
-                if (directory / document_index.FILE).is_file():
+                if not _fault(directory):
                     return directory  # Another process was faster, with the same content.
-                shutil.rmtree(directory)  # It was partly deleted by hand.
+                shutil.rmtree(directory)
                 content.rename(directory)
     except OSError as error:
         raise UserError(
@@ -105,6 +109,30 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
             "set config.data.cache_dir to a directory that can be written."
         ) from error
     return directory
+
+
+def _fault(directory: Path) -> str:
+    """Return what differs in a directory from what was written; "" if nothing does."""
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        lengths = document_index.read(directory / document_index.FILE)
+        if manifest["hash"] != _digest({key: manifest[key] for key in CONTENT}):
+            return "manifest.json is not what was written"
+        for split, domains in manifest["splits"].items():
+            for domain, entry in domains.items():
+                if _sha256(directory / entry["file"]) != entry["sha256"]:
+                    return f"{entry['file']} is not what was written"
+                of_domain = lengths[f"{split}/{domain}"]
+                if (len(of_domain), int(of_domain.sum())) != (entry["documents"], entry["tokens"]):
+                    return f"{document_index.FILE} belongs to other text"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        return first_line(error)
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def held_out_packages(documents: list[extract.Document]) -> frozenset[str]:
@@ -150,7 +178,8 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
             stream = np.concatenate(pieces)
             lengths[f"{split}/{domain}"] = np.array([len(ids) + 2 for ids in pieces[2::3]])
             file = f"{split}-{domain}.{dtype.name}"
-            stream.astype(dtype).tofile(directory / file)
+            with replacing(directory / file) as to_file:  # on the disk before the directory gets its name
+                to_file.write(stream.astype(dtype).tobytes())
             splits[split][domain] = {
                 "file": file,
                 "documents": len(chosen),
@@ -160,11 +189,15 @@ def _write(directory: Path, documents: list[extract.Document], tokenizer: Tokeni
             }
     content = {"tokenizer": tokenizer.hash, "splits": splits, "version": VERSION}
     document_index.write(directory / document_index.FILE, lengths)
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    write_json(directory / "manifest.json", content | {"hash": digest, "held_out": sorted(held)}, sort_keys=True)
+    about = content | {"hash": _digest(content), "held_out": sorted(held)}
+    write_json(directory / "manifest.json", about, sort_keys=True)
 
 
 def _key(tokenizer: Tokenizer, dists: dict[str, metadata.Distribution]) -> str:
     versions = {name: dist.version for name, dist in dists.items()}
     content = [VERSION, tokenizer.hash, sys.version, versions, extract.CAPS]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    return _digest(content)[:12]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

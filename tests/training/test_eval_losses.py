@@ -1,0 +1,56 @@
+"""The losses of blocks across a resume: later ones are removed, and all are of the same blocks."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from seqjax.data import EvalBlocks
+from seqjax.training import eval_losses
+from seqjax.utils import UserError
+
+
+@pytest.fixture
+def blocks():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 100, (3, 9), dtype=np.uint16)
+    return {name: EvalBlocks(tokens, np.arange(3), np.array([0, 0, 1]), np.full(3, 20)) for name in ("c4", "arxiv")}
+
+
+@pytest.fixture
+def workdir(blocks, tmp_path):
+    eval_losses.start(tmp_path, blocks, step=0)
+    for step in (2, 4, 6):
+        eval_losses.write(tmp_path, step, {name: np.full(3, float(step)) for name in blocks})
+    return tmp_path
+
+
+def test_a_resumed_run_has_no_losses_of_steps_that_it_repeats(workdir, blocks):
+    eval_losses.start(workdir, blocks, step=4)
+    described, losses = eval_losses.read(workdir)
+    assert sorted(losses) == [2, 4]
+    assert {key for key in described if key.startswith("c4/")} == {
+        "c4/index", "c4/documents", "c4/n_bytes", "c4/sha256",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"documents": np.array([0, 1, 1])},
+        {"index": np.array([0, 1, 3])},
+        {"n_bytes": np.array([20, 20, 21])},
+        {"tokens": np.zeros((3, 9), np.uint16)},
+    ],
+)
+def test_a_run_does_not_go_on_with_other_evaluation_blocks(workdir, blocks, changes):
+    blocks["arxiv"] = dataclasses.replace(blocks["arxiv"], **changes)
+    with pytest.raises(UserError, match=r"blocks\.npz: this run was evaluated on other text of arxiv than it would be"):
+        eval_losses.start(workdir, blocks, step=4)
+    eval_losses.start(workdir, blocks, step=0)  # from the beginning
+
+
+def test_a_run_does_not_go_on_with_other_domains(workdir, blocks):
+    del blocks["c4"]
+    with pytest.raises(UserError, match="other text of c4 than"):
+        eval_losses.start(workdir, blocks, step=4)
