@@ -257,6 +257,13 @@ def has_checkpoint(workdir: str | os.PathLike[str], step: int) -> bool:
     return (Path(workdir) / DIRECTORY / str(step)).is_dir()
 
 
+def has_any(workdir: str | os.PathLike[str]) -> bool:
+    """Return whether a run has a complete checkpoint."""
+    if url := Mirror(workdir).url:
+        return any(name.endswith(f"/{STORE_MARKER}") for name in store.sizes(f"{url}/{DIRECTORY}"))
+    return any(path.name.isdecimal() for path in (Path(workdir) / DIRECTORY).glob("*"))
+
+
 def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
     """Return Orbax's manager; retry while another run removes a checkpoint, when it cannot be created."""
     for _ in range(OPEN_TRIES):

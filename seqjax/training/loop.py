@@ -89,6 +89,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
     if jax.process_index() == 0:
         mirror.pull()
         workdirs.check_config(mirror, config)
+        metrics.require_checkpoint(mirror)
     setup = _set_up(config)
     checkpoints = _checkpoints(config, mirror)
     trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints)

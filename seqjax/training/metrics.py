@@ -24,7 +24,7 @@ from seqjax.config import Config, to_dict
 from seqjax.data import EvalBlocks
 from seqjax.models import flops
 from seqjax.training import eval_losses
-from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.checkpoint import DIRECTORY, Checkpoints, has_any
 from seqjax.training.workdir import Mirror, device_peak_gib, readable
 from seqjax.utils import StatusLine, UserError, duration, read_json, write_json
 
@@ -222,6 +222,28 @@ def read(workdir: str | Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return rows
+
+
+def require_checkpoint(mirror: Mirror) -> None:
+    """Raise `UserError` if a run that has no checkpoint once had one: it would be trained again, over its results.
+
+    A run that was killed before its first checkpoint was complete is not refused; it repeats its rows.
+    """
+    files = mirror.directory
+    rows = read(mirror.directory) if (files / "metrics.jsonl").is_file() else []
+    if not rows or has_any(str(mirror)):
+        return
+    every = read_json(files / "config.json")["checkpoint"]["every"]
+    finished = (files / "report.html").exists()
+    # A save waits for the one before it, which is complete then.
+    saved_twice = every and rows[-1]["step"] > 2 * every
+    removed = not mirror.url and not (files / DIRECTORY).exists()  # it is made before the first step
+    if finished or saved_twice or removed:
+        raise UserError(
+            f"{mirror} has results up to step {rows[-1]['step']} and no checkpoint to go on from, so training would "
+            f"start again over them. Put back a copy of {mirror}/{DIRECTORY}, or train in another --workdir; to start "
+            f"again here, move {mirror}/metrics.jsonl away."
+        )
 
 
 FILE = "wandb.json"

@@ -14,6 +14,7 @@ import pytest
 from seqjax.commands import evaluate, generate
 from seqjax.commands import train as train_command
 from seqjax.training import loop as train_module
+from seqjax.training import metrics
 from seqjax.training import step as step_module
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
@@ -231,11 +232,31 @@ def test_commands_on_what_is_no_run(command, workdir, tmp_path):
 
 
 def test_a_run_from_the_start_when_no_checkpoint_is_complete(blocks_dir, workdir):
-    """Killed before its first save: the rows of then are written again, once."""
+    """Killed in its first save: the rows of then are written again, once."""
     shutil.rmtree(workdir / "checkpoints")
     (workdir / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir(parents=True)
+    rows = (workdir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (workdir / "metrics.jsonl").write_bytes(b"".join(rows[:6]))
     assert train(settings(blocks_dir), workdir) is True
     assert [r["step"] for r in support.rows(workdir) if "train/lr" in r] == list(range(1, 25))
+
+
+@pytest.mark.parametrize("left", ["nothing", "the directory", "the directory of a finished run"])
+def test_a_run_whose_checkpoints_are_gone_is_not_trained_over(blocks_dir, workdir, left):
+    shutil.rmtree(workdir / "checkpoints")
+    if left != "nothing":
+        (workdir / "checkpoints").mkdir()
+    config = settings(blocks_dir)
+    if "finished" in left:
+        (workdir / "report.html").write_text("")
+        text = (workdir / "config.json").read_text()
+        (workdir / "config.json").write_text(text.replace('"every": 4', '"every": 0'))
+    before = (workdir / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"results up to step 15 and no checkpoint.*Put back .*another --workdir"):
+        train(config, workdir)
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+    (workdir / "metrics.jsonl").rename(workdir / "before.jsonl")
+    metrics.require_checkpoint(workdirs.Mirror(workdir))  # the way out that the error names
 
 
 def test_a_corrupt_config_is_not_trained_over(blocks_dir, workdir):
