@@ -24,11 +24,12 @@ from seqjax.nn import params as params_lib
 from seqjax.sharding import batch_sharding, make_mesh, shardings
 from seqjax.training.step import TrainState, init_state, make_train_step
 from seqjax.types import Array, Params
-from seqjax.utils import UserError, nearest, use_safe_fusions
+from seqjax.utils import UserError, first_line, nearest, use_safe_fusions
 
 BATCH = 8
 LENGTH = 23  # tokens; a prime, so that no chunk divides it
-VOCABULARY = 48
+LONG = 277  # tokens; a prime above chunks, windows and tiles of 128 and 256
+VOCABULARY, LONG_VOCABULARY = 48, 288
 TOLERANCE = 2e-4  # of float32 logits between two forms of one computation
 SMALLEST_FLOPS = 0.6  # of XLA's count, which includes norms, activations and what a mask leaves out
 
@@ -72,11 +73,25 @@ def loss_and_grads(model: Model, params: Params, tokens_BT1: Array) -> tuple[Arr
     return jax.jit(jax.value_and_grad(lambda p: model.loss(p, tokens_BT1)[0]))(params)
 
 
+# --------------------------------------------------------------------------------------------------------------- output
+def check_output(case: Case) -> None:
+    """The mixer's output has the shape of its input, whatever its length."""
+    block = case.model.blocks["0"]
+    for length in (1, LENGTH):
+        x_BTD = jax.ShapeDtypeStruct((BATCH, length, case.model.config.dim), jnp.float32)
+        y_BTD = jax.eval_shape(lambda p, x: block.bind(p).mixer(x), block.shapes, x_BTD)
+        made = getattr(y_BTD, "shape", type(y_BTD).__name__)
+        assert made == x_BTD.shape, f"the output of __call__ is {made} for an input of the shape {x_BTD.shape}"
+
+
 # ------------------------------------------------------------------------------------------------------------ causality
 def check_causality(case: Case) -> None:
     """Changing one token keeps the bits of every earlier output, and changes its own and most later ones."""
-    at = [0, 1, 3, 4, 7, 8, 12, LENGTH - 1]
-    tokens = case.tokens((len(at), LENGTH))
+    _check_changes(case, [0, 1, 3, 4, 7, 8, 12, LENGTH - 1], LENGTH, within=3)
+
+
+def _check_changes(case: Case, at: Sequence[int], length: int, *, within: int) -> None:
+    tokens = case.tokens((len(at), length))
     changed = tokens.at[jnp.arange(len(at)), jnp.array(at)].add(1) % case.model.config.vocab_size
     before, after = (np.asarray(case.logits(case.params, x)) for x in (tokens, changed))
     moved_BT = np.abs(after - before).max(-1)
@@ -86,24 +101,30 @@ def check_causality(case: Case) -> None:
             f"{moved_T[:t].max():.2g}; the earlier outputs must keep their bits"
         )
         assert moved_T[t] > 0, f"changing token {t} did not change its own output"
-    reached = [moved_T[t + 1 : t + 4].any() for moved_T, t in zip(moved_BT[:-1], at, strict=False)]
+    reached = [moved_T[t + 1 : t + 1 + within].any() for moved_T, t in zip(moved_BT[:-1], at, strict=False)]
     assert sum(reached) >= len(reached) // 2, (
-        f"only {sum(reached)} of {len(reached)} changed tokens changed an output of the three positions after them"
+        f"only {sum(reached)} of {len(reached)} changed tokens changed an output of the {within} positions after them"
     )
 
 
 def reach(case: Case) -> np.ndarray:
     """Return how much output t moves with input s by gradient, [T, S]."""
-    model, params, tokens = case.model, case.params, jnp.arange(LENGTH)[None]  # each once: row = position
+    return _reach(case, np.eye(LENGTH))
+
+
+def _reach(case: Case, outputs_NT: np.ndarray) -> np.ndarray:
+    """Return how much sums of the outputs, with the weights `outputs_NT`, move with input s by gradient, [N, S]."""
+    length = outputs_NT.shape[1]
+    model, params, tokens = case.model, case.params, jnp.arange(length)[None]  # each once: row = position
     direction_D = jax.random.normal(jax.random.key(3), (model.config.dim,))
-    cotangents = jnp.eye(LENGTH)[:, :, None] * direction_D
+    cotangents_NTD = jnp.asarray(outputs_NT, jnp.float32)[:, :, None] * direction_D
 
     @jax.jit
     def jacobian(embed: Array) -> Array:
         _, pullback = jax.vjp(lambda e: model.hidden({**params, "embed": e}, tokens)[0], embed)
-        return jax.vmap(lambda c: pullback(c)[0])(cotangents)
+        return jax.vmap(lambda c: pullback(c)[0])(cotangents_NTD)
 
-    return np.abs(np.asarray(jacobian(params["embed"])))[:, :LENGTH].sum(-1)
+    return np.abs(np.asarray(jacobian(params["embed"])))[:, :length].sum(-1)
 
 
 def check_gradient_causality(case: Case) -> None:
@@ -122,15 +143,34 @@ def check_gradient_causality(case: Case) -> None:
 def check_step(case: Case, prompts: Sequence[int] = (0, 1, 5)) -> None:
     """`prefill` of a prompt and then `step`, token by token, equal the parallel form."""
     for n_prompt in prompts:
-        tokens = case.tokens((BATCH, LENGTH), seed=n_prompt)
-        want = np.asarray(case.logits(case.params, tokens))
-        cache = case.model.init_cache(BATCH, LENGTH)
-        if n_prompt:
-            logits, cache = case.prefill(case.params, tokens[:, :n_prompt], cache)
-            _assert_close(logits, want[:, n_prompt - 1], f"prefill of {n_prompt} tokens, at its last one")
-        for t in range(n_prompt, LENGTH):
-            logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
-            _assert_close(logits, want[:, t], f"step at position {t} after a prompt of {n_prompt} tokens")
+        _check_decoding(case, n_prompt, LENGTH)
+
+
+def _check_decoding(case: Case, n_prompt: int, length: int) -> None:
+    tokens = case.tokens((BATCH, length), seed=n_prompt)
+    want = np.asarray(case.logits(case.params, tokens))
+    cache = case.model.init_cache(BATCH, length)
+    if n_prompt:
+        logits, cache = case.prefill(case.params, tokens[:, :n_prompt], cache)
+        _assert_close(logits, want[:, n_prompt - 1], f"prefill of {n_prompt} tokens, at its last one")
+    for t in range(n_prompt, length):
+        logits, cache = case.step(case.params, tokens[:, t], jnp.asarray(t), cache)
+        _assert_close(logits, want[:, t], f"step at position {t} after a prompt of {n_prompt} tokens")
+
+
+def check_long(case: Case) -> None:
+    """Causality, its gradient and decoding hold beyond the usual sizes of chunks, windows and tiles."""
+    config = dataclasses.replace(case.model.config, vocab_size=LONG_VOCABULARY)
+    long = Case(Model(config, max_len=LONG))
+    _check_changes(long, [0, 63, 127, 128, 129, 255, 256, LONG - 1], LONG, within=LONG)
+    ends = np.array([64, 128, 129, 256, 257])
+    reach_ES = _reach(long, np.arange(LONG) < ends[:, None])  # of all outputs before each end
+    later_ES = reach_ES * (np.arange(LONG) >= ends[:, None])
+    end, s = np.unravel_index(later_ES.argmax(), later_ES.shape)
+    assert later_ES.max() == 0, (
+        f"an output before position {ends[end]} depends on the later input {s}: gradient {later_ES.max():.2g}"
+    )
+    _check_decoding(long, LONG - 40, LONG)
 
 
 def check_pieces(case: Case) -> None:
@@ -286,12 +326,14 @@ def _assert_same(got: tuple[Array, Params], want: tuple[Array, Params], what: st
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
+    "output": check_output,
     "parameters": check_parameters,
     "causality": check_causality,
     "gradient_causality": check_gradient_causality,
     "step": check_step,
     "pieces": check_pieces,
     "long_cache": check_long_cache,
+    "long": check_long,
     "chunk_size": check_chunk_size,
     "forms": check_forms,
     "sharding": check_sharding,
@@ -321,7 +363,8 @@ def check_mixer(
             `chunk_size`, and on one device "sharding", they are left out anyway.
 
     Raises:
-        AssertionError: Some checks failed; it says which, and how large the differences are.
+        AssertionError: Some checks failed; it says which, and how large the differences are, or which error the mixer
+            raised. Nothing is checked after a wrong "output".
         UserError: The mixer or its settings are not usable.
     """
     use_safe_fusions()  # as the commands do
@@ -341,7 +384,7 @@ def check_mixer(
         inapplicable.add("chunk_size")
     if jax.device_count() == 1:
         inapplicable.add("sharding")
-    ran, failures = [], []
+    ran, failures, cause = [], [], None
     with jax.default_matmul_precision("highest"):  # accelerators otherwise multiply float32 in fewer bits
         made = params_lib.count(model.blocks["0"].shapes["mixer"])
         if n_params is not None and made != n_params:
@@ -355,9 +398,14 @@ def check_mixer(
                 check(case)
             except AssertionError as error:
                 failures.append(f"{name}: {error}")
-            except Exception as error:
-                error.add_note(f"This happened in the check {name!r} of seqjax.testing.check_mixer.")
+            except UserError:
                 raise
+            except Exception as error:  # of the mixer, whose traceback is shown with it
+                failures.append(f"{name}: {type(error).__name__}: {first_line(error)}")
+                cause = error
+            if failures and name == "output":
+                break
     if failures:
-        raise AssertionError("\n".join([f"{mixer.__name__} fails {len(failures)} of {len(ran)} checks.", *failures]))
+        said = "\n".join([f"{mixer.__name__} fails {len(failures)} of {len(ran)} checks.", *failures])
+        raise AssertionError(said) from cause
     return ran

@@ -64,6 +64,45 @@ class Chunked(Sound):
         return jnp.concatenate([super(Chunked, self).__call__(x) for x in chunks], axis=1)
 
 
+class LateLeak(Sound):
+    """Sees the next token, from position 128 on: nothing that is shorter can tell."""
+
+    late = 128
+
+    def leak(self, x_BTD):
+        return 1e-3 * jnp.roll(x_BTD, -1, axis=1).at[:, -1].set(0.0)
+
+    def __call__(self, x_BTD):
+        return super().__call__(x_BTD).at[:, self.late :].add(self.leak(x_BTD)[:, self.late :])
+
+
+class LateGradientLeak(LateLeak):
+    """Its value is sound, its gradient sees the next token."""
+
+    def leak(self, x_BTD):
+        leak_BTD = super().leak(x_BTD)
+        return leak_BTD - jax.lax.stop_gradient(leak_BTD)
+
+
+class LateForgetful(LateLeak):
+    """Its parallel form is another one from position 250 on, and it is causal."""
+
+    late = 250
+
+    def leak(self, x_BTD):
+        return 0.1 * x_BTD
+
+
+class Nothing(Sound):
+    def __call__(self, x_BTD):
+        return None
+
+
+class Narrow(Sound):
+    def __call__(self, x_BTD):
+        return super().__call__(x_BTD)[..., :-1]
+
+
 class Float32(Sound):
     def __call__(self, x_BTD):
         return super().__call__(x_BTD).astype(jnp.float32)
@@ -135,6 +174,11 @@ def test_a_sound_mixer_passes_all():
             marks=pytest.mark.slow,
         ),
         (Forgetful, "step", r"step at position 1 after a prompt of 0 tokens: logits differ .* by up to \d"),
+        (LateLeak, "long", r"changing token 129 moved the logits at position 128, before it"),
+        (LateGradientLeak, "long", r"an output before position \d+ depends on the later input \d+: gradient \d"),
+        (LateForgetful, "long", r"step at position 250 after a prompt of 237 tokens: logits differ"),
+        (Nothing, "output", r"the output of __call__ is NoneType for an input of the shape \(8, 1, 16\)"),
+        (Narrow, "output", r"the output of __call__ is \(8, 1, 15\) for an input of the shape \(8, 1, 16\)"),
         (Chunked, "chunk_size", r"chunk_size=1 at 23 tokens: logits differ .* by up to \d"),
         (Float32, "bfloat16", "the output is float32 for an input in bfloat16"),
         (Unused, "bfloat16", r"blocks\.0\.mixer\.unused gets no gradient"),
@@ -159,9 +203,14 @@ def test_an_error_inside_a_mixer_names_the_check():
         def step(self, x_BD, cache):
             raise NotImplementedError("no step yet")
 
-    with pytest.raises(NotImplementedError, match="no step yet") as error:
+    with pytest.raises(AssertionError, match=r"\nstep: NotImplementedError: no step yet$") as error:
         check(Broken, "step")
-    assert any("check 'step'" in note for note in error.value.__notes__)
+    assert isinstance(error.value.__cause__, NotImplementedError)
+
+
+def test_nothing_is_checked_after_a_wrong_output():
+    with pytest.raises(AssertionError, match=r"^Nothing fails 1 of 1 checks\.\noutput: [^\n]*$"):
+        check(Nothing, "output", "causality", "step")
 
 
 def test_wrong_arguments_are_named():

@@ -89,6 +89,15 @@ def test_a_cache_may_be_longer_than_what_it_holds(mixer, variant):
     testing.check_long_cache(built(mixer, variant))
 
 
+@pytest.mark.parametrize(
+    ("mixer", "variant"),
+    support.slow_unless(lambda mixer, variant: mixer in ("mamba2", "top1_chunk"), support.FIRST),
+)
+def test_long_sequences(mixer, variant):
+    testing.check_output(built(mixer, variant))
+    testing.check_long(built(mixer, variant))
+
+
 @pytest.mark.parametrize(("mixer", "variant"), support.slow_unless(support.represents, support.FIRST))
 def test_one_token_is_a_sequence(mixer, variant):
     case = built(mixer, variant)
