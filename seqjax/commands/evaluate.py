@@ -44,8 +44,14 @@ def main(argv: list[str]) -> None:
                 raise UserError(f"--data: there is no directory {directory}; give one of prepared blocks.")
         corpus = open_test_sets(config.data, args.data, **sizes)
     else:
-        corpus = open_corpus(config.data, test_sets=config.eval.path, **sizes)
-    result: dict[str, Any] = {"step": step}
+        recorded = workdirs.recorded_manifest(args.workdir)
+        corpus = open_corpus(config.data, test_sets=config.eval.path, recorded=recorded, **sizes)
+        if recorded and corpus.manifest_hash != recorded:
+            sys.stderr.write(
+                f"This is other data than the run was trained on (manifest {corpus.manifest_hash[:16]}, then "
+                f"{recorded[:16]}): these losses do not compare with those of the run.\n"
+            )
+    result: dict[str, Any] = {"step": step, "manifest": corpus.manifest_hash}
     if args.entropy:
         require_entropy(model)
     with jax.set_mesh(mesh):
@@ -59,12 +65,14 @@ def main(argv: list[str]) -> None:
         }
         if args.entropy:
             result |= evaluation.entropy(params)
-    sys.stdout.write(f"{args.workdir}, step {step}, nats per token\n")
+    sys.stdout.write(f"{args.workdir}, step {step}, nats per token, data {corpus.manifest_hash[:16]}\n")
     for name, loss in result["loss"].items():
         side = corpus.side(name)
         spread = f"  entropy {result['entropy'][name]:.4f}" if args.entropy else ""
         spread += f", {result['entropy_relative'][name]:.4f} of ln(i + 1)" if args.entropy else ""
-        sys.stdout.write(f"  {name:16s} {loss:8.4f}  {side:13s}{spread}".rstrip() + "\n")
+        per_byte = result["bits_per_byte"][name]  # None for a tokenizer that cannot count bytes
+        bits = "" if per_byte is None else f"{per_byte:7.4f} bits per byte"
+        sys.stdout.write(f"  {name:16s} {loss:8.4f}  {bits}  {side:13s}{spread}".rstrip() + "\n")
     for name, loss in result["mean"].items():
         side, kind = name.split("/")
         weighed = "domains count equally" if kind == "equal" else "domains count by their tokens"

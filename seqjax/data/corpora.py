@@ -87,10 +87,14 @@ def set_names(paths: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets: Sequence[str] = ()) -> Corpus:
+def open_corpus(
+    config: DataConfig, *, seq_len: int, vocab_size: int, test_sets: Sequence[str] = (), recorded: str = ""
+) -> Corpus:
     """Return the corpus that `config` names, in blocks of `seq_len` + 1 tokens with ids below `vocab_size`.
 
-    `test_sets` are directories of prepared blocks that it is evaluated on as well (`config.eval.path`).
+    `test_sets` are directories of prepared blocks that it is evaluated on as well (`config.eval.path`). `recorded` is
+    the manifest hash of a run that goes on: the built-in corpus of that hash is taken if the cache still has it, even
+    if the installed packages, and with them its text, have changed since.
 
     Raises:
         UserError: The data is missing or empty, lacks a domain, or was prepared with another tokenizer or block
@@ -98,7 +102,7 @@ def open_corpus(config: DataConfig, *, seq_len: int, vocab_size: int, test_sets:
     """
     tokenizer = _tokenizer(config, vocab_size=vocab_size)
     if config.corpus == "builtin":
-        corpus: Corpus = open_builtin(config, tokenizer, seq_len=seq_len)
+        corpus: Corpus = open_builtin(config, tokenizer, seq_len=seq_len, recorded=recorded)
     elif config.corpus == "blocks":
         corpus = _open_blocks(config, tokenizer, seq_len=seq_len)
     else:

@@ -342,8 +342,8 @@ def check(text: str) -> None:
 def checked_mixer(mixer: Any) -> list[str]:
     """Run the contract tests on a mixer with the settings of a config, and return the names of those that ran.
 
-    The tests have small models and sequences of 23 tokens: a longer chunk or window is a short one there, and settings
-    that do not fit a small model are left at their defaults.
+    The tests have small models, and most have sequences of 23 tokens: a longer chunk or window is a short one there,
+    and settings that do not fit a small model are left at their defaults.
     """
     cls: type[base.Mixer] = mixers.load(mixer.name)
     settings = {key: value for key, value in vars(mixer).items() if key not in ("name", "heads", "rope_base")}

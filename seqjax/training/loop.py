@@ -90,7 +90,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
         mirror.pull()
         workdirs.check_config(mirror, config)
         metrics.require_checkpoint(mirror)
-    setup = _set_up(config)
+    setup = _set_up(config, recorded=workdirs.recorded_manifest(mirror.directory))
     checkpoints = _checkpoints(config, mirror)
     trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints)
     for line in _description(setup, trunk, mirror):
@@ -126,14 +126,18 @@ def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
     return True
 
 
-def _set_up(config: Config) -> Setup:
-    """Open the data, build the model and its steps; nothing is compiled or written yet."""
+def _set_up(config: Config, *, recorded: str) -> Setup:
+    """Open the data, build the model and its steps; nothing is compiled or written yet.
+
+    `recorded` is the manifest hash of the run that goes on, or "".
+    """
     seq_len = config.train.seq_len
     # ------------------------------------------------------------------------------------------------ mesh, data
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
     require_equal_pieces(seq_len, mesh)
     n_micro = micro_batches(config.train, mesh)
-    corpus = open_corpus(config.data, seq_len=seq_len, vocab_size=config.model.vocab_size, test_sets=config.eval.path)
+    sizes = {"seq_len": seq_len, "vocab_size": config.model.vocab_size}
+    corpus = open_corpus(config.data, test_sets=config.eval.path, recorded=recorded, **sizes)
     iterator = corpus.train_iterator(
         batch_size=config.train.batch_size // jax.process_count(),
         process_index=jax.process_index(),

@@ -49,6 +49,7 @@ class WandbRun:
         if not path.exists():
             write_json(path, {"id": uuid.uuid4().hex[:12]})
         run_id = read_json(path)["id"]
+        self._error, self._failed = wandb.Error, False
         try:
             self._run = wandb.init(
                 project=project,
@@ -69,8 +70,12 @@ class WandbRun:
 
         A resumed run repeats the steps since its last checkpoint, with the same results.
         """
-        if step >= self._run.step:
-            self._run.log(values, step=step)
+        if step >= self._run.step and not self._failed:
+            try:
+                self._run.log(values, step=step)
+            except (OSError, self._error) as error:
+                self._failed = True
+                logging.warning("Nothing more goes to Weights & Biases (%s); training goes on.", error)
 
     def close(self) -> None:
         """Wait until everything is sent, or written in offline mode."""
@@ -84,14 +89,15 @@ class Events:
         """Begin a file in `directory`; TensorBoard no longer shows what earlier files have of steps after `step`."""
         # Imported here: it imports torch where that is installed, which takes longer than the rest of seqjax.
         from tensorboardX import event_file_writer, summary
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto import event_pb2
 
-        self._file, self._event, self._scalar = None, Event, summary.scalar
+        events: Any = event_pb2  # its names are made when it is imported
+        self._file, self._event, self._scalar = None, events.Event, summary.scalar
         with self._if_it_works():
             directory.mkdir(exist_ok=True)
             # Not its SummaryWriter: that has a thread, and where its disk is full the thread ends and training waits.
             self._file = event_file_writer.EventsWriter(str(directory / "events"), f".after{step}")
-            self._put(step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._put(step + 1, session_log=events.SessionLog(status=events.SessionLog.START))
             self._file.flush()
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:

@@ -202,6 +202,12 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
         raise UserError(f"{called} has checkpoints but no config.json, so what made them is unknown. Give another one.")
 
 
+def recorded_manifest(workdir: str | Path) -> str:
+    """Return the manifest hash of the data that a run was trained on; "" if it has not begun."""
+    path = readable(workdir) / "run.json"
+    return read_json(path).get("manifest", "") if path.is_file() else ""
+
+
 def save_config(workdir: str | Path | Mirror, config: Config) -> None:
     """Create `workdir` and write `config.json`; raise `UserError` if it holds a run with other settings."""
     check_config(workdir, config)

@@ -181,6 +181,22 @@ def test_a_damaged_cache_is_built_again(
     assert any("is damaged" in record.getMessage() for record in caplog.records)
 
 
+def test_a_run_keeps_its_text_when_the_packages_change(cache: str, documents, monkeypatch: pytest.MonkeyPatch):
+    """A package was upgraded since: the recorded hash finds the text of then, a new run gets that of now."""
+    sizes = {"seq_len": 128, "vocab_size": 258}
+    then = open_corpus(DataConfig(cache_dir=cache), **sizes)
+    changed = extract.distributions()
+    del changed["zstandard"]
+    monkeypatch.setattr(extract, "distributions", lambda: changed)
+    monkeypatch.setattr(extract, "documents", lambda dists: documents[1:])
+    assert (
+        open_corpus(DataConfig(cache_dir=cache), recorded=then.manifest_hash, **sizes).manifest_hash
+        == then.manifest_hash
+    )
+    now = open_corpus(DataConfig(cache_dir=cache), recorded="0" * 64, **sizes).manifest_hash
+    assert now == open_corpus(DataConfig(cache_dir=cache), **sizes).manifest_hash != then.manifest_hash
+
+
 @pytest.mark.usefixtures("extracted")
 def test_a_cache_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").touch()

@@ -74,6 +74,21 @@ def test_fewer_tokens_than_none_are_refused(run: Run):
         evaluate_command.main([f"--workdir={run.workdir}", "--tokens=-5"])
 
 
+def test_other_data_than_that_of_the_run_is_named(run: Run, capsys):
+    path = run.workdir / "run.json"
+    before = path.read_text()
+    recorded = json.loads(before)["manifest"]
+    written = command(run, "--tokens=64")
+    out, err = capsys.readouterr()
+    assert written["manifest"] == recorded and f"data {recorded[:16]}" in out and not err
+    path.write_text(before.replace(recorded, "0123456789abcdef" * 4))
+    try:
+        assert command(run, "--tokens=64")["manifest"] == recorded
+    finally:
+        path.write_text(before)
+    assert f"manifest {recorded[:16]}, then 0123456789abcdef): these losses do not compare" in capsys.readouterr().err
+
+
 def command(run: Run, *options: str) -> dict:
     evaluate_command.main([f"--workdir={run.workdir}", *options])
     return json.loads((run.workdir / "evaluation.json").read_text())
@@ -100,7 +115,9 @@ def test_every_domain_has_its_own_loss_in_the_order_of_the_regime(run: Run, bloc
     shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith("  mean ")]
     assert [words[0] for words in shown] == list(want)
     assert [float(words[1]) for words in shown] == pytest.approx(list(want.values()), abs=1e-4)
-    assert [" ".join(words[2:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3 + ["test set"] * 7
+    assert [float(words[2]) for words in shown] == pytest.approx(list(written["bits_per_byte"].values()), abs=1e-4)
+    assert {" ".join(words[3:6]) for words in shown} == {"bits per byte"}
+    assert [" ".join(words[6:]) for words in shown] == ["in domain"] * 2 + ["out of domain"] * 3 + ["test set"] * 7
 
 
 def test_tokens_says_how_much_is_evaluated(rough: Run, rough_blocks: Blocks):

@@ -42,8 +42,11 @@ REGIMES = {
 }
 
 
-def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> BlockCorpus:
-    """Return the built-in corpus in blocks of `seq_len` + 1 tokens; it is built first if the cache lacks it."""
+def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, recorded: str = "") -> BlockCorpus:
+    """Return the built-in corpus in blocks of `seq_len` + 1 tokens; it is built first if the cache lacks it.
+
+    If the cache has one with the manifest hash `recorded`, it is that one.
+    """
     train, evaluate = regimes.resolve(
         REGIMES[config.regime],
         train=config.train_domains,
@@ -51,7 +54,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> B
         known=extract.DOMAINS,
     )
     dtype = id_dtype(tokenizer.vocab_size)
-    directory = build(tokenizer, cache_dir=config.cache_dir)
+    directory = _kept(tokenizer, recorded, cache_dir=config.cache_dir) or build(tokenizer, cache_dir=config.cache_dir)
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     sources = {
         split: {
@@ -76,6 +79,14 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> B
         workers=config.workers,
         note=NOTE,
     )
+
+
+def _kept(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
+    """Return the directory in the cache with that manifest hash, perhaps of packages that were installed before."""
+    for path in sorted(cache_directory(cache_dir).glob(f"builtin-{tokenizer.name}-*")) if digest else ():
+        if not _fault(path) and json.loads((path / "manifest.json").read_text(encoding="utf-8"))["hash"] == digest:
+            return path
+    return None
 
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
