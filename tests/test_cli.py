@@ -78,7 +78,7 @@ def test_help_lists_every_setting():
     for key in keys(Config):
         assert any(line.startswith(f"  --config.{key}=") for line in lines), key
     text = " ".join(" ".join(lines).split())
-    assert "--config.data.corpus=builtin|blocks|stream|tfds ('builtin')" in text
+    assert "--config.data.corpus=auto|builtin|blocks|stream|tfds ('builtin')" in text
     assert "--config.optim.clip_norm=FLOAT or None (1.0) global norm at which" in text
     assert "--config.train.steps=INT (no default)" in text
     assert "--config.data.weights=(FLOAT, ...) (()) share of tokens" in text

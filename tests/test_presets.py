@@ -106,6 +106,15 @@ def test_a_flag_sets_what_the_argument_could(key, text, value):
     assert type(config) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "corpus"),
+    [("", "builtin"), ("data.path=data/x", "blocks"), ("data.tfds=('slim_pajama',)", "tfds")],
+)
+def test_a_path_of_data_implies_prepared_blocks(text, corpus):
+    config = from_config_dict(presets.read_config(",".join(["transformer_pp:demo", *filter(None, [text])])))
+    assert config.data.corpus == corpus
+
+
 def test_flags_of_mixers():
     assert read("based:debug", ("model.mixer[2].window", "9")).model.mixer[2].window == 9
     assert read("transformer_pp:debug", ("model.mixer.window", "9")).model.mixer.window == 9

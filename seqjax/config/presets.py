@@ -164,7 +164,7 @@ def _values(size: Size) -> dict[str, Any]:
             "remat": size.remat,
             "scan_layers": size.scan_layers,
         },
-        "data": {"corpus": "builtin", "tokenizer": "byte"} if size.builtin else data,
+        "data": {"corpus": "auto", "tokenizer": "byte"} if size.builtin else data,
         "train": {
             "steps": size.steps, "batch_size": size.batch_size, "seq_len": size.seq_len,
             "per_device_batch_size": size.per_device_batch_size,

@@ -75,7 +75,8 @@ class DataConfig:
     """The training and evaluation data."""
 
     # blocks: written by seqjax.data.prepare; stream: shards, read directly; tfds: the same of tensorflow-datasets
-    corpus: Literal["builtin", "blocks", "stream", "tfds"] = "builtin"
+    # auto: blocks if there is a path, tfds if there are datasets of it, otherwise builtin
+    corpus: Literal["auto", "builtin", "blocks", "stream", "tfds"] = "builtin"
     # blocks: the directory; stream: a directory or a glob; tfds: the data directory, empty = its own; builtin: unused
     path: str = ""
     tfds: tuple[str, ...] = ()  # datasets of tfds: NAME, NAME/CONFIG or DOMAIN=NAME/CONFIG:VERSION
@@ -190,6 +191,9 @@ class Config:
 def from_config_dict(config_dict: Any) -> Config:
     """Return the checked `Config` of a `ConfigDict` or nested dict; raise `UserError` for invalid settings."""
     config = parse(Config, config_dict)
+    if config.data.corpus == "auto":
+        corpus = "tfds" if config.data.tfds else "blocks" if config.data.path else "builtin"
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
     check(config)
     return config
 

@@ -240,7 +240,7 @@ def require_checkpoint(mirror: Mirror) -> None:
     if not rows or has_any(str(mirror)):
         return
     every = read_json(files / "config.json")["checkpoint"]["every"]
-    finished = (files / "report.html").exists()
+    finished = (files / "report.md").exists()
     # A save waits for the one before it, which is complete then.
     saved_twice = every and rows[-1]["step"] > 2 * every
     removed = not mirror.url and not (files / DIRECTORY).exists()  # it is made before the first step

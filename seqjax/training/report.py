@@ -1,6 +1,9 @@
 """The report of a finished run: `report.md`, `report.png`, and the table on the terminal."""
 
+import dataclasses
 import math
+import operator
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 from seqjax import mixers
-from seqjax.config import Config
+from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import Corpus
 from seqjax.decoding import stream
 from seqjax.models import Model
@@ -72,12 +75,8 @@ def write(
         f"manifest {corpus.manifest_hash}",
     ]
     summary += [corpus.note] if corpus.note else []
-    following = [
-        _generate(called, sorted({mixer.name for mixer in config.model.mixers})),
-        f"seqjax train --config=transformer_pp:{config.size},{config.data.regime}",
-    ]
-    if config.name == "transformer_pp":
-        following[1] = f"seqjax train --config=top1_chunk:{config.size},{config.data.regime}"
+    other = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
+    following = [_generate(called, sorted({mixer.name for mixer in config.model.mixers})), _on_same_data(config, other)]
 
     markdown = [
         f"# {workdir.name}",
@@ -108,6 +107,21 @@ def write(
         shown += ["", "A sample of what it writes:", "", *("  " + line for line in sample.splitlines())]
     shown += ["", f"Report: {called}/report.md", "Try next:", *("  " + line for line in following)]
     return "\n".join(shown)
+
+
+def _on_same_data(config: Config, name: str) -> str:
+    """Return the command that trains another config on the data of this one."""
+    arg = f"{name}:{config.size},{config.data.regime}"
+    if config.size not in presets.SIZES:
+        return f"seqjax train --config={arg}"
+    usual = from_config_dict(presets.read_config(arg))
+    keys = [f"data.{field.name}" for field in dataclasses.fields(config.data)]
+    options = []
+    for key in (*keys, "model.vocab_size", "train.seq_len"):
+        value, default = (operator.attrgetter(key)(of) for of in (config, usual))
+        if value != default and key != "data.corpus":  # it follows from the path
+            options.append(f"--config.{key}={shlex.quote(str(value))}")
+    return " ".join([f"seqjax train --config={arg}", *options])
 
 
 def of_run(

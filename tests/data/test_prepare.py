@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqjax.data import blocks, shards, slimpajama
+from seqjax.commands import train as train_command
+from seqjax.config import from_config_dict, presets
+from seqjax.data import blocks, open_corpus, shards, slimpajama
 from seqjax.data.prepare import __main__ as prepare
 from seqjax.data.prepare import pack
 from seqjax.data.tokenizer import ByteTokenizer
@@ -231,6 +234,19 @@ def test_the_commands_flags_are_the_functions_arguments(corpus_dir: Path, tmp_pa
         rest = {key: value for key, value in options.items() if key != name}
         prepared(corpus_dir, tmp_path / name, **rest)
         assert contents(tmp_path / name) != contents(tmp_path / "function"), name
+
+
+@pytest.mark.parametrize("domains", [["c4", "commoncrawl", "arxiv", "github", "stackexchange"], ["c4", "arxiv"]])
+def test_the_command_that_is_printed_opens_the_blocks(corpus_dir: Path, tmp_path: Path, capsys, domains):
+    """With all domains of a regime, or with some of them."""
+    prepare.main(command(corpus_dir, tmp_path / "o u t", "--workers=1", f"--domains={','.join(domains)}")[3:])
+    argv = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert argv[:2] == ["seqjax", "train"]
+    (config,), overrides = train_command.split_overrides(argv[2:])
+    found = from_config_dict(presets.read_config(config.removeprefix("--config="), overrides))
+    corpus = open_corpus(found.data, seq_len=found.train.seq_len, vocab_size=found.model.vocab_size)
+    assert (corpus.name, corpus.seq_len) == ("blocks", 16)
+    assert set(corpus.eval_domains) == set(domains)
 
 
 @pytest.mark.parametrize(

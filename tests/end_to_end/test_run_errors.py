@@ -248,7 +248,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_over(blocks_dir, workdi
         (workdir / "checkpoints").mkdir()
     config = settings(blocks_dir)
     if "finished" in left:
-        (workdir / "report.html").write_text("")
+        (workdir / "report.md").write_text("")
         text = (workdir / "config.json").read_text()
         (workdir / "config.json").write_text(text.replace('"every": 4', '"every": 0'))
     before = (workdir / "metrics.jsonl").read_bytes()

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+from seqjax.commands import train as train_command
 from seqjax.config import from_config_dict, presets
 from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
@@ -92,6 +94,17 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
     assert "MFU" not in shown
     assert "These are toys." in shown
     assert "seqjax train --config=top1_chunk:debug,limited" in shown, "the other architecture is what to try next"
+
+
+def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):
+    rows(tmp_path)
+    config = support.run_config(blocks_dir, "transformer_pp", data__train_domains=("c4", "arxiv"), data__weights=(3.0, 1.0))
+    shown = report.write(tmp_path, config, corpus, metadata=RUN).splitlines()[-1]
+    argv = shlex.split(shown)[2:]
+    (_,), overrides = train_command.split_overrides(argv)
+    other = from_config_dict(presets.read_config(argv[0].removeprefix("--config="), overrides))
+    assert other.data == config.data and other.train.seq_len == config.train.seq_len
+    assert other.name != config.name
 
 
 def test_a_loss_beyond_words_does_not_break_the_table(tmp_path, corpus, blocks_dir):

@@ -18,7 +18,7 @@ import sys
 from seqjax.data import slimpajama
 from seqjax.data.layout import Layout
 from seqjax.data.prepare.executors import LOCAL
-from seqjax.data.prepare.manifest import summary
+from seqjax.data.prepare.manifest import summary, training_command
 from seqjax.data.prepare.run import VALIDATION, prepare
 from seqjax.data.tokenizer import NAMES
 from seqjax.utils import Parser, UserError, command_parser, nearest, run_command, words
@@ -102,10 +102,7 @@ def main(argv: list[str]) -> None:
         sys.stderr.write("\nStopped. Finished shards are kept; run the same command again to go on.\n")
         sys.exit(130)
     sys.stdout.write(summary(manifest) + "\n")
-    if tokenizer_path:
-        sys.stdout.write(
-            f"To train on it: --config.data.tokenizer={tokenizer} --config.data.tokenizer_path={tokenizer_path}\n"
-        )
+    sys.stdout.write(f"To train on it:\n  {training_command(manifest, given.out, tokenizer_path=tokenizer_path)}\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The manifest of prepared blocks, the lengths of their documents, and the table printed by the command."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from seqjax.data.layout import SPLITS, ordered
 from seqjax.data.prepare.pack import Planned, Portion
 from seqjax.data.prepare.reports import read_report, skipped_lines
 from seqjax.data.prepare.tokenize import HISTOGRAM
+from seqjax.utils import UserError
 
 
 def make_manifest(
@@ -102,6 +104,41 @@ def summary(manifest: dict[str, Any]) -> str:
         lines += [f"  {line['file']}:{line['line']}: {line['reason']}" for line in skipped["first"][:5]]
     lines.append(f"manifest hash {blocks.manifest_hash(manifest)[:16]}")
     return "\n".join(lines)
+
+
+def training_command(manifest: dict[str, Any], out: str | Path, *, tokenizer_path: str = "") -> str:
+    """Return the command that trains a first model on the blocks in `out`."""
+    # Imported here: they import JAX, which no worker process needs.
+    from seqjax.config import DataConfig
+    from seqjax.data import regimes
+
+    tokenizer, seq_len = manifest["tokenizer"], manifest["block"] - 1
+    size = "110m" if (tokenizer["name"], seq_len) == ("mixtral", 2048) else "demo"
+    settings: dict[str, Any] = {"data.path": out}
+    if size == "demo" or tokenizer_path:
+        settings["data.tokenizer"] = tokenizer["name"]
+    if tokenizer_path:
+        settings["data.tokenizer_path"] = tokenizer_path
+    if size == "demo":
+        settings |= {"model.vocab_size": -(-tokenizer["vocab_size"] // 8) * 8, "train.seq_len": seq_len}
+    train, held = (
+        {domain for domain, entry in manifest["splits"].get(split, {}).items() if entry["blocks"]}
+        for split in ("train", "validation")
+    )
+    for regime in ("limited", "mixed"):
+        try:
+            regimes.choose(DataConfig(regime=regime), train=train, evaluate=train | held, where="", fix="")
+            break
+        except UserError:  # domains that this regime needs are not there
+            continue
+    else:
+        settings |= {"data.train_domains": ordered(train), "data.eval_domains": ordered(train & held or train | held)}
+    given = [f"--config.{key}={shlex.quote(_shown(value))}" for key, value in settings.items()]
+    return " ".join([f"seqjax train --config=transformer_pp:{size},{regime}", *given])
+
+
+def _shown(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, list) else str(value)
 
 
 def _token_bytes(*, text: int, by_tokens: int) -> list[str]:
