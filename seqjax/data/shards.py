@@ -1,7 +1,8 @@
 """Shards of text: find them, read their documents, and count the records that hold none.
 
 A shard is a file that a source reads (`seqjax.data.sources`), with its split: a directory in the path called train,
-validation or test; without one, a shard belongs to train. `seqjax.data.layout` says where the text of a record and its
+validation or test, or else the first word of its name, as in the hub's `validation-00000-of-00002.parquet`. Without
+either, a shard belongs to train. `seqjax.data.layout` says where the text of a record and its
 domain are found; by default it is SlimPajama's layout, rows {"text": ..., "meta": {"redpajama_set_name": ...}} or a
 directory per domain. Paths may be anything that fsspec can open.
 """
@@ -28,6 +29,9 @@ MAX_FOUND = 1000  # distinct contents instead of documents, counted per shard
 
 # A quoted key before a colon: inside a JSON string its quotes would be escaped.
 _SET_NAME = re.compile(rb'"redpajama_set_name"\s*:\s*"([^"]*)"')
+
+
+_SPLIT = re.compile(rf"({'|'.join(SPLITS)})(?=[-.])")  # of the name of a file
 
 
 def find_shards(source: str, *, layout: Layout = SLIMPAJAMA) -> list[Shard]:
@@ -77,7 +81,10 @@ def _found(fs: Any, root: str, source: str, by_ending: dict[str, type[Shard]]) -
             if info["type"] != "file":
                 raise UserError(f"{path} is not a file that can be read; give the directory or glob of the shards.")
             name = path.removeprefix(base).lstrip("/")
-            split = next((part for part in (*name.split("/")[:-1][::-1], outer) if part in SPLITS), "train")
+            *folders, last = name.split("/")
+            named = _SPLIT.match(last)
+            default = named[0] if named else "train"
+            split = next((part for part in (*folders[::-1], outer) if part in SPLITS), default)
             shards.append(kind(fs.unstrip_protocol(path), name, split, info["size"]))
     if not shards:
         *endings, last = by_ending

@@ -97,6 +97,29 @@ def test_parquet(tmp_path: Path):
     assert torn["skipped"]["by_reason"] == {"torn shard": 1}
 
 
+def test_a_dataset_that_was_saved_to_disk(tmp_path: Path):
+    """A folder per split, with Arrow's streaming format in it."""
+    extras.need("pyarrow")
+    import pyarrow.ipc
+
+    for split, texts in {"train": TEXTS[:-5], "validation": TEXTS[-5:]}.items():
+        path = tmp_path / "source" / split / "data-00000-of-00001.arrow"
+        path.parent.mkdir(parents=True)
+        (path.parent / "state.json").write_text("{}")
+        table = pyarrow.Table.from_pylist([{"text": text} for text in texts])
+        with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table, max_chunksize=7)
+        write_shard(tmp_path / "lines" / f"{split}-00000-of-00001.jsonl.zst", lines(texts))
+    made = [
+        prepared(tmp_path / name, tmp_path / f"{name}-out", layout=Layout(domain="x")) for name in ("source", "lines")
+    ]
+    assert blocks.manifest_hash(made[0]) == blocks.manifest_hash(made[1])
+    assert count(made[0]) == {"train/x": len(TEXTS) - 5, "validation/x": 5}
+    path.write_bytes(path.read_bytes()[:200])
+    torn = prepared(tmp_path / "source", tmp_path / "torn", layout=Layout(domain="x"))
+    assert torn["skipped"]["by_reason"] == {"torn shard": 1}
+
+
 def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)

@@ -72,6 +72,24 @@ def test_layouts(tmp_path: Path):
     assert only.split == "test"
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-00000-of-00002.jsonl.gz", "train"),
+        ("test-00000-of-00001.jsonl.gz", "test"),
+        ("validation.jsonl.gz", "validation"),
+        ("c4/validation-00001-of-00001.jsonl.gz", "validation"),
+        ("train/test-1.jsonl.gz", "train"),  # a folder says it first
+        ("testimony-1.jsonl.gz", "train"),
+        ("my-test-1.jsonl.gz", "train"),
+    ],
+)
+def test_the_name_of_a_file_names_its_split(tmp_path: Path, name: str, split: str):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    assert one(tmp_path).split == split
+
+
 def test_a_home_called_test_is_no_split(tmp_path: Path):
     write_shard(tmp_path / "test" / "corpus" / "a.jsonl.zst", [])
     assert one(tmp_path / "test" / "corpus").split == "train"

@@ -98,7 +98,9 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
 
 def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):
     rows(tmp_path)
-    config = support.run_config(blocks_dir, "transformer_pp", data__train_domains=("c4", "arxiv"), data__weights=(3.0, 1.0))
+    config = support.run_config(
+        blocks_dir, "transformer_pp", data__train_domains=("c4", "arxiv"), data__weights=(3.0, 1.0)
+    )
     shown = report.write(tmp_path, config, corpus, metadata=RUN).splitlines()[-1]
     argv = shlex.split(shown)[2:]
     (_,), overrides = train_command.split_overrides(argv)

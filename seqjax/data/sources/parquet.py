@@ -55,5 +55,5 @@ class Parquet(Shard):
             import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingPackageError(
-                "Parquet files need pyarrow: install it with `pip install 'seqjax[parquet]'`."
+                "Parquet and Arrow files need pyarrow: install it with `pip install 'seqjax[parquet]'`."
             ) from None
