@@ -25,9 +25,10 @@ import jax
 import kernels_pallas
 from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.reading import read_json
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import Segment
-from seqjax.utils import UserError, cache_directory, read_json, write_json
+from seqjax.utils import UserError, cache_directory, write_json
 
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -250,7 +251,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
         raise UserError(
             f"{called} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
         )
-    values = read_json(path)
+    values = read_json(path, fix="put back a copy of it, or train again in another --workdir")
     if "model_type" in values and "model" not in values:
         raise UserError(
             f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
@@ -317,6 +318,10 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+# The form of `run_metadata` with the number of parameters, as `run.json` holds it.
+RUN = {"versions": {str: str}, "device": str, "devices": int, "backends": dict, "commit": str, "parameters": int}
 
 
 def run_metadata(**extra: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from seqjax.data import blocks, document_index, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.reading import read_json
 from seqjax.utils import UserError, cache_directory, write_json
 
 VERSION = 1  # increment when the text or its order changes
@@ -51,7 +52,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> B
     )
     dtype = id_dtype(tokenizer.vocab_size)
     directory = build(tokenizer, cache_dir=config.cache_dir)
-    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_manifest(directory)
     sources = {
         split: {
             domain: blocks.FlatBlocks(
@@ -75,6 +76,13 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int) -> B
         workers=config.workers,
         note=NOTE,
     )
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Return the manifest in the directory of a corpus; raise `UserError` if it is missing or damaged."""
+    domains = {domain: {"file": str, "tokens": int} for domain in extract.DOMAINS}
+    form = {"hash": str, "splits": {"train": domains, "validation": domains}}
+    return read_json(directory / "manifest.json", form, fix=f"delete {directory}, and it is built again")
 
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
