@@ -264,7 +264,11 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
                 f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
                 f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
             )
-    return _with_own_tokenizer(from_config_dict(values), workdir)
+    try:
+        config = from_config_dict(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return _with_own_tokenizer(config, workdir)
 
 
 def _require_known(version: Any, *, where: str) -> None:
