@@ -176,7 +176,7 @@ def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
 
 
 def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file with a header, the values of `columns` as str, int or float.
+    """Return the rows of a CSV file with a header, the values of `columns` as str, int, float or Float.
 
     Raises `UserError` if a column is missing, a row is too short or too long, or a value is not a number.
     """
@@ -192,8 +192,8 @@ def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX)
             if len(row) != len(header):
                 raise ValueError(f"{len(row)} values in {len(header)} columns")
             rows.append({name: kind(row[header.index(name)]) for name, kind in columns.items()})
-            if any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in rows[-1].values()):
-                raise ValueError("an integer has more than 64 bits")
+            if fault := _fault(rows[-1], columns, ""):
+                raise ValueError(fault)
         if not text.endswith("\n"):
             raise ValueError("the last line is cut")
     except (ValueError, csv.Error) as error:

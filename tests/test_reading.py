@@ -301,6 +301,7 @@ TABLES = {
     "a word": TABLE.replace("3.25", "three").encode(),
     "a fraction": TABLE.replace(",100,", ",100.5,").encode(),
     "a long number": TABLE.replace(",100,", f",{10**30},").encode(),
+    "NaN": TABLE.replace("3.25", "nan").encode(),
     "an open quote": TABLE.replace("arxiv", '"arxiv').encode(),
     "another run": TABLE.replace("a 0,", "b 0,").encode(),
 }

@@ -24,7 +24,7 @@ import numpy as np
 
 from seqjax.config import Config
 from seqjax.models import Model, flops
-from seqjax.reading import read_arrays, read_json, read_table
+from seqjax.reading import Float, read_arrays, read_json, read_table
 from seqjax.study import runner
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
@@ -33,7 +33,7 @@ from seqjax.training.workdir import readable
 from seqjax.utils import UserError, replacing, write_json
 
 COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
-COLUMNS |= {"step": int, "tokens": int, "train_loss": float, "domain": str, "loss": float}
+COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
 # Of a run's run.json, and of runs.json.
@@ -364,6 +364,9 @@ def read(directory: str | Path) -> Records:
             rows[label, step] = len(rows)
         kind = of_run[step].means if domain.startswith(MEAN) else of_run[step].domains
         kind[domain.removeprefix(MEAN)] = row["loss"]
+    references = about["study"]["references"]
+    if not any(run["model"] in references for run in about["runs"].values()):
+        raise UserError(f"{directory}/runs.json has no run of a reference ({', '.join(references)}); {FIX}.")
     named = {*about["study"]["domains"], *about["study"]["against"]}
     for label, of_run in points.items():
         if lacking := [d for d in sorted(named) if not of_run or any(d not in p.domains for p in of_run.values())]:
