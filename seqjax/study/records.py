@@ -364,10 +364,10 @@ def read(directory: str | Path) -> Records:
             rows[label, step] = len(rows)
         kind = of_run[step].means if domain.startswith(MEAN) else of_run[step].domains
         kind[domain.removeprefix(MEAN)] = row["loss"]
-    references = about["study"]["references"]
-    if not any(run["model"] in references for run in about["runs"].values()):
-        raise UserError(f"{directory}/runs.json has no run of a reference ({', '.join(references)}); {FIX}.")
-    named = {*about["study"]["domains"], *about["study"]["against"]}
+    references, domains = about["study"]["references"], about["study"]["domains"]
+    if not domains or not any(run["model"] in references for run in about["runs"].values()):
+        raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
+    named = {*domains, *about["study"]["against"]}
     for label, of_run in points.items():
         if lacking := [d for d in sorted(named) if not of_run or any(d not in p.domains for p in of_run.values())]:
             raise UserError(f"{directory}/points.csv lacks losses of {label!r} on {', '.join(lacking)}; {FIX}.")
