@@ -35,8 +35,9 @@ from benchmarks.harness.configs import chosen, label
 from benchmarks.harness.machine import machine
 from seqjax.data.regimes import REGIMES
 from seqjax.data.slimpajama import NAMES
+from seqjax.reading import read_json
 from seqjax.training import metrics
-from seqjax.utils import read_json, run_command
+from seqjax.utils import run_command
 
 ROOT = Path(__file__).parent.parent
 

@@ -258,14 +258,6 @@ def as_json(value: Any, *, sort_keys: bool = False) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode()
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Return the content of a JSON file; raise `UserError` if it is not JSON."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); restore it, or create it again elsewhere.") from error
-
-
 def measure(path: str | Path | epath.Path) -> tuple[int, int]:
     """Return the length in bytes and the CRC-32 of a file."""
     size = crc = 0

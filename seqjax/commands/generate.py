@@ -4,7 +4,6 @@ The text is printed as it comes, on standard output, and the speed on standard e
 which a prompt fills in pieces.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import jax
 
 from seqjax.data.tokenizer import load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
+from seqjax.reading import parse_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
 from seqjax.utils import UserError, command_parser
@@ -36,13 +36,8 @@ def read_prompts(path: str | Path) -> list[str]:
         return [line for _, line in numbered]
     prompts = []
     for i, line in numbered:
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, TypeError, KeyError):
-            prompt = None
-        if not isinstance(prompt, str):
-            raise UserError(f'{path}, line {i}: write {{"prompt": "..."}}, or name a file of plain lines .txt.')
-        prompts.append(prompt)
+        fix = 'write {"prompt": "..."}, or name a file of plain lines .txt'
+        prompts.append(parse_json(line, {"prompt": str}, f"{path}, line {i}", fix=fix)["prompt"])
     return prompts
 
 

@@ -4,7 +4,6 @@ Models on the Hugging Face hub, `hf://OWNER/NAME[@REVISION]`, are fetched by the
 """
 
 import dataclasses
-import json
 import os
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.convert import public_config, tokenizer_files
-from seqjax.convert.files import find
+from seqjax.convert.files import find, weight_map
 from seqjax.convert.tokenizer_files import FILES
 from seqjax.convert.weights import FAMILIES, export_weights, family_of, import_weights
 from seqjax.data import huggingface, load_tokenizer
@@ -144,12 +143,7 @@ def fetched(weights: str | os.PathLike[str]) -> Path:
         ) from error
     small = _snapshot(huggingface_hub, text, name, revision or None, ["config.json", INDEX, *FILES])
     index = small / INDEX
-    try:
-        shards = (
-            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.is_file() else []
-        )
-    except (ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{index} is not the index of sharded weights ({error!r}).") from error
+    shards = sorted(set(weight_map(index).values())) if index.is_file() else []
     # The snapshot's folder is named after its commit, so that both steps are of the same one.
     return _snapshot(huggingface_hub, text, name, small.name, shards or ["model.safetensors"])
 

@@ -1,7 +1,6 @@
 """Reads `.safetensors` files, one or several with an index, tensor by tensor, and writes them; nothing is unpickled."""
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from seqjax.reading import read_json
 from seqjax.utils import UserError
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # float32 represents each of them exactly
@@ -58,11 +58,8 @@ class Weights:
             raise UserError(f"{file} is not a whole .safetensors file ({error}); fetch it again.") from error
 
     def _open_index(self, index: Path) -> None:
-        try:
-            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            shards = {shard: self._open(index.parent / Path(shard).name) for shard in sorted(set(where.values()))}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{index} is not the index of sharded weights ({error!r}).") from error
+        where = weight_map(index)
+        shards = {shard: self._open(index.parent / Path(shard).name) for shard in sorted(set(where.values()))}
         self._handles = {name: shards[shard] for name, shard in where.items()}
         in_shards = {name: shard for shard, handle in shards.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
         if in_shards != where:
@@ -86,6 +83,12 @@ class Weights:
         x = self._handles[name].get_tensor(name).astype(np.float32)
         require_finite(name, x, where=str(self.path))
         return x
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the shard of every tensor; raise `UserError` if `index` is not the index of sharded weights."""
+    fix = "it is not the index of sharded weights: fetch it again"
+    return read_json(index, {"weight_map": {str: str}}, fix=fix)["weight_map"]
 
 
 def require_finite(name: str, x: np.ndarray, *, where: str) -> None:

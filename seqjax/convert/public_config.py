@@ -1,6 +1,5 @@
 """The config.json beside public weights, which is compared with our config on import and written on export."""
 
-import json
 import math
 import operator
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 
 from seqjax.config import Config
 from seqjax.convert.rules import MISSING, Family
+from seqjax.reading import read_json
 from seqjax.utils import UserError
 
 NO_OTHER = " and can have no other"
@@ -94,11 +94,8 @@ def read(path: Path) -> dict[str, Any] | None:
     """Return a public config.json, or None if `path` is not a file or not the config of a public model."""
     if not path.is_file():
         return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); fix it, or remove it to skip the check.") from error
-    return found if isinstance(found, dict) and "model_type" in found else None
+    found = read_json(path, fix="fix it, or remove it to skip the check")
+    return found if "model_type" in found else None
 
 
 def make(

@@ -15,6 +15,7 @@ from typing import Any
 from seqjax.config import DataConfig
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import ByteTokenizer, MixtralTokenizer, Tokenizer, load_tokenizer
+from seqjax.reading import read_json
 from seqjax.utils import UserError
 
 HUGGINGFACE = huggingface.HuggingFaceTokenizer.name
@@ -225,7 +226,6 @@ def _json(value: dict[str, Any]) -> bytes:
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file, or an empty dict if it is missing or not JSON."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except UserError:
         return {}
-    return found if isinstance(found, dict) else {}

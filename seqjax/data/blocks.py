@@ -30,6 +30,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 
 from seqjax import store
 from seqjax.data import document_index, stored_tokenizer
+from seqjax.reading import check, parse_json
 from seqjax.utils import DISK_FULL, UserError, cache_directory, first_line, temporary_beside
 
 try:
@@ -38,6 +39,14 @@ except ImportError:  # not on Windows
     resource = None
 
 FORMAT = 1
+_FILE = {"path": str, "blocks": int, "bytes?": int, "sha256": str}
+MANIFEST = {
+    "format": int,
+    "tokenizer": {"name": str, "sha256": str},
+    "block": int,
+    "dtype?": str,
+    "splits": {str: {str: {"blocks": int, "files": [_FILE]}}},
+}
 MAX_RECORDS = 10_000
 WRITER_OPTIONS = "group_size:1,uncompressed"
 DTYPE = np.dtype("<u2")  # of ids, unless a vocabulary needs more (`tokenizer.id_dtype`)
@@ -67,7 +76,7 @@ class FlatBlocks:
 
     def __getitem__(self, index: int) -> bytes:
         if self._ids is None:
-            found, needed = Path(self._path).stat().st_size, self._len * self._block * self._dtype.itemsize
+            found, needed = _size(Path(self._path)) or 0, self._len * self._block * self._dtype.itemsize
             if found < needed:
                 raise UserError(
                     f"{self._path} has {found} bytes instead of {needed}; delete {Path(self._path).parent}, and it is "
@@ -185,18 +194,15 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
         unfinished = not url and (Path(root) / ".parts").is_dir()
         state = "an unfinished preparation (run the same prepare command again)" if unfinished else "no manifest.json"
         raise UserError(f"config.data.path: {root} has {state}; {fix}.")
-    try:
-        manifest = json.loads(text)
-        version = manifest["format"]
-        if version != FORMAT:
-            raise UserError(f"{path} has format {version}, this seqjax reads {FORMAT}; {fix} into a new directory.")
-        files = [
-            file for domains in manifest["splits"].values() for entry in domains.values() for file in entry["files"]
-        ]
-        files = [(file["path"], int(file["blocks"]), file.get("bytes")) for file in files]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({error}); delete the directory and {fix}.") from None
-    for name, _, written in files:
+    again = f"it is damaged: delete the directory and {fix}"
+    manifest = parse_json(text, {"format": int}, path, fix=again)
+    if manifest["format"] != FORMAT:
+        raise UserError(
+            f"{path} has format {manifest['format']}, this seqjax reads {FORMAT}; {fix} into a new directory."
+        )
+    check(manifest, MANIFEST, path, fix=again)
+    files = [file for domains in manifest["splits"].values() for entry in domains.values() for file in entry["files"]]
+    for name, written in ((file["path"], file.get("bytes")) for file in files):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise UserError(f"{root}/manifest.json names {name}, which is not in its directory; {fix}.")
         size = sizes.get(name) if url else _size(Path(root) / name)

@@ -227,7 +227,7 @@ class BlockCorpus(Corpus):
             source = self._sources[split][domain]
             sources.append(source)
             owners.append(n_documents + self._block_documents(f"{split}/{domain}", len(source)))
-            n_documents += len(self._documents[f"{split}/{domain}"])
+            n_documents += len(self._documents.get(f"{split}/{domain}", ()))
         documents = np.concatenate(owners)
         index = document_index.spread(documents, count, seed=seed)
         ends = np.cumsum([len(source) for source in sources])

@@ -5,13 +5,13 @@ documents, not of blocks. `documents.npz` beside a manifest holds the lengths of
 included, as one array "SPLIT/DOMAIN" per domain in the order of concatenation. The manifest's hash excludes it.
 """
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from seqjax.reading import Arrays, read_arrays
 from seqjax.utils import UserError, replacing
 
 FILE = "documents.npz"
@@ -24,18 +24,17 @@ def write(path: Path, lengths: Mapping[str, np.ndarray]) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path) -> Arrays:
     """Return the arrays that `write` wrote; raise `UserError` if the file is missing or damaged."""
-    try:
-        with np.load(path) as arrays:
-            return dict(arrays)
-    except FileNotFoundError:
+    if not path.is_file():
         raise UserError(
             f"{path} is missing: it was deleted, or a version before 0.1.0 prepared the blocks. Prepare the data again "
             "into another --out."
-        ) from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}); prepare the data again into another --out.") from None
+        )
+    arrays = read_arrays(path, fix="prepare the data again into another --out")
+    for name in arrays:
+        arrays.take(name, "iuf", None)
+    return arrays
 
 
 def block_documents(lengths: np.ndarray, *, block: int, n_blocks: int) -> np.ndarray:

@@ -6,7 +6,6 @@ without a start token, such as GPT-2, starts documents with its end token.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from seqjax.reading import read_json
 from seqjax.utils import MissingPackageError, UserError
 
 FILE = "tokenizer.json"
@@ -180,8 +180,4 @@ def _json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file, or an empty dict if it does not exist."""
     if not path.is_file():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); fetch it again.") from None
-    return found if isinstance(found, dict) else {}
+    return read_json(path, fix="fetch it again")

@@ -5,7 +5,6 @@ the machine that trains does without the tokenizer's package. Converting text st
 """
 
 import hashlib
-import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import numpy as np
 
 from seqjax.data import huggingface
 from seqjax.data.tokenizer import Tokenizer
-from seqjax.utils import MissingPackageError, UserError, replacing
+from seqjax.reading import read_arrays
+from seqjax.utils import MissingPackageError, replacing
 
 FILE = "tokenizer.npz"
 
@@ -71,19 +71,15 @@ def write(path: str | Path, tokenizer: Tokenizer) -> None:
 
 def read(path: str | Path, *, why: str) -> StoredTokenizer:
     """Return the stored tokenizer; raise `UserError` if the file is damaged. `why` is the reason for using it."""
-    try:
-        with Path(path).open("rb") as file, np.load(file) as arrays:
-            bos, eos = map(int, arrays["special"])
-            return StoredTokenizer(
-                name=str(arrays["name"]),
-                hash=str(arrays["hash"]),
-                bos=bos,
-                eos=eos,
-                n_bytes=arrays["n_bytes"],
-                adds_space=bool(arrays["adds_space"]),
-                why=why,
-            )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"{path} is damaged ({error}); delete it and run the same `seqjax prepare` command again, which writes it."
-        ) from None
+    fix = "delete it and run the same `seqjax prepare` command again, which writes it"
+    arrays = read_arrays(path, fix=fix)
+    bos, eos = map(int, arrays.take("special", "iu", 2))
+    return StoredTokenizer(
+        name=str(arrays.take("name", "U")),
+        hash=str(arrays.take("hash", "U")),
+        bos=bos,
+        eos=eos,
+        n_bytes=arrays.take("n_bytes", "iu", None),
+        adds_space=bool(arrays.take("adds_space", "b")),
+        why=why,
+    )

@@ -25,7 +25,8 @@ from seqjax.evals.generation import Prompt, generate
 from seqjax.evals.scoring import bucket_of
 from seqjax.nn.params import fingerprint
 from seqjax.pretrained import Pretrained
-from seqjax.utils import MissingPackageError, UserError, command_parser, read_json, run_command, write_json
+from seqjax.reading import read_json
+from seqjax.utils import MissingPackageError, UserError, command_parser, run_command, write_json
 
 LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic numbers for {key} is: {value}."
@@ -192,11 +193,15 @@ def _lengths(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+# Of niah.json, besides the identity of what was measured.
+FORM = {"lengths?": {int: {"accuracy": float, "samples": int}}}
+
+
 def _found_before(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the results by length in a file of this checkpoint and these samples, or none."""
-    written = read_json(path) if path.is_file() else {}
+    written = read_json(path, FORM, fix="delete it, and its lengths are measured again") if path.is_file() else {}
     same = all(written.get(key) == value for key, value in identity.items())
-    return written["lengths"] if same else {}
+    return written.get("lengths", {}) if same else {}
 
 
 def _save(path: Path, result: dict[str, Any]) -> None:

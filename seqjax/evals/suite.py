@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax.evals import niah
 from seqjax.evals.lm_eval import results
 from seqjax.evals.lm_eval.table import Value, values
+from seqjax.reading import read_json
 from seqjax.study.tables import DASH, markdown
 from seqjax.training import metrics
-from seqjax.utils import UserError, command_parser, read_json, run_command, write_json
+from seqjax.utils import UserError, command_parser, run_command, write_json
 
 
 class Run(NamedTuple):
@@ -39,13 +41,26 @@ class Run(NamedTuple):
         return list(values(self.harness))
 
 
+FACTS = {"device": str, "devices": int, "parameters": int}
+RUN = {
+    "name": str,
+    "facts": FACTS,
+    "config": dict,
+    "evaluations": [metrics.ROW],
+    "niah": niah.FORM,
+    "harness": {str: results.FORM},
+}
+
+
 def main(argv: list[str]) -> None:
     """Write the page."""
     parser = command_parser("evals.suite", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="the directory of the runs")
     out = parser.parse_args(argv).out
     kept = out / "runs.json"
-    known = [Run(**run) for run in read_json(kept)["runs"]] if kept.is_file() else []
+    fix = "delete it: the runs whose directories are there are read again"
+    stored = read_json(kept, {"runs": [RUN]}, fix=fix)["runs"] if kept.is_file() else []
+    known = [Run(*(run[field] for field in Run._fields)) for run in stored]
     found = {run.name: run for run in (*known, *(read(path.parent) for path in out.glob("*/metrics.jsonl")))}
     if not found:
         raise UserError(f"{out} has no directory with a run; give the --out of launch/suite.sh.")
@@ -61,10 +76,10 @@ def read(workdir: Path) -> Run:
     needle = workdir / "niah.json"
     return Run(
         name=workdir.name,
-        facts=read_json(workdir / "run.json"),
+        facts=read_json(workdir / "run.json", FACTS),
         config=read_json(workdir / "config.json"),
         evaluations=[row for row in metrics.read(workdir) if any(key.startswith("eval/") for key in row)],
-        niah=read_json(needle) if needle.is_file() else {},
+        niah=read_json(needle, niah.FORM) if needle.is_file() else {},
         # The packages and processor of the machine are most of every result; `facts` has the relevant versions.
         harness={
             task: {key: value for key, value in result.items() if key != "pretty_env_info"}

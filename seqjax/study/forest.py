@@ -64,7 +64,8 @@ def gaps(path: str | Path, records: Records) -> None:
 
 def primary_gaps(path: str | Path, records: Records) -> None:
     """Draw the primary gaps of protocol 2 with their intervals, and their range over the eligible learning rates."""
-    references = [name for name in records.references if equal_loss.estimates(records, name)]
+    known = comparison.models(records)  # A reference may have no run yet.
+    references = [name for name in records.references if name in known and equal_loss.estimates(records, name)]
     main = comparison.main_quantity(records)
     figure, panels, order = _panels(records, references, primary=True)
     shown: dict[str, Any] = {}

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from seqjax.models import Model, flops
+from seqjax.reading import read_json
 from seqjax.study import comparison, equal_loss, made_of, records
 from seqjax.study.equal_loss import Row
 from seqjax.study.judge_plan import IN_WORDS, SAME_BLOCK, Plan
@@ -17,7 +18,7 @@ from seqjax.study.runner import Run
 from seqjax.study.tables import DASH, cell, markdown
 from seqjax.study.verdict import verdict
 from seqjax.training import metrics, schedule
-from seqjax.utils import read_json, size, write_json
+from seqjax.utils import size, write_json
 
 FILE = "judge.md"
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
@@ -66,9 +67,13 @@ class Cost:
 def note_jobs(run: Run, *, jobs: int) -> None:
     """Write into a run's workdir how many runs are trained at a time, the most so far."""
     path = Path(run.workdir) / JOBS
-    before = read_json(path)["jobs"] if path.is_file() else 1
+    before = _jobs(path) if path.is_file() else 1
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"jobs": max(jobs, before)})
+
+
+def _jobs(path: Path) -> int:
+    return read_json(path, {"jobs": int}, fix="delete it; it says how many runs were trained at a time")["jobs"]
 
 
 def cost(runs: Iterable[Run]) -> Cost:
@@ -81,9 +86,9 @@ def cost(runs: Iterable[Run]) -> Cost:
         speeds += [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         peaks += [row["device_peak_gib"] for row in rows if row.get("device_peak_gib")]
         if rows and (files / "run.json").is_file():
-            devices.add(read_json(files / "run.json").get("device", ""))
+            devices.add(read_json(files / "run.json", {"device?": str}).get("device", ""))
         if rows and (files / JOBS).is_file():
-            shared = max(shared, read_json(files / JOBS)["jobs"])
+            shared = max(shared, _jobs(files / JOBS))
     return Cost(float(np.median(speeds)) if speeds else None, max(peaks, default=None), frozenset(devices), shared)
 
 

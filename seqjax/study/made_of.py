@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seqjax.reading import read_arrays
 from seqjax.study import comparison, equal_loss, protocol, statistics, tables
-from seqjax.study.records import Records
+from seqjax.study.records import FIX, Records
 from seqjax.study.statistics import Estimate
 from seqjax.training import eval_losses
 from seqjax.training.eval_losses import ClassSums, DomainSums
@@ -163,17 +164,21 @@ def read(directory: str | Path) -> dict[str, ClassSums]:
     path = Path(directory) / FILE
     if not path.is_file():
         return {}
-    with np.load(path) as file:
-        arrays = dict(file)
-    families = {family: tuple(map(str, arrays[family])) for family in eval_losses.NAMES if family in arrays}
+    arrays = read_arrays(path, fix=FIX)
+    families = eval_losses.class_names(arrays)
     domains = [key.removesuffix("/blocks") for key in arrays if key.endswith("/blocks")]
+    labels = arrays.take("runs", "U", None)
     found = {}
-    for i, (label, step) in enumerate(zip(arrays["runs"], arrays["steps"], strict=True)):
+    for i, (label, step) in enumerate(zip(labels, arrays.take("steps", "iu", len(labels)), strict=True)):
         of_domains = {}
         for domain in domains:
-            blocks = arrays[f"{domain}/blocks"]
-            tokens = {family: arrays[f"{domain}/{family}/tokens"] for family in families}
-            losses = {family: arrays[f"{domain}/{family}/losses"][i].astype(np.float64) for family in families}
+            blocks = arrays.take(f"{domain}/blocks", "iu", None)
+            tokens, losses = {}, {}
+            for family, names in families.items():
+                shape = len(blocks), len(names)
+                tokens[family] = arrays.take(f"{domain}/{family}/tokens", "iu", *shape)
+                losses_RDC = arrays.take(f"{domain}/{family}/losses", "f", len(labels), *shape)
+                losses[family] = losses_RDC[i].astype(np.float64)
             of_domains[domain] = DomainSums(np.arange(len(blocks)), blocks, losses, tokens)
         found[str(label)] = ClassSums(int(step), families, of_domains)
     return found

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seqjax.reading import Float, check
 from seqjax.training import metrics
 from seqjax.training.workdir import readable
 from seqjax.utils import UserError
@@ -124,6 +125,7 @@ def read_points(workdir: str | Path, *, unit: Unit = NATS) -> list[Point]:
     for row in metrics.read(workdir):
         losses = {key: float(value) for key, value in row.items() if re.fullmatch(f"eval/[^/]+/{unit.field}", key)}
         if losses:
+            check(row, {"tokens": int, "train/loss": Float}, f"{workdir}/metrics.jsonl, step {row['step']}")
             domains = {key.split("/")[1]: value for key, value in losses.items()}
             names = MEANS if unit == NATS else ()
             recorded = {name: row.get(f"eval_mean/out_of_domain/{name}") for name in names}

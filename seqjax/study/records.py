@@ -24,16 +24,27 @@ import numpy as np
 
 from seqjax.config import Config
 from seqjax.models import Model, flops
+from seqjax.reading import Float, read_arrays, read_json, read_table
 from seqjax.study import runner
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
 from seqjax.training import eval_losses, metrics, schedule
 from seqjax.training.workdir import readable
-from seqjax.utils import UserError, read_json, replacing, write_json
+from seqjax.utils import UserError, replacing, write_json
 
-COLUMNS = ("run", "model", "seed", "rate", "schedule", "step", "tokens", "train_loss", "domain", "loss")
+COLUMNS = {"run": str, "model": str, "seed": int, "rate": float, "schedule": float}
+COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "loss": float}
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
+# Of a run's run.json, and of runs.json.
+METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}}
+RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": dict}
+RUN |= dict.fromkeys(("tokens_per_s?", "device_peak_gib?", "state_bytes?", "flops_per_token?"), (float, None))
+RUN |= {"entropy?": {str: {"entropy": float, "entropy_relative": float}}}
+STUDY = {"title": str, "references": [str], "domains": [str], "against": [str], "unit?": tuple(UNITS), "sweep?": str}
+STUDY |= {"speeds?": {str: {str: float}}, "protocol?": (1, 2)}
+FORM = {"study": STUDY, "missing": {str: str}, "runs": {str: RUN}}
+FIX = "put back a copy of it, or compare the runs again (`seqjax study --study=... --out=...`)"
 NOT_BEGUN = "not begun"
 MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 
@@ -137,7 +148,7 @@ def _collect(run: Run, unit: Unit) -> Record:
     files, ends = run.files, run.ends
     for name in ("run.json", "config.json"):
         if (files / name).is_file():
-            value = read_json(files / name)
+            value = read_json(files / name, METADATA if name == "run.json" else runner.FORM)
             metadata |= value if name == "run.json" else {"config": value}
     if run.config is not None:
         metadata |= _of_config(run.config, on_cpu=metadata.get("device") == "cpu")
@@ -252,8 +263,9 @@ def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.npz in `directory`; [] if it has none."""
     if not (directory / "metrics.npz").is_file():
         return []
-    with np.load(directory / "metrics.npz") as file:
-        columns = {field: file[field].tolist() for field in file.files}
+    arrays = read_arrays(directory / "metrics.npz", fix=FIX)
+    n_rows = len(arrays.take("run", "U", None))
+    columns = {field: arrays.take(field, "Uiuf", n_rows).tolist() for field in arrays}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -339,20 +351,26 @@ def read(directory: str | Path) -> Records:
     for name in ("runs.json", "points.csv"):
         if not (directory / name).is_file():
             raise UserError(f"{directory} is no finished study: it has no {name}.")
-    about = read_json(directory / "runs.json")
+    about = read_json(directory / "runs.json", FORM, fix=FIX)
     points: dict[str, dict[int, Point]] = {label: {} for label in about["runs"]}
     rows: dict[tuple[str, int], int] = {}
-    with (directory / "points.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            step = int(row["step"])
-            of_run = points[row["run"]]
-            if step not in of_run:
-                of_run[step] = Point(step, int(row["tokens"]), float(row["train_loss"]), {}, {})
-                rows[row["run"], step] = len(rows)
-            if row["domain"].startswith(MEAN):
-                of_run[step].means[row["domain"].removeprefix(MEAN)] = float(row["loss"])
-            else:
-                of_run[step].domains[row["domain"]] = float(row["loss"])
+    for row in read_table(directory / "points.csv", COLUMNS, fix=FIX):
+        label, step, domain = row["run"], row["step"], row["domain"]
+        if label not in points:
+            raise UserError(f"{directory}/points.csv has a run {label!r} that runs.json has not; {FIX}.")
+        of_run = points[label]
+        if step not in of_run:
+            of_run[step] = Point(step, row["tokens"], row["train_loss"], {}, {})
+            rows[label, step] = len(rows)
+        kind = of_run[step].means if domain.startswith(MEAN) else of_run[step].domains
+        kind[domain.removeprefix(MEAN)] = row["loss"]
+    references, domains = about["study"]["references"], about["study"]["domains"]
+    if not domains or not any(run["model"] in references for run in about["runs"].values()):
+        raise UserError(f"{directory}/runs.json has no domain, or no run of a reference {references}; {FIX}.")
+    named = {*domains, *about["study"]["against"]}
+    for label, of_run in points.items():
+        if lacking := [d for d in sorted(named) if not of_run or any(d not in p.domains for p in of_run.values())]:
+            raise UserError(f"{directory}/points.csv lacks losses of {label!r} on {', '.join(lacking)}; {FIX}.")
     runs = [
         Record(label, f["model"], f["seed"], f["rate"], f["schedule"], list(points[label].values()), f)
         for label, f in about["runs"].items()
@@ -376,12 +394,11 @@ def read(directory: str | Path) -> Records:
 def _read_blocks(path: Path, rows: dict[tuple[str, int], int]) -> Blocks | None:
     if not path.is_file():
         return None
-    with np.load(path) as file:
-        arrays = dict(file)
-    kept = np.flatnonzero(arrays.pop("kept"))
-    documents = {k.removesuffix("/documents"): v for k, v in arrays.items() if k.endswith("/documents")}
+    arrays = read_arrays(path, fix=FIX)
+    kept = np.flatnonzero(arrays.take("kept", "b", len(rows)))
+    documents = {k.removesuffix("/documents"): arrays.take(k, "iu", None) for k in arrays if k.endswith("/documents")}
     losses = {}
     for domain, of_block in documents.items():
         losses[domain] = np.full((len(rows), len(of_block)), np.nan)
-        losses[domain][kept] = arrays[f"{domain}/losses"]
+        losses[domain][kept] = arrays.take(f"{domain}/losses", "f", len(kept), len(of_block))
     return Blocks(documents, losses, rows)

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from seqjax.config import Config
+from seqjax.reading import read_json
 from seqjax.training import metrics, schedule
 from seqjax.training.checkpoint import has_checkpoint
 from seqjax.training.workdir import LOG, Mirror, readable
-from seqjax.utils import UserError, duration, read_json
+from seqjax.utils import UserError, duration
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
+FORM = {"train?": {"ends?": [float], "steps?": int}}  # of the config.json of a run that is only read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Run:
         if self.config is not None:
             return schedule.end_steps(self.config)
         path = self.files / "config.json"
-        train = read_json(path).get("train", {}) if path.is_file() else {}
+        train = read_json(path, FORM).get("train", {}) if path.is_file() else {}
         return schedule.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
 
     @property

@@ -16,7 +16,6 @@ their items are checked, their bytes are not.
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import logging as standard_logging
 import os
 import sys
@@ -34,6 +33,7 @@ from jax.experimental import multihost_utils
 
 from seqjax import store
 from seqjax.data.pipeline import TrainIterator
+from seqjax.reading import parse_json
 from seqjax.training.step import TrainState
 from seqjax.training.workdir import Mirror
 from seqjax.types import Params
@@ -283,7 +283,7 @@ def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:
     paths = list((checkpoint / "data").glob("process_0-of-*.json"))
     if len(paths) != 1:
         raise DamagedError("the item 'data' has no place in the data")
-    return json.loads(paths[0].read_bytes())
+    return _read_json(paths[0], dict)
 
 
 def _require_as_many_processes(checkpoint: Path | epath.Path) -> None:
@@ -330,11 +330,10 @@ def check(directory: Path | epath.Path, names: Sequence[str], *, part: int = 0, 
             raise DamagedError(f"the item {name!r} is missing")
     if "checksums" not in metadata["custom_metadata"] and not (directory / CHECKSUMS).exists():
         return
-    try:
-        sums = json.loads((directory / CHECKSUMS).read_bytes())["crc32"]
-        files = sorted((path, *map(int, sums[path])) for path in sums if path.partition("/")[0] in names)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{CHECKSUMS} is missing or damaged ({error})") from None
+    sums = _read_json(directory / CHECKSUMS, {"crc32": {str: [int]}})["crc32"]
+    files = sorted((path, *sums[path]) for path in sums if path.partition("/")[0] in names)
+    if any(len(file) != 3 for file in files):
+        raise DamagedError(f"{CHECKSUMS} is damaged (a file has one length and one checksum)")
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         for fault in pool.map(lambda file: _fault(directory, *file), files[part::parts]):
             if fault:
@@ -362,13 +361,18 @@ def _fault(directory: Path | epath.Path, path: str, size: int, crc: int) -> str:
 
 def _metadata(directory: Path | epath.Path) -> dict[str, Any]:
     """Return the metadata of a checkpoint; raise `DamagedError` if it is missing."""
+    found = _read_json(directory / METADATA, {"item_handlers": dict, "custom_metadata": (dict, None)})
+    return {"item_handlers": found["item_handlers"], "custom_metadata": found["custom_metadata"] or {}}
+
+
+def _read_json(path: Path | epath.Path, form: Any) -> dict[str, Any]:
+    """Return the object in a file of a checkpoint; raise `DamagedError` if it is missing or has another form."""
     try:
-        found = json.loads((directory / METADATA).read_bytes())
-        return {"item_handlers": dict(found["item_handlers"]), "custom_metadata": dict(found["custom_metadata"] or {})}
+        return parse_json(path.read_bytes(), form, path.name, fix="")
     except FileNotFoundError:
-        raise DamagedError(f"{METADATA} is missing") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{METADATA} is damaged ({error})") from None
+        raise DamagedError(f"{path.name} is missing") from None
+    except (OSError, UserError) as error:
+        raise DamagedError(f"{path.name} is damaged ({error})") from None
 
 
 # ------------------------------------------------------------------------------------------------- Orbax's messages

@@ -7,7 +7,6 @@ that of a few steps on random tokens.
 """
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -22,6 +21,7 @@ from kernels_pallas import cpu_compiler
 from seqjax.config import Config
 from seqjax.data import open_corpus
 from seqjax.models import Model, flops
+from seqjax.reading import read_json
 from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
 from seqjax.training.schedule import end_steps, segments
 from seqjax.training.schedule import optimizer as make_optimizer
@@ -206,7 +206,7 @@ def recorded_speed(config: Config, *, n_params: int, per_token: float, device: s
     The same name, parameters and FLOPs per token at the same length are taken for the same model.
     """
     for path in sorted(RESULTS.glob("train_step*.json")):
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = read_json(path, {"machine": {"device": str}, "settings": dict, "results": {str: dict}})
         machine, settings = report["machine"], report["settings"]
         if device not in (None, machine["device"]) or settings["seq_len"] != config.train.seq_len:
             continue

@@ -34,12 +34,14 @@ from typing import Any
 import numpy as np
 
 from seqjax.data import Corpus, EvalBlocks
+from seqjax.reading import Arrays, read_arrays
 from seqjax.training.schedule import ENDS
 from seqjax.training.workdir import readable
 from seqjax.utils import UserError, replacing
 
 DIRECTORY = "eval_losses"
 FIELDS = ("index", "documents", "n_bytes")
+FIX = "put back a copy of it, or train the run again"
 
 
 def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None:
@@ -50,7 +52,7 @@ def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None
     directory = workdir / DIRECTORY
     directory.mkdir(exist_ok=True)
     for path in directory.glob("[0-9]*.npz"):
-        if int(path.stem) > step:
+        if path.stem.isdecimal() and int(path.stem) > step:
             path.unlink()
     arrays = {}
     for domain, b in blocks.items():
@@ -58,7 +60,7 @@ def start(workdir: Path, blocks: Mapping[str, EvalBlocks], *, step: int) -> None
         arrays[f"{domain}/sha256"] = np.frombuffer(hashlib.sha256(b.tokens.tobytes()).digest(), np.uint8)
     described = directory / "blocks.npz"
     if step and described.is_file():
-        _require_same(_load(described), arrays, path=described)
+        _require_same(read_arrays(described, fix=FIX), arrays, path=described)
     else:
         _save(described, arrays)
 
@@ -87,21 +89,27 @@ def path(workdir: Path, step: int) -> Path:
 
 
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
-    """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none."""
+    """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none.
+
+    Raises `UserError` if a file is damaged.
+    """
     directory = readable(workdir) / DIRECTORY
     if not (directory / "blocks.npz").is_file():
         return {}, {}
-    return _load(directory / "blocks.npz"), {int(p.stem): _load(p) for p in sorted(directory.glob("[0-9]*.npz"))}
+    blocks = read_arrays(directory / "blocks.npz", fix=FIX)
+    for name in blocks:
+        blocks.take(name, "iu", None)
+    losses = {}
+    for path in sorted(path for path in directory.glob("[0-9]*.npz") if path.stem.isdecimal()):
+        losses[int(path.stem)] = of_step = read_arrays(path, fix=FIX)
+        for domain in of_step:
+            of_step.take(domain, "f", len(blocks.take(f"{domain}/documents", "iu", None)))
+    return blocks, losses
 
 
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:
     with replacing(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
-
-
-def _load(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path) as arrays:
-        return dict(arrays)
 
 
 CLASSES = "classes.npz"  # in DIRECTORY
@@ -208,15 +216,26 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
     found = [path for path in paths if path.is_file()]
     if not found:
         return None
-    with np.load(found[-1]) as file:
-        arrays = dict(file)
-    names = {family: tuple(map(str, arrays[family])) for family in NAMES if family in arrays}
+    arrays = read_arrays(found[-1], fix=FIX)
+    names = class_names(arrays)
     domains = {}
-    for key, documents in arrays.items():
+    for key in arrays:
         domain, _, field = key.rpartition("/")
         if field == "documents":
+            documents = arrays.take(key, "iu", None)
             losses, tokens = (
-                {family: arrays[f"{domain}/{family}/{field}"] for family in names} for field in ("losses", "tokens")
+                {
+                    family: arrays.take(f"{domain}/{family}/{field}", kinds, len(documents), len(names[family]))
+                    for family in names
+                }
+                for field, kinds in (("losses", "f"), ("tokens", "iu"))
             )
-            domains[domain] = DomainSums(documents, arrays[f"{domain}/blocks"], losses, tokens)
-    return ClassSums(int(arrays["step"]), names, domains)
+            domains[domain] = DomainSums(
+                documents, arrays.take(f"{domain}/blocks", "iu", len(documents)), losses, tokens
+            )
+    return ClassSums(int(arrays.take("step", "iu")), names, domains)
+
+
+def class_names(arrays: Arrays) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes of each family in a file; raise `UserError` if they are no list of texts."""
+    return {family: tuple(map(str, arrays.take(family, "U", None))) for family in NAMES if family in arrays}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seqjax import store
+from seqjax.reading import parse_json
 from seqjax.utils import UserError
 
 FILE = "run.lock"
@@ -214,9 +215,10 @@ def _create(lock: str, content: bytes) -> bool:
 def _read(lock: str) -> Holder | None:
     """Return the holder of a lock, or None if there is no lock or its content is not (yet) complete."""
     try:
-        return Holder(**json.loads(store.read(lock) or b""))
-    except (ValueError, TypeError):
+        found = parse_json(store.read(lock) or b"", Holder.__annotations__, lock)
+    except UserError:
         return None
+    return Holder(*(found[field] for field in Holder._fields))
 
 
 def _age(lock: str) -> float | None:

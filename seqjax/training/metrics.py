@@ -23,10 +23,11 @@ from absl import logging
 from seqjax.config import Config, to_dict
 from seqjax.data import EvalBlocks
 from seqjax.models import flops
+from seqjax.reading import Float, read_json, read_json_lines
 from seqjax.training import eval_losses
 from seqjax.training.checkpoint import DIRECTORY, Checkpoints, has_any
 from seqjax.training.workdir import Mirror, device_peak_gib, readable
-from seqjax.utils import StatusLine, UserError, duration, read_json, write_json
+from seqjax.utils import StatusLine, UserError, duration, write_json
 
 
 class WandbRun:
@@ -48,7 +49,7 @@ class WandbRun:
         path = workdir / FILE
         if not path.exists():
             write_json(path, {"id": uuid.uuid4().hex[:12]})
-        run_id = read_json(path)["id"]
+        run_id = read_json(path, {"id": str}, fix="delete it to begin another run there")["id"]
         self._error, self._failed = wandb.Error, False
         try:
             self._run = wandb.init(
@@ -218,16 +219,14 @@ class Metrics:
             self._wandb.close()
 
 
+# A value is None where the device does not report it.
+ROW = {"step": int, "tokens?": int, "seconds?": float, str: (Float, None)}
+
+
 def read(workdir: str | Path) -> list[dict[str, Any]]:
-    """Return the objects of `jsonl`, up to a line that a crash left incomplete."""
-    rows = []
-    with (readable(workdir) / "metrics.jsonl").open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return rows
+    """Return the objects of `jsonl`, up to a line that a crash left incomplete; raise `UserError` if it is damaged."""
+    fix = "put back a copy of it, or remove the damaged lines"
+    return read_json_lines(readable(workdir) / "metrics.jsonl", ROW, grows=True, fix=fix)
 
 
 def require_checkpoint(mirror: Mirror) -> None:
@@ -239,7 +238,7 @@ def require_checkpoint(mirror: Mirror) -> None:
     rows = read(mirror.directory) if (files / "metrics.jsonl").is_file() else []
     if not rows or has_any(str(mirror)):
         return
-    every = read_json(files / "config.json")["checkpoint"]["every"]
+    every = read_json(files / "config.json", {"checkpoint": {"every": int}})["checkpoint"]["every"]
     finished = (files / "report.md").exists()
     # A save waits for the one before it, which is complete then.
     saved_twice = every and rows[-1]["step"] > 2 * every

@@ -17,11 +17,12 @@ from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import Corpus
 from seqjax.decoding import stream
 from seqjax.models import Model
+from seqjax.reading import read_json
 from seqjax.training import metrics
 from seqjax.training.schedule import segments
-from seqjax.training.workdir import Mirror
+from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
-from seqjax.utils import MissingPackageError, StatusLine, UserError, duration, read_json
+from seqjax.utils import MissingPackageError, StatusLine, UserError, duration
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -141,7 +142,7 @@ def of_run(
             sample = prompt + "".join(stream(model, params, corpus.tokenizer, prompt, key, n_new=n_new, mesh=mesh))
         except MissingPackageError as error:  # Only a sample of text needs a tokenizer.
             StatusLine().say(f"No sample of text: {error}")
-    metadata = read_json(mirror.directory / "run.json")
+    metadata = read_json(mirror.directory / "run.json", RUN)
     return write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
 
 

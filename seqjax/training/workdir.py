@@ -25,9 +25,10 @@ import jax
 import kernels_pallas
 from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
+from seqjax.reading import read_json
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import Segment
-from seqjax.utils import UserError, cache_directory, read_json, write_json
+from seqjax.utils import UserError, cache_directory, write_json
 
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -205,7 +206,7 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
 def recorded_manifest(workdir: str | Path) -> str:
     """Return the manifest hash of the data that a run was trained on; "" if it has not begun."""
     path = readable(workdir) / "run.json"
-    return read_json(path).get("manifest", "") if path.is_file() else ""
+    return read_json(path, {"manifest?": str}).get("manifest", "") if path.is_file() else ""
 
 
 def save_config(workdir: str | Path | Mirror, config: Config) -> None:
@@ -256,7 +257,7 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
         raise UserError(
             f"{called} is not a run: it has no config.json. Give the --workdir that a training run wrote.{runs}"
         )
-    values = read_json(path)
+    values = read_json(path, fix="put back a copy of it, or train again in another --workdir")
     if "model_type" in values and "model" not in values:
         raise UserError(
             f"{called} holds a public model, not a run: `seqjax convert import --weights={called} --workdir=DIR` "
@@ -269,7 +270,11 @@ def _loaded(workdir: Path, called: str, *, allow_code: Collection[str]) -> Confi
                 f"{path} names the mixer {name!r}, which is code from outside seqjax and has not been run. If you "
                 f"trust it, allow it: --allow-code={name}, or in Python seqjax.load(..., mixers=(ITS_CLASS,))."
             )
-    return _with_own_tokenizer(from_config_dict(values), workdir)
+    try:
+        config = from_config_dict(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return _with_own_tokenizer(config, workdir)
 
 
 def _require_known(version: Any, *, where: str) -> None:
@@ -323,6 +328,10 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+# The form of `run_metadata` with the number of parameters, as `run.json` holds it.
+RUN = {"versions": {str: str}, "device": str, "devices": int, "backends": dict, "commit": str, "parameters": int}
 
 
 def run_metadata(**extra: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from seqjax.data import open_corpus
+from seqjax.reading import read_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.workdir import load_config
-from seqjax.utils import LOST, read_json
+from seqjax.utils import LOST
 from tests import support
 from tests.end_to_end.reference import Reference
 

@@ -27,6 +27,7 @@ from seqjax.data import blocks, document_index, regimes
 from seqjax.data.builtin import extract
 from seqjax.data.corpus import BlockCorpus
 from seqjax.data.tokenizer import Tokenizer, id_dtype
+from seqjax.reading import read_json
 from seqjax.utils import UserError, cache_directory, first_line, replacing, write_json
 
 VERSION = 1  # increment when the text or its order changes
@@ -55,7 +56,7 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
     )
     dtype = id_dtype(tokenizer.vocab_size)
     directory = _kept(tokenizer, recorded, cache_dir=config.cache_dir) or build(tokenizer, cache_dir=config.cache_dir)
-    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_manifest(directory)
     sources = {
         split: {
             domain: blocks.FlatBlocks(
@@ -84,9 +85,17 @@ def open_builtin(config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, reco
 def _kept(tokenizer: Tokenizer, digest: str, *, cache_dir: str) -> Path | None:
     """Return the directory in the cache with that manifest hash, perhaps of packages that were installed before."""
     for path in sorted(cache_directory(cache_dir).glob(f"builtin-{tokenizer.name}-*")) if digest else ():
-        if not _fault(path) and json.loads((path / "manifest.json").read_text(encoding="utf-8"))["hash"] == digest:
+        if not _fault(path) and read_manifest(path)["hash"] == digest:
             return path
     return None
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Return the manifest in the directory of a corpus; raise `UserError` if it is missing or damaged."""
+    entry = {"file": str, "tokens": int, "documents": int, "sha256": str}
+    domains = dict.fromkeys(extract.DOMAINS, entry)
+    form = {"hash": str, "tokenizer": str, "version": int, "splits": {"train": domains, "validation": domains}}
+    return read_json(directory / "manifest.json", form, fix=f"delete {directory}, and it is built again")
 
 
 def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
@@ -125,7 +134,7 @@ def build(tokenizer: Tokenizer, *, cache_dir: str = "") -> Path:
 def _fault(directory: Path) -> str:
     """Return what differs in a directory from what was written; "" if nothing does."""
     try:
-        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_manifest(directory)
         lengths = document_index.read(directory / document_index.FILE)
         if manifest["hash"] != _digest({key: manifest[key] for key in CONTENT}):
             return "manifest.json is not what was written"
@@ -136,7 +145,7 @@ def _fault(directory: Path) -> str:
                 of_domain = lengths[f"{split}/{domain}"]
                 if (len(of_domain), int(of_domain.sum())) != (entry["documents"], entry["tokens"]):
                     return f"{document_index.FILE} belongs to other text"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+    except (OSError, KeyError, UserError) as error:
         return first_line(error)
     return ""
 

@@ -31,13 +31,18 @@ import seqjax
 from seqjax.data import shards
 from seqjax.data.prepare import progress
 from seqjax.data.tokenizer import load_tokenizer
-from seqjax.utils import MissingPackageError, StatusLine, UserError, read_json, write_json
+from seqjax.reading import read_json
+from seqjax.utils import MissingPackageError, StatusLine, UserError, write_json
 
 SAMPLES = 5  # source files that a worker opens to see whether it can
 
 # Packages that must be equal everywhere: the protocol depends on the first two, the bytes on the others.
 _PACKAGES = ("dask", "distributed", "array_record")
 _TOKENIZER_PACKAGES = {"mixtral": ("sentencepiece",), "huggingface": ("tokenizers",)}
+
+
+# The form of a marker, which the command writes and its workers read.
+FORM = {"versions": {str: str}, "sources": [list], "tokenizer": str, "tokenizer_path": str, "tokenizer_sha256": str}
 
 
 class Needs(NamedTuple):
@@ -73,10 +78,10 @@ def worker_fault(marker: str) -> str:
 
 def _fault(marker: Path) -> str:
     try:
-        needs = read_json(marker)
-    except OSError as error:
+        needs = read_json(marker, FORM, fix="")
+    except UserError as error:
         return (
-            f"does not see {marker.parent.parent} as it is here ({error.strerror}): give an --out on storage that all "
+            f"does not see {marker.parent.parent} as it is here ({error}): give an --out on storage that all "
             "workers share, under the same path."
         )
     wanted = needs["versions"]

@@ -1,23 +1,30 @@
 """The report of a finished job to the command, and the errors derived from reports."""
 
 import errno
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from seqjax.data.layout import Layout
+from seqjax.reading import read_json
 from seqjax.utils import UserError, measure, nearest
 
+# Of a part, of a file of blocks, and of the settings: some of these each.
+REPORT = {
+    "files?": {str: [(int, None)]},
+    "domains?": ({str: dict}, [str]),
+    "tokenizer?": {"name": str, "sha256": str},
+    "sources?": [{"name": str, "split": str, "size": int}],
+}
 SHOWN = 6  # items of a kind in a message
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
-    """Return the report of a finished job, or None if it has not finished."""
+    """Return the report of a finished job, or None if it has not finished or is damaged: the job is done again."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        return read_json(path, REPORT)
+    except UserError:
         return None
 
 

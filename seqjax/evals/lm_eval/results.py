@@ -9,9 +9,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from seqjax.utils import UserError, read_json, write_json
+from seqjax.reading import check, read_json
+from seqjax.utils import UserError, write_json
 
 KEY = "seqjax"
+FORM = {
+    KEY: {"task": str, "step": int, "max_length": int, "tokenizer": str, "parameters_sha256": str},
+    "results": {str: dict},
+    "groups?": ({str: dict}, None),
+}
+FIX = "delete it, and measure its task again"
 # Keys with equal values in all results of a table; other settings may differ between tasks.
 OF_MODEL = ("parameters_sha256", "tokenizer", "max_length", "add_bos_token")
 
@@ -25,8 +32,9 @@ def read(out: Path) -> dict[str, dict[str, Any]]:
     """Return the results in a directory by task, in the order of their names."""
     found = {}
     for path in sorted(out.glob("*.json")):
-        result = read_json(path)
+        result = read_json(path, fix=FIX)
         if KEY in result and "results" in result:
+            check(result, FORM, path, fix=FIX)
             found[result[KEY]["task"]] = result
     return found
 

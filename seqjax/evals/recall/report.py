@@ -1,6 +1,5 @@
 """The report of the runs: a table per task, and accuracy against the size of the state."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,26 +10,23 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from seqjax.evals.recall.setups import MODELS
 from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.reading import read_json_lines
 from seqjax.study import figures
 from seqjax.study.tables import markdown
-from seqjax.utils import UserError
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 
 
 RESULTS = "runs.jsonl"  # one result per line
+RESULT = dict.fromkeys(("task", "model"), str) | dict.fromkeys(("dim", "steps", "batch_size"), int)
+RESULT |= dict.fromkeys(("rate", "seconds", "chance"), float) | {"device": str, "state": {str: int}}
+RESULT |= {"tests": {str: {"accuracy": float, "whole": float}}}
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
     """Return the results of all runs in a directory; raise `UserError` if a line is not whole."""
-    path = directory / RESULTS
-    found = []
-    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.is_file() else (), start=1):
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}: line {n} is not JSON ({error}); delete it, and its run is made again.") from error
-    return found
+    path, fix = directory / RESULTS, "delete it, and its run is made again"
+    return read_json_lines(path, RESULT, fix=fix) if path.is_file() else []
 
 
 def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:

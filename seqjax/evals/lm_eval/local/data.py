@@ -7,7 +7,6 @@ config.data.cache_dir, the directory of the corpus. A fixed seed draws the same 
 """
 
 import functools
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from seqjax.data import document_index
-from seqjax.data.builtin.corpus import build
+from seqjax.data.blocks import FlatBlocks
+from seqjax.data.builtin.corpus import build, read_manifest
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 
 DOMAINS = ("prose", "doctest")  # the training domains, whose validation split is held out by package
@@ -79,19 +79,23 @@ def whole_texts(**metadata: Any) -> dict[str, Any]:
 
 def texts_hash(cache_dir: str = "") -> str:
     """Return the identity of the texts: the hash of the built-in corpus as bytes."""
-    return json.loads((_corpus(cache_dir) / "manifest.json").read_text(encoding="utf-8"))["hash"]
+    return read_manifest(_corpus(cache_dir))["hash"]
 
 
 @functools.cache
 def held_out(cache_dir: str = "") -> tuple[str, ...]:
     """Return the held-out documents; the corpus is built first, about ten seconds, if the cache lacks it."""
     directory = _corpus(cache_dir)
-    splits = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))["splits"]["validation"]
+    splits = read_manifest(directory)["splits"]["validation"]
     lengths = document_index.read(directory / document_index.FILE)
     texts = []
     for domain in DOMAINS:
-        ids = np.fromfile(directory / splits[domain]["file"], np.uint16)
-        for document in np.split(ids, np.cumsum(lengths[f"validation/{domain}"].astype(np.int64))[:-1]):
+        tokens = splits[domain]["tokens"]
+        ids = np.frombuffer(
+            FlatBlocks(str(directory / splits[domain]["file"]), tokens=tokens, block=tokens)[0], np.uint16
+        )
+        of_documents = lengths.take(f"validation/{domain}", "iu", None)
+        for document in np.split(ids, np.cumsum(of_documents.astype(np.int64))[:-1]):
             texts.append(load_tokenizer("byte").decode(document.tolist()))
     return tuple(texts)
 

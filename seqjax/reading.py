@@ -1,0 +1,201 @@
+"""Readers of JSON, npz and CSV: a file that is damaged or of another form is a `UserError`.
+
+Its one sentence names the file, the fault and the way out, `fix` ("" leaves that to the caller). The form of a JSON
+value is written much like it:
+
+    str, int, float, list, dict    a value of this type; a float is finite or an integer, and an integer has 64 bits
+    Float                          a float, NaN or an infinity
+    None, "a", 1                   null, or this value
+    (A, B)                         a value of the form A or of the form B
+    [A]                            a list of values of the form A
+    {"a": A, "b?": B, str: C}      an object with the key "a"; "b" may be missing, and other values are of the form C;
+                                   int for str says that their keys are integers
+"""
+
+import csv
+import io
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqjax.utils import UserError, first_line
+
+FIX = "restore it, or create it again elsewhere"
+DEEPEST = 100  # levels of JSON: code that follows a value down recurses as well
+
+
+class Float(float):
+    """The form of a number that may be NaN or infinite."""
+
+
+KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "an integer",
+    float: "a number",
+    Float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def check(value: Any, form: Any, where: str | Path, *, fix: str = FIX) -> None:
+    """Raise `UserError` unless a JSON value has a form; `where` names its file."""
+    if fault := _fault(value, form, ""):
+        raise _error(f"{where}: {fault}", fix)
+
+
+def _error(fault: str, fix: str) -> UserError:
+    return UserError(f"{fault}; {fix}." if fix else fault)
+
+
+def _fault(value: Any, form: Any, name: str) -> str:
+    """Return how a value differs from a form, or "" if it does not; `name` leads to it, as in "runs.a.seed"."""
+    if isinstance(form, tuple):
+        faults = [_fault(value, one, name) for one in form]
+        return "" if "" in faults else faults[0]
+    if not _is_kind(value, form if isinstance(form, type) else type(form)):
+        found = KINDS[type(value)] if isinstance(value, dict | list) else f"{json.dumps(value):.40}"
+        return f"{name or 'the whole'} is {found}, not {KINDS[form if isinstance(form, type) else type(form)]}"
+    if isinstance(form, str | int) and value != form:
+        return f"{name} is {value!r:.40}, not {form!r}"
+    if not isinstance(form, dict | list):
+        return ""
+    parts = [(str(i), item, form[0]) for i, item in enumerate(value)] if isinstance(form, list) else []
+    inside = f"{name}." if name else ""
+    for key, of_key in form.items() if isinstance(form, dict) else ():
+        if isinstance(key, type):
+            parts += [(part, value[part], of_key) for part in value if part not in form and f"{part}?" not in form]
+            if key is int and (words := [part for part in value if not part.isdecimal()]):
+                return f"{inside}{words[0]} is not named after an integer"
+        elif key.rstrip("?") in value:
+            parts.append((key.rstrip("?"), value[key.rstrip("?")], of_key))
+        elif not key.endswith("?"):
+            return f"{inside}{key} is missing"
+    return next(filter(None, (_fault(part, of_part, inside + key) for key, part, of_part in parts)), "")
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    if isinstance(value, int):  # Python's True is an integer, JSON's is not.
+        return kind in (int, float, Float) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if isinstance(value, float):
+        return kind is Float or (kind is float and math.isfinite(value))
+    return isinstance(value, kind)
+
+
+def _is_deep(value: Any, room: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return room == 0 or any(_is_deep(part, room - 1) for part in parts)
+
+
+def _content(path: str | Path, fix: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise _error(f"{path} cannot be read ({error.strerror})", fix) from error
+
+
+def parse_json(content: bytes | str, form: Any, where: str | Path, *, fix: str = FIX) -> Any:
+    """Return the value of a JSON text; raise `UserError` unless it has the form. `where` names its file."""
+    try:
+        text = content if isinstance(content, str) else content.decode()
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        if text.count("[") + text.count("{") > DEEPEST and _is_deep(value, DEEPEST):
+            raise RecursionError(f"more than {DEEPEST} levels")
+    except (ValueError, RecursionError) as error:
+        raise _error(f"{where} is not JSON ({first_line(error)})", fix) from error
+    check(value, form, where, fix=fix)
+    return value
+
+
+def read_json(path: str | Path, form: Any = dict, *, fix: str = FIX) -> dict[str, Any]:
+    """Return the object in a JSON file; raise `UserError` unless it has the form."""
+    return parse_json(_content(path, fix), form, path, fix=fix)
+
+
+def read_json_lines(path: str | Path, form: Any, *, grows: bool = False, fix: str = FIX) -> list[dict[str, Any]]:
+    """Return the objects in a file with one on each line; raise `UserError` unless they have the form.
+
+    A file that `grows` may end within a line, which a process left that was killed.
+    """
+    *lines, last = _content(path, fix).split(b"\n")
+    rows = [parse_json(line, form, f"{path}, line {i}", fix=fix) for i, line in enumerate(lines, start=1)]
+    if last:
+        try:
+            rows.append(parse_json(last, form, f"{path}, line {len(lines) + 1}", fix=fix))
+        except UserError:
+            if not grows:
+                raise
+    return rows
+
+
+class Arrays(dict[str, np.ndarray]):
+    """The arrays of the file `path`, by name."""
+
+    def __init__(self, path: str | Path, arrays: Mapping[str, np.ndarray], *, fix: str = FIX):
+        super().__init__(arrays)
+        self.path, self._fix = path, fix
+
+    def take(self, name: str, kinds: str, *shape: int | None) -> np.ndarray:
+        """Return an array; raise `UserError` unless it has one of numpy's `kinds` and the shape (None: any)."""
+        if name not in self:
+            raise _error(f"{self.path} has no array {name!r}", self._fix)
+        x = self[name]
+        fits = x.ndim == len(shape) and all(n in (None, found) for n, found in zip(shape, x.shape, strict=True))
+        if not fits or x.dtype.kind not in kinds:
+            wanted = f"[{', '.join('any' if n is None else str(n) for n in shape)}]"
+            raise _error(f"{self.path}: the array {name!r} is {x.dtype} {[*x.shape]}, not {wanted}", self._fix)
+        return x
+
+
+def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
+    """Return the arrays of an npz file; raise `UserError` if it is damaged, holds objects or a name twice."""
+    content = io.BytesIO(_content(path, fix))
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with zipfile.ZipFile(content) as file:
+            for member in file.namelist():
+                name = member.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError(f"two arrays are named {name!r}")
+                with file.open(member) as data:
+                    arrays[name] = np.lib.format.read_array(data, allow_pickle=False)
+                    if data.read(1):  # At the end, zipfile compares the checksum.
+                        raise ValueError(f"{name!r} does not end where it should")
+    except Exception as error:  # Damaged bytes raise nearly anything in zipfile, zlib and numpy.
+        raise _error(f"{path} is damaged ({first_line(error)})", fix) from error
+    return Arrays(path, arrays, fix=fix)
+
+
+def read_table(path: str | Path, columns: Mapping[str, type], *, fix: str = FIX) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file with a header, the values of `columns` as str, int, float or Float.
+
+    Raises `UserError` if a column is missing, a row is too short or too long, or a value is not a number.
+    """
+    rows, line = [], 1
+    try:
+        text = _content(path, fix).decode()
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        header = next(reader, [])
+        if lacking := [name for name in columns if header.count(name) != 1]:
+            raise ValueError(f"the header has no column {', '.join(lacking)}")
+        for row in filter(None, reader):
+            line = reader.line_num
+            if len(row) != len(header):
+                raise ValueError(f"{len(row)} values in {len(header)} columns")
+            rows.append({name: kind(row[header.index(name)]) for name, kind in columns.items()})
+            if fault := _fault(rows[-1], columns, ""):
+                raise ValueError(fault)
+        if not text.endswith("\n"):
+            raise ValueError("the last line is cut")
+    except (ValueError, csv.Error) as error:
+        raise _error(f"{path}, line {line}: {first_line(error)}", fix) from error
+    return rows

@@ -1,0 +1,396 @@
+"""Damaged files end in one sentence that names them, through the functions that read them."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqjax.commands import generate
+from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.data import blocks, document_index, stored_tokenizer
+from seqjax.data.builtin import corpus as builtin
+from seqjax.evals import suite
+from seqjax.evals.lm_eval import results
+from seqjax.evals.recall import report as recall
+from seqjax.reading import Float, check, read_json, read_json_lines
+from seqjax.study import __main__ as study
+from seqjax.study import made_of, records
+from seqjax.training import checkpoint, eval_losses, lock, metrics, workdir
+from seqjax.utils import UserError
+
+Arrays = dict[str, np.ndarray]
+CONFIG = {
+    "version": workdir.VERSION,
+    **to_dict(from_config_dict(presets.get_config("debug", name="transformer_pp", mixer={"name": "transformer_pp"}))),
+}
+RUN = {"device": "cpu", "devices": 1, "parameters": 10}
+FILE = {"path": "train/c4-0.array_record", "blocks": 2, "bytes": 3, "sha256": "5"}
+PREPARED = {
+    "format": blocks.FORMAT,
+    "tokenizer": {"name": "byte", "sha256": "1"},
+    "block": 9,
+    "splits": {"train": {"c4": {"blocks": 2, "files": [FILE]}}},
+}
+DOMAINS = {domain: {"file": "a", "tokens": 1} for domain in builtin.extract.DOMAINS}
+OF_MODEL = {"step": 1, "max_length": 8, "tokenizer": "byte", "parameters_sha256": "6"}
+RECALL = {"task": "mqar", "model": "a", "dim": 8, "steps": 1, "batch_size": 2, "rate": 0.1, "seconds": 1.5, "chance": 0}
+RECALL |= {"device": "", "state": {"4 in 64": 8}, "tests": {"4 in 64": {"accuracy": 0.5, "whole": 0.5}}}
+STUDY = {
+    "study": {"title": "t", "references": ["a"], "domains": ["arxiv"], "against": ["c4"]},
+    "missing": {},
+    "runs": {"a 0": {"model": "a", "seed": 0, "rate": 1.0, "schedule": 1.0}},
+}
+TABLE = "".join(
+    f"{line}\n"
+    for line in (
+        ",".join(records.COLUMNS),
+        *(f"a 0,a,0,1,1,{s},{s}00,3.5,{d},3.25" for s in (1, 2) for d in ("arxiv", "c4")),
+    )
+)
+TWO = np.arange(2)
+
+
+def save(path: Path, content: Any) -> None:
+    """Write a value as what the name of its file says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, **content)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def analyse(directory: Path) -> None:
+    """Read as the command does, whose tables and pictures would take longer than all else here."""
+    if (directory / "metrics.npz").is_file():
+        records._stored_metrics(directory)
+    records.read(directory)
+    made_of.read(directory)
+
+
+OF_STUDY: dict[str, Any] = {
+    "runs.json": STUDY,
+    "points.csv": TABLE,
+    "blocks.npz": {"kept": TWO < 2, "arxiv/documents": TWO, "arxiv/losses": np.ones((2, 2), np.float32)},
+    "classes.npz": {
+        "runs": np.array(["a 0"]),
+        "steps": np.array([2]),
+        "repeat": np.array(["x", "y", "z"]),
+        "c4/blocks": TWO,
+        "c4/repeat/tokens": np.ones((2, 3), int),
+        "c4/repeat/losses": np.ones((1, 2, 3)),
+    },
+    "metrics.npz": {"run": np.array(["a 0", "a 0"]), "end": TWO, "step": TWO, "train/loss": np.array([1.0, np.nan])},
+}
+# Of a workdir, and of what is read beside it.
+OF_RUN: dict[str, Any] = {
+    "run.json": RUN,
+    "config.json": CONFIG,
+    "metrics.jsonl": [{"step": 1, "train/loss": float("nan"), "mfu": None}, {"step": 2, "tokens": 20}],
+    "niah.json": {"lengths": {"4096": {"accuracy": 0.5, "samples": 2}}},
+    "harness/copy.json": {results.KEY: {"task": "copy", **OF_MODEL}, "results": {"copy": {"acc,none": 0.5}}},
+}
+LOSSES: dict[str, Any] = {
+    "blocks.npz": {"c4/documents": TWO, "c4/index": TWO, "c4/n_bytes": TWO},
+    "00000001.npz": {"c4": np.ones(2, np.float32)},
+}
+CLASSES = {"step": np.array(2), "repeat": np.array(["x", "y", "z"]), "c4/documents": TWO, "c4/blocks": TWO}
+CLASSES |= {"c4/repeat/losses": np.ones((2, 3)), "c4/repeat/tokens": np.ones((2, 3), int)}
+TOKENIZER = {
+    "name": np.array("byte"),
+    "hash": np.array("7"),
+    "special": TWO,
+    "n_bytes": TWO,
+    "adds_space": np.array(True),
+}
+CHECKPOINT = {
+    "_CHECKPOINT_METADATA": b'{"item_handlers": {"params": ""}, "custom_metadata": {"checksums": 1}}',
+    "params/x": b"x",
+    "checksums.json": {"crc32": {"params/x": [1, 2363233923]}},
+}
+
+# name -> the file that is damaged, all files, and their reader
+FILES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
+    "config of a run": ("config.json", OF_RUN, workdir.load_config),
+    **{name: (name, OF_RUN, suite.read) for name in ("run.json", "metrics.jsonl", "niah.json", "harness/copy.json")},
+    **{name: (name, OF_STUDY, analyse) for name in OF_STUDY},
+    **{
+        f"losses {name}": (f"eval_losses/{name}", {f"eval_losses/{n}": a for n, a in LOSSES.items()}, eval_losses.read)
+        for name in LOSSES
+    },
+    "sums": ("eval_losses/classes.npz", {"eval_losses/classes.npz": CLASSES}, eval_losses.read_classes),
+    "manifest": ("manifest.json", {"manifest.json": PREPARED, FILE["path"]: b"abc"}, blocks.read_manifest),
+    "built-in": (
+        "manifest.json",
+        {"manifest.json": {"hash": "8", "splits": {"train": DOMAINS, "validation": DOMAINS}}},
+        builtin.read_manifest,
+    ),
+    "documents": (
+        "documents.npz",
+        {"documents.npz": {"train/c4": TWO}},
+        lambda directory: document_index.read(directory / "documents.npz"),
+    ),
+    "tokenizer": (
+        "tokenizer.npz",
+        {"tokenizer.npz": TOKENIZER},
+        lambda directory: stored_tokenizer.read(directory / "tokenizer.npz", why=""),
+    ),
+    "checksums": ("checksums.json", CHECKPOINT, lambda directory: checkpoint.check(directory, ["params"])),
+    "recall": ("runs.jsonl", {"runs.jsonl": [RECALL]}, recall.results),
+}
+JSON = [name for name, (file, *_) in FILES.items() if Path(file).suffix == ".json"]
+NPZ = [name for name, (file, *_) in FILES.items() if Path(file).suffix == ".npz"]
+NOT_JSON = {
+    "random": np.random.default_rng(0).bytes(300),
+    "not UTF-8": b'{"a": "\xff"}',
+    "a list": b"[]",
+    "a number": b"3",
+    "null": b"null",
+    "nested": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested less": b'{"a":' + b"[" * 400 + b"]" * 400 + b"}",
+    "half a surrogate pair": rb'{"a": "\ud800"}',
+    "a long number": b'{"a": ' + b"9" * 5000 + b"}",
+}
+
+
+def require_one_sentence(name: str, tmp_path: Path, content: Any) -> None:
+    """The reader takes the files as they are, and names the one that then has this content."""
+    file, files, reader = FILES[name]
+    for each, whole in files.items():
+        save(tmp_path / each, whole)
+    reader(tmp_path)
+    save(tmp_path / file, content)
+    with pytest.raises((UserError, checkpoint.DamagedError), match=Path(file).name) as caught:
+        reader(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def content_of(name: str) -> Any:
+    """A copy of what the file of this name holds."""
+    file, files, _ = FILES[name]
+    whole = files[file]
+    return dict(whole) if file.endswith(".npz") else json.loads(json.dumps(whole))
+
+
+@pytest.mark.parametrize("damage", [*NOT_JSON, "empty", "half"])
+@pytest.mark.parametrize("name", JSON)
+def test_what_is_not_a_json_object(tmp_path: Path, name: str, damage: str):
+    whole = json.dumps(content_of(name)).encode()
+    require_one_sentence(name, tmp_path, ({"empty": b"", "half": whole[: len(whole) // 2]} | NOT_JSON)[damage])
+
+
+@pytest.mark.parametrize("damage", NOT_JSON)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "recall"])
+def test_a_line_that_is_not_a_json_object(tmp_path: Path, name: str, damage: str):
+    whole = json.dumps(content_of(name)[0]).encode()
+    require_one_sentence(name, tmp_path, whole + b"\n" + NOT_JSON[damage] + b"\n" + whole + b"\n")
+
+
+# The keys that lead to a value, by file.
+KEYS = {
+    "config of a run": ("model.dim", "version"),
+    "run.json": ("parameters", "device"),
+    "niah.json": ("lengths.4096", "lengths.4096.accuracy"),
+    "harness/copy.json": (f"{results.KEY}.task", f"{results.KEY}.step"),
+    "runs.json": ("study", "study.domains", "missing", "runs.a 0", "runs.a 0.model", "runs.a 0.rate"),
+    "manifest": ("format", "block", "tokenizer.sha256", "splits", "splits.train.c4.files", "splits.train.c4.blocks"),
+    "built-in": ("hash", "splits.train.prose", "splits.validation.prose.tokens"),
+    "checksums": ("crc32",),
+}
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in KEYS.items() for key in keys])
+@pytest.mark.parametrize("value", ["missing", None, [1.5], True], ids=str)
+def test_a_key_is_missing_or_of_another_type(tmp_path: Path, name: str, key: str, value: Any):
+    content = content_of(name)
+    *path, last = key.split(".")
+    inner = content
+    for part in path:
+        inner = inner[part]
+    inner[last] = value
+    if value == "missing":
+        del inner[last]
+        if key in ("model.dim", "lengths.4096"):  # has a default, or is one of several
+            return
+    require_one_sentence(name, tmp_path, content)
+
+
+def packed(**members: bytes) -> bytes:
+    """A zip file with these members."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out:
+        for name, content in members.items():
+            out.writestr(name, content)
+    return file.getvalue()
+
+
+def saved(arrays: Arrays) -> bytes:
+    """The bytes of an npz file."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def changed(arrays: Arrays, name: str, value: np.ndarray | None) -> bytes:
+    """The bytes of an npz file with another array, or without it."""
+    return saved({key: x for key, x in (arrays | {name: value}).items() if x is not None})
+
+
+def npy(x: np.ndarray) -> bytes:
+    """The bytes of a file with one array."""
+    file = io.BytesIO()
+    np.save(file, x)
+    return file.getvalue()
+
+
+NPZ_DAMAGE: dict[str, Callable[[Arrays], bytes]] = {
+    "empty": lambda arrays: b"",
+    "half": lambda arrays: saved(arrays)[: len(saved(arrays)) // 2],
+    "random": lambda arrays: NOT_JSON["random"],
+    "one array": lambda arrays: npy(TWO),
+    "a changed byte": lambda arrays: saved(arrays).replace(b"\x93NUMPY", b"\x92NUMPY"),
+    "a changed checksum": lambda arrays: saved({**arrays, "a": TWO + 77}).replace(b"\x4d\0\0\0", b"\x4c\0\0\0"),
+    "pickled": lambda arrays: changed(arrays, next(reversed(arrays)), np.array([{}, None], object)),
+    "colliding": lambda arrays: packed(**{"a.npy": npy(TWO), "a": npy(TWO)}),
+    "no array": lambda arrays: packed(**{"a.npy": b"text"}),
+    "another type": lambda arrays: changed(arrays, next(reversed(arrays)), np.array([b"a", b"b"])),
+    "another shape": lambda arrays: changed(arrays, next(reversed(arrays)), np.ones((5, 4, 3, 2), np.float32)),
+}
+
+
+@pytest.mark.parametrize("damage", NPZ_DAMAGE)
+@pytest.mark.parametrize("name", NPZ)
+def test_damaged_arrays(tmp_path: Path, name: str, damage: str):
+    require_one_sentence(name, tmp_path, NPZ_DAMAGE[damage](content_of(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        *((name, array) for name in ("tokenizer",) for array in TOKENIZER),
+        ("metrics.npz", "run"),
+        *(("classes.npz", array) for array in ("runs", "steps", "c4/repeat/losses")),
+        *(("blocks.npz", array) for array in ("kept", "arxiv/losses")),
+        *(("sums", array) for array in ("step", "c4/blocks", "c4/repeat/tokens")),
+    ],
+)
+def test_an_array_is_missing(tmp_path: Path, name: str, array: str):
+    require_one_sentence(name, tmp_path, changed(content_of(name), array, None))
+
+
+ROW = TABLE.splitlines()[1]
+TABLES = {
+    "empty": b"",
+    "half": TABLE[: len(TABLE) // 2].encode(),
+    "a row less": TABLE[: TABLE.rindex("a 0,")].encode(),
+    "a digit less": TABLE[:-2].encode(),
+    "random": NOT_JSON["random"],
+    "not UTF-8": TABLE.replace("arxiv", "\xe4").encode("latin-1"),
+    "no header": TABLE.partition("\n")[2].encode(),
+    "another header": TABLE.replace("train_loss", "loss_of_training").encode(),
+    "a short row": TABLE.replace(ROW, ROW.rpartition(",")[0]).encode(),
+    "a long row": TABLE.replace(ROW, f"{ROW},1").encode(),
+    "a word": TABLE.replace("3.25", "three").encode(),
+    "a fraction": TABLE.replace(",100,", ",100.5,").encode(),
+    "a long number": TABLE.replace(",100,", f",{10**30},").encode(),
+    "NaN": TABLE.replace("3.25", "nan").encode(),
+    "an open quote": TABLE.replace("arxiv", '"arxiv').encode(),
+    "another run": TABLE.replace("a 0,", "b 0,").encode(),
+}
+
+
+@pytest.mark.parametrize("damage", TABLES)
+def test_a_damaged_table(tmp_path: Path, damage: str):
+    require_one_sentence("points.csv", tmp_path, TABLES[damage])
+
+
+@pytest.mark.parametrize("name", ["runs.json", "points.csv", "blocks.npz", "classes.npz"])
+def test_the_command_says_it_too(tmp_path: Path, name: str):
+    for each, whole in OF_STUDY.items():
+        save(tmp_path / each, whole)
+    (tmp_path / name).write_bytes(NOT_JSON["random"])
+    with pytest.raises(UserError, match=name):
+        study.main([f"--analyse={tmp_path}"])
+
+
+@pytest.mark.parametrize("name", ["config of a run", "points.csv", "tokenizer", "recall"])
+def test_a_directory_in_place_of_a_file(tmp_path: Path, name: str):
+    file, files, reader = FILES[name]
+    for each, whole in files.items():
+        save(tmp_path / each, whole)
+    (tmp_path / file).unlink()
+    (tmp_path / file).mkdir()
+    if name == "recall":  # as none
+        assert reader(tmp_path) == []
+        return
+    with pytest.raises(UserError, match=file):
+        reader(tmp_path)
+
+
+def test_a_line_that_a_killed_run_left_is_left_out(tmp_path: Path):
+    save(tmp_path / "metrics.jsonl", OF_RUN["metrics.jsonl"])
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    for left in (b'{"step": 3, "trai', b"\0\0\0", b"\xff"):
+        (tmp_path / "metrics.jsonl").write_bytes(whole + left)
+        assert [row["step"] for row in metrics.read(tmp_path)] == [1, 2]
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 3 is not JSON"):
+        read_json_lines(tmp_path / "metrics.jsonl", dict)
+
+
+@pytest.mark.parametrize("damage", [*NOT_JSON, "another type"])
+def test_a_damaged_lock_has_no_holder(tmp_path: Path, damage: str):
+    """A process that is killed while it writes leaves one as well, and the next run goes by its age."""
+    holder = lock.Holder("host", "space", 1, "started", "since", "token")
+    path = tmp_path / lock.FILE
+    path.write_bytes(lock._content(holder))
+    assert lock._read(str(path)) == holder
+    path.write_bytes(NOT_JSON.get(damage, lock._content(holder._replace(pid="1"))))  # pyright: ignore[reportArgumentType]
+    assert lock._read(str(path)) is None
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b"{}", b'{"prompt": 3}', NOT_JSON["nested"], NOT_JSON["half a surrogate pair"]]
+)
+def test_prompts(tmp_path: Path, line: bytes):
+    (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "a"}\n' + line)
+    with pytest.raises(UserError, match=r"p\.jsonl, line 2"):
+        generate.read_prompts(tmp_path / "p.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (int, [0, -3], [1.0, True, "1", None, 2**63]),
+        (float, [1, 0.5], [float("nan"), float("inf"), False, "1"]),
+        (Float, [1, float("nan")], ["nan", None]),
+        ((float, None), [1, None], [{}, "x"]),
+        (("a", "b"), ["a", "b"], ["c", 1]),
+        ((1, 2), [1, 2], [3, True]),
+        ([str], [[], ["a"]], [["a", 1], {}, "a"]),
+        ({"a": int, "b?": str}, [{"a": 1}, {"a": 1, "b": "", "c": []}], [{}, {"b": ""}, {"a": 1, "b": None}]),
+        ({"a": int, str: str}, [{"a": 1, "c": ""}], [{"a": 1, "c": 2}, {"a": ""}]),
+        ({int: str}, [{}, {"1": ""}], [{"x": ""}, {"1": 1}]),
+    ],
+    ids=str,
+)
+def test_forms(form: Any, good: list[Any], bad: list[Any]):
+    for value in good:
+        check(value, form, "f")
+    for value in bad:
+        with pytest.raises(UserError, match=r"^f: .+; restore it, or create it again elsewhere\.$"):
+            check(value, form, "f")
+
+
+def test_the_sentence_leads_to_the_fault(tmp_path: Path):
+    save(tmp_path / "a.json", {"runs": [{"seed": 1}, {"seed": "x"}]})
+    with pytest.raises(UserError) as caught:
+        read_json(tmp_path / "a.json", {"runs": [{"seed": int}]}, fix="mend it")
+    assert str(caught.value) == f'{tmp_path}/a.json: runs.1.seed is "x", not an integer; mend it.'
