@@ -85,6 +85,17 @@ def test_blocks_know_their_documents_and_bytes(blocks_dir: Path):
         assert counts[ids == document] == counts.max()
 
 
+def test_documents_of_two_splits_have_numbers_of_their_own(blocks_dir: Path):
+    """Those of validation and then those of train."""
+    corpus = open_blocks(blocks_dir)
+    found = corpus.eval_blocks("arxiv", count=10**6)
+    entries = {split: of_split["arxiv"] for split, of_split in blocks.read_manifest(blocks_dir)["splits"].items()}
+    n_validation = entries["validation"]["blocks"]
+    assert len(found.tokens) == n_validation + entries["train"]["blocks"]
+    of_validation, of_train = found.documents[:n_validation], found.documents[n_validation:]
+    assert of_validation.max() < entries["validation"]["documents"] <= of_train.min()
+
+
 def test_a_choice_of_blocks_is_spread_over_all_documents(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     every = corpus.eval_blocks("arxiv", count=10**6)

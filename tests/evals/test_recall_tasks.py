@@ -117,6 +117,15 @@ def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
             assert asked == expected
 
 
+@pytest.mark.parametrize("length", [3, 6])
+def test_the_first_marker_of_induction_leaves_room_for_the_answer(length) -> None:
+    """It is at every place but the last two: the marker at the end is never the answer."""
+    inputs, targets = Induction(length=length, ids=4).examples(np.random.default_rng(0), 200)
+    row, at = np.nonzero(inputs[:, :-1] == 4)
+    assert row.tolist() == list(range(200)) and set(at) == set(range(length - 2))
+    assert set(targets[:, -1]) == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
 def test_distinct_integers_are_uniform(size, below) -> None:
     rows = distinct(np.random.default_rng(0), 6000, size, below=below)
