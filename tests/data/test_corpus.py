@@ -302,12 +302,12 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_d
     manifest = json.loads((copy / "manifest.json").read_text())
     (entry,) = manifest["splits"]["train"]["c4"]["files"]
     rows = np.full((entry["blocks"], T + 1), 65, np.uint16)
-    rows[7, 5] = 300
+    rows[:7, 5], rows[7, 5] = 257, 258  # the last that it has, and the first that it has not
     blocks.write_records(copy / entry["path"], iter([rows]))
     entry["bytes"] = (copy / entry["path"]).stat().st_size
     (copy / "manifest.json").write_text(json.dumps(manifest))
     iterator = open_blocks(copy).train_iterator(batch_size=8)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 300 is not among the 258"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 258 is not among the 258"):
         for _ in range(200):
             next(iterator)
 
@@ -327,8 +327,8 @@ def test_a_manifest_names_files_of_its_own_directory(tmp_path: Path, blocks_dir:
 def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"hold 33 tokens.*set config\.train\.seq_len=32"):
         open_blocks(blocks_dir, seq_len=64)
-    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size is 256"):
-        open_blocks(blocks_dir, vocab_size=256)
+    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size is 257"):
+        open_blocks(blocks_dir, vocab_size=257)
     with pytest.raises(UserError, match=r"'arxive' is not a domain.*Did you mean 'arxiv'"):
         open_blocks(blocks_dir, eval_domains=("arxive",))
     with pytest.raises(UserError, match=r"config\.data\.tokenizer_path is for the other tokenizers"):

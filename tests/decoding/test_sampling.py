@@ -45,6 +45,12 @@ def test_sampling_follows_the_logits(options, want):
     np.testing.assert_allclose(shares(**options), want, atol=0.03)
 
 
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.3}], ids=str)
+def test_tokens_as_likely_as_the_last_kept_one_are_kept(options):
+    rows = jnp.broadcast_to(jnp.array([1.0, 2.0, 2.0, 0.0]), (200, 4))
+    assert set(np.asarray(sample(rows, jax.random.key(0), **options)).tolist()) == {1, 2}
+
+
 def test_rows_have_nuclei_of_their_own():
     rows = jnp.log(jnp.asarray([[0.9, 0.05, 0.05], [0.4, 0.3, 0.3]]))
     keys = jax.random.split(jax.random.key(0), 200)

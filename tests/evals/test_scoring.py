@@ -57,8 +57,8 @@ def test_padding_is_not_seen(mixer, variant):
     tokens = [*asked[0][0], *asked[0][1]]
     best = wanted[0][2]
     second = alone(model, params, [*tokens[:-1], best, best], 1)[2]
-    continuations = [best], [(best + 1) % VOCAB], [best, second], [best, (second + 1) % VOCAB], [(best + 1) % VOCAB, best]
-    for continuation in continuations:
+    wrong, then_wrong = (best + 1) % VOCAB, (second + 1) % VOCAB
+    for continuation in ([best], [wrong], [best, second], [best, then_wrong], [wrong, best]):
         asked.append((tokens[:-1], continuation))
         wanted.append(alone(model, params, [*tokens[:-1], *continuation], len(continuation)))
     got = scored(model, params, asked, max_length=max_length)
