@@ -49,6 +49,7 @@ class TestMixtral:
         assert (mixtral.vocab_size, mixtral.bos, mixtral.eos) == (32_000, 1, 2)
         assert mixtral.hash == tokenizer.MIXTRAL_SHA256
         assert mixtral.encode("Hello  world").tolist() == [22557, 28705, 1526]
+        assert mixtral.decode([22557, 32_000, -1, 28705, 1526]) == "Hello  world", "models may have more ids"
 
     @settings(deadline=None, max_examples=300)
     @given(st.one_of(TEXT, SPACED.map("".join)))
