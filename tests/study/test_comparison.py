@@ -211,6 +211,16 @@ def test_three_seeds_rank_what_can_be_told_apart(tmp_path):
     assert lowest is not None and lowest.seeds == 3
 
 
+def test_models_without_intervals_are_not_told_apart(tmp_path):
+    runs = {}
+    for model, offset in (("slow", 0.0), ("x", 0.9)):
+        for seed in (0, 1):
+            fields = {"model": model, "seed": seed}
+            runs |= entry(tmp_path, f"{model}{seed}", [4.0, 3.0, 2.0], offset=offset, blocks=False, fields=fields)
+    found = compared(tmp_path, runs)
+    assert comparison.ranking(found, "slow", comparison.compare(found, "slow")) == [["slow", "x"]]
+
+
 def test_a_pair_without_overlap_is_a_dash(tmp_path):
     runs = entry(tmp_path, "slow", [4.0, 3.0]) | entry(tmp_path, "x", [6.0, 5.0]) | entry(tmp_path, "y", [4.0, 3.0])
     rows = comparison.compare(compared(tmp_path, runs), "slow")
