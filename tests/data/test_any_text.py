@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seqjax.config import DataConfig
-from seqjax.data import blocks, open_corpus, sources
+from seqjax.data import blocks, hold_out, open_corpus, sources
 from seqjax.data.layout import Layout
 from seqjax.data.prepare import __main__ as prepare_command
 from seqjax.data.prepare.manifest import summary
@@ -183,6 +183,30 @@ def test_some_documents_of_every_domain_are_held_out(tmp_path: Path):
     two = prepared(tmp_path / "b", tmp_path / "two", layout=layout, validation=0.2)
     again = documents(tmp_path / "two", two, "validation", "many")[:-1]
     assert len(set(held) ^ set(again)) <= 2  # of either the last one may be cut
+
+
+def test_documents_are_held_out_by_hash_until_they_fill_a_block():
+    """With the one that completes it, unless less than a block would be left to train on."""
+    hashes, lengths = np.array([50, 10, 40, 20, 30]), np.array([9, 2, 9, 3, 4])
+
+    def held(*, block: int, below: int = 0, documents: int = 5) -> list[int]:
+        given, share = hashes[:documents], below / hold_out.HASHES
+        limit = hold_out.limit(given, lengths[:documents], share=share, block=block)
+        return sorted(given[given < limit].tolist())
+
+    assert held(block=2) == [10]
+    assert held(block=3) == held(block=5) == [10, 20]
+    assert held(block=6) == held(block=9) == [10, 20, 30]
+    assert held(block=10) == [], "9 tokens would be left"
+    assert held(block=9, documents=3) == [10, 40], "9 are left, a block"
+    assert held(block=5, below=25) == [10, 20], "the share fills a block"
+    assert held(block=6, below=25) == [10, 20, 30]
+    assert held(block=2, below=45) == [10, 20, 30, 40], "the share is held out, however many blocks"
+
+
+def test_the_hash_of_a_text_stays():
+    """SHA-256 of "abc" begins with ba 78 16 bf; another hash would move documents between the splits."""
+    assert hold_out.text_hash("abc") == 0xBF1678BA
 
 
 def test_one_document_cannot_be_held_out(tmp_path: Path):

@@ -85,6 +85,16 @@ def test_blocks_know_their_documents_and_bytes(blocks_dir: Path):
         assert counts[ids == document] == counts.max()
 
 
+def test_documents_of_two_splits_have_numbers_of_their_own(tmp_path: Path):
+    """Three documents of 11 tokens in every block of 33, of which the first counts: 30 of validation, then of train."""
+    for split in ("train", "validation"):
+        lines = [row(domain, "x" * 9) for domain in ("c4", "arxiv") for _ in range(30)]
+        write_shard(tmp_path / "source" / split / "a.jsonl.zst", lines)
+    prepare.prepare(str(tmp_path / "source"), tmp_path / "out", tokenizer="byte", seq_len=T, workers=1)
+    corpus = open_blocks(tmp_path / "out", train_domains=("c4",), eval_domains=("arxiv",))
+    assert corpus.eval_blocks("arxiv", count=10**6).documents.tolist() == list(range(0, 60, 3))
+
+
 def test_a_choice_of_blocks_is_spread_over_all_documents(blocks_dir: Path):
     corpus = open_blocks(blocks_dir)
     every = corpus.eval_blocks("arxiv", count=10**6)
@@ -291,12 +301,12 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(tmp_path: Path, blocks_d
     manifest = json.loads((copy / "manifest.json").read_text())
     (entry,) = manifest["splits"]["train"]["c4"]["files"]
     rows = np.full((entry["blocks"], T + 1), 65, np.uint16)
-    rows[7, 5] = 300
+    rows[:7, 5], rows[7, 5] = 257, 258  # the last that it has, and the first that it has not
     blocks.write_records(copy / entry["path"], iter([rows]))
     entry["bytes"] = (copy / entry["path"]).stat().st_size
     (copy / "manifest.json").write_text(json.dumps(manifest))
     iterator = open_blocks(copy).train_iterator(batch_size=8)
-    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 300 is not among the 258"):
+    with pytest.raises(UserError, match=r"c4-00000\.array_record is damaged, block 7: the id 258 is not among the 258"):
         for _ in range(200):
             next(iterator)
 
@@ -316,8 +326,8 @@ def test_a_manifest_names_files_of_its_own_directory(tmp_path: Path, blocks_dir:
 def test_what_does_not_fit_the_config(blocks_dir: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"hold 33 tokens.*set config\.train\.seq_len=32"):
         open_blocks(blocks_dir, seq_len=64)
-    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size is 256"):
-        open_blocks(blocks_dir, vocab_size=256)
+    with pytest.raises(UserError, match=r"258 ids.*config\.model\.vocab_size is 257"):
+        open_blocks(blocks_dir, vocab_size=257)
     with pytest.raises(UserError, match=r"'arxive' is not a domain.*Did you mean 'arxiv'"):
         open_blocks(blocks_dir, eval_domains=("arxive",))
     with pytest.raises(UserError, match=r"config\.data\.tokenizer_path is for the other tokenizers"):

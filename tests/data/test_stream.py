@@ -163,6 +163,13 @@ def test_evaluation_reads_validation_then_train(corpus_dir: Path):
     assert outside.index("arxiv validation") < outside.index("arxiv train")
 
 
+def test_documents_of_two_splits_have_numbers_of_their_own(corpus_dir: Path):
+    found = open_stream(corpus_dir).eval_blocks("arxiv", count=10_000)
+    n_validation = len(stream_of(corpus_dir, "validation", "arxiv")) // (T + 1)
+    assert 0 < n_validation < len(found.documents)
+    assert not set(found.documents[:n_validation]) & set(found.documents[n_validation:])
+
+
 def stream_of(root: Path, split: str, domain: str) -> np.ndarray:
     """BOS, bytes, EOS of every document of a domain, in the order of the shards."""
     tokenizer = ByteTokenizer()

@@ -38,6 +38,10 @@ def test_byte_hash_is_stable():
     assert load_tokenizer("byte").hash[:16] == "d8b6eeb213e55327"  # manifests hold it
 
 
+def test_ids_have_two_bytes_as_long_as_all_of_them_fit():
+    assert [tokenizer.id_dtype(size).str for size in (2**16, 2**16 + 1)] == ["<u2", "<u4"]
+
+
 @needs_mixtral
 class TestMixtral:
     def test_facts(self):
@@ -45,6 +49,7 @@ class TestMixtral:
         assert (mixtral.vocab_size, mixtral.bos, mixtral.eos) == (32_000, 1, 2)
         assert mixtral.hash == tokenizer.MIXTRAL_SHA256
         assert mixtral.encode("Hello  world").tolist() == [22557, 28705, 1526]
+        assert mixtral.decode([22557, 32_000, -1, 28705, 1526]) == "Hello  world", "models may have more ids"
 
     @settings(deadline=None, max_examples=300)
     @given(st.one_of(TEXT, SPACED.map("".join)))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from seqjax.data.tokenizer import ByteTokenizer, load_tokenizer
 from seqjax.decoding import StopStrings, TextDecoder
+from seqjax.decoding.text import encode
 from seqjax.utils import UserError
 from tests import extras
 
@@ -64,6 +65,14 @@ class TestMixtral:
         before = mixtral.encode(context).tolist()
         whole = mixtral.decode([*before, *ids])
         assert mixtral.decode(before) + "".join(parts_of(mixtral, ids, before)) == whole
+
+
+def test_the_first_id_beyond_the_vocabulary_is_refused():
+    """The bytes of "abc" are 97 to 99."""
+    assert encode(ByteTokenizer(), "abc", vocab_size=100).tolist() == [97, 98, 99]
+    with pytest.raises(UserError, match=r"gives the id 99, and the model has 99"):
+        encode(ByteTokenizer(), "abc", vocab_size=99)
+    assert encode(ByteTokenizer(), "", vocab_size=1).size == 0
 
 
 # --------------------------------------------------------------------------------------------------------------- stops

@@ -117,6 +117,45 @@ def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
             assert asked == expected
 
 
+def first(inputs: np.ndarray, token: int) -> np.ndarray:
+    """The place of the first `token` of every row."""
+    return np.argmax(inputs == token, axis=1)
+
+
+# Of a task: what is drawn in its inputs or targets, and all that it must be.
+DRAWN = {
+    "MQAR, keys": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 0:4:2], range(1, 8)),
+    "MQAR, values": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 1:4:2], range(8, 16)),
+    "MQAR, places": (MQAR(length=16, pairs=2, ids=16), lambda x, y: np.nonzero(y >= 0)[1], range(4, 16, 2)),
+    "CopySelected, places": (CopySelected(length=9, tokens=3, ids=4), lambda x, y: np.nonzero(x < 4)[1], range(6)),
+    "CopySelected, ids": (CopySelected(length=9, tokens=3, ids=4), lambda x, y: y[:, 6:], range(4)),
+    # the marker at the end is never the answer
+    "Induction, places": (Induction(length=6, ids=4), lambda x, y: np.nonzero(x[:, :-1] == 4)[1], range(4)),
+    "Induction, ids": (Induction(length=6, ids=4), lambda x, y: y[:, -1], range(4)),
+    "Induction of 3": (Induction(length=3, ids=4), lambda x, y: np.nonzero(x[:, :-1] == 4)[1], range(1)),
+    "Ngram, ids": (Ngram(length=9, ids=6), lambda x, y: x[:, :6], range(6)),
+    "Position, places": (Position(length=5, ids=4, longest=8), lambda x, y: x[:, -1], range(4, 8)),
+    "Position, ids": (Position(length=5, ids=4, longest=8), lambda x, y: y[:, -1], range(4)),
+    "Copy, lengths": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: first(x, 3), range(2, 5)),
+    "Copy, ids": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: y[y >= 0], range(3)),
+    "Where, lengths": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: first(x, 6), range(3, 6)),
+    "Where, places": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: y[y >= 0], range(7, 12)),
+}
+
+
+@pytest.mark.parametrize("what", DRAWN)
+def test_every_length_place_and_id_is_drawn(what) -> None:
+    task, drawn, expected = DRAWN[what]
+    assert set(drawn(*task.examples(np.random.default_rng(0), 300)).ravel().tolist()) == set(expected)
+
+
+def test_every_bigram_of_a_string_is_asked_for() -> None:
+    """Those that have a token after them, of a string of 6 tokens the first four."""
+    inputs, _ = Ngram(length=9, ids=6).examples(np.random.default_rng(0), 300)
+    row, place = np.nonzero((inputs[:, 0:5] == inputs[:, [7]]) & (inputs[:, 1:6] == inputs[:, [8]]))
+    assert row.tolist() == list(range(300)) and set(place.tolist()) == set(range(4))
+
+
 @pytest.mark.parametrize(("size", "below"), [(3, 40), (8, 10), (6, 6)])
 def test_distinct_integers_are_uniform(size, below) -> None:
     rows = distinct(np.random.default_rng(0), 6000, size, below=below)

@@ -55,12 +55,16 @@ def test_padding_is_not_seen(mixer, variant):
         tokens = [*context, *continuation][-(max_length + 1) :]
         wanted.append(alone(model, params, tokens, len(continuation)))
     tokens = [*asked[0][0], *asked[0][1]]
-    asked.append((tokens[:-1], [wanted[0][2]]))  # the greedy one
-    wanted.append(alone(model, params, [*tokens[:-1], wanted[0][2]], 1))
+    best = wanted[0][2]
+    second = alone(model, params, [*tokens[:-1], best, best], 1)[2]
+    wrong, then_wrong = (best + 1) % VOCAB, (second + 1) % VOCAB
+    for continuation in ([best], [wrong], [best, second], [best, then_wrong], [wrong, best]):
+        asked.append((tokens[:-1], continuation))
+        wanted.append(alone(model, params, [*tokens[:-1], *continuation], len(continuation)))
     got = scored(model, params, asked, max_length=max_length)
     for (log_p, is_greedy), (want, greedy, _) in zip(got, wanted, strict=True):
         assert log_p == pytest.approx(want, abs=5e-4) and is_greedy == greedy
-    assert got[-1].is_greedy and not all(one.is_greedy for one in got)
+    assert [one.is_greedy for one in got[-5:]] == [True, False, True, False, False]
     assert scored(model, params, asked, max_length=max_length) == got, "the same again"
 
 

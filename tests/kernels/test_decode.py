@@ -89,6 +89,17 @@ def test_means_after_a_prefill_equal_the_running_ones() -> None:
     np.testing.assert_array_equal(table, kp.chunk_means(k, chunk_size=8))
 
 
+def test_means_of_bfloat16_keys_are_float32() -> None:
+    _, k, _ = qkv(Shape(T=19), dtype="bfloat16")
+    want = np.asarray(k, np.float64)[:, :16].reshape(2, 2, 8, 2, 8).mean(2)
+    running = jnp.zeros(want.shape, jnp.float32)
+    for length in (8, 16, 19):
+        running = kp.update_chunk_means(running, k, length, chunk_size=8)
+    for table in (kp.chunk_means(k, chunk_size=8), running):
+        assert table.dtype == jnp.float32
+        np.testing.assert_allclose(table, want, rtol=0, atol=1e-6)
+
+
 def test_ties_go_to_the_smallest_chunk(selection, implementation) -> None:
     """Small integers, so that equal scores are equal bits; four splits of the context repeat one chunk."""
     rng = np.random.default_rng(0)

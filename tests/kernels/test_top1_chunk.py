@@ -118,6 +118,16 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, selection, implementation) -
     np.testing.assert_array_equal(sel, select_reference.select_chunk(q, k, scale=1.0, **options))
 
 
+def test_approx_tells_means_apart_that_bfloat16_would_round_to_one(implementation) -> None:
+    """Keys of 1 and, one of them in the second chunk, 1 + 2^-7: means of 1 and 1 + 2^-10."""
+    k = np.zeros((1, 24, 1, 8))
+    k[..., 0] = 1
+    k[:, 8, :, 0] += 2**-7
+    k, q = jnp.asarray(k, jnp.bfloat16), jnp.ones((1, 24, 1, 8), jnp.bfloat16)
+    sel = kp.select_chunk(q, k, chunk_size=8, selection="approx", implementation=implementation)
+    assert (np.asarray(sel)[:, 16:] == 1).all()
+
+
 def test_first_chunk_is_local_only(selection, how) -> None:
     q, k, v = qkv(Shape(T=40, C=16, B=1))
     run = partial(chunk_attention, selection=selection, how=how)

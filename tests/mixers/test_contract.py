@@ -159,6 +159,19 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
     assert block.state_size(seq_len) == block.mixer.state_size(seq_len) + 32 * has_channel_mix
 
 
+SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "mean_BcGK"}
+
+
+@pytest.mark.parametrize(("mixer", "variant"), [*support.FIRST, ("top1_chunk", "approx")])
+def test_sums_in_caches_are_float32_in_bfloat16(mixer, variant):
+    """Keys, values and the inputs before are those of the model, in its dtype."""
+    block = support.tiny_model(mixer, variant).abstract_blocks()[0]
+    cache = jax.eval_shape(lambda: block.init_cache(2, T, jax.numpy.bfloat16))
+    for path, x in jax.tree.leaves_with_path(cache):
+        name = getattr(path[-1], "name", "")
+        assert x.dtype == {"length": "int32"}.get(name, "float32" if name in SUMS else "bfloat16"), name
+
+
 @every_case
 def test_parameters_are_declared_as_they_are_made(mixer, variant):
     case = built(mixer, variant)

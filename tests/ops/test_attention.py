@@ -11,6 +11,7 @@ import pytest
 from kernels_pallas import BackendError, backend, device
 from kernels_pallas.attention.api import BACKENDS, ORDER
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from seqjax.ops.shared_attention import shared_attention
 from tests.kernels.common import fast_jit
 
 rng = np.random.default_rng(0)
@@ -85,6 +86,28 @@ def test_attention_takes_a_scale():
     )
     step = attention_step(q[:, -1], k, v, jnp.asarray(6), scale=1.5)
     np.testing.assert_allclose(step, causal_attention(q, k, v, scale=1.5)[:, -1], atol=1e-5)
+
+
+def test_scores_of_bfloat16_inputs_are_float32():
+    """They are 256 and 257, which bfloat16 would round to 256: weights of 0.27 and 0.73, not of a half each."""
+    q_BTHK, k_BTHK, v_BTHK = (
+        jnp.asarray(rows, jnp.bfloat16)[None, :, None] for rows in ([[16, 1]] * 2, [[16, 0], [16, 1]], [[0, 0], [1, 1]])
+    )
+    positions, p = jnp.arange(2), np.e / (1 + np.e)
+
+    @fast_jit
+    def outputs(q_BTHK, k_BTHK, v_BTHK):
+        return (
+            causal_attention(q_BTHK, k_BTHK, v_BTHK, scale=1.0)[:, -1],
+            attention_step(q_BTHK[:, -1], k_BTHK, v_BTHK, jnp.asarray(2), scale=1.0),
+            attention_at(q_BTHK, k_BTHK, v_BTHK, positions, positions, scale=1.0)[:, -1],
+            shared_attention(q_BTHK[0], k_BTHK[0], v_BTHK, scale=1.0)[:, -1],
+        ), attention_entropy(q_BTHK, k_BTHK, scale=1.0)
+
+    outs, entropy_BTH = outputs(q_BTHK, k_BTHK, v_BTHK)
+    for o_BHK in outs:
+        np.testing.assert_allclose(np.asarray(o_BHK, np.float64), p, rtol=2**-8)
+    np.testing.assert_allclose(entropy_BTH[0, 1, 0], -p * np.log(p) - (1 - p) * np.log(1 - p), atol=1e-4)
 
 
 @pytest.fixture

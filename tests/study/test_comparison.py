@@ -7,6 +7,7 @@ import pytest
 
 from seqjax.study import __main__ as study
 from seqjax.study import comparison, records
+from seqjax.study.statistics import Estimate
 from seqjax.study.studies import load_study
 from seqjax.training import eval_losses
 from seqjax.utils import UserError
@@ -124,6 +125,45 @@ def test_a_learning_rate_may_close_a_gap(tmp_path):
     assert (tmp_path / "out" / "rates.png").exists()
 
 
+def reading(lowest, **causes) -> str:
+    """The reading of a gap and of those that test other causes, (gap, half the width of its interval) each."""
+    gaps = {
+        name: None if given is None else comparison.Gap(2.0, 2.0, 3, {"arxiv": Estimate(*given)})
+        for name, given in ({"over_range": None, "end_points": None, "best_rate": None} | causes).items()
+    }
+    row = comparison.Row("x", comparison.Gap(2.0, 2.0, 3, {"arxiv": Estimate(*lowest)}), **gaps, rates=None)
+    return comparison.reading(row, "arxiv")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((0.15, 0.1), "stays"),
+        ((0.15, None), "stays"),  # without an interval it is not known to be nothing
+        ((0.1, 0.1), "closed by the"),
+        ((-0.15, 0.1), "closed by the"),
+        ((-0.15, None), "closed by the"),
+    ],
+    ids=str,
+)
+def test_a_cause_closes_a_gap_by_its_interval_or_its_sign(given, expected):
+    for sign in (1, -1):
+        one = sign * given[0], given[1]
+        for cause, name in (("end_points", "schedule"), ("best_rate", "learning rate")):
+            said = reading((sign * 0.2, 0.1), **{cause: one})
+            assert said == (f"{expected} {name}" if "closed" in expected else expected)
+            other = {"end_points", "best_rate"} - {cause}
+            assert reading((sign * 0.2, 0.1), **{cause: one, other.pop(): (sign * 0.3, 0.1)}) == said
+        assert reading((sign * 0.1, 0.1), end_points=one) == "none"
+        assert reading((sign * 0.2, None), end_points=one) == "no interval"
+
+
+def test_a_gap_whose_causes_are_not_tested_says_so():
+    assert reading((0.2, 0.1)) == reading((0.2, 0.1), over_range=(0.01, None)) == "not tested"
+    assert reading((0.2, 0.1), over_range=(-0.01, None)) == "not tested, changes sign"
+    assert reading((0.2, 0.1), over_range=(-0.01, None), best_rate=(0.2, 0.1)) == "stays"
+
+
 def test_a_model_with_one_learning_rate_is_not_tested_for_it(tmp_path):
     """That the reference ran at several says nothing about the rate of the model."""
     runs = entry(tmp_path, "slow", [4.0, 3.0, 2.0], noise=0)
@@ -169,6 +209,16 @@ def test_three_seeds_rank_what_can_be_told_apart(tmp_path):
     assert "Not ranked, for want of a second seed or of a common loss: z." in report(tmp_path)
     lowest = row_of(rows, "a").lowest
     assert lowest is not None and lowest.seeds == 3
+
+
+def test_models_without_intervals_are_not_told_apart(tmp_path):
+    runs = {}
+    for model, offset in (("slow", 0.0), ("x", 0.9)):
+        for seed in (0, 1):
+            fields = {"model": model, "seed": seed}
+            runs |= entry(tmp_path, f"{model}{seed}", [4.0, 3.0, 2.0], offset=offset, blocks=False, fields=fields)
+    found = compared(tmp_path, runs)
+    assert comparison.ranking(found, "slow", comparison.compare(found, "slow")) == [["slow", "x"]]
 
 
 def test_a_pair_without_overlap_is_a_dash(tmp_path):

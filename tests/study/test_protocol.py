@@ -141,6 +141,8 @@ def test_the_best_rate_has_the_lowest_loss_in_domain_at_the_end(tmp_path):
     ]
     assert [(run.rate, run.seed) for run in protocol.best_rate(runs, AGAINST)] == [(3.0, 0), (3.0, 1)]
     assert protocol.best_rate([], AGAINST) == []
+    rises = record(tmp_path / "rises", [4.0, 1.5, 2.3], rate=0.3)
+    assert protocol.best_rate([rises, *runs], AGAINST)[0].rate == 3.0, "a lower loss on the way does not count"
 
 
 def test_shares_of_the_natural_mean_follow_from_the_evaluations(tmp_path):
