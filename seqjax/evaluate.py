@@ -1,7 +1,9 @@
 """`python -m seqjax.evaluate`, the same as `seqjax evaluate`."""
 
-from seqjax.commands.evaluate import main
-from seqjax.utils import run_command
+from seqjax.utils import ended_by_ctrl_c, run_command
+
+with ended_by_ctrl_c():
+    from seqjax.commands.evaluate import main
 
 if __name__ == "__main__":
     run_command(main)

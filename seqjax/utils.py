@@ -15,6 +15,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -100,6 +101,28 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Return a context in which Ctrl-C ends the process at once, for imports.
+
+    A `KeyboardInterrupt` in the middle of an import is a long traceback, or the crash of an extension that begins.
+    """
+
+    def end(number: int, frame: object) -> None:
+        sys.stderr.write("\nInterrupted.\n")
+        leave(130)
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def use_safe_fusions() -> None:
     """Let XLA compile sums of products right on a CPU (kernels_pallas/cpu_compiler.py); call it before JAX starts."""
     # Imported here so that raising errors needs no JAX.
@@ -110,7 +133,9 @@ def use_safe_fusions() -> None:
 
 def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
     """Run a command's `main(argv)`, by default with the arguments of the process, and report errors to the user."""
-    use_safe_fusions()
+    with ended_by_ctrl_c():
+        use_safe_fusions()
+        import jax  # noqa: F401 - `explained` needs it
     if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
         sys.stdout.reconfigure(errors="backslashreplace")
     with reporting(), explained():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -232,3 +233,26 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
         cli.run(["train", "--config=top1_chunk"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: The package absl is not installed.")
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == where:
+            os.kill(os.getpid(), signal.SIGINT)
+
+where, sys.argv[1:] = sys.argv[1], ["--config=transformer_pp:debug"]
+sys.meta_path.insert(0, Finder())
+runpy.run_module("seqjax.main", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("where", ["jax", "seqjax.mixers", "orbax"])
+def test_an_interrupt_during_the_imports_is_one_line(where, tmp_path):
+    """Of JAX, of our own modules, of what training needs."""
+    command = [sys.executable, "-c", INTERRUPTED, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import seqjax
-from seqjax.utils import UserError, nearest, reporting, run_command
+from seqjax.utils import UserError, ended_by_ctrl_c, nearest, reporting, run_command
 
 # The modules and their purpose. Each has a `main(argv)`, and also runs as `python -m MODULE`.
 COMMANDS = {
@@ -64,7 +64,8 @@ def run(argv: list[str] | None = None) -> None:
 def _module(name: str) -> Any:
     """Return the module of a command; raise `UserError` if a package is missing, as after `pip install --no-deps`."""
     try:
-        return importlib.import_module(COMMANDS[name][0])
+        with ended_by_ctrl_c():
+            return importlib.import_module(COMMANDS[name][0])
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "seqjax", "kernels_pallas"):

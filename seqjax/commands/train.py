@@ -21,7 +21,7 @@ from seqjax.config import Config, from_config_dict, presets, settings
 from seqjax.config.parse import keys_named
 from seqjax.sharding import make_mesh
 from seqjax.training.processes import START_SECONDS, banner, hosts, joined, require_one_process
-from seqjax.utils import Parser, UserError, command_parser
+from seqjax.utils import Parser, UserError, command_parser, ended_by_ctrl_c
 
 GROUPS = [field.name for field in dataclasses.fields(Config) if field.name not in ("name", "size")]
 
@@ -103,9 +103,10 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
         return
-    from seqjax.training import workdir as workdirs
-    from seqjax.training.loop import train
-    from seqjax.training.processes import use_compile_cache
+    with ended_by_ctrl_c():
+        from seqjax.training import workdir as workdirs
+        from seqjax.training.loop import train
+        from seqjax.training.processes import use_compile_cache
 
     use_compile_cache()
     if is_distributed:
@@ -115,7 +116,7 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
     workdir = given.workdir or workdirs.fresh(config)
     try:
         train(config, workdir)
-    except Exception:
+    except BaseException:  # also an interrupt
         if given.workdir is None and not (workdir / "config.json").exists():  # the run ended before its first step
             shutil.rmtree(workdir, ignore_errors=True)
         raise
