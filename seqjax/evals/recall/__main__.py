@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import train
 from seqjax.study.runner import visible_gpus
 from seqjax.training.processes import use_compile_cache
-from seqjax.utils import UserError, command_parser, nearest, run_command
+from seqjax.utils import UserError, command_parser, duration, nearest, run_command
 
 
 def main(argv: list[str]) -> None:
@@ -129,9 +129,10 @@ def _require_asked(setup: Setup, out: Path) -> None:
             )
 
 
-def _train(setup: Setup, runs: Iterable[Run], out: Path, *, until: float, claims: Path | None = None) -> None:
+def _train(setup: Setup, runs: Sequence[Run], out: Path, *, until: float, claims: Path | None = None) -> None:
     """Train the runs without a result, starting none after `until`; with `claims`, skip runs of other processes."""
     use_compile_cache()
+    begun, before = time.time(), len(_done(out))
     for run in runs:
         if time.time() > until:
             return
@@ -141,7 +142,13 @@ def _train(setup: Setup, runs: Iterable[Run], out: Path, *, until: float, claims
         _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
         tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
         settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
-        sys.stdout.write(f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s\n")
+        done = _done(out)  # other processes' as well
+        n_left = len(set(runs) - done)
+        left = duration((time.time() - begun) / (len(done) - before) * n_left)
+        sys.stdout.write(
+            f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s"
+            f"  ({n_left} of {len(runs)} left, about {left})\n"
+        )
         sys.stdout.flush()
 
 

@@ -17,6 +17,8 @@ from seqjax.study.tables import markdown
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one result for each width, the best rate's
 
 
+CONTROLS = ("Transformer", "Transformer++", "Transformer++, QK norm")
+LEARNT = 0.5  # right answers in the test like the training, of a control that learned the task
 RESULTS = "runs.jsonl"  # one result per line
 RESULT = dict.fromkeys(("task", "model"), str) | dict.fromkeys(("dim", "steps", "batch_size"), int)
 RESULT |= dict.fromkeys(("rate", "seconds", "chance"), float) | {"device": str, "state": {str: int}}
@@ -96,7 +98,22 @@ def _table(task: TaskSetup, results: Results) -> str:
             rows.append([label, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
-    return "\n".join(filter(None, parts))
+    return "\n".join(filter(None, [*parts, _control(task, results)]))
+
+
+def _control(task: TaskSetup, results: Results) -> str:
+    """Return a sentence if full attention, the positive control, did not learn the task; "" if it did or is none."""
+    of_control = [(label, result) for label in CONTROLS for result in results.get(label, ())]
+    if not task.kind.is_recall or not of_control:
+        return ""
+    best, label = max((result["tests"][task.own]["accuracy"], label) for label, result in of_control)
+    if best >= LEARNT:
+        return ""
+    return (
+        f"**The control failed:** full attention can look up every answer, and {label}, the best of it, gives "
+        f"{100 * best:.1f}% right ones in the test like the training. So it did not learn the task at these widths, "
+        "learning rates and steps, and what other models lack cannot be read here."
+    )
 
 
 def _training(results: Results) -> str:

@@ -32,6 +32,7 @@ class Task(abc.ABC):
         name: The name of the module, which the command and the results use.
         order: The place among the tasks, in training and in the report; tasks with the same number are sorted by name.
         question: The question of the task, for the heading of the report.
+        is_recall: Whether full attention can answer from the sequence, so that its failure is one of the training.
     """
 
     length: int
@@ -39,6 +40,7 @@ class Task(abc.ABC):
     name: ClassVar[str]
     order: ClassVar[int] = 100
     question: ClassVar[str]
+    is_recall: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__module__.rpartition(".")[2]

@@ -40,6 +40,7 @@ class S5(Task):
 
     order = 60
     question = "the product of permutations"
+    is_recall = False
 
     moved: int = 2
 
