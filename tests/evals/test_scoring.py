@@ -56,9 +56,9 @@ def test_padding_is_not_seen(mixer, variant):
         wanted.append(alone(model, params, tokens, len(continuation)))
     tokens = [*asked[0][0], *asked[0][1]]
     best = wanted[0][2]
-    second = alone(model, params, [*tokens[:-1], best, best], 1)[2]
-    wrong, then_wrong = (best + 1) % VOCAB, (second + 1) % VOCAB
-    for continuation in ([best], [wrong], [best, second], [best, then_wrong], [wrong, best]):
+    wrong = (best + 1) % VOCAB
+    second, after_wrong = (alone(model, params, [*tokens[:-1], token, best], 1)[2] for token in (best, wrong))
+    for continuation in ([best], [wrong], [best, second], [best, (second + 1) % VOCAB], [wrong, after_wrong]):
         asked.append((tokens[:-1], continuation))
         wanted.append(alone(model, params, [*tokens[:-1], *continuation], len(continuation)))
     got = scored(model, params, asked, max_length=max_length)

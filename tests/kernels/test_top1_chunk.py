@@ -11,6 +11,7 @@ import kernels_pallas as kp
 from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
 from kernels_pallas.top1_chunk import triton as chunk_triton
+from tests import extras
 from tests.kernels.common import (
     SCHEDULES,
     Shape,
@@ -126,6 +127,18 @@ def test_approx_tells_means_apart_that_bfloat16_would_round_to_one(implementatio
     k, q = jnp.asarray(k, jnp.bfloat16), jnp.ones((1, 24, 1, 8), jnp.bfloat16)
     sel = kp.select_chunk(q, k, chunk_size=8, selection="approx", implementation=implementation)
     assert (np.asarray(sel)[:, 16:] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_means_for_the_kernel_add_up_to_float32_from_parts_in_their_dtype(dtype) -> None:
+    extras.need("triton")
+    from kernels_pallas.select_chunk.triton.select import _mean_parts
+
+    k = jnp.asarray(np.random.default_rng(0).normal(size=(1, 19, 2, 8)), dtype)
+    parts = _mean_parts(k, 8)
+    want = np.asarray(k, np.float64)[:, :16].reshape(1, 2, 8, 2, 8).mean(2)
+    assert parts.dtype == dtype
+    np.testing.assert_allclose(np.asarray(parts, np.float64).sum(1), want, rtol=0, atol=3e-7)
 
 
 def test_first_chunk_is_local_only(selection, how) -> None:

@@ -176,7 +176,7 @@ def test_a_model_with_one_learning_rate_is_not_tested_for_it(tmp_path):
 
 def test_end_points_are_means_over_seeds_and_domains(tmp_path):
     runs = entry(tmp_path, "slow", [4.0, 2.0], noise=0, offset={"arxiv": 0.2, "github": 0.0})
-    runs |= entry(tmp_path, "slow again", [4.0, 2.2], noise=0, fields={"model": "slow", "seed": 1})
+    runs |= entry(tmp_path, "slow again", [4.0, 1.9, 2.2], noise=0, fields={"model": "slow", "seed": 1})
     runs |= entry(tmp_path, "slow short", [4.0, 2.4], noise=0, fields={"model": "slow", "schedule": 0.5})
     found = compared(tmp_path, runs)
     assert comparison.by_rate(found, "slow") == {1.0: pytest.approx((2.1, 3.15), abs=1e-5)}

@@ -11,6 +11,7 @@ import pytest
 from seqjax.study import __main__ as study
 from seqjax.study import comparison, equal_loss, equal_loss_tables, records, runner, statistics
 from seqjax.study.equal_loss import Measured, Row
+from seqjax.study.protocol import Record, read_points
 from seqjax.study.studies import load_study
 from seqjax.study.verdict import verdict
 from seqjax.utils import UserError
@@ -200,13 +201,26 @@ def test_a_verdict_must_hold_at_every_eligible_rate(tmp_path):
 
 
 def test_the_primary_rate_has_the_seeds(tmp_path):
-    """x2 is the best by a little and has one seed; x1 has three. A rate far off does not count."""
+    """x2 is the best by a little and has one seed; x1 has three. A rate that ends far off does not count."""
     entries = write_models(tmp_path, models={})
-    for rate, worse in ((2.0, -0.01), (4.0, 0.5)):
-        write_trunk(tmp_path / f"{rate}", {s: in_domain(s, worse=worse) for s in ENDS}, outside, noise=3)
+    for rate, before, worse in ((2.0, -0.01, -0.01), (4.0, -0.5, 0.5)):
+        losses = {share: in_domain(share, worse=worse if share == 1 else before) for share in ENDS}
+        write_trunk(tmp_path / f"{rate}", losses, outside, noise=3)
         entries[f"{rate}"] = {"workdir": str(tmp_path / f"{rate}"), "model": "slow", "rate": rate}
     rates = equal_loss.rates(analysed(tmp_path, entries), "slow")
     assert (rates.best, rates.primary, rates.eligible, rates.edge) == (2.0, 1.0, (1.0, 2.0), "")
+    at = in_domain(1.0, worse=0.5)
+    assert rates.found[4.0] == (1, pytest.approx(at), pytest.approx(np.mean([outside(name, at) for name in DOMAINS])))
+
+
+def test_a_run_whose_loss_rose_is_matched_at_its_end(tmp_path):
+    pair = [
+        Record(name, name, 0, 1.0, 1.0, read_points(write_run(tmp_path / name, losses, offset=offset)), {})
+        for name, losses, offset in (("x", [4.0, 2.0, 2.4], 0.2), ("slow", [4.0, 3.0, 2.0], 0.0))
+    ]
+    found = equal_loss.match([(pair[0], pair[1])], ("commoncrawl", "c4"), DOMAINS)
+    assert found is not None and (found.contrast.low, found.contrast.high) == pytest.approx((2.4, 2.4))
+    assert found.gaps == pytest.approx(np.full((1, 2), 0.2), abs=1e-5)
 
 
 def test_a_best_rate_at_the_edge_extends_the_grid(tmp_path):

@@ -118,12 +118,12 @@ def test_seeds_are_paired_and_compared_at_one_loss(tmp_path):
 
 
 def test_end_points_are_compared_with_the_line_through_those_of_the_schedules(tmp_path):
-    """The schedules end on the line 1.5 x + 1, though every run comes down on another one."""
+    """The schedules end on the line 1.5 x + 1, though every run comes down on another one, and rises at the end."""
     schedules = [
-        record(tmp_path / f"r{end}", [5.0, end], model="r", schedule=share, slope=1.0, offset=end / 2)
+        record(tmp_path / f"r{end}", [5.0, end - 0.1, end], model="r", schedule=share, slope=1.0, offset=end / 2)
         for end, share in ((2.0, 1.0), (2.4, 0.8), (3.2, 0.6))
     ]
-    run = record(tmp_path / "run", [5.0, 4.0, 2.6], offset=2.0)
+    run = record(tmp_path / "run", [5.0, 2.5, 2.6], offset=2.0)
     gap = protocol.gap_to_end_points([run], schedules, AGAINST, model="r")
     assert gap is not None
     assert gap.low == pytest.approx(2.6, abs=1e-6)

@@ -96,7 +96,8 @@ def _mean_parts(k_BTGK: Array, C: int) -> Array:
     mean_BcGK = jnp.mean(k_BcCGK.astype(jnp.float32), axis=2)
     info, parts = jnp.finfo(k_BTGK.dtype), []
     for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]):
-        # not astype there and back, which XLA takes for a chance to keep the excess precision
-        parts.append(jax.lax.reduce_precision(mean_BcGK, info.nexp, info.nmant))
+        # Not astype there and back, which XLA takes for a chance to keep the excess precision. The exponent is
+        # float32's, because reduce_precision flushes subnormal numbers, which the second part in float16 often is.
+        parts.append(jax.lax.reduce_precision(mean_BcGK, 8, info.nmant))
         mean_BcGK = mean_BcGK - parts[-1]
     return jnp.stack(parts, axis=1).astype(k_BTGK.dtype)
