@@ -138,7 +138,7 @@ def test_all_models_come_before_the_next_width_and_rate() -> None:
     assert len({*runs}) == len({command._claim(run) for run in runs}) == len(runs)
 
 
-def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch) -> None:
+def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch, capsys) -> None:
     trained = []
     monkeypatch.setattr(
         command, "train", lambda *a, **settings: trained.append(settings["rate"]) or untrained(**settings)
@@ -149,6 +149,7 @@ def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch
     (tmp_path / command._claim(runs[0])).touch()  # another process has it
     command._train(tiny, runs, tmp_path, until=math.inf, claims=tmp_path)
     assert trained == [2e-3]
+    assert "(1 of 2 left, about " in capsys.readouterr().out
     command._train(tiny, runs, tmp_path, until=math.inf)
     assert trained == [2e-3, 1e-3], "what has a result is not trained again"
 
@@ -196,6 +197,24 @@ def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
     assert (best["tried"], best["runs"], best["seconds"]) == (1, 2, (1, 3))
     assert report._cell(best["tests"]["easy"]) == "70.3 (35.1)"
     assert report._cell(best["tests"]["hard"]) == "20.0 [10.0, 30.0]"
+
+
+@pytest.mark.parametrize(
+    ("task", "attention", "failed"),
+    [("mqar", 0.4, True), ("mqar", 0.5, False), ("s5", 0.1, False), ("mqar", None, False)],
+)
+def test_the_report_says_where_attention_did_not_learn(task, attention, failed) -> None:
+    """Not where it is no control, because it cannot answer anyway, or was not trained."""
+    of_task = setups.SETUPS["demo"].task(task)
+    accuracies = {"Mamba-2": 0.9, "Transformer": 0.01, "Transformer++": attention}
+    results = {
+        label: [{"tests": {of_task.own: {"accuracy": accuracy}}}]
+        for label, accuracy in accuracies.items()
+        if attention is not None or label == "Mamba-2"
+    }
+    said = report._control(of_task, results)
+    assert bool(said) == failed
+    assert not failed or "and Transformer++, the best of it, gives 40.0% right ones" in said
 
 
 @pytest.mark.parametrize(("name", "size"), [("recall", "small"), ("suite/recall", "demo")])
