@@ -17,7 +17,8 @@ import seqjax
 from seqjax.data import shards
 from seqjax.data.prepare import cluster, progress
 from seqjax.data.tokenizer import ByteTokenizer
-from seqjax.utils import UserError, read_json, write_json
+from seqjax.reading import read_json
+from seqjax.utils import UserError, write_json
 from tests import extras
 
 from .conftest import contents, prepared, row, write_corpus, write_shard
