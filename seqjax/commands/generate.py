@@ -14,7 +14,7 @@ from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
 from seqjax.reading import parse_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError, command_parser
+from seqjax.utils import UserError, command_parser, first_line
 
 
 def read_prompts(path: str | Path) -> list[str]:
@@ -39,6 +39,11 @@ def read_prompts(path: str | Path) -> list[str]:
         fix = 'write {"prompt": "..."}, or name a file of plain lines .txt'
         prompts.append(parse_json(line, {"prompt": str}, f"{path}, line {i}", fix=fix)["prompt"])
     return prompts
+
+
+def _is_broken(text: str) -> bool:
+    """Return whether an argument had bytes that are not text, which Python keeps as halves of surrogate pairs."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def main(argv: list[str]) -> None:
@@ -77,6 +82,10 @@ def main(argv: list[str]) -> None:
         raise UserError(f"seed must be at least 0 and less than {1 << 32}, not {args.seed}.")
     if args.prompts and args.prompt is not None:
         raise UserError("--prompt and --prompts: give one of them.")
+    if any(map(_is_broken, (args.prompt or "", *args.stop))):
+        raise UserError(
+            "--prompt and --stop take UTF-8 text; these bytes are not, or the locale of the shell is another."
+        )
     prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
     config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
@@ -99,9 +108,17 @@ def main(argv: list[str]) -> None:
             sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
         sys.stdout.write(prompt)
         sys.stdout.flush()
-        for part in parts:
-            sys.stdout.write(part)
-            sys.stdout.flush()
+        try:
+            for part in parts:
+                sys.stdout.write(part)
+                sys.stdout.flush()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"--max_new_tokens={args.max_new_tokens} with this prompt needs more memory than the device has "
+                f"({first_line(error)}); give fewer, or a shorter prompt."
+            ) from error
         sys.stdout.write("\n")
         sys.stdout.flush()
         sys.stderr.write(f"{timing}\n")
