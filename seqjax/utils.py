@@ -232,6 +232,14 @@ def command_parser(
     return parser
 
 
+def is_text(text: str) -> bool:
+    """Return whether an argument can be written as UTF-8: bytes that the locale does not know are halves of pairs."""
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:
+        return False
+
+
 def words(text: str) -> list[str]:
     """Return the words of `a,b,c`, for an option that takes several."""
     return [word for word in text.split(",") if word]

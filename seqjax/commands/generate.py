@@ -14,7 +14,7 @@ from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
 from seqjax.reading import parse_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError, command_parser, first_line
+from seqjax.utils import UserError, command_parser, first_line, is_text
 
 
 def read_prompts(path: str | Path) -> list[str]:
@@ -39,11 +39,6 @@ def read_prompts(path: str | Path) -> list[str]:
         fix = 'write {"prompt": "..."}, or name a file of plain lines .txt'
         prompts.append(parse_json(line, {"prompt": str}, f"{path}, line {i}", fix=fix)["prompt"])
     return prompts
-
-
-def _is_broken(text: str) -> bool:
-    """Return whether an argument had bytes that are not text, which Python keeps as halves of surrogate pairs."""
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def main(argv: list[str]) -> None:
@@ -80,9 +75,11 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if not 0 <= args.seed < 1 << 32:
         raise UserError(f"seed must be at least 0 and less than {1 << 32}, not {args.seed}.")
+    if args.max_new_tokens >= 1 << 31:
+        raise UserError(f"max_new_tokens must be less than {1 << 31}, not {args.max_new_tokens}.")
     if args.prompts and args.prompt is not None:
         raise UserError("--prompt and --prompts: give one of them.")
-    if any(map(_is_broken, (args.prompt or "", *args.stop))):
+    if not all(map(is_text, (args.prompt or "", *args.stop))):
         raise UserError(
             "--prompt and --stop take UTF-8 text; these bytes are not, or the locale of the shell is another."
         )
