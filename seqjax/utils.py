@@ -337,7 +337,8 @@ class StatusLine:
             self._stream.write(text)
             self._stream.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            with Path(os.devnull).open("wb") as nobody:
+                os.dup2(nobody.fileno(), self._stream.fileno())
 
 
 def duration(seconds: float) -> str:

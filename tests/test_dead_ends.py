@@ -1,4 +1,4 @@
-"""What a user meets outside the settings: a shell without stderr, no device, a checkpoint that cannot be, a lost clock."""
+"""What a run meets outside its settings: a shell without stderr, no device, a checkpoint that cannot be."""
 
 import io
 import os
@@ -25,11 +25,12 @@ CONFIG_DICT = to_dict(CONFIG)
 
 def test_a_status_line_without_a_reader_goes_on():
     reader, writer = os.pipe()
-    line = StatusLine(stream=io.TextIOWrapper(os.fdopen(writer, "wb")), log_seconds=0.0)
     os.close(reader)
-    for text in ("step 1", "step 2"):
-        line.show(text)
-        line.say(text)
+    with io.TextIOWrapper(os.fdopen(writer, "wb")) as stream:
+        line = StatusLine(stream=stream, log_seconds=0.0)
+        for text in ("step 1", "step 2"):
+            line.show(text)
+            line.say(text)
 
 
 def test_a_command_runs_without_stderr():
@@ -66,8 +67,8 @@ def test_more_steps_than_can_be_counted():
 
 @pytest.mark.parametrize("step", [21, 10**20])
 def test_a_checkpoint_beyond_the_end(tmp_path, monkeypatch, step: int):
-    setup, checkpoints = object.__new__(loop.Setup), object.__new__(Checkpoints)
-    object.__setattr__(setup, "config", CONFIG)
+    nothing = (None,) * (len(loop.Setup._fields) - 1)
+    setup, checkpoints = tuple.__new__(loop.Setup, (CONFIG, *nothing)), object.__new__(Checkpoints)
     monkeypatch.setattr(Checkpoints, "latest", step)
     monkeypatch.setattr(Checkpoints, "params_only", False)
     with pytest.raises(UserError, match=rf"checkpoints/{step} is beyond the end of the run, config\.train\.steps=20"):
