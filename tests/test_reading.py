@@ -235,7 +235,7 @@ def packed(**members: bytes) -> bytes:
 def saved(arrays: Arrays) -> bytes:
     """The bytes of an npz file."""
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    np.savez(file, allow_pickle=True, **arrays)
     return file.getvalue()
 
 

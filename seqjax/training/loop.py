@@ -73,7 +73,7 @@ def train(config: Config, workdir: str | Path) -> bool:
     Raises `UserError` if another run is writing to `workdir` or the run cannot be trained.
     """
     use_safe_fusions()  # as the commands do
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError("Training compiles its steps, which JAX_DISABLE_JIT forbids; unset it.")
     mirror = workdirs.Mirror(workdir)
     if mirror.url and config.train.ends:
