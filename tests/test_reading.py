@@ -341,7 +341,7 @@ def test_a_line_that_a_killed_run_left_is_left_out(tmp_path: Path):
     for left in (b'{"step": 3, "trai', b"\0\0\0", b"\xff"):
         (tmp_path / "metrics.jsonl").write_bytes(whole + left)
         assert [row["step"] for row in metrics.read(tmp_path)] == [1, 2]
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 3 is not JSON"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 3 is not JSON"):
         read_json_lines(tmp_path / "metrics.jsonl", dict)
 
 
