@@ -20,7 +20,7 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one r
 RESULTS = "runs.jsonl"  # one result per line
 RESULT = dict.fromkeys(("task?", "model?"), str) | dict.fromkeys(("dim?", "steps?", "batch_size?"), int)
 RESULT |= dict.fromkeys(("rate?", "seconds?", "chance?"), float) | {"device?": str, "state?": {str: int}}
-RESULT |= {"tests": {str: {"accuracy": float, "whole": float}}}
+RESULT |= {"tests?": {str: {"accuracy": float, "whole": float}}}
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
