@@ -127,10 +127,10 @@ def read_json_lines(path: str | Path, form: Any, *, grows: bool = False, fix: st
     A file that `grows` may end within a line, which a process left that was killed.
     """
     *lines, last = _content(path, fix).split(b"\n")
-    rows = [parse_json(line, form, f"{path}, line {i}", fix=fix) for i, line in enumerate(lines, start=1)]
+    rows = [parse_json(line, form, f"{path}: line {i}", fix=fix) for i, line in enumerate(lines, start=1)]
     if last:
         try:
-            rows.append(parse_json(last, form, f"{path}, line {len(lines) + 1}", fix=fix))
+            rows.append(parse_json(last, form, f"{path}: line {len(lines) + 1}", fix=fix))
         except UserError:
             if not grows:
                 raise

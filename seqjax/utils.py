@@ -136,6 +136,9 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
+    if sys.stderr is None:  # closed by the shell, `2>&-`: the next file to be opened would get its number and its text
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
     if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
         sys.stdout.reconfigure(errors="backslashreplace")
     with reporting(), explained():
@@ -168,6 +171,23 @@ def explained() -> Iterator[None]:
             "larger config.mesh.fsdp, or config.model.remat=full; "
             "`seqjax train --dry_run` with the same settings shows how much."
         ) from error
+    except (AssertionError, RuntimeError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        if not platforms or _has_devices():
+            raise
+        raise UserError(
+            f"JAX finds no device for JAX_PLATFORMS={platforms} ({first_line(error)}). Unset it, or install the "
+            "driver and the JAX that it needs."
+        ) from error
+
+
+def _has_devices() -> bool:
+    import jax
+
+    try:
+        return bool(jax.devices())
+    except (AssertionError, RuntimeError):  # JAX asserts that it found a platform.
+        return False
 
 
 class Parser(argparse.ArgumentParser):
@@ -235,6 +255,14 @@ def command_parser(
     parser = Parser(prog=f"seqjax {command}", description=description, formatter_class=formatter, allow_abbrev=False)
     parser.settings, parser.find = tuple(settings), find
     return parser
+
+
+def is_text(text: str) -> bool:
+    """Return whether an argument can be written as UTF-8: bytes that the locale does not know are halves of pairs."""
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:
+        return False
 
 
 def words(text: str) -> list[str]:
@@ -314,21 +342,28 @@ class StatusLine:
             return
         self._shown = now
         if self.live:
-            self._stream.write("\r" + text.ljust(self._width))
+            self._write("\r" + text.ljust(self._width))
             self._width = len(text)
         else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+            self._write(text + "\n")
 
     def say(self, text: str) -> None:
         """Print a permanent line above the status line."""
         if self._quiet:
             return
         if self.live and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
+            self._write("\r" + " " * self._width + "\r")
             self._width = 0
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        """Write to the stream, or to nobody from when its reader has gone: that is no reason to stop what goes on."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            with Path(os.devnull).open("wb") as nobody:
+                os.dup2(nobody.fileno(), self._stream.fileno())
 
 
 def duration(seconds: float) -> str:

@@ -218,7 +218,7 @@ def test_a_key_is_missing_or_of_another_type(tmp_path: Path, name: str, key: str
     inner[last] = value
     if value == "missing":
         del inner[last]
-        if key in ("model.dim", "lengths.4096"):  # has a default, or is one of several
+        if key in ("model.dim", "lengths.4096", f"{results.KEY}.step"):  # may be missing, or is one of several
             return
     require_one_sentence(name, tmp_path, content)
 
@@ -235,7 +235,7 @@ def packed(**members: bytes) -> bytes:
 def saved(arrays: Arrays) -> bytes:
     """The bytes of an npz file."""
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    np.savez(file, allow_pickle=True, **arrays)
     return file.getvalue()
 
 
@@ -341,7 +341,7 @@ def test_a_line_that_a_killed_run_left_is_left_out(tmp_path: Path):
     for left in (b'{"step": 3, "trai', b"\0\0\0", b"\xff"):
         (tmp_path / "metrics.jsonl").write_bytes(whole + left)
         assert [row["step"] for row in metrics.read(tmp_path)] == [1, 2]
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 3 is not JSON"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 3 is not JSON"):
         read_json_lines(tmp_path / "metrics.jsonl", dict)
 
 

@@ -14,7 +14,7 @@ from seqjax.decoding import PREFILL_CHUNK, Sampling, Timing, stream
 from seqjax.reading import parse_json
 from seqjax.training import workdir as workdirs
 from seqjax.training.evaluate import restore
-from seqjax.utils import UserError, command_parser
+from seqjax.utils import UserError, command_parser, first_line, is_text
 
 
 def read_prompts(path: str | Path) -> list[str]:
@@ -75,8 +75,14 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if not 0 <= args.seed < 1 << 32:
         raise UserError(f"seed must be at least 0 and less than {1 << 32}, not {args.seed}.")
+    if args.max_new_tokens >= 1 << 31:
+        raise UserError(f"max_new_tokens must be less than {1 << 31}, not {args.max_new_tokens}.")
     if args.prompts and args.prompt is not None:
         raise UserError("--prompt and --prompts: give one of them.")
+    if not all(map(is_text, (args.prompt or "", *args.stop))):
+        raise UserError(
+            "--prompt and --stop take UTF-8 text; these bytes are not, or the locale of the shell is another."
+        )
     prompts = read_prompts(args.prompts) if args.prompts else [args.prompt or ""]
     config, model, params, _, mesh = restore(args.workdir, allow_code=args.allow_code)
     tokenizer = load_tokenizer(config.data.tokenizer, config.data.tokenizer_path)
@@ -99,9 +105,17 @@ def main(argv: list[str]) -> None:
             sys.stdout.write(f"--- prompt {i} of {len(prompts)}\n")
         sys.stdout.write(prompt)
         sys.stdout.flush()
-        for part in parts:
-            sys.stdout.write(part)
-            sys.stdout.flush()
+        try:
+            for part in parts:
+                sys.stdout.write(part)
+                sys.stdout.flush()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"--max_new_tokens={args.max_new_tokens} with this prompt needs more memory than the device has "
+                f"({first_line(error)}); give fewer, or a shorter prompt."
+            ) from error
         sys.stdout.write("\n")
         sys.stdout.flush()
         sys.stderr.write(f"{timing}\n")

@@ -114,7 +114,7 @@ class OptimConfig:
 class TrainConfig:
     """The length of the run and its batches."""
 
-    steps: Positive
+    steps: Annotated[int, Bounds(1, 2**31)]  # The optimiser counts them in 32 bits.
     # Shares of `steps` at which the run ends, each after a cooldown of its own from a trunk with a constant rate; the
     # last is 1. Empty: one end, with a linear decay over the whole run, as in the paper.
     ends: tuple[float, ...] = ()

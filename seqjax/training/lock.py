@@ -159,7 +159,7 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
                 return mine
         elif (age := _age(lock)) is not None:
             holder = _read(lock)
-            if wait and age < STALE_SECONDS and (holder is None or holder.alive is None):
+            if wait and -LOOK_SECONDS < age < STALE_SECONDS and (holder is None or holder.alive is None):
                 age = _awaited(workdir, holder, age)
             if age is not None:
                 _require_dead(workdir, holder, age)
@@ -190,6 +190,8 @@ def _require_dead(workdir: str, holder: Holder | None, age: float) -> None:
     who = f"{holder}, since {holder.since}" if holder is not None else "another process"
     wait = f" It cannot be seen from here and showed signs of life {age:.0f} s ago: if it is dead, try again in "
     wait = "" if alive else f"{wait}{STALE_SECONDS - age:.0f} s."
+    if not alive and age < -LOOK_SECONDS:  # the clock was set back
+        wait = f" Its {FILE} is dated {-age:.0f} s from now: if it is dead, delete that file."
     raise UserError(
         f"{workdir} is in use by {who}.{wait} Give another --workdir, or stop that run first; this one would then go "
         "on from its last checkpoint."

@@ -73,6 +73,8 @@ def train(config: Config, workdir: str | Path) -> bool:
     Raises `UserError` if another run is writing to `workdir` or the run cannot be trained.
     """
     use_safe_fusions()  # as the commands do
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        raise UserError("Training compiles its steps, which JAX_DISABLE_JIT forbids; unset it.")
     mirror = workdirs.Mirror(workdir)
     if mirror.url and config.train.ends:
         raise UserError(
@@ -173,6 +175,11 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -
     step = checkpoints.latest
     if step is None or checkpoints.params_only:
         return None
+    if step > setup.config.train.steps:
+        raise UserError(
+            f"{mirror}/checkpoints/{step} is beyond the end of the run, config.train.steps={setup.config.train.steps}; "
+            "move it away, and the run goes on from the checkpoint before."
+        )
     state, log = checkpoints.restore(setup.target, setup.iterator)
     if log["manifest"] != setup.corpus.manifest_hash:
         raise UserError(

@@ -28,7 +28,7 @@ from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.reading import read_json
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import Segment
-from seqjax.utils import UserError, cache_directory, write_json
+from seqjax.utils import UserError, cache_directory, is_text, write_json
 
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -39,7 +39,12 @@ class Mirror:
     """The local `directory` with a run's files, and the `url` of their store; "" if they are only local."""
 
     def __init__(self, workdir: str | os.PathLike[str], *, lock: WorkdirLock | None = None):
-        """Raise `UserError` if `workdir` is a URL where no run can be kept. Nothing is read or written."""
+        """Raise `UserError` if no run can be kept in `workdir`: a URL, or no text. Nothing is read or written."""
+        if not is_text(os.fspath(workdir)):
+            raise UserError(
+                f"{os.fspath(workdir)!a}: the locale of this shell has no such letters. Set PYTHONUTF8=1, or "
+                "LC_ALL=C.UTF-8."
+            )
         self._lock = lock
         self.url = store.url_of(workdir)
         if self.url:

@@ -14,7 +14,7 @@ from seqjax.utils import UserError, write_json
 
 KEY = "seqjax"
 FORM = {
-    KEY: {"task": str, "step": int, "max_length": int, "tokenizer": str, "parameters_sha256": str},
+    KEY: {"task": str, "step?": int, "max_length?": int, "tokenizer?": str, "parameters_sha256?": str},
     "results": {str: dict},
     "groups?": ({str: dict}, None),
 }

@@ -20,9 +20,9 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one r
 CONTROLS = ("Transformer", "Transformer++", "Transformer++, QK norm")
 LEARNT = 0.5  # right answers in the test like the training, of a control that learned the task
 RESULTS = "runs.jsonl"  # one result per line
-RESULT = dict.fromkeys(("task", "model"), str) | dict.fromkeys(("dim", "steps", "batch_size"), int)
-RESULT |= dict.fromkeys(("rate", "seconds", "chance"), float) | {"device": str, "state": {str: int}}
-RESULT |= {"tests": {str: {"accuracy": float, "whole": float}}}
+RESULT = dict.fromkeys(("task?", "model?"), str) | dict.fromkeys(("dim?", "steps?", "batch_size?"), int)
+RESULT |= dict.fromkeys(("rate?", "seconds?", "chance?"), float) | {"device?": str, "state?": {str: int}}
+RESULT |= {"tests?": {str: {"accuracy": float, "whole": float}}}
 
 
 def results(directory: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,99 @@
+"""What a run meets outside its settings: a shell without stderr, no device, a checkpoint that cannot be."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from seqjax import utils
+from seqjax.commands import generate
+from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.training import lock, loop
+from seqjax.training.checkpoint import Checkpoints
+from seqjax.training.workdir import Mirror
+from seqjax.utils import StatusLine, UserError
+
+CONFIG = from_config_dict(presets.get_config("debug", name="transformer_pp", mixer={"name": "transformer_pp"}))
+CONFIG_DICT = to_dict(CONFIG)
+
+
+def test_a_status_line_without_a_reader_goes_on():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with io.TextIOWrapper(os.fdopen(writer, "wb")) as stream:
+        line = StatusLine(stream=stream, log_seconds=0.0)
+        for text in ("step 1", "step 2"):
+            line.show(text)
+            line.say(text)
+
+
+def test_a_command_runs_without_stderr():
+    code = "import os, sys; from seqjax import utils; utils.run_command(lambda _: print(os.fstat(2).st_rdev), [])"
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert int(done.stdout) == Path(os.devnull).stat().st_rdev
+
+
+def test_a_platform_that_is_not_there(monkeypatch):
+    def devices() -> Any:
+        raise AssertionError
+
+    with pytest.raises(AssertionError), utils.explained():  # JAX has started: another error
+        assert jax.devices() == 0
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(UserError, match=r"JAX_PLATFORMS=cuda .* Unset it"), utils.explained():
+        jax.devices()
+
+
+def test_training_without_compilation(tmp_path):
+    with jax.disable_jit(), pytest.raises(UserError, match="JAX_DISABLE_JIT"):
+        loop.train(CONFIG, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_steps_than_can_be_counted():
+    with pytest.raises(UserError, match=r"train\.steps must be .* less than 2147483648"):
+        from_config_dict(CONFIG_DICT | {"train": CONFIG_DICT["train"] | {"steps": 2**63}})
+
+
+@pytest.mark.parametrize("step", [21, 10**20])
+def test_a_checkpoint_beyond_the_end(tmp_path, monkeypatch, step: int):
+    nothing = (None,) * (len(loop.Setup._fields) - 1)
+    setup, checkpoints = tuple.__new__(loop.Setup, (CONFIG, *nothing)), object.__new__(Checkpoints)
+    monkeypatch.setattr(Checkpoints, "latest", step)
+    monkeypatch.setattr(Checkpoints, "params_only", False)
+    with pytest.raises(UserError, match=rf"checkpoints/{step} is beyond the end of the run, config\.train\.steps=20"):
+        loop._restored(setup, checkpoints, Mirror(tmp_path))
+
+
+def test_a_lock_from_the_future(tmp_path):
+    holder = lock.Holder("elsewhere", "space", 1, "started", "since", "token")
+    (tmp_path / lock.FILE).write_bytes(lock._content(holder))
+    later = time.time() + 1e6
+    os.utime(tmp_path / lock.FILE, (later, later))
+    for wait in (False, True):  # which would wait until then
+        with (
+            pytest.raises(UserError, match=r"run\.lock is dated \d+ s from now: if it is dead, delete that file"),
+            lock.locked(tmp_path, wait=wait),
+        ):
+            pass
+
+
+def test_a_path_that_the_locale_does_not_know():
+    with pytest.raises(UserError, match=r"r\\udcc3': .*Set PYTHONUTF8=1"):
+        Mirror(Path("r\udcc3"))
+
+
+@pytest.mark.parametrize("argument", ["--prompt=\udcff", "--stop=\udcff", "--max_new_tokens=99999999999999999999999"])
+def test_arguments_of_generate(tmp_path, argument: str):
+    with pytest.raises(UserError, match=r"UTF-8|less than 2147483648"):
+        generate.main([f"--workdir={tmp_path}", argument])
