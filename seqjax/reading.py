@@ -166,10 +166,10 @@ def read_arrays(path: str | Path, *, fix: str = FIX) -> Arrays:
                 name = member.removesuffix(".npy")
                 if name in arrays:
                     raise ValueError(f"two arrays are named {name!r}")
-                with file.open(member) as data:
-                    arrays[name] = np.lib.format.read_array(data, allow_pickle=False)
-                    if data.read(1):  # At the end, zipfile compares the checksum.
-                        raise ValueError(f"{name!r} does not end where it should")
+                data = io.BytesIO(file.read(member))  # all of it, so that zipfile compares the checksum
+                arrays[name] = np.lib.format.read_array(data, allow_pickle=False)
+                if data.read(1):
+                    raise ValueError(f"{name!r} does not end where it should")
     except Exception as error:  # Damaged bytes raise nearly anything in zipfile, zlib and numpy.
         raise _error(f"{path} is damaged ({first_line(error)})", fix) from error
     return Arrays(path, arrays, fix=fix)

@@ -138,7 +138,7 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
         import jax  # noqa: F401 - `explained` needs it
     if sys.stderr is None:  # closed by the shell, `2>&-`: the next file to be opened would get its number and its text
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as the process lives
     if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
         sys.stdout.reconfigure(errors="backslashreplace")
     with reporting(), explained():

@@ -36,7 +36,7 @@ PREPARED = {
     "block": 9,
     "splits": {"train": {"c4": {"blocks": 2, "files": [FILE]}}},
 }
-DOMAINS = {domain: {"file": "a", "tokens": 1} for domain in builtin.extract.DOMAINS}
+DOMAINS = {domain: {"file": "a", "tokens": 1, "documents": 1, "sha256": "a"} for domain in builtin.extract.DOMAINS}
 OF_MODEL = {"step": 1, "max_length": 8, "tokenizer": "byte", "parameters_sha256": "6"}
 RECALL = {"task": "mqar", "model": "a", "dim": 8, "steps": 1, "batch_size": 2, "rate": 0.1, "seconds": 1.5, "chance": 0}
 RECALL |= {"device": "", "state": {"4 in 64": 8}, "tests": {"4 in 64": {"accuracy": 0.5, "whole": 0.5}}}
@@ -130,7 +130,14 @@ FILES: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
     "manifest": ("manifest.json", {"manifest.json": PREPARED, FILE["path"]: b"abc"}, blocks.read_manifest),
     "built-in": (
         "manifest.json",
-        {"manifest.json": {"hash": "8", "splits": {"train": DOMAINS, "validation": DOMAINS}}},
+        {
+            "manifest.json": {
+                "hash": "8",
+                "tokenizer": "a",
+                "version": 1,
+                "splits": {"train": DOMAINS, "validation": DOMAINS},
+            }
+        },
         builtin.read_manifest,
     ),
     "documents": (
