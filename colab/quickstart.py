@@ -14,19 +14,22 @@
 # Train a small Top-1 Chunk language model, look at what it learned in and out of its training domains, and let it
 # write. Two CPU cores take a few minutes; the text it trains on is already on the machine.
 #
-# The first cell installs seqjax, unless it is installed already.
+# The first cell installs seqjax, unless it is installed already: from a wheel beside the notebook, or from its
+# repository.
 
 # %%
 import importlib.util
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
 
 if importlib.util.find_spec("seqjax") is None:
     extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
-    package = f"seqjax{extra} @ git+{REPOSITORY}"
+    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # one beside the notebook comes first
+    package = f"seqjax{extra} @ {wheels[-1].as_uri() if wheels else f'git+{REPOSITORY}'}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
@@ -59,17 +62,16 @@ finished = train(from_config_dict(presets.read_config(CONFIG)), WORKDIR)
 # %% [markdown]
 # ## The report
 #
-# A loss in nats per token for every domain (a token is a byte here). The gap between the solid lines and the dashed
-# ones is what seqjax is about: mixers that look alike in domain differ out of domain.
+# Training ends with a table: a loss in nats per token for every domain (a token is a byte here). The workdir keeps it
+# in `report.md`, with a picture. The gap between the solid lines and the dashed ones is what seqjax is about: mixers
+# that look alike in domain differ out of domain.
 
 # %%
 from pathlib import Path
 
-from IPython.display import Image, Markdown, display
+from IPython.display import Image
 
-report = (Path(WORKDIR) / "report.md").read_text()
-display(Markdown(report.partition("![")[0]))
-display(Image(Path(WORKDIR) / "report.png"))
+Image(Path(WORKDIR) / "report.png")
 
 # %% [markdown]
 # ## Generate

@@ -15,19 +15,22 @@
 # trains a small model and looks at what was selected: which chunk, how far back, and what is written there. Two CPU
 # cores take a few minutes.
 #
-# The first cell installs seqjax, unless it is installed already.
+# The first cell installs seqjax, unless it is installed already: from a wheel beside the notebook, or from its
+# repository.
 
 # %%
 import importlib.util
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 REPOSITORY = "https://github.com/OWNER/seqjax"  # a placeholder: write the address of the repository here
 
 if importlib.util.find_spec("seqjax") is None:
     extra = "[cuda12]" if shutil.which("nvidia-smi") else ""
-    package = f"seqjax{extra} @ git+{REPOSITORY}"
+    wheels = sorted(Path.cwd().glob("seqjax-*.whl"))  # one beside the notebook comes first
+    package = f"seqjax{extra} @ {wheels[-1].as_uri() if wheels else f'git+{REPOSITORY}'}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% tags=["parameters"]

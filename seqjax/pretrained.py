@@ -16,14 +16,14 @@ from seqjax.convert.directory import load as load_public
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
 from seqjax.mixers import base, name_of
-from seqjax.models import Model
+from seqjax.models import Model, flops
 from seqjax.sharding import make_mesh, shardings
 from seqjax.training.evaluate import restore
 from seqjax.types import Array, Params
 from seqjax.utils import UserError, use_safe_fusions
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Pretrained:
     """The newest checkpoint of a run, or a public model: its model, parameters, settings and tokenizer."""
 
@@ -32,6 +32,16 @@ class Pretrained:
     config: Config
     step: int  # of the checkpoint
     mesh: Mesh  # over which the parameters are spread
+
+    def __repr__(self) -> str:
+        """Return three lines: what it is, its sizes, and its data."""
+        config, data, n = self.config.model, self.config.data, flops.n_params(self.model)
+        return (
+            f"{self.config.name}, size {self.config.size}, step {self.step}: {n:,} parameters\n"
+            f"{config.n_layers} layers of width {config.dim}, mixer {config.mixer_names}, vocabulary "
+            f"{config.vocab_size:,}\n"
+            f"data {' '.join(filter(None, (data.corpus, data.path)))}, {data.regime} regime, tokenizer {data.tokenizer}"
+        )
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

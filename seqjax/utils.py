@@ -329,7 +329,8 @@ class StatusLine:
     """Shows a status line, and permanent lines above it."""
 
     def __init__(self, *, stream: io.TextIOBase | None = None, quiet: bool = False, log_seconds: float = LOG_SECONDS):
-        self._stream = stream or sys.stderr
+        # A notebook shows stderr as if it were an error.
+        self._stream = stream or (sys.stdout if "ipykernel" in sys.modules else sys.stderr)
         self._quiet, self._between = quiet, log_seconds
         self._shown = -float("inf")
         self._width = 0

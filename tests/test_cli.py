@@ -243,6 +243,7 @@ class Finder:
         if name == where:
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
 where, sys.argv[1:] = sys.argv[1], ["--config=transformer_pp:debug"]
 sys.meta_path.insert(0, Finder())
 runpy.run_module("seqjax.main", run_name="__main__")

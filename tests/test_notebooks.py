@@ -57,7 +57,8 @@ def test_the_address_of_the_repository_is_a_placeholder_in_one_place():
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, has_gpu):
+def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, tmp_path, has_gpu):
+    monkeypatch.chdir(tmp_path)
     (cell, *_) = code(read(NAMES[0]))
     commands = []
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command[-1]))
@@ -66,7 +67,12 @@ def test_the_first_cell_installs_where_seqjax_is_missing(monkeypatch, has_gpu):
     assert commands == [], "it is installed here"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     exec(cell, {})
-    assert commands == [f"seqjax{'[cuda12]' if has_gpu else ''} @ git+https://github.com/OWNER/seqjax"]
+    extra = "[cuda12]" if has_gpu else ""
+    assert commands == [f"seqjax{extra} @ git+https://github.com/OWNER/seqjax"]
+    wheel = tmp_path / "seqjax-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    exec(cell, {})
+    assert commands[1:] == [f"seqjax{extra} @ {wheel.as_uri()}"]
 
 
 def test_a_study_is_cloned_where_only_the_package_is(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """The tables of a study, as Markdown: the runs, the gaps to every reference, their interpretation, and the ranking."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from seqjax.study import comparison, equal_loss
@@ -145,14 +146,18 @@ def cost_table(
     for model, of_model in runs.items():
         if not of_model:
             continue
-        metadata = of_model[0].metadata
+        metadata = of_model[0].metadata  # with what all seeds share: parameters, FLOPs, state
+        speeds, peaks = (
+            [run.metadata[key] for run in of_model if run.metadata.get(key) is not None]
+            for key in ("tokens_per_s", "device_peak_gib")
+        )
         given = [speeds.get(model) for speeds in records.speeds.values()]
         rows.append(
             [
                 model,
-                _speed(metadata.get("tokens_per_s")),
+                _speed(statistics.median(speeds) if speeds else None),
                 *map(_speed, given),
-                _number(metadata.get("device_peak_gib"), 1, " GiB"),
+                _number(max(peaks, default=None), 1, " GiB"),
                 _number(metadata.get("state_bytes"), 2**20, " MiB"),
                 _number(metadata.get("flops_per_token"), 1e9, "", digits=2),
                 *(cell(to_one[model]) if model in to_one else DASH for to_one in gaps.values()),
@@ -160,9 +165,9 @@ def cost_table(
         )
     header = ["model", "tokens/s", *records.speeds, "memory", "state", "GFLOPs/token", *(f"gap to {r}" for r in gaps)]
     return (
-        "Training speed and peak memory of the device as the runs logged them; the state that decoding keeps of one "
-        f"sequence of the training length; FLOPs of a training step; the gap of {comparison.main_quantity(records)} "
-        f"{at}.\n\n{markdown(header, rows)}"
+        "Training speed (median of the runs) and peak memory of the device (highest) as the runs logged them; the "
+        "state that decoding keeps of one sequence of the training length; FLOPs of a training step; the gap of "
+        f"{comparison.main_quantity(records)} {at}.\n\n{markdown(header, rows)}"
     )
 
 
@@ -189,7 +194,10 @@ def _speed(speed: float | None) -> str:
 
 
 def _number(value: float | None, unit: float, name: str, *, digits: int = 1) -> str:
-    return DASH if value is None else f"{value / unit:,.{digits}f}{name}"
+    if value is None:
+        return DASH
+    shown = f"{value / unit:,.{digits}f}"
+    return f"{value / unit:.1g}{name}" if value and not float(shown.replace(",", "")) else f"{shown}{name}"
 
 
 def _gaps(records: Records, reference: str) -> str:

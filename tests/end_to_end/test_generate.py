@@ -147,9 +147,12 @@ def test_prompts_from_a_file_are_each_as_if_alone(rough: Run, continuation: Cont
 def test_a_file_without_prompts_is_refused(tmp_path):
     bad = {
         "empty.txt": ("\n \n", "holds no prompt"),
-        "a.jsonl": ('{"prompt": "a"}\n{"text": "b"}\n', r'line 2: write \{"prompt": "\.\.\."\}'),
-        "b.jsonl": ("just text\n", "line 1: write"),
-        "c.jsonl": ('{"prompt": 3}\n', "line 1: write"),
+        "a.jsonl": (
+            '{"prompt": "a"}\n{"text": "b"}\n',
+            r'a\.jsonl, line 2: prompt is missing; write \{"prompt": "\.\.\."\}',
+        ),
+        "b.jsonl": ("just text\n", "line 1 is not JSON"),
+        "c.jsonl": ('{"prompt": 3}\n', "line 1: prompt is 3, not a text; write"),
     }
     for name, (content, message) in bad.items():
         (tmp_path / name).write_text(content)

@@ -22,6 +22,7 @@ from seqjax.commands import evaluate, generate
 from seqjax.config import from_config_dict, presets
 from seqjax.convert import __main__ as convert
 from seqjax.mixers import _registry
+from seqjax.models import flops
 from seqjax.training import workdir as workdirs
 from seqjax.utils import UserError
 from tests import support
@@ -199,6 +200,9 @@ def test_a_loaded_model_agrees_with_the_command_and_the_evaluation(here, blocks_
     m = seqjax.load(str(run.workdir))
     assert (m.config, m.step, m.tokenizer.name) == (run.config, 3, "byte")
     assert jax.tree.map(jnp.shape, m.params) == jax.tree.map(jnp.shape, m.model.shapes)
+    first, second, third = str(m).splitlines()
+    assert f"{flops.n_params(m.model):,} parameters" in first and "step 3" in first
+    assert f"vocabulary {run.config.model.vocab_size}" in second and "tokenizer byte" in third
 
     generate.main([f"--workdir={run.workdir}", "--prompt=abc", "--max_new_tokens=9", "--temperature=1.5", "--seed=4"])
     want = capsys.readouterr().out

@@ -138,7 +138,13 @@ def test_the_command_repeats_it_and_is_silent_without_the_flag(run, capsys):
     assert f"entropy {written['entropy']['github']:.4f}, " in shown
     evaluate_command.main([f"--workdir={run}"])
     assert "of ln(i + 1)" not in capsys.readouterr().out
-    assert set(json.loads((run / "evaluation.json").read_text())) == {"step", "loss", "bits_per_byte", "mean"}
+    assert set(json.loads((run / "evaluation.json").read_text())) == {
+        "step",
+        "manifest",
+        "loss",
+        "bits_per_byte",
+        "mean",
+    }
 
 
 def test_what_cannot_be_measured_is_refused_before_training(blocks_dir, tmp_path):

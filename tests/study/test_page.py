@@ -79,7 +79,7 @@ def test_cost_stands_beside_the_gap(finished):
     assert fast.metadata["state_bytes"] == 4 * 4 * (inner * 128 + 3 * (inner + 2 * 128))
     header, _, slow, row = (line for line in (finished / "gaps.md").read_text().split("## Cost")[1].splitlines()[4:8])
     assert "| tokens/s at T = 99 | memory | state | GFLOPs/token | gap to slow |" in header
-    assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.00 | +0.2")
+    assert row.startswith("| fast | 5 | 123 | - | 0.3 MiB | 0.002 | +0.2")
     assert slow == "| slow | 5 | 7 | - | - | - | - |"
     assert end_points.run_speeds(found) == {"slow": 5.0, "fast": 5.0}
     assert (finished / "cost.png").read_bytes().startswith(b"\x89PNG")

@@ -50,8 +50,9 @@ MODELS = {
     "Gated DeltaNet": "gated_deltanet",
 }
 
+# At the demo's rate attention with QK norm learns every recall task (mqar 100%, induction 94%); at 1e-2 it learns neither.
 SETUPS = {
-    "demo": Setup(batch_size=64, rounds=((32, 1e-2),), test_sequences=256, steps_per_call=10, tasks=of_size("demo")),
+    "demo": Setup(batch_size=64, rounds=((32, 3.2e-3),), test_sequences=256, steps_per_call=10, tasks=of_size("demo")),
     "small": Setup(
         batch_size=256,
         rounds=tuple((dim, rate) for rate in (3.2e-3, 1e-3, 1e-2) for dim in (128, 64)),
