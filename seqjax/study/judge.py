@@ -134,12 +134,14 @@ def dry_run(plan: Plan, *, jobs: int) -> str:
     runs = Runs(plan)
     order = [runs.mixer(rate, seed=0, ends=MODEL_ENDS) for rate in middle_first(plan.rates)]
     order += [*runs.references, *runs.expected()]
-    text = estimate.report(order, jobs=jobs)
-    return (
-        f"{text}\nThe seeds of {plan.model} run at its best learning rate, which is found first. If that is at the "
-        f"edge of the grid, up to {EXTENSIONS} more are tried; a rate that is far behind at half of its tokens is "
-        "dropped there."
-    )
+    scale = judge_plan.SCALES.get(plan.config.size)
+    said = [
+        estimate.report(order, jobs=jobs),
+        f"The seeds of {plan.model} run at its best learning rate, which is found first. If that is at the edge of the "
+        f"grid, up to {EXTENSIONS} more are tried; a rate that is far behind at half of its tokens is dropped there.",
+        scale.took if scale is not None else "",
+    ]
+    return "\n".join(filter(None, said))
 
 
 # --------------------------------------------------------------------------------------------------------------- phases
