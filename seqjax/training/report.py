@@ -56,12 +56,12 @@ def write(
 
     last = evals[-1]
     spread = "entropy" if f"eval/{corpus.eval_domains[0]}/entropy" in last else ""
-    table = [("domain", "loss", "perplexity", *((spread, "of ln(i+1)") if spread else ()), "")]
+    table = [("domain", "loss", "perplexity", "bits per byte", *((spread, "of ln(i+1)") if spread else ()), "")]
     table += [_row("training", last["train/loss"], "mean since the evaluation before", spread and ("", ""))]
     for name in corpus.eval_domains:
         side = corpus.side(name)
         entropy = spread and [f"{last[f'eval/{name}/{field}']:.4f}" for field in ("entropy", "entropy_relative")]
-        table.append(_row(name, last[f"eval/{name}/loss"], side, entropy))
+        table.append(_row(name, last[f"eval/{name}/loss"], side, entropy, last.get(f"eval/{name}/bits_per_byte")))
     if bigram is not None:
         note = "in domain; what counting pairs of bytes reaches"
         table.append(_row("byte bigram", bigram, note, spread and ("", "")))
@@ -158,8 +158,9 @@ def _generate(workdir: str | Path, used: Sequence[str]) -> str:
     return f'seqjax generate --workdir={workdir} --prompt="def "{allowed}'
 
 
-def _row(name: str, loss: float, note: str, entropy: Sequence[str] = ()) -> tuple[str, ...]:
-    return (name, f"{loss:.4f}", f"{math.exp(min(loss, 50.0)):.2f}", *entropy, note)
+def _row(name: str, loss: float, note: str, entropy: Sequence[str] = (), bits: float | None = None) -> tuple[str, ...]:
+    per_byte = "" if bits is None else f"{bits:.4f}"
+    return (name, f"{loss:.4f}", f"{math.exp(min(loss, 50.0)):.2f}", per_byte, *entropy, note)
 
 
 def _align(table: Sequence[tuple[str, ...]]) -> list[str]:

@@ -108,7 +108,7 @@ def test_the_last_evaluation_of_a_run_has_it_and_the_report_shows_it(run):
     assert before
     assert not any("entropy" in key for r in before for key in r)
     text = (run / "report.md").read_text()
-    assert "| domain | loss | perplexity | entropy | of ln(i+1) |  |" in text
+    assert "| domain | loss | perplexity | bits per byte | entropy | of ln(i+1) |  |" in text
     for domain in ("c4", "arxiv"):
         nats, relative = last[f"eval/{domain}/entropy"], last[f"eval/{domain}/entropy_relative"]
         assert 0 < nats < np.log(support.SEQ_LEN)

@@ -56,7 +56,7 @@ def rows(workdir, *, losses=(3.0, 2.0), mfu=None):
     for step, loss in enumerate(losses, 1):
         timing = {"tokens_per_s": 1000.0 * step, "mfu": mfu, "seconds": 60.0 * step}
         lines.append({"step": step, "tokens": 500_000 * step, "train/loss": loss, **timing})
-    evals = {"train/loss": 2.25, "eval/c4/loss": 2.125, "eval/arxiv/loss": 3.0625}
+    evals = {"train/loss": 2.25, "eval/c4/loss": 2.125, "eval/c4/bits_per_byte": 1.25, "eval/arxiv/loss": 3.0625}
     lines.append({"step": len(losses), "tokens": 500_000 * len(losses), **evals})
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -75,8 +75,8 @@ def test_numbers(tmp_path, corpus, blocks_dir, sample):
     for part in ("1,234,567 parameters", "1,000,000 tokens in 2m00s on 2 x Toy", "MFU 50.0%", "f00d"):
         assert part in text
         assert part in shown
-    assert "| c4 | 2.1250 | 8.37 | in domain |" in text
-    assert "| arxiv | 3.0625 | 21.38 | out of domain |" in text
+    assert "| c4 | 2.1250 | 8.37 | 1.2500 | in domain |" in text
+    assert "| arxiv | 3.0625 | 21.38 |  | out of domain |" in text
     assert "| training | 2.2500 |" in text
     assert "| byte bigram | 2.5000 |" in text
     assert ("A sample" in text) == (sample is not None)
