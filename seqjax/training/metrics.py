@@ -163,6 +163,8 @@ class Metrics:
         self._path = workdir / "metrics.jsonl"
         if self._path.exists():
             self._require_rows(position, step)
+        elif position:  # moved away, as the error of `_require_rows` says, or lost
+            logging.warning("%s is gone; the run goes on without the rows up to step %d.", self._path, step)
         self._file = self._path.open("ab")
         # Never extend the file: a lost one would come back as zeros.
         self._file.truncate(min(position, self._path.stat().st_size))

@@ -61,6 +61,14 @@ def test_rows_that_a_checkpoint_counts_on_and_that_are_lost_are_an_error(tmp_pat
     assert [row["step"] for row in read(tmp_path)] == [5]
 
 
+def test_rows_that_are_gone_are_named(tmp_path, caplog):
+    position = write(tmp_path, [1, 2, 3])
+    (tmp_path / "metrics.jsonl").unlink()
+    write(tmp_path, [4], position=position, step=3)
+    assert [row["step"] for row in read(tmp_path)] == [4]
+    assert "metrics.jsonl is gone; the run goes on without the rows up to step 3." in caplog.text
+
+
 def test_rows_are_synced_when_a_checkpoint_is_to_count_on_them(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
