@@ -4,6 +4,7 @@ They run in a directory of their own, in a kernel of this environment. A cell af
 them small; all else is what a reader runs.
 """
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_quickstart(blocks_dir, tmp_path, monkeypatch):
     outputs = run("quickstart", f'CONFIG = "{config}"', tmp_path, monkeypatch)
     text = text_of(outputs)
     assert "Kernels: " in text, "the notebook says that this line names what runs"
-    assert "| github | " in text
+    assert len(re.findall(r"^  github +\d", text, re.M)) == 1, "the table of the report, once"
     assert "\ndef " in text
     assert "  The function returns the number of elements." in text
     assert "Triton kernels need a GPU" in text
