@@ -106,6 +106,21 @@ def test_one_task_of_a_study_queues_again(tmp_path, send, status, starts, says):
     assert slurm_job(tmp_path, "slurm_study.sbatch", "--study=a.py", send=signals, **array) == (status, says)
 
 
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm_study.sbatch"])
+def test_a_signal_that_comes_at_the_start_is_passed_on(tmp_path, name):
+    """After the task has started, and before the script knows its process number."""
+    text = (LAUNCH / name).read_text()
+    assert text.count("job=$!\n") == 1
+    late = tmp_path / "launch" / name
+    late.parent.mkdir()
+    late.write_text(text.replace("job=$!\n", "sleep 0.5; job=$!\n"))
+    (tmp_path / "run").mkdir()
+    array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "7", "STATUS": "130"}
+    what = f"--workdir={tmp_path / 'run'}" if name == "slurm.sbatch" else "--study=a.py"
+    status, says = slurm_job(tmp_path, late, "--config=a", what, send=[signal.SIGUSR1], **array)
+    assert status == 130 and says.startswith("saved\n")
+
+
 # Starts the two processes of a run as SLURM would, and passes SIGTERM on.
 SRUN_OF_TWO = """
 import os, signal, subprocess, sys
