@@ -16,7 +16,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"
 
 test-gpu: $(VENV)/.installed-dev
 	SEQJAX_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
