@@ -35,6 +35,8 @@ if importlib.util.find_spec("seqjax") is None:
 # %% tags=["parameters"]
 SIZE = "debug,train.steps=300,eval.every=15_000,log.every=5"  # a size and settings; `demo` takes minutes a model
 RUNS = "runs"
+JUDGED = "debug"  # the size of the judgement at the end, and settings
+SEEDS = 1
 
 # %% [markdown]
 # ## The mixer
@@ -179,6 +181,41 @@ plt.show()
 # %%
 m = seqjax.load(workdirs["gated_ema"])
 print("The " + m.generate("The ", max_new_tokens=100, seed=1))
+
+# %% [markdown]
+# ## Judge it
+#
+# `seqjax.judge` answers with a sentence: it tries learning rates, trains attention beside the mixer, and compares them
+# at equal loss in domain, each at decayed ends (`docs/judge.md`). It trains every run in a process of its own, so the
+# mixer goes into a file; the cell above is all that the file needs beside a config. One seed, models of this size and
+# 20 steps show how to read a judgement and nothing about the mixer; `JUDGED = "demo"` and `SEEDS = 3` take 45 minutes
+# on two CPU cores.
+
+# %%
+cell = next(cell for cell in In if "class GatedEma" in cell and "init_cache" in cell)
+config = """
+
+def get_config(arg=""):
+    from seqjax import presets
+
+    return presets.get_config(arg, name="gated_ema", mixer={"name": "gated_ema"})
+"""
+Path("gated_ema.py").write_text(cell + config)
+judged = seqjax.judge(f"gated_ema.py:{JUDGED}", out=f"{RUNS}/judge", references=f"{RUNS}/attention", seeds=SEEDS)
+print(judged.sentence)
+
+# %% [markdown]
+# The same as data, a row for each of the two references: attention as published, and attention with the short
+# convolution that recurrent mixers have. `judged.out` holds the page, `judge.md`, with its pictures and tables.
+
+# %%
+for reference, verdict in judged.verdicts.items():
+    gap = judged.gaps[reference]
+    measured = "not measured" if gap is None else f"{gap:+.2f} nats out of domain"
+    faster = judged.tokens_per_s[judged.model] / judged.tokens_per_s[reference]
+    print(f"{reference:<32}{verdict}; gap {measured}; trains {faster:.1f} times as fast")
+for warning in judged.warnings:
+    print(f"* {warning}")
 
 # %% [markdown]
 # ## From here

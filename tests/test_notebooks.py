@@ -145,11 +145,17 @@ def test_quickstart(blocks_dir, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_your_mixer(corpus_cache, tmp_path, monkeypatch):
     size = f"debug,train.steps=4,eval.every=1024,log.every=1,eval.tokens=128,{SMALL}{corpus_cache}"
-    outputs = run("your_mixer", f'SIZE = "{size}"', tmp_path, monkeypatch)
+    judged = f"debug,train.steps=10,optim.warmup_steps=1,eval.tokens=128,{SMALL}{corpus_cache}"
+    outputs = run("your_mixer", f'SIZE = "{size}"\nJUDGED = "{judged}"', tmp_path, monkeypatch)
     assert "'causality'" in "".join(output.get("data", {}).get("text/plain", "") for output in outputs)
-    assert "\nThe " in text_of(outputs)
+    text = text_of(outputs)
+    assert "\nThe " in text
+    assert "In this smoke test, " in text
+    assert re.search(r"^Transformer\+\+, QK norm, conv .*; trains [0-9.]+ times as fast$", text, re.M)
     assert pictures(outputs) == 1
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"gated_ema-debug", "transformer_pp-debug"}
+    made = {"gated_ema-debug", "transformer_pp-debug", "judge", "attention"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == made
+    assert (tmp_path / "runs" / "judge" / "judge.md").is_file()
 
 
 def check_study(text: str) -> None:
