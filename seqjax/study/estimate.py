@@ -1,8 +1,8 @@
 """Estimate the cost of a study before it is started: `seqjax study --study=FILE --dry_run`.
 
-The speed of a run is that of a finished run of the same model in the study, or the recorded one of the same model in
-`benchmarks/results`. An evaluation counts as a third of the training on as many tokens, because it has no backward
-pass.
+The speed of a run is that of a finished run of the same model in the study, or the recorded one in `benchmarks/results`
+of the same model or of its mixer with other settings. An evaluation counts as a third of the training on as many
+tokens, because it has no backward pass.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from seqjax.training import dry_run
 from seqjax.utils import duration
 
 EVALUATION = 1 / 3  # share of the training time on as many tokens
+EXACTLY, ALIKE = 1e-9, 0.05  # differences of parameters and FLOPs: of the same model, of one with other settings
 
 
 class Estimate(NamedTuple):
@@ -42,8 +43,14 @@ def of_run(run: Run, runs: Sequence[Run]) -> Estimate | None:
     if seen:
         speed, source = sorted(seen)[len(seen) // 2], "its runs so far"
     else:
-        found = dry_run.recorded_speed(config, n_params=flops.n_params(model), per_token=per_token, device=None)
-        speed, source = (None, "") if found is None else (found.tokens_per_s, f"recorded on one {found.device}")
+        speed, source = None, ""
+        for within, what in ((EXACTLY, "recorded"), (ALIKE, "recorded with other settings of the mixer")):
+            found = dry_run.recorded_speed(
+                config, n_params=flops.n_params(model), per_token=per_token, device=None, within=within
+            )
+            if found is not None:
+                speed, source = found.tokens_per_s, f"{what} on one {found.device}"
+                break
     n_evaluations = max(1, len(train.ends)) + (tokens // config.eval.every if config.eval.every else 0)
     domains = config.data.eval_domains or regimes.REGIMES[config.data.regime].eval
     evaluated = n_evaluations * len(domains) * config.eval.tokens if steps else 0

@@ -200,10 +200,13 @@ class RecordedSpeed(NamedTuple):
     source: str
 
 
-def recorded_speed(config: Config, *, n_params: int, per_token: float, device: str | None) -> RecordedSpeed | None:
+def recorded_speed(
+    config: Config, *, n_params: int, per_token: float, device: str | None, within: float = 1e-9
+) -> RecordedSpeed | None:
     """Return the recorded speed of this model on a kind of device, or with None on any; None if there is no record.
 
-    The same name, parameters and FLOPs per token at the same length are taken for the same model.
+    The same name, parameters and FLOPs per token at the same length are taken for the same model. Both may differ by
+    the share `within`: 0.05 also takes the mixer with other settings, such as normalised queries and keys.
     """
     for path in sorted(RESULTS.glob("train_step*.json")):
         report = read_json(path, {"machine": {"device": str}, "settings": dict, "results": {str: dict}})
@@ -211,9 +214,10 @@ def recorded_speed(config: Config, *, n_params: int, per_token: float, device: s
         if device not in (None, machine["device"]) or settings["seq_len"] != config.train.seq_len:
             continue
         for name, result in report["results"].items():
-            same = name.partition(":")[0] == config.name and result.get("params") == n_params
-            same &= result.get("devices", 1) == 1
-            if same and "tokens_per_s" in result and math.isclose(result.get("flops_per_token", 0), per_token):
+            same = name.partition(":")[0] == config.name and result.get("devices", 1) == 1
+            same &= math.isclose(result.get("params", 0), n_params, rel_tol=within)
+            same &= math.isclose(result.get("flops_per_token", 0), per_token, rel_tol=within)
+            if same and "tokens_per_s" in result:
                 source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
                 return RecordedSpeed(result["tokens_per_s"], machine["device"], source)
     return None

@@ -63,6 +63,18 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
     found = estimate.of_run(run, [run])
     assert found.seconds == pytest.approx((1280 + 3 * 5 * 64 / 3) / 7.0)
     assert found.source == "recorded on one a device"
-    report["results"]["mamba2"] = result | {"params": 1}
-    (tmp_path / "train_step.json").write_text(json.dumps(report))
-    assert estimate.of_run(run, [run]).seconds is None
+    for share, seconds in ((1.04, found.seconds), (0.96, found.seconds), (1.06, None), (0.94, None)):
+        report["results"]["mamba2"] = result | {"params": round(share * result["params"])}
+        (tmp_path / "train_step.json").write_text(json.dumps(report))
+        near = estimate.of_run(run, [run])
+        assert near.seconds == seconds
+        assert near.source == ("recorded with other settings of the mixer on one a device" if seconds else "")
+        assert (
+            dry_run.recorded_speed(
+                run.config,
+                n_params=report["results"]["mamba2"]["params"] + 1,
+                per_token=result["flops_per_token"],
+                device=None,
+            )
+            is None
+        )
