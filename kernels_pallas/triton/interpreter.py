@@ -63,7 +63,11 @@ def _to_numpy(x: Any, dtype: np.dtype) -> np.ndarray:
 
 @cache
 def _patch_interpreter() -> None:
-    """bf16 as on a GPU: triton 3.6's interpreter multiplies matrices of its bits, turns 1 into bits 1, rounds down."""
+    """Mend what triton 3.6's interpreter does wrong.
+
+    bf16 becomes as on a GPU: it multiplies matrices of its bits, turns 1 into bits 1, and rounds down. The bounds of a
+    loop are arrays of one element, which numpy 2.5 and later do not turn into an integer.
+    """
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -85,3 +89,10 @@ def _patch_interpreter() -> None:
         return create_dot(self, widened(a), widened(b), *rest)
 
     builder.cast_impl, builder.create_dot = cast_to_nearest, create_dot_of_bf16
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor_with_index
