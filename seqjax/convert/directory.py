@@ -48,13 +48,13 @@ def argument_of(directory: Path) -> str:
     found = public_config.read(path)
     if found is None:
         raise UserError(f"There is no {path} of a public model, which would name its model_type; give --config.")
-    names = [name for name, family in FAMILIES.items() if found["model_type"] in family.types]
-    if not names:
-        known = ", ".join(sorted({kind for family in FAMILIES.values() for kind in family.types}))
+    of_type = {kind: (name, family) for name, group in FAMILIES.items() for family in group for kind in family.types}
+    if found["model_type"] not in of_type:
+        known = ", ".join(sorted(of_type))
         raise UserError(f"{path} is of a {found['model_type']!r}, which seqjax does not compute. Known: {known}.")
-    name = names[0]
+    name, family = of_type[found["model_type"]]
     config = from_config_dict(presets.read_config(f"{name}:debug"))
-    return f"{name}:debug,{','.join(public_config.overrides(FAMILIES[name], config, path))}"
+    return f"{name}:debug,{','.join(public_config.overrides(family, config, path))}"
 
 
 def load(weights: Path, *, config: Config | None = None) -> Imported:
