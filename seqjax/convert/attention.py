@@ -218,6 +218,7 @@ QWEN2 = LLAMA._replace(
         "model.mixer.qkv_bias": (True,),
         "model.mlp.bias": (False,),
     },
+    own_tokenizer=True,
 )
 QWEN3 = LLAMA._replace(
     name="Qwen3",

@@ -222,6 +222,14 @@ def test_an_export_overwrites_nothing_else(exported, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
+def test_a_qwen2_takes_no_tokenizer_of_ours(tmp_path):
+    """`AutoTokenizer` would put Qwen2's normalizer (NFC) into it."""
+    config = config_of("qwen2", model__vocab_size=264)
+    with pytest.raises(UserError, match=r"gives other ids than the byte tokenizer of this run\. .* --weights_only"):
+        directory.export({}, config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_tokenizer_of_bytes(exported):
     """Of 256 characters without merges; a text starts as the documents that a run is trained on."""
     spec = said(exported / "tokenizer.json")
