@@ -82,8 +82,11 @@ def hf_models():
         "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 4.0, "low_freq_factor": 0.25,
         "high_freq_factor": 1.0, "original_max_position_embeddings": 16,
     }  # fmt: skip
-    yield "llama3", LlamaForCausalLM(
-        LlamaConfig(**common, head_dim=16, rms_norm_eps=1e-5, rope_parameters=scaled, tie_word_embeddings=True)
+    yield (
+        "llama3",
+        LlamaForCausalLM(
+            LlamaConfig(**common, head_dim=16, rms_norm_eps=1e-5, rope_parameters=scaled, tie_word_embeddings=True)
+        ),
     )
     yield "qwen2", Qwen2ForCausalLM(Qwen2Config(**common, max_window_layers=2))
     yield (

@@ -60,14 +60,18 @@ ROPE = {
     "rope_high_freq_factor": (3.0, "forward", LLAMA3),
     "rope_original_len": (64, "forward", "model.mixer.rope_scaling=llama3"),
 }
-SOFTMAX = ATTENTION | ROPE | {
-    "qk_norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
-    "qkv_bias": (True, "shapes"),
-    "window": (3, "forward"),
-    "const": ("qk", "shapes"),
-    "temperature": (0.4, "forward"),
-    "implementation": ("cudnn", "refused"),
-}
+SOFTMAX = (
+    ATTENTION
+    | ROPE
+    | {
+        "qk_norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
+        "qkv_bias": (True, "shapes"),
+        "window": (3, "forward"),
+        "const": ("qk", "shapes"),
+        "temperature": (0.4, "forward"),
+        "implementation": ("cudnn", "refused"),
+    }
+)
 TOP1 = ATTENTION | {"heads": (2, "shapes"), "qk_norm": (False, "shapes"), "implementation": ("nowhere", "refused")}
 DELTA = {
     "heads": (2, "shapes"),
