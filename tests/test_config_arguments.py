@@ -91,7 +91,7 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("model.mixer.rope_base=-1.0", ["rope_base"]),
         ("model.mixer.rope_base=0", ["config.model.mixer.rope_base", "position=none"]),
         ("model.mixer.rope_scaling=llama3", ["no setting 'rope_scaling'"]),
-        (f"{SOFTMAX},model.mixer.rope_scaling=yarn", ["mixer.rope_scaling='yarn' is not known", "linear, llama3, none"]),
+        (f"{SOFTMAX},model.mixer.rope_scaling=yarn", ["rope_scaling='yarn' is not known", "linear, llama3, none"]),
         (f"{SOFTMAX},model.mixer.rope_factor=0.5", ["config.model.mixer.rope_factor=0.5", "at least 1"]),
         (f"{SOFTMAX},model.mixer.rope_factor=1e999", ["config.model.mixer.rope_factor=inf", "finite"]),
         (f"{SOFTMAX},model.mixer.rope_low_freq_factor=4", ["rope_low_freq_factor=4.0", "rope_high_freq_factor=4.0"]),

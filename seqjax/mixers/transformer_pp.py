@@ -74,8 +74,8 @@ class TransformerPP(AttentionMixer):
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "alibi", "none"] = "rope",
         rope_base: float = 10_000.0,
-        # Lowers the frequencies of RoPE for longer sequences (`seqjax.ops.positions.RopeScaling`); the next four settings
-        # are its numbers, as in Llama 3.1, and of them "linear" takes only the factor.
+        # Lowers the frequencies of RoPE for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four
+        # settings are its numbers, by default those of Llama 3.1; "linear" takes the factor alone.
         rope_scaling: Literal["none", "linear", "llama3"] = "none",
         rope_factor: float = 8.0,
         rope_low_freq_factor: float = 1.0,

@@ -22,8 +22,8 @@ class RopeScaling:
     """How the frequencies of RoPE are lowered for sequences longer than those of an earlier training.
 
     linear: all of them are divided by `factor` (position interpolation; Chen et al., arXiv 2306.15595).
-    llama3: as in Llama 3.1, by the number of turns in `original_len` tokens, the longest sequence of that training. With
-    at most `low_freq_factor` turns a frequency is divided by `factor`, with `high_freq_factor` or more it stays, and
+    llama3: as in Llama 3.1, by the number of turns in `original_len` tokens, the longest sequence of that training. A
+    frequency of at most `low_freq_factor` turns is divided by `factor`, one of `high_freq_factor` or more stays, and
     between them the two are mixed, linearly in the number of turns.
     """
 

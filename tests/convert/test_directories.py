@@ -116,6 +116,41 @@ def test_sizes_that_a_config_json_leaves_out(tmp_path):
     assert "model.mixer.value_rank=16" in directory.argument_of(tmp_path)
 
 
+@pytest.mark.parametrize("length", ["in the group", "beside it", "the longest sequence"])
+def test_scaled_rope_under_older_names(length, tmp_path):
+    """`rope_scaling` with `type`, and the base beside it; the length is looked for where transformers does."""
+    rope = {"type": "llama3", "factor": 4, "low_freq_factor": 0.25, "high_freq_factor": 1}
+    theirs = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": rope}
+    if length == "in the group":
+        rope["original_max_position_embeddings"] = 16
+    else:
+        theirs["original_max_position_embeddings" if length == "beside it" else "max_position_embeddings"] = 16
+    copied("llama3", tmp_path, with_config=True, **theirs)
+    got, want = (from_config_dict(presets.read_config(directory.argument_of(d))) for d in (tmp_path, GOLDEN / "llama3"))
+    assert got.model == want.model
+    del rope["factor"]
+    copied("llama3", tmp_path, with_config=True, **theirs)
+    with pytest.raises(UserError, match=r"config\.json has no 'factor', which rope_scaling needs"):
+        seqjax.load(tmp_path)
+
+
+def test_a_window_of_all_layers_of_a_qwen(tmp_path):
+    """As `max_window_layers` says or, since transformers 5, `layer_types`; none without `use_sliding_window`."""
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0, "layer_types": None}
+    for theirs, want in (
+        (window, 5),
+        (window | {"max_window_layers": 2, "layer_types": ["sliding_attention"] * 2}, 5),
+        (window | {"max_window_layers": 2}, None),
+        (window | {"use_sliding_window": False}, None),
+        (window | {"sliding_window": None}, None),
+    ):
+        copied("qwen3", tmp_path, with_config=True, **theirs)
+        config = from_config_dict(presets.read_config(directory.argument_of(tmp_path)))
+        assert config.model.mixer.window == want, theirs
+    export_weights(import_weights(GOLDEN / "qwen3", config), config, tmp_path / "out" / "model.safetensors")
+    assert said(tmp_path / "out" / "config.json")["use_sliding_window"] is False
+
+
 # ------------------------------------------------------------------------------------------------------------- weights
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_weights_that_are_not_finite_are_refused_by_name(bad, tmp_path):
