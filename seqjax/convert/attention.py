@@ -148,12 +148,11 @@ def _qwen_window(found: dict[str, Any]) -> int | str | None:
     return f"{width} in {sum(kind != 'full_attention' for kind in kinds)} of {len(kinds)} layers"
 
 
-HEADS = key("num_attention_heads", "model.mixer.heads")
 KV_HEADS = key("num_key_value_heads", "model.mixer.kv_heads", _kv_heads)
 ATTENTION_BIAS = key("attention_bias", "model.mixer.bias", default=False)
 DECODER = (
     *sizes(tie=False),
-    HEADS,
+    key("num_attention_heads", "model.mixer.heads"),
     mlp_dim("intermediate_size", lambda found: MISSING),
     key("rms_norm_eps", "model.norm_eps", default=1e-6),
     Setting("hidden_act", _gate, lambda found: found.get("hidden_act", "silu"), _gate_fix),
