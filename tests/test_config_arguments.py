@@ -43,6 +43,9 @@ def test_overrides(text, path, value):
     assert type(node) is type(value)
 
 
+SOFTMAX = "model.mixer.name=transformer_pp"
+
+
 @pytest.mark.parametrize(
     ("arg", "says"),
     [
@@ -87,6 +90,14 @@ def test_overrides(text, path, value):
         ("model.mixer.head_dim=-8", ["head_dim"]),
         ("model.mixer.rope_base=-1.0", ["rope_base"]),
         ("model.mixer.rope_base=0", ["config.model.mixer.rope_base", "position=none"]),
+        ("model.mixer.rope_scaling=llama3", ["no setting 'rope_scaling'"]),
+        (f"{SOFTMAX},model.mixer.rope_scaling=yarn", ["rope_scaling='yarn' is not known", "linear, llama3, none"]),
+        (f"{SOFTMAX},model.mixer.rope_factor=0.5", ["config.model.mixer.rope_factor=0.5", "at least 1"]),
+        (f"{SOFTMAX},model.mixer.rope_factor=1e999", ["config.model.mixer.rope_factor=inf", "finite"]),
+        (f"{SOFTMAX},model.mixer.rope_low_freq_factor=4", ["rope_low_freq_factor=4.0", "rope_high_freq_factor=4.0"]),
+        (f"{SOFTMAX},model.mixer.rope_original_len=0", ["config.model.mixer.rope_original_len must be at least 1"]),
+        (f"{SOFTMAX},model.mixer.rope_scaling=linear,model.mixer.position=alibi", ["rope_scaling='linear'", "'alibi'"]),
+        (f"{SOFTMAX},model.mixer.qk_norm_eps=0", ["config.model.mixer.qk_norm_eps=0"]),
         ("optim.lr=1e999", ["config.optim.lr must be at least 0 and finite, not inf"]),
         ("train.seed=-1", ["config.train.seed must be at least 0 and less than 4294967296, not -1"]),
         ("train.seed=4294967296", ["config.train.seed must be at least 0 and less than 4294967296"]),

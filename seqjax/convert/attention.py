@@ -1,4 +1,8 @@
-"""Llama, Mistral and GPT-2 under the names of transformers, as written by its `save_pretrained`."""
+"""Llama, Mistral, Qwen2, Qwen3 and GPT-2 under the names of transformers, as written by its `save_pretrained`.
+
+Qwen2 is a Llama with biases on q, k and v alone, Qwen3 one with an RMSNorm of every head's q and k before RoPE, whose
+eps is that of the other norms.
+"""
 
 from typing import Any
 
@@ -23,16 +27,27 @@ from seqjax.utils import UserError
 
 # MLP kind and tanh form -> hidden_act
 GATES = {("swiglu", False): "silu", ("geglu", False): "gelu", ("geglu", True): "gelu_pytorch_tanh"}
+# rope_scaling and rope_type -> the numbers that it has: the public key and our setting
+SCALINGS: dict[str, dict[str, str]] = {
+    "linear": {"factor": "rope_factor"},
+    "llama3": {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low_freq_factor",
+        "high_freq_factor": "rope_high_freq_factor",
+        "original_max_position_embeddings": "rope_original_len",
+    },
+}
 ORDINARY: dict[str, tuple[Any, ...]] = {
     **PLAIN,
     "model.mixer.qk_norm": (False,),
+    "model.mixer.qkv_bias": (None,),
     "model.mixer.conv": (False,),
     "model.mixer.const": ("none",),
     "model.mixer.temperature": (None,),
 }
 
 
-# ------------------------------------------------------------------------------------------------------ Llama, Mistral
+# ---------------------------------------------------------------------------------------------- Llama, Mistral and Qwen
 def _gate(config: Config) -> str:
     mlp = config.model.mlp
     return GATES.get((mlp.kind, mlp.kind == "geglu" and mlp.approximate_gelu), mlp.kind)
@@ -45,13 +60,15 @@ def _gate_fix(value: Any, found: dict[str, Any]) -> str:
     return ""
 
 
-def _rope(found: dict[str, Any]) -> Any:
-    """Return the RoPE base, or the kind of RoPE scaling if there is one, which is not supported."""
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def _rope(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the group of RoPE's settings, `rope_parameters` since transformers 5; the older name goes first there."""
+    return found.get("rope_scaling") or found.get("rope_parameters") or {}
+
+
+def _rope_theta(found: dict[str, Any]) -> Any:
+    """Return the base, or in words what is not supported about the part of the head or the layers that RoPE is for."""
+    rope = _rope(found)
     share = rope.get("partial_rotary_factor", found.get("partial_rotary_factor"))
-    if kind != "default":
-        return f"scaled ({kind})"
     if share not in (None, 1):
         return f"of {share} of the head"
     if any(isinstance(value, dict) for value in rope.values()):
@@ -61,6 +78,34 @@ def _rope(found: dict[str, Any]) -> Any:
 
 def _rope_fix(value: Any, found: dict[str, Any]) -> str:
     return "" if isinstance(value, str) else f"model.mixer.rope_base={float(value)}"
+
+
+def _our_scaling(config: Config) -> dict[str, Any] | None:
+    mixer = config.model.mixer
+    if mixer.rope_scaling == "none":
+        return None
+    values = {public: getattr(mixer, ours) for public, ours in SCALINGS[mixer.rope_scaling].items()}
+    return {"rope_type": mixer.rope_scaling, **values}
+
+
+def _scaling(found: dict[str, Any]) -> dict[str, Any] | str | None:
+    """Return the settings of RoPE's scaling, None without one, or the name of a kind that is not supported."""
+    rope = _rope(found)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in SCALINGS:
+        return None if kind == "default" else kind
+    name = "original_max_position_embeddings"  # which transformers looks for in this order
+    length = found.get(name) or rope.get(name) or found.get("max_position_embeddings")
+    stated = {public: value for public, value in {**rope, name: length}.items() if value is not None}
+    return {"rope_type": kind, **{public: stated[public] for public in SCALINGS[kind]}}
+
+
+def _scaling_fix(value: Any, found: dict[str, Any]) -> str:
+    if isinstance(value, str):
+        return ""
+    kind = value["rope_type"] if value else "none"
+    numbers = [f",model.mixer.{ours}={value[public]}" for public, ours in SCALINGS.get(kind, {}).items()]
+    return f"model.mixer.rope_scaling={kind}{''.join(numbers)}"
 
 
 def _llama_label(config: Config) -> tuple[str, str]:
@@ -82,6 +127,41 @@ def _head_dim(config: Config) -> int:
     return config.model.mixer.head_dim or config.model.dim // config.model.mixer.heads
 
 
+def _window(config: Config) -> int | None:
+    return config.model.mixer.window
+
+
+def _window_fix(value: Any, found: dict[str, Any]) -> str:
+    return "" if isinstance(value, str) else f"model.mixer.window={value}"
+
+
+def _qwen_window(found: dict[str, Any]) -> int | str | None:
+    """Return the window of all layers, None if none has one, or in words that some have one, which is not supported."""
+    width = found.get("sliding_window", 4096) if found.get("use_sliding_window") else None
+    n_layers, first = found["num_hidden_layers"], found.get("max_window_layers", 28)
+    later = "full_attention" if width is None else "sliding_attention"
+    kinds = found.get("layer_types") or ["full_attention" if i < first else later for i in range(n_layers)]
+    if set(kinds) == {"full_attention"}:
+        return None
+    if width is not None and set(kinds) == {"sliding_attention"}:
+        return width
+    return f"{width} in {sum(kind != 'full_attention' for kind in kinds)} of {len(kinds)} layers"
+
+
+KV_HEADS = key("num_key_value_heads", "model.mixer.kv_heads", _kv_heads)
+ATTENTION_BIAS = key("attention_bias", "model.mixer.bias", default=False)
+DECODER = (
+    *sizes(tie=False),
+    key("num_attention_heads", "model.mixer.heads"),
+    mlp_dim("intermediate_size", lambda found: MISSING),
+    key("rms_norm_eps", "model.norm_eps", default=1e-6),
+    Setting("hidden_act", _gate, lambda found: found.get("hidden_act", "silu"), _gate_fix),
+    Setting("rope_theta", lambda config: config.model.mixer.rope_base, _rope_theta, _rope_fix),
+    Setting("rope_scaling", _our_scaling, _scaling, _scaling_fix),
+    export_only("max_position_embeddings", lambda config: config.train.seq_len),
+)
+DECODER_NEEDS = {**ORDINARY, "model.mixer.position": ("rope",), "model.mlp.kind": ("swiglu", "geglu")}
+
 LLAMA = Family(
     name="Llama",
     prefix="model.",
@@ -95,32 +175,61 @@ LLAMA = Family(
         *linear("model.layers.{}.self_attn.k_proj", "mixer.k"),
         *linear("model.layers.{}.self_attn.v_proj", "mixer.v"),
         *linear("model.layers.{}.self_attn.o_proj", "mixer.out"),
+        *norm("model.layers.{}.self_attn.q_norm", "mixer.q_norm"),
+        *norm("model.layers.{}.self_attn.k_norm", "mixer.k_norm"),
         *norm("model.layers.{}.post_attention_layernorm", "norm2"),
         *linear("model.layers.{}.mlp.gate_proj", "mlp.gate"),
         *linear("model.layers.{}.mlp.up_proj", "mlp.up"),
         *linear("model.layers.{}.mlp.down_proj", "mlp.down"),
     ),
     settings=(
-        *sizes(tie=False),
-        key("num_attention_heads", "model.mixer.heads"),
-        key("num_key_value_heads", "model.mixer.kv_heads", _kv_heads),
+        *DECODER,
+        KV_HEADS,
         key("head_dim", "model.mixer.head_dim", _head_dim),
-        mlp_dim("intermediate_size", lambda found: MISSING),
-        key("rms_norm_eps", "model.norm_eps", default=1e-6),
-        key("attention_bias", "model.mixer.bias", default=False),
+        ATTENTION_BIAS,
         key("mlp_bias", "model.mlp.bias", default=False),
-        Setting("hidden_act", _gate, lambda found: found.get("hidden_act", "silu"), _gate_fix),
-        Setting("rope_theta", lambda config: config.model.mixer.rope_base, _rope, _rope_fix),
         Setting(
             "sliding_window",
-            lambda config: config.model.mixer.window,
+            _window,
             lambda found: found.get("sliding_window", 4096) if found.get("model_type") == "mistral" else None,
-            lambda value, found: f"model.mixer.window={value}",
+            _window_fix,
         ),
-        export_only("max_position_embeddings", lambda config: config.train.seq_len),
     ),
-    needs={**ORDINARY, "model.mixer.position": ("rope",), "model.mlp.kind": ("swiglu", "geglu")},
+    needs=DECODER_NEEDS,
     redundant=r"rotary_emb\.inv_freq$",
+)
+QWEN = (
+    *DECODER,
+    # Null is as many as there are heads, and a file without it has the default of the public class.
+    KV_HEADS._replace(read=lambda found: found.get("num_key_value_heads", 32) or found["num_attention_heads"]),
+    Setting("sliding_window", _window, _qwen_window, _window_fix),
+    export_only("use_sliding_window", lambda config: _window(config) is not None),
+    export_only("max_window_layers", lambda config: config.model.n_layers if _window(config) is None else 0),
+)
+QWEN2 = LLAMA._replace(
+    name="Qwen2",
+    types=("qwen2",),
+    label=fixed_label("qwen2", "Qwen2ForCausalLM"),
+    settings=(*QWEN, key("head_dim", "model.mixer.head_dim", _head_dim)),
+    needs={
+        **DECODER_NEEDS,
+        "model.mixer.bias": (False,),
+        "model.mixer.qkv_bias": (True,),
+        "model.mlp.bias": (False,),
+    },
+    own_tokenizer=True,
+)
+QWEN3 = LLAMA._replace(
+    name="Qwen3",
+    types=("qwen3",),
+    label=fixed_label("qwen3", "Qwen3ForCausalLM"),
+    settings=(
+        *QWEN,
+        key("head_dim", "model.mixer.head_dim", _head_dim, default=128),
+        key("rms_norm_eps", "model.mixer.qk_norm_eps", default=1e-6),
+        ATTENTION_BIAS,
+    ),
+    needs={**DECODER_NEEDS, "model.mixer.qk_norm": (True,), "model.mlp.bias": (False,)},
 )
 
 

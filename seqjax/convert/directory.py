@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from seqjax.config import Config, from_config_dict, presets
 from seqjax.convert import public_config, tokenizer_files
 from seqjax.convert.files import find, weight_map
+from seqjax.convert.rules import Family
 from seqjax.convert.tokenizer_files import FILES
 from seqjax.convert.weights import FAMILIES, export_weights, family_of, import_weights
 from seqjax.data import huggingface, load_tokenizer
@@ -48,13 +49,13 @@ def argument_of(directory: Path) -> str:
     found = public_config.read(path)
     if found is None:
         raise UserError(f"There is no {path} of a public model, which would name its model_type; give --config.")
-    names = [name for name, family in FAMILIES.items() if found["model_type"] in family.types]
-    if not names:
-        known = ", ".join(sorted({kind for family in FAMILIES.values() for kind in family.types}))
+    of_type = {kind: (name, family) for name, group in FAMILIES.items() for family in group for kind in family.types}
+    if found["model_type"] not in of_type:
+        known = ", ".join(sorted(of_type))
         raise UserError(f"{path} is of a {found['model_type']!r}, which seqjax does not compute. Known: {known}.")
-    name = names[0]
+    name, family = of_type[found["model_type"]]
     config = from_config_dict(presets.read_config(f"{name}:debug"))
-    return f"{name}:debug,{','.join(public_config.overrides(FAMILIES[name], config, path))}"
+    return f"{name}:debug,{','.join(public_config.overrides(family, config, path))}"
 
 
 def load(weights: Path, *, config: Config | None = None) -> Imported:
@@ -81,10 +82,10 @@ def export(
     Raises `UserError` as `export_weights`, for a tokenizer that does not fit the model, and rather than overwrite a
     file with another content.
     """
-    family_of(config)
+    family = family_of(config)
     files, bos, eos = {}, None, None
     if with_tokenizer:
-        _require_fitting(config)
+        _require_fitting(family, config)
         limit = config.train.seq_len if config.model.learned_positions else None
         files = tokenizer_files.files_of(config.data, max_length=limit)
         bos, eos = tokenizer_files.special_ids(config.data)
@@ -97,7 +98,7 @@ def export(
             file.write(content)
 
 
-def _require_fitting(config: Config) -> None:
+def _require_fitting(family: Family, config: Config) -> None:
     data, instead = config.data, "Or export with --weights_only."
     try:
         if data.tokenizer == tokenizer_files.HUGGINGFACE:  # It came with its model, and is copied.
@@ -110,6 +111,12 @@ def _require_fitting(config: Config) -> None:
         raise UserError(
             f"The {data.tokenizer} tokenizer of this run has {size} ids, its model {config.model.vocab_size}, so it is "
             "not the model's own. Export with --weights_only."
+        )
+    if family.own_tokenizer:
+        raise UserError(
+            f"Beside a {family.name}, transformers reads every tokenizer.json by the rules of {family.name}'s own "
+            f"tokenizer, which gives other ids than the {data.tokenizer} tokenizer of this run. Export with "
+            "--weights_only."
         )
 
 

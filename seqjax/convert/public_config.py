@@ -10,7 +10,7 @@ from seqjax.convert.rules import MISSING, Family
 from seqjax.reading import read_json
 from seqjax.utils import UserError
 
-NO_OTHER = " and can have no other"
+NOT_HERE = " and cannot have that"
 
 
 def same(a: Any, b: Any) -> bool:
@@ -19,15 +19,27 @@ def same(a: Any, b: Any) -> bool:
     return math.isclose(a, b, rel_tol=1e-6) if numbers else a == b
 
 
-def check_needs(family: Family, config: Config) -> None:
-    """Raise `UserError` if `config` is not of the family's architecture."""
-    wrong = []
+def family_for(families: tuple[Family, ...], config: Config) -> Family:
+    """Return the family whose architecture `config` has; raise `UserError` if there is none.
+
+    The error is about the one that needs the fewest changes.
+    """
+    family = min(families, key=lambda family: len(_unmet(family, config)))
+    if wrong := _unmet(family, config):
+        said = "; ".join(wrong.values())
+        raise UserError(f"{family.name} is another architecture than this config: {said}.")
+    return family
+
+
+def _unmet(family: Family, config: Config) -> dict[str, str]:
+    """Return what is wrong with `config` for a family, by the override that mends it."""
+    wrong = {}
     for key, allowed in family.needs.items():
         value = operator.attrgetter(key)(config)
         if value not in allowed:
-            wrong.append(f"config.{key} must be {' or '.join(map(repr, allowed))}, not {value!r}")
-    if wrong:
-        raise UserError(f"{family.name} is another architecture than this config: {'; '.join(wrong)}.")
+            said = f"config.{key} must be {' or '.join(map(repr, allowed))}, not {value!r}"
+            wrong[f"{key}={allowed[0]}"] = said
+    return wrong
 
 
 class Comparison(NamedTuple):
@@ -38,24 +50,30 @@ class Comparison(NamedTuple):
     fixable: bool
 
 
-def check(family: Family, config: Config, path: Path) -> None:
-    """Compare the config.json at `path`, if there is one, with ours; raise a `UserError` that lists overrides."""
+def check(families: tuple[Family, ...], config: Config, path: Path) -> Family:
+    """Compare the config.json at `path` with ours and return the family that it names.
+
+    Without such a file it is that of `config`. Raises a `UserError` that lists overrides if they differ.
+    """
     found = read(path)
     if found is None:
-        return
-    if found["model_type"] not in family.types:
+        return family_for(families, config)
+    named = [family for family in families if found["model_type"] in family.types]
+    if not named:
+        types = [kind for family in families for kind in family.types]
         raise UserError(
             f"{path} is of a {found['model_type']!r}, but config.model.mixer.name={config.model.mixer.name!r} takes "
-            f"{' or '.join(family.types)}. Give the --config of the right architecture."
+            f"{' or '.join(types)}. Give the --config of the right architecture."
         )
-    wrong, fixes, fixable = _compare(family, config, found, path)
+    wrong, fixes, fixable = _compare(named[0], config, found, path)
     if wrong:
         hint = f"\nAdd to --config: {','.join(fixes)}" if fixable else ""
         raise UserError(f"{path} is of another model than --config: {'; '.join(wrong)}.{hint}")
+    return named[0]
 
 
 def overrides(family: Family, config: Config, path: Path) -> list[str]:
-    """Return the overrides of `config`, any of the family, that make it that of the config.json at `path`.
+    """Return the overrides of `config`, any of the mixer, that make it that of the config.json at `path`.
 
     Raises `UserError` for unsupported features, and for a missing size.
     """
@@ -65,7 +83,7 @@ def overrides(family: Family, config: Config, path: Path) -> list[str]:
         raise UserError(f"{path} has no {' and no '.join(absent)}, so the model's size is not known; give --config.")
     wrong, fixes, fixable = _compare(family, config, found, path)
     if not fixable:
-        other = [text for text in wrong if text.endswith(NO_OTHER)]
+        other = [text for text in wrong if text.endswith(NOT_HERE)]
         raise UserError(f"{path} is of a model that seqjax does not compute: {'; '.join(other)}.")
     if length := found.get("max_position_embeddings"):  # of the positions that are computed, not in a table
         fixes.append(f"train.seq_len={length}")
@@ -86,8 +104,11 @@ def _compare(family: Family, config: Config, found: dict[str, Any], path: Path) 
         if not agree:
             said = f"{setting.public} is {value!r}, this config has {ours!r}"
             fixable &= bool(fix)
-            wrong.append(f"{said} ({fix})" if fix else f"{said}{NO_OTHER}")
-    return Comparison(wrong, fixes, fixable)
+            wrong.append(f"{said} ({fix})" if fix else f"{said}{NOT_HERE}")
+    unmet = _unmet(family, config)
+    stated = {override.partition("=")[0] for fix in fixes for override in fix.split(",")}
+    fixes = [fix for fix in unmet if fix.partition("=")[0] not in stated] + fixes
+    return Comparison([*unmet.values(), *wrong], fixes, fixable)
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -115,6 +136,7 @@ def make(
                 f"{family.name} has one {setting.public} for what is {out[setting.public]!r} and {value!r} here."
             )
     if "rope_theta" in out:  # the place that transformers reads since version 5
-        out["rope_parameters"] = {"rope_type": "default", "rope_theta": out["rope_theta"]}
+        scaling = out["rope_scaling"] or {"rope_type": "default"}
+        out["rope_parameters"] = {**scaling, "rope_theta": out["rope_theta"]}
     stated = {name: value for name, value in out.items() if value is not None}
     return dict(sorted({**stated, "bos_token_id": bos, "eos_token_id": eos, "pad_token_id": None}.items()))

@@ -62,6 +62,7 @@ class Family(NamedTuple):
     settings: tuple[Setting, ...]
     needs: dict[str, tuple[Any, ...]]  # key of our config -> allowed values
     redundant: str = r"(?!)"  # regular expression: tensors of a file that carry no information
+    own_tokenizer: bool = False  # transformers reads any tokenizer.json beside such a model by the rules of its own
 
 
 # ------------------------------------------------------------------------------------------------------------ settings

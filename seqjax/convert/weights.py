@@ -10,7 +10,7 @@ import numpy as np
 
 from seqjax.config import Config
 from seqjax.convert import files, public_config
-from seqjax.convert.attention import GPT2, LLAMA
+from seqjax.convert.attention import GPT2, LLAMA, QWEN2, QWEN3
 from seqjax.convert.linear_attention import DELTANET, GATED_DELTANET, RWKV7
 from seqjax.convert.mamba import MAMBA, MAMBA2
 from seqjax.convert.rules import Family
@@ -19,14 +19,14 @@ from seqjax.nn.params import names
 from seqjax.types import Params
 from seqjax.utils import UserError, write_json
 
-FAMILIES = {
-    "transformer": GPT2,
-    "transformer_pp": LLAMA,
-    "mamba1": MAMBA,
-    "mamba2": MAMBA2,
-    "rwkv7": RWKV7,
-    "deltanet": DELTANET,
-    "gated_deltanet": GATED_DELTANET,
+FAMILIES: dict[str, tuple[Family, ...]] = {  # by the name of the mixer
+    "transformer": (GPT2,),
+    "transformer_pp": (LLAMA, QWEN2, QWEN3),
+    "mamba1": (MAMBA,),
+    "mamba2": (MAMBA2,),
+    "rwkv7": (RWKV7,),
+    "deltanet": (DELTANET,),
+    "gated_deltanet": (GATED_DELTANET,),
 }
 HEAD = "lm_head.weight"
 SHOWN = 3  # number of wrong tensors per kind that an error lists
@@ -65,10 +65,14 @@ class Entry(NamedTuple):
 
 def family_of(config: Config) -> Family:
     """Return the public family of a config's architecture; raise `UserError` if there is none."""
+    return public_config.family_for(_families(config), config)
+
+
+def _families(config: Config) -> tuple[Family, ...]:
+    """Return the public families of a config's mixer; raise `UserError` if there is none."""
     name = config.model.mixer_names
     if name not in FAMILIES:
         raise UserError(f"config.model.mixer.name={name!r} has no public twin. Those that have: {', '.join(FAMILIES)}.")
-    public_config.check_needs(FAMILIES[name], config)
     return FAMILIES[name]
 
 
@@ -78,9 +82,9 @@ def import_weights(path: str | Path, config: Config) -> Params:
     Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected, of
     another shape or not finite, and if a config.json beside the file is of another model (docs/convert.md).
     """
-    family = family_of(config)
+    families = _families(config)
     with files.Weights(Path(path)) as weights:
-        public_config.check(family, config, weights.directory / "config.json")
+        family = public_config.check(families, config, weights.directory / "config.json")
         family.label(config)  # raises `UserError` for settings that an export could not express
         wanted = {entry.name: entry for entry in entries(family, config)}
         stored = _stored(family, weights.names, wanted)

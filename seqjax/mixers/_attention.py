@@ -21,7 +21,7 @@ from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
 from seqjax.nn.layers import Linear, RMSNorm
 from seqjax.nn.short_conv import ShortConv
-from seqjax.ops.positions import alibi_slopes, rope, rope_angles
+from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
 from seqjax.utils import UserError
@@ -110,6 +110,10 @@ class AttentionMixer(base.Mixer):
         conv: bool,
         layer: Layer,
         rngs: nnx.Rngs,
+        # Of softmax attention alone, so the others leave them out.
+        rope_scaling: RopeScaling | None = None,
+        qk_norm_eps: float = 1e-5,
+        qkv_bias: bool | None = None,
     ):
         """Build the projections; the settings are those of `transformer_pp.TransformerPP`.
 
@@ -137,27 +141,28 @@ class AttentionMixer(base.Mixer):
                 f"position=rope rotates pairs, so the head width {self.head_dim} must be even; choose heads or "
                 "head_dim so that it is."
             )
-        self.position, self.rope_base, self.bias = position, rope_base, bias
+        self.position, self.rope_base, self.rope_scaling = position, rope_base, rope_scaling
+        self.qkv_bias = bias if qkv_bias is None else qkv_bias
         q_width, kv_width = heads * self.head_dim, self.kv_heads * self.head_dim
         self.q = self.make_q(dim, q_width, layer, rngs)
         self.k = self.make_k(dim, kv_width, layer, rngs)
-        self.v = Linear(dim, kv_width, axes=("embed", "heads"), bias=bias, rngs=rngs)
+        self.v = Linear(dim, kv_width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
         init = residual_init(layer.n_layers)
         self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
-        self.q_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, axis=None, rngs=rngs) if qk_norm else None
+        self.q_norm = RMSNorm(self.head_dim, eps=qk_norm_eps, axis=None, rngs=rngs) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps=qk_norm_eps, axis=None, rngs=rngs) if qk_norm else None
         # Drawn last, so that the mixer's other parameters start alike with and without it.
         self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
 
     def make_q(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
         """Return the module that computes queries [B, T, width] from the input and the positions."""
         del layer
-        return Projection(dim, width, axes=("embed", "heads"), bias=self.bias, rngs=rngs)
+        return Projection(dim, width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
 
     def make_k(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
         """Return the module that computes keys [B, T, width] from the input and the positions."""
         del layer
-        return Projection(dim, width, axes=("embed", "heads"), bias=self.bias, rngs=rngs)
+        return Projection(dim, width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
         """Return the queries and keys, normalised if `qk_norm` is set, before rotation."""
@@ -197,7 +202,13 @@ class AttentionMixer(base.Mixer):
         q_BTHK, k_BTGK, v_BTGK = (x.reshape(*x.shape[:2], -1, self.head_dim) for x in (q_BTE, k_BTE, v_BTE))
         q_BTHK, k_BTGK = self.normalize(q_BTHK, k_BTGK)
         if self.position == "rope":
-            angles = rope_angles(positions_T, head_dim=self.head_dim, base=self.rope_base, max_len=max_len)
+            angles = rope_angles(
+                positions_T,
+                head_dim=self.head_dim,
+                base=self.rope_base,
+                max_len=max_len,
+                scaling=self.rope_scaling,
+            )
             q_BTHK, k_BTGK = rope(q_BTHK, *angles), rope(k_BTGK, *angles)
         return q_BTHK, k_BTGK, v_BTGK
 

@@ -25,8 +25,17 @@ class Transformer(TransformerPP):
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "alibi", "none"] = "none",
         rope_base: float = 10_000.0,
+        # Lowers the frequencies of RoPE for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four
+        # settings are its numbers, by default those of Llama 3.1; "linear" takes the factor alone.
+        rope_scaling: Literal["none", "linear", "llama3"] = "none",
+        rope_factor: float = 8.0,
+        rope_low_freq_factor: float = 1.0,
+        rope_high_freq_factor: float = 4.0,
+        rope_original_len: int = 8192,
         qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
-        bias: bool = True,
+        qk_norm_eps: float = 1e-5,
+        bias: bool = True,  # of q, k, v and the output projection
+        qkv_bias: bool | None = None,  # of q, k and v alone; None = as bias
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         window: int | None = None,  # includes the query's own position; None = the whole past
         const: Literal["none", "k", "qk"] = "none",  # keys (and queries) that are a trained position table
@@ -42,8 +51,15 @@ class Transformer(TransformerPP):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_scaling=rope_scaling,
+            rope_factor=rope_factor,
+            rope_low_freq_factor=rope_low_freq_factor,
+            rope_high_freq_factor=rope_high_freq_factor,
+            rope_original_len=rope_original_len,
             qk_norm=qk_norm,
+            qk_norm_eps=qk_norm_eps,
             bias=bias,
+            qkv_bias=qkv_bias,
             conv=conv,
             window=window,
             const=const,

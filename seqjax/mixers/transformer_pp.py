@@ -15,11 +15,13 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from flax import nnx
 
+from seqjax.mixers import base
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.nn.initializers import normal
 from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from seqjax.ops.positions import RopeScaling
 from seqjax.ops.shared_attention import shared_attention
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
@@ -37,6 +39,28 @@ class Table(nnx.Module):
         return self.table[...][positions_T].astype(x_BTD.dtype)[None]
 
 
+def _scaling(
+    kind: Literal["none", "linear", "llama3"],
+    *,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_len: int,
+) -> RopeScaling | None:
+    """Return the scaling that the settings `rope_...` describe, None for "none"; raise `UserError` for one of them."""
+    if not 1 <= factor < math.inf:
+        raise UserError(f"rope_factor={factor}: give a finite number of at least 1.")
+    if not 0 < low_freq_factor < high_freq_factor < math.inf:
+        raise UserError(
+            f"rope_low_freq_factor={low_freq_factor} must be positive and less than "
+            f"rope_high_freq_factor={high_freq_factor}, which must be finite."
+        )
+    base.at_least(1, rope_original_len=original_len)
+    if kind == "none":
+        return None
+    return RopeScaling(kind, factor, low_freq_factor, high_freq_factor, original_len)
+
+
 class TransformerPP(AttentionMixer):
     """Causal softmax attention."""
 
@@ -50,8 +74,17 @@ class TransformerPP(AttentionMixer):
         # With "none", only the causal mask and config.model.learned_positions carry position information.
         position: Literal["rope", "alibi", "none"] = "rope",
         rope_base: float = 10_000.0,
+        # Lowers the frequencies of RoPE for longer sequences (`seqjax.ops.positions.RopeScaling`). The next four
+        # settings are its numbers, by default those of Llama 3.1; "linear" takes the factor alone.
+        rope_scaling: Literal["none", "linear", "llama3"] = "none",
+        rope_factor: float = 8.0,
+        rope_low_freq_factor: float = 1.0,
+        rope_high_freq_factor: float = 4.0,
+        rope_original_len: int = 8192,
         qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
-        bias: bool = False,
+        qk_norm_eps: float = 1e-5,
+        bias: bool = False,  # of q, k, v and the output projection
+        qkv_bias: bool | None = None,  # of q, k and v alone; None = as bias
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         window: int | None = None,  # includes the query's own position; None = the whole past
         const: Literal["none", "k", "qk"] = "none",  # keys (and queries) that are a trained position table
@@ -76,6 +109,17 @@ class TransformerPP(AttentionMixer):
             raise UserError(f"temperature={temperature}: a positive number, or None for none.")
         if temperature is not None and qk_norm:
             raise UserError("temperature already normalises q and k; set qk_norm=False.")
+        if not 0 < qk_norm_eps < 1:
+            raise UserError(f"qk_norm_eps={qk_norm_eps}: give a number between 0 and 1.")
+        if rope_scaling != "none" and position != "rope":
+            raise UserError(f"rope_scaling={rope_scaling!r} scales RoPE, which position={position!r} does not have.")
+        scaling = _scaling(
+            rope_scaling,
+            factor=rope_factor,
+            low_freq_factor=rope_low_freq_factor,
+            high_freq_factor=rope_high_freq_factor,
+            original_len=rope_original_len,
+        )
         self.window, self.const, self.temperature, self.implementation = window or 0, const, temperature, implementation
         super().__init__(
             dim,
@@ -84,8 +128,11 @@ class TransformerPP(AttentionMixer):
             head_dim=head_dim,
             position=position,
             rope_base=rope_base,
+            rope_scaling=scaling,
             qk_norm=qk_norm,
+            qk_norm_eps=qk_norm_eps,
             bias=bias,
+            qkv_bias=qkv_bias,
             conv=conv,
             layer=layer,
             rngs=rngs,

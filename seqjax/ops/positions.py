@@ -1,6 +1,8 @@
 """Rotary position embedding and ALiBi's slopes. Angles are float32 for every input dtype."""
 
+import dataclasses
 import math
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +17,47 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes + [2 ** (-8 * (2 * i + 1) / (2 * n)) for i in range(heads - n)])
 
 
-def rope_angles(positions_T: Array, *, head_dim: int, base: float, max_len: int) -> tuple[Array, Array]:
-    """Return cos and sin of position * base^(-2m / K), float32 [T, K/2], for integer positions below `max_len`.
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How the frequencies of RoPE are lowered for sequences longer than those of an earlier training.
+
+    linear: all of them are divided by `factor` (position interpolation; Chen et al., arXiv 2306.15595).
+    llama3: as in Llama 3.1, by the number of turns in `original_len` tokens, the longest sequence of that training. A
+    frequency of at most `low_freq_factor` turns is divided by `factor`, one of `high_freq_factor` or more stays, and
+    between them the two are mixed, linearly in the number of turns.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_len: int
+
+
+def rope_frequencies(*, head_dim: int, base: float, scaling: RopeScaling | None = None) -> np.ndarray:
+    """Return the radians per position of each pair, base^(-2m / K) before any `scaling`, float64 [K/2]."""
+    frequency_J = base ** (-np.arange(0, head_dim, 2) / head_dim)
+    if scaling is None:
+        return frequency_J
+    kept_J = np.zeros_like(frequency_J)
+    if scaling.kind == "llama3":
+        turns_J = scaling.original_len * frequency_J / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept_J = np.clip((turns_J - low) / (high - low), 0, 1)
+    return frequency_J * (kept_J + (1 - kept_J) / scaling.factor)
+
+
+def rope_angles(
+    positions_T: Array, *, head_dim: int, base: float, max_len: int, scaling: RopeScaling | None = None
+) -> tuple[Array, Array]:
+    """Return cos and sin of position * frequency, float32 [T, K/2], for integer positions below `max_len`.
 
     float32 cannot represent position * frequency at 100k tokens (the error is up to 0.006 rad), and a float64 table of
     every position would be a large constant in the program. So the position is split into two digits of base
     sqrt(max_len), each with a small table made in float64, and the two angles are added by the rotation identity.
     """
     digit = max(1, math.isqrt(max_len - 1) + 1)
-    frequency_J = base ** (-np.arange(0, head_dim, 2) / head_dim)
+    frequency_J = rope_frequencies(head_dim=head_dim, base=base, scaling=scaling)
     low_SJ = np.arange(digit)[:, None] * frequency_J
     high_SJ = digit * low_SJ
     tables = [jnp.asarray(t, jnp.float32) for t in (np.cos(low_SJ), np.sin(low_SJ), np.cos(high_SJ), np.sin(high_SJ))]

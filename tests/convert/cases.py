@@ -20,6 +20,25 @@ CASES = {
         "model.mlp.dim=40,model.mlp.kind=swiglu,model.norm_eps=1e-6,model.mixer.rope_base=5e4,"
         "model.tie_embeddings=False",
     ),
+    "llama3": (
+        "transformer_pp",
+        "model.vocab_size=48,model.dim=24,model.n_layers=2,model.mixer.heads=4,model.mixer.kv_heads=2,"
+        "model.mixer.head_dim=16,model.mlp.dim=40,model.mlp.kind=swiglu,model.mixer.rope_base=5e5,"
+        "model.mixer.rope_scaling=llama3,model.mixer.rope_factor=4,model.mixer.rope_low_freq_factor=0.25,"
+        "model.mixer.rope_high_freq_factor=1,model.mixer.rope_original_len=16",
+    ),
+    "qwen2": (
+        "transformer_pp",
+        "model.vocab_size=48,model.dim=24,model.n_layers=2,model.mixer.heads=4,model.mixer.kv_heads=2,"
+        "model.mixer.qkv_bias=True,model.mlp.dim=40,model.mlp.kind=swiglu,model.norm_eps=1e-6,"
+        "model.tie_embeddings=False",
+    ),
+    "qwen3": (
+        "transformer_pp",
+        "model.vocab_size=48,model.dim=24,model.n_layers=2,model.mixer.heads=4,model.mixer.kv_heads=2,"
+        "model.mixer.head_dim=8,model.mixer.qk_norm=True,model.mixer.qk_norm_eps=1e-6,model.mlp.dim=40,"
+        "model.mlp.kind=swiglu,model.norm_eps=1e-6",
+    ),
     "gpt2": ("transformer", "model.vocab_size=48,model.dim=16,model.mlp.dim=64,train.seq_len=32"),
     "mamba": (
         "mamba1",

@@ -60,8 +60,12 @@ def test_the_config_json_says_what_the_model_is(family):
 @pytest.mark.parametrize(
     ("family", "theirs", "says"),
     [
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4}}, r"scaled \(yarn\)"),
-        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, r"scaled \(linear\)"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4}}, "rope_scaling is 'yarn'"),
+        ("llama3", {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "g is 'dynamic'"),
+        ("qwen3", {"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "rope_scaling is 'longrope'"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "layer_types": None},
+         "sliding_window is '9 in 1 of 2 layers'"),
+        ("qwen3", {"layer_types": ["chunked_attention", "full_attention"]}, "is 'None in 1 of 2 layers'"),
         ("llama", {"rope_parameters": {"rope_theta": 5e4, "partial_rotary_factor": 0.5}}, "of 0.5 of the head"),
         ("llama", {"rope_parameters": {"full": {"rope_theta": 5e4}}}, "one per kind of layer"),
         ("llama", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
@@ -76,7 +80,7 @@ def test_the_config_json_says_what_the_model_is(family):
 )  # fmt: skip
 def test_what_seqjax_does_not_compute(family, theirs, says, tmp_path):
     copied(family, tmp_path, with_config=True, **theirs)
-    with pytest.raises(UserError, match=f"of a model that seqjax does not compute: .*{says}.* can have no other"):
+    with pytest.raises(UserError, match=f"of a model that seqjax does not compute: .*{says}.* and cannot have that"):
         seqjax.load(tmp_path)
 
 
@@ -84,8 +88,8 @@ def test_what_is_no_public_model(tmp_path):
     copied("llama", tmp_path, with_config=True, hidden_size=None)
     with pytest.raises(UserError, match="has no hidden_size, so the model's size is not known"):
         directory.load(tmp_path)
-    copied("llama", tmp_path, with_config=True, model_type="qwen3")
-    with pytest.raises(UserError, match=r"of a 'qwen3', which seqjax does not compute\. Known: delta_net, .*llama"):
+    copied("llama", tmp_path, with_config=True, model_type="qwen3_moe")
+    with pytest.raises(UserError, match=r"of a 'qwen3_moe', which seqjax does not compute\. Known: delta_net, .*llama"):
         directory.load(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(UserError, match=r"no .*config\.json of a public model, .* give --config"):
@@ -110,6 +114,41 @@ def test_sizes_that_a_config_json_leaves_out(tmp_path):
     assert "model.mixer.expand" not in argument
     copied("rwkv7", tmp_path, with_config=True, v_low_rank_dim=None)
     assert "model.mixer.value_rank=16" in directory.argument_of(tmp_path)
+
+
+@pytest.mark.parametrize("length", ["in the group", "beside it", "the longest sequence"])
+def test_scaled_rope_under_older_names(length, tmp_path):
+    """`rope_scaling` with `type`, and the base beside it; the length is looked for where transformers does."""
+    rope = {"type": "llama3", "factor": 4, "low_freq_factor": 0.25, "high_freq_factor": 1}
+    theirs = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": rope}
+    if length == "in the group":
+        rope["original_max_position_embeddings"] = 16
+    else:
+        theirs["original_max_position_embeddings" if length == "beside it" else "max_position_embeddings"] = 16
+    copied("llama3", tmp_path, with_config=True, **theirs)
+    got, want = (from_config_dict(presets.read_config(directory.argument_of(d))) for d in (tmp_path, GOLDEN / "llama3"))
+    assert got.model == want.model
+    del rope["factor"]
+    copied("llama3", tmp_path, with_config=True, **theirs)
+    with pytest.raises(UserError, match=r"config\.json has no 'factor', which rope_scaling needs"):
+        seqjax.load(tmp_path)
+
+
+def test_a_window_of_all_layers_of_a_qwen(tmp_path):
+    """As `max_window_layers` says or, since transformers 5, `layer_types`; none without `use_sliding_window`."""
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0, "layer_types": None}
+    for theirs, want in (
+        (window, 5),
+        (window | {"max_window_layers": 2, "layer_types": ["sliding_attention"] * 2}, 5),
+        (window | {"max_window_layers": 2}, None),
+        (window | {"use_sliding_window": False}, None),
+        (window | {"sliding_window": None}, None),
+    ):
+        copied("qwen3", tmp_path, with_config=True, **theirs)
+        config = from_config_dict(presets.read_config(directory.argument_of(tmp_path)))
+        assert config.model.mixer.window == want, theirs
+    export_weights(import_weights(GOLDEN / "qwen3", config), config, tmp_path / "out" / "model.safetensors")
+    assert said(tmp_path / "out" / "config.json")["use_sliding_window"] is False
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -218,6 +257,14 @@ def test_an_export_overwrites_nothing_else(exported, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
+def test_a_qwen2_takes_no_tokenizer_of_ours(tmp_path):
+    """`AutoTokenizer` would put Qwen2's normalizer (NFC) into it."""
+    config = config_of("qwen2", model__vocab_size=264)
+    with pytest.raises(UserError, match=r"gives other ids than the byte tokenizer of this run\. .* --weights_only"):
+        directory.export({}, config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_tokenizer_of_bytes(exported):
     """Of 256 characters without merges; a text starts as the documents that a run is trained on."""
     spec = said(exported / "tokenizer.json")

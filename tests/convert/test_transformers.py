@@ -1,5 +1,7 @@
 """What transformers itself writes is read here, and what is written here transformers reads: logits, ids, settings.
 
+The texts are longer than the sequences (16 tokens) for which the rotary positions of the scaled models were trained.
+
 Without transformers, torch and tokenizers, which seqjax itself does not need, these tests are skipped. fla's models are
 compared by tests/golden/make_convert.py, because its kernels need Triton.
 """
@@ -15,6 +17,7 @@ import seqjax
 from seqjax.convert import __main__ as command
 from seqjax.convert import directory, tokenizer_files
 from seqjax.data import load_tokenizer
+from seqjax.decoding import Sampling, tokens
 from seqjax.models import Model
 from seqjax.utils import UserError
 from tests import extras, support
@@ -28,6 +31,14 @@ tokenizers = extras.lazy("tokenizers")
 TEXT = "Once upon a time there was a model, and it was tiny.\n  Two spaces, a \u2581 mark and \u00e9\u4e2d\U0001f600."
 COMMON = {"vocab_size": 300, "num_hidden_layers": 2, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 4.0,
+    "low_freq_factor": 0.25,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 16,
+}
 MODELS = {
     "llama": (
         "LlamaForCausalLM",
@@ -36,6 +47,26 @@ MODELS = {
     "mistral": (
         "MistralForCausalLM",
         COMMON | ATTENTION | {"sliding_window": 7, "tie_word_embeddings": True},
+    ),
+    "llama3": (
+        "LlamaForCausalLM",
+        COMMON | ATTENTION | {"head_dim": 16, "rope_parameters": LLAMA3, "tie_word_embeddings": True},
+    ),
+    "llama_linear": (
+        "LlamaForCausalLM",
+        COMMON | ATTENTION | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", COMMON | ATTENTION | {"rms_norm_eps": 1e-5}),
+    "qwen2_tied_window": (
+        "Qwen2ForCausalLM",
+        COMMON
+        | ATTENTION
+        | {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", COMMON | ATTENTION | {"head_dim": 12, "tie_word_embeddings": True}),
+    "qwen3_llama3": (
+        "Qwen3ForCausalLM",
+        COMMON | ATTENTION | {"head_dim": 16, "rope_parameters": LLAMA3, "attention_bias": True, "rms_norm_eps": 0.03},
     ),
     "gpt2": ("GPT2LMHeadModel", COMMON | {"n_head": 4, "n_positions": 96}),
     "mamba": ("MambaForCausalLM", COMMON | {"state_size": 4}),
@@ -46,11 +77,17 @@ MODELS = {
 }
 
 
-def bpe(path: Path) -> None:
-    """A byte-level BPE of 300 ids in the style of GPT-2, as transformers saves it."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+def bpe(path: Path, *, style: str = "gpt2") -> None:
+    """A byte-level BPE of 300 ids as transformers saves it, in the style of GPT-2, of Llama 3 or of Qwen."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=style == "llama3"))
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style == "gpt2")
+    tokenizer.pre_tokenizer, tokenizer.decoder = level, tokenizers.decoders.ByteLevel()
+    if style != "gpt2":
+        words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, level])
+    if style == "qwen":
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,
         special_tokens=["<s>", "</s>"],
@@ -58,7 +95,12 @@ def bpe(path: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    if style == "llama3":
+        start = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        level = tokenizers.processors.ByteLevel(trim_offsets=False)
+        tokenizer.post_processor = tokenizers.processors.Sequence([level, start])
+    bos = None if style == "qwen" else "<s>"  # Qwen's config.json alone names one.
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token="</s>")
     fast.save_pretrained(path)
 
 
@@ -82,21 +124,27 @@ def assert_close(got: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_model_that_transformers_saved(kind, tmp_path, capsys):
-    """In, its logits and ids; out again, and the same from transformers."""
+def saved(kind: str, path: Path):
+    """A random model in shards, with a tokenizer in its style."""
     class_name, settings = MODELS[kind]
     made = getattr(transformers, class_name)
     torch.manual_seed(0)
-    theirs = made(made.config_class(**settings)).eval()
+    model = made(made.config_class(**settings)).eval()
     with torch.no_grad():
-        for name, p in theirs.named_parameters():
+        for name, p in model.named_parameters():
             if not name.endswith("A_log"):
                 p.add_(0.1 * torch.randn(p.shape))
+    model.save_pretrained(path, max_shard_size="60KB")
+    bpe(path, style="qwen" if "Qwen" in class_name else "llama3" if kind == "llama3" else "gpt2")
+    return model
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_that_transformers_saved(kind, tmp_path, capsys):
+    """In, its logits and ids; out again, and the same from transformers."""
     source = tmp_path / "public"
-    theirs.save_pretrained(source, max_shard_size="60KB")
+    theirs = saved(kind, source)
     assert (source / "model.safetensors.index.json").is_file()
-    bpe(source)
     model, tokenizer = opened(source)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
     want = their_logits(model, ids)
@@ -105,6 +153,7 @@ def test_a_model_that_transformers_saved(kind, tmp_path, capsys):
     assert m.tokenizer.encode(TEXT).tolist() == ids
     assert m.tokenizer.decode([m.tokenizer.bos, *ids, m.tokenizer.eos]) == TEXT
     assert int(m.tokenizer.n_bytes[ids].sum()) == len(TEXT.encode())
+    assert len(ids) > 2 * LLAMA3["original_max_position_embeddings"]
     assert_close(our_logits(m, ids), want)
 
     command.main(["import", f"--weights={source}", f"--workdir={tmp_path / 'run'}"])
@@ -119,12 +168,35 @@ def test_a_model_that_transformers_saved(kind, tmp_path, capsys):
     assert same.encode(TEXT, add_special_tokens=False) == ids
     for key in ("bos_token_id", "eos_token_id", "vocab_size", "tie_word_embeddings"):
         assert getattr(again.config, key) == getattr(theirs.config, key), key
+    for key in ("rope_parameters", "layer_types", "sliding_window"):
+        assert getattr(again.config, key, None) == getattr(theirs.config, key, None), key
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_run_of_ours_in_transformers(dtype, tmp_path):
+@pytest.mark.parametrize("kind", ["llama3", "qwen2", "qwen2_tied_window", "qwen3"])
+def test_it_generates_what_transformers_generates(kind, tmp_path):
+    """The likeliest token every time, and the logits of every step, with the caches of both."""
+    theirs, n_new = saved(kind, tmp_path), 40
+    m = seqjax.load(tmp_path)
+    ids = m.tokenizer.encode(TEXT)[:12]
+    given = {"max_new_tokens": n_new, "do_sample": False, "eos_token_id": None}
+    out = theirs.generate(torch.tensor([ids.tolist()]), output_logits=True, return_dict_in_generate=True, **given)
+    want_ids = out.sequences[0, len(ids) :].numpy()
+    want = torch.cat(out.logits).float().numpy()
+    greedy = {"key": jax.random.key(0), "model": m.model, "n_new": n_new, "sampling": Sampling(temperature=0.0)}
+    got_ids = np.concatenate(list(tokens(m.params, ids[None], **greedy)))
+    np.testing.assert_array_equal(got_ids, want_ids)
+    logits_BO, cache = jax.jit(m.model.prefill)(m.params, ids[None], m.model.init_cache(1, len(ids) + n_new))
+    step, got = jax.jit(m.model.step), [logits_BO[0]]
+    for i, token in enumerate(want_ids[:-1]):
+        logits_BO, cache = step(m.params, token[None], np.int32(len(ids) + i), cache)
+        got.append(logits_BO[0])
+    assert_close(np.stack(got), want)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "float32")])
+def test_a_run_of_ours_in_transformers(family, dtype, tmp_path):
     """Bytes: the ids that end and start a text, the dtype, and what it generates."""
-    config = config_of("llama")
+    config = config_of(family, model__vocab_size=264)
     model = Model(config.model, max_len=config.train.seq_len)
     directory.export(support.random_params(model), config, tmp_path, dtype=dtype)
     theirs, tokenizer = opened(tmp_path)

@@ -2,8 +2,9 @@
 
 Each folder holds `model.safetensors` (float16) and `config.json`, written by the package's own `save_pretrained`, and
 `io.npz` with tokens [2, 21] and float32 logits [2, 21, O] of the whole public model on a CPU, from the float16 weights
-read as float32. Llama, Mistral (Llama's weights, a window of 5), Mamba, Mamba-2 and GPT-2 are transformers' classes;
-RWKV-7, DeltaNet and Gated DeltaNet are fla's own model classes, whose forward runs here in Triton's interpreter.
+read as float32. Llama, Llama 3 (RoPE scaled for more than 16 tokens), Mistral (Llama's weights, a window of 5), Qwen2,
+Qwen3, Mamba, Mamba-2 and GPT-2 are transformers' classes; RWKV-7, DeltaNet and Gated DeltaNet are fla's own model
+classes, whose forward runs here in Triton's interpreter.
 
     python -m venv oracle; oracle/bin/pip install torch==2.13.0 numpy transformers==5.23.0 einops safetensors
     oracle/bin/pip install --no-deps flash-linear-attention==0.6.0
@@ -39,6 +40,10 @@ def hf_models():
         Mamba2ForCausalLM,
         MambaConfig,
         MambaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
     )
 
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -68,6 +73,26 @@ def hf_models():
             chunk_size=8, **ids,
         )
     )  # fmt: skip
+    common = {
+        "vocab_size": 48, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "attn_implementation": "eager", **ids,
+    }  # fmt: skip
+    # Of 8 frequencies the first stays, the second is mixed, and the others are divided.
+    scaled = {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 4.0, "low_freq_factor": 0.25,
+        "high_freq_factor": 1.0, "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    yield (
+        "llama3",
+        LlamaForCausalLM(
+            LlamaConfig(**common, head_dim=16, rms_norm_eps=1e-5, rope_parameters=scaled, tie_word_embeddings=True)
+        ),
+    )
+    yield "qwen2", Qwen2ForCausalLM(Qwen2Config(**common, max_window_layers=2))
+    yield (
+        "qwen3",
+        Qwen3ForCausalLM(Qwen3Config(**common, head_dim=8, max_window_layers=2, tie_word_embeddings=True)),
+    )
 
 
 def interpret_triton():

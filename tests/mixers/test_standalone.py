@@ -2,7 +2,10 @@
 
 import dataclasses
 import inspect
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -50,6 +53,28 @@ def test_what_editors_are_told_is_there():
     assert len(told) > 10
     for module, name in told:
         assert getattr(mixers, name).__module__ == module
+
+
+EDITED = """from flax import nnx
+
+import seqjax
+
+seqjax.mixers.TransformerPP(dim=8, heads=2, rngs=nnx.Rngs(0))
+seqjax.mixers.TransformerPP(dim=8, heads=2, windw=3, rngs=nnx.Rngs(0))
+seqjax.mixers.TransformerPP(dim=8, heads=2, rope_scaling="yarn", rngs=nnx.Rngs(0))
+"""
+
+
+def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
+    """In a file of a user, outside the repository."""
+    (tmp_path / "own.py").write_text(EDITED)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(support.ROOT)]}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={sys.executable}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = {d["range"]["start"]["line"]: d["message"] for d in json.loads(done.stdout)["generalDiagnostics"]}
+    assert found.keys() == {5, 6}, done.stdout
+    assert 'No parameter named "windw"' in found[5]
+    assert 'parameter "rope_scaling"' in found[6]
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,27 @@ def heads_of(x_TE, n):
     return x_TE.reshape(len(x_TE), n, -1)
 
 
-def rotate(x_THK, base):
-    """Pairs (m, m + K/2) as complex numbers, turned by position * base^(-2m / K)."""
+def scaled(frequency, m):
+    """Of one pair: Llama 3.1's, by its wavelength in tokens, or the linear one."""
+    if m.rope_scaling == "linear":
+        return frequency / m.rope_factor
+    wavelength = 2 * math.pi / frequency
+    if wavelength < m.rope_original_len / m.rope_high_freq_factor:
+        return frequency
+    if wavelength > m.rope_original_len / m.rope_low_freq_factor:
+        return frequency / m.rope_factor
+    smooth = m.rope_original_len / wavelength - m.rope_low_freq_factor
+    smooth /= m.rope_high_freq_factor - m.rope_low_freq_factor
+    return (1 - smooth) * frequency / m.rope_factor + smooth * frequency
+
+
+def rotate(x_THK, m):
+    """Pairs (i, i + K/2) as complex numbers, turned by position * base^(-2i / K) or what is left of it."""
     half = x_THK.shape[-1] // 2
-    angle = np.arange(len(x_THK))[:, None] * float(base) ** (-np.arange(half) / half)
+    frequencies = [float(m.rope_base) ** (-i / half) for i in range(half)]
+    if getattr(m, "rope_scaling", "none") != "none":
+        frequencies = [scaled(frequency, m) for frequency in frequencies]
+    angle = np.arange(len(x_THK))[:, None] * np.array(frequencies)
     z = (x_THK[..., :half] + 1j * x_THK[..., half:]) * np.exp(1j * angle)[:, None]
     return np.concatenate([z.real, z.imag], -1)
 
@@ -119,9 +136,10 @@ def queries_and_keys(m, p, x_q, x_k):
     if getattr(m, "temperature", None):
         q, k = unit(q), unit(k)
     elif getattr(m, "qk_norm", False):
-        q, k = rms_norm(q, p["q_norm"]["g"], 1e-5), rms_norm(k, p["k_norm"]["g"], 1e-5)
+        eps = getattr(m, "qk_norm_eps", 1e-5)
+        q, k = rms_norm(q, p["q_norm"]["g"], eps), rms_norm(k, p["k_norm"]["g"], eps)
     if m.position == "rope":
-        q, k = rotate(q, m.rope_base), rotate(k, m.rope_base)
+        q, k = rotate(q, m), rotate(k, m)
     return q, np.repeat(k, m.heads // k.shape[1], axis=1)
 
 

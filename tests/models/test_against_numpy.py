@@ -39,6 +39,9 @@ ATTENTION = {
 VARIANTS = {
     "transformer_pp": ATTENTION | {
         "qk_norm": "qk_norm=True,window=5",
+        "llama3": "rope_scaling=llama3,rope_factor=4,rope_low_freq_factor=0.2,rope_high_freq_factor=1,"
+        "rope_original_len=8,rope_base=37.0,head_dim=12,qkv_bias=True",
+        "linear": "rope_scaling=linear,rope_factor=3,qk_norm=True,qk_norm_eps=0.3,bias=True,qkv_bias=False",
         "alibi": "position=alibi,heads=6,head_dim=4,window=5",
         "temperature": "temperature=0.4",
         "const_k": "const=k,temperature=2.0",

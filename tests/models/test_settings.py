@@ -51,12 +51,27 @@ ATTENTION = {
     "bias": (True, "shapes"),
     "conv": (True, "shapes"),
 }
-SOFTMAX = ATTENTION | {
-    "window": (3, "forward"),
-    "const": ("qk", "shapes"),
-    "temperature": (0.4, "forward"),
-    "implementation": ("cudnn", "refused"),
+# At the default numbers all frequencies of so small a head stay.
+LLAMA3 = "model.mixer.rope_scaling=llama3,model.mixer.rope_original_len=1256"
+ROPE = {
+    "rope_scaling": ("linear", "forward"),
+    "rope_factor": (2.0, "forward", "model.mixer.rope_scaling=linear"),
+    "rope_low_freq_factor": (0.5, "forward", LLAMA3),
+    "rope_high_freq_factor": (3.0, "forward", LLAMA3),
+    "rope_original_len": (64, "forward", "model.mixer.rope_scaling=llama3"),
 }
+SOFTMAX = (
+    ATTENTION
+    | ROPE
+    | {
+        "qk_norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
+        "qkv_bias": (True, "shapes"),
+        "window": (3, "forward"),
+        "const": ("qk", "shapes"),
+        "temperature": (0.4, "forward"),
+        "implementation": ("cudnn", "refused"),
+    }
+)
 TOP1 = ATTENTION | {"heads": (2, "shapes"), "qk_norm": (False, "shapes"), "implementation": ("nowhere", "refused")}
 DELTA = {
     "heads": (2, "shapes"),
@@ -78,8 +93,8 @@ RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward")}
 MIXERS = {
     "transformer": SOFTMAX | {
         "position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
-        "bias": (False, "shapes"),
-    },
+        "bias": (False, "shapes"), "qkv_bias": (False, "shapes"),
+    } | {key: (value, kind, "model.mixer.position=rope", *also) for key, (value, kind, *also) in ROPE.items()},
     "transformer_pp": SOFTMAX,
     "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward")},
     "top1_element": TOP1 | {"v_grad": ("soft", "backward")},

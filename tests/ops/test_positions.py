@@ -1,10 +1,12 @@
 """Rotary positions and ALiBi against the same equations in float64 numpy."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seqjax.ops.positions import alibi_slopes, rope, rope_angles
+from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles, rope_frequencies
 
 rng = np.random.default_rng(0)
 
@@ -19,6 +21,39 @@ def test_rope_angles_hold_at_every_position(base, max_len):
     assert cos.dtype == sin.dtype == jnp.float32
     np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=4e-7)
     np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=4e-7)
+
+
+def llama3(frequency, *, factor, low, high, length):
+    """Of one pair of Llama 3.1, by the number of tokens of a turn."""
+    tokens = 2 * math.pi / frequency
+    if tokens < length / high:
+        return frequency
+    if tokens > length / low:
+        return frequency / factor
+    smooth = (length / tokens - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+@pytest.mark.parametrize(("factor", "low", "high", "length"), [(8, 1, 4, 8192), (32, 1, 4, 8192), (3, 0.3, 2.5, 100)])
+def test_frequencies_of_llama_3(factor, low, high, length):
+    """Those of Llama 3.1 and 3.2, whose heads have 128 and 64 channels and a base of 500,000; and others."""
+    for head_dim in (64, 128):
+        plain = rope_frequencies(head_dim=head_dim, base=5e5)
+        got = rope_frequencies(head_dim=head_dim, base=5e5, scaling=RopeScaling("llama3", factor, low, high, length))
+        want = [llama3(5e5 ** (-i / (head_dim / 2)), factor=factor, low=low, high=high, length=length)
+                for i in range(head_dim // 2)]  # fmt: skip
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+        ratio = got / plain
+        assert ratio[0] == 1
+        assert ratio[-1] == pytest.approx(1 / factor)
+        assert ((ratio < 1 - 1e-9) & (ratio > 1 / factor + 1e-9)).sum() >= 3, "some are mixed"
+
+
+def test_linear_scaling_is_that_of_positions():
+    scaling = RopeScaling("linear", 4.0, 1.0, 4.0, 8192)
+    got = rope_angles(jnp.arange(0, 4000, 4), head_dim=64, base=1e4, max_len=4000, scaling=scaling)
+    want = rope_angles(jnp.arange(1000), head_dim=64, base=1e4, max_len=1000)
+    np.testing.assert_allclose(got, want, rtol=0, atol=4e-7)
 
 
 def test_rope_rotates_halves_and_scores_depend_on_distance():
