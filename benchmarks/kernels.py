@@ -190,7 +190,7 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
             series.append((row["T"], row["ms"] / row["B"]))
     figure, panels = plot.figure(11, 5, panels=2)
     look: dict[str, Any]
-    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, plot.COLORS, plot.MARKERS, strict=True)}
+    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, pictures.COLORS, plot.MARKERS, strict=True)}
     ticks = sorted({row["T"] for row in written["results"]})
     for axes, what in zip(panels, PASSES, strict=True):
         for (case, name, of), points in lines.items():

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow, which white paper swallows.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+from seqjax.pictures import COLORS
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 

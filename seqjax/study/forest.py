@@ -17,7 +17,7 @@ from seqjax.study import comparison, equal_loss
 from seqjax.study.comparison import Gap, Row
 from seqjax.study.figures import save
 from seqjax.study.records import Records
-from seqjax.training.report import COLORS
+from seqjax.pictures import COLORS
 
 SEVERAL_SEEDS = "at the lowest common loss, several seeds"
 ONE_SEED = "at the lowest common loss, one seed (interval of documents alone)"

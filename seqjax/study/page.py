@@ -13,7 +13,7 @@ import numpy as np
 from seqjax.study import comparison, end_points, equal_loss, figures
 from seqjax.study.protocol import Point, Record
 from seqjax.study.records import Records
-from seqjax.training.report import COLORS
+from seqjax.pictures import COLORS
 from seqjax.utils import UserError
 
 # plotly's names of the styles in figures.ROUNDS and OF_SEEDS, and of learning rates below and above the common one
