@@ -21,9 +21,10 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#00
 FONT_SIZE = 8.5  # of names, in points
 PAD = 1.5  # points of white around a name
 DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 78.0, 96.0, 120.0, 150.0)  # points from a point to its name
-DIRECTIONS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 LEADER = 11.0  # points: names further away than this have a line to their point
-ON_NAME, ON_MARKER, ON_LINE, OUTSIDE = 1e4, 400.0, 40.0, 1e3  # costs of a place, beside its distance in points
+ROUNDS = 3
+ON_NAME, BAD, ON_MARKER, ON_LINE = 1e4, 1e3, 400.0, 40.0  # costs of a place, beside its distance in points
 
 
 class End(NamedTuple):
@@ -119,48 +120,53 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
 
 
 class _Spot(NamedTuple):
-    """A place for a name, in pixels: its centre, the index of its point, its box, and the line between these."""
+    """A place for a name, in pixels: its centre, the index of its point, its box, the line between, if it is far."""
 
     cost: float
     centre: np.ndarray
     index: int
     box: Bbox
     leader: np.ndarray
+    is_far: bool
 
 
 def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotation]) -> None:
-    scale, to_display = texts[next(iter(texts))].get_figure(root=True).dpi / 72 if texts else 1.0, panel.transData
-    frame, (markers, segments) = panel.get_window_extent(), _drawn(panel)
+    """Move the names of one panel, and draw the lines that lead to them."""
+    figure = panel.get_figure(root=True)
+    assert figure is not None
+    scale, frame, to_display = figure.dpi / 72, panel.get_window_extent(), panel.transData
+    markers, segments = _drawn(panel)
     pixels = {name: to_display.transform(np.array(one.points)) for name, one in named.items()}
     every = np.concatenate([*pixels.values(), np.zeros((0, 2))])
     crowd = {name: np.sort(np.hypot(*(every - at[0]).T))[:4].sum() for name, at in pixels.items()}
-    boxes: list[Bbox] = []
-    leaders = np.zeros((0, 2, 2))
-    for name in sorted(named, key=crowd.__getitem__):  # A name among many has few places, so it chooses first.
-        extent = texts[name].get_window_extent()
-        size = np.array([extent.width, extent.height]) + 2 * PAD * scale
-        best: _Spot | None = None
-        for spot in _spots(pixels[name], size, scale):
-            box, leader = spot.box, spot.leader
-            cost = spot.cost + OUTSIDE * (
-                box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
-            )
-            if best is not None and cost >= best.cost:
-                continue
-            cost += ON_NAME * sum(box.overlaps(other) for other in boxes)
-            cost += ON_MARKER * _inside(box, markers) + OUTSIDE * _crossed(box, leaders) + ON_LINE * _crossed(box, segments)
-            if _is_long(leader, scale):
-                cost += OUTSIDE * sum(_crossed(other, leader) for other in boxes)
-                cost += ON_MARKER * _near(leader[0], markers)
-            if best is None or cost < best.cost:
-                best = spot._replace(cost=cost)
-        assert best is not None
-        boxes.append(best.box)
-        texts[name].xy = tuple(named[name].points[best.index])
-        texts[name].set_position(tuple((best.centre - pixels[name][best.index]) / scale))
-        if _is_long(best.leader, scale):
-            leaders = np.concatenate([leaders, best.leader])
-            line = to_display.inverted().transform(best.leader[0])
+    chosen: dict[str, _Spot] = {}
+    for _ in range(ROUNDS):  # In later rounds each has another look, at all others.
+        for name in sorted(named, key=crowd.__getitem__):  # A name among many has few places, so it chooses first.
+            others = [spot for other, spot in chosen.items() if other != name]
+            leaders = np.concatenate([spot.leader for spot in others if spot.is_far] or [np.zeros((0, 2, 2))])
+            extent = texts[name].get_window_extent()
+            size = np.array([extent.width, extent.height]) + 2 * PAD * scale
+            best: _Spot | None = None
+            for spot in _spots(pixels[name], size, scale):
+                box, cost = spot.box, spot.cost
+                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+                cost += 0 if inside else BAD
+                if best is not None and cost >= best.cost:
+                    continue
+                cost += ON_NAME * sum(box.overlaps(other.box) for other in others) + BAD * _crossed(box, leaders)
+                cost += ON_MARKER * _inside(box, markers) + ON_LINE * _crossed(box, segments)
+                if spot.is_far:
+                    cost += BAD * sum(_crossed(other.box, spot.leader) for other in others)
+                    cost += ON_MARKER * _near(spot.leader[0], markers)
+                if best is None or cost < best.cost:
+                    best = spot._replace(cost=cost)
+            assert best is not None
+            chosen[name] = best
+    for name, spot in chosen.items():
+        texts[name].xy = tuple(named[name].points[spot.index])
+        texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
+        if spot.is_far:
+            line = to_display.inverted().transform(spot.leader[0])
             panel.plot(*line.T, color=named[name].color, linewidth=0.6, alpha=0.7, scalex=False, scaley=False)
 
 
@@ -174,11 +180,7 @@ def _spots(points: np.ndarray, size: np.ndarray, scale: float) -> Iterator[_Spot
                 tip = at + towards * distance * scale
                 centre = tip + towards * reach
                 box = Bbox([centre - size / 2, centre + size / 2])
-                yield _Spot(distance + 4 * i, centre, i, box, np.array([[at, tip]]))
-
-
-def _is_long(leader: np.ndarray, scale: float) -> bool:
-    return bool(np.hypot(*(leader[0, 1] - leader[0, 0])) > LEADER * scale)
+                yield _Spot(distance + 4 * i, centre, i, box, np.array([[at, tip]]), distance > LEADER)
 
 
 def _drawn(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
