@@ -186,7 +186,9 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
     """Bars, fastest first."""
     measured = {name: result for name, result in written["results"].items() if "error" not in result}
     rows = [
-        plot.Bar(title_of(*name.split(" ")), result["tokens_per_s"] / 1e3, [run / 1e3 for run in result.get("runs", ())])
+        plot.Bar(
+            title_of(*name.split(" ")), result["tokens_per_s"] / 1e3, [run / 1e3 for run in result.get("runs", ())]
+        )
         for name, result in measured.items()
     ]
     settings = written["settings"]

@@ -75,7 +75,7 @@ def _lay_out(panels: Iterable[Axes]) -> None:
 
 
 def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Return centres near `wanted` of intervals of these sizes that do not overlap, between `low` and `high` if they fit.
+    """Return centres near `wanted` of intervals of these sizes that do not overlap, in `low` to `high` if they fit.
 
     The sum of squared moves is the least: a run of intervals that touch lies about the mean of where they would be.
     """
@@ -98,7 +98,7 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: flo
 
 
 class Named(NamedTuple):
-    """The points of a model in a panel, and its colour; its name is written beside one of them, the first if it fits."""
+    """The points of a model in a panel, and its colour; its name stands beside one of them, the first if it fits."""
 
     points: Sequence[tuple[float, float]]
     color: str
@@ -163,7 +163,7 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
             assert best is not None
             chosen[name] = best
     for name, spot in chosen.items():
-        texts[name].xy = tuple(named[name].points[spot.index])
+        texts[name].xy = named[name].points[spot.index]
         texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
         if spot.is_far:
             line = to_display.inverted().transform(spot.leader[0])
@@ -201,7 +201,7 @@ def _drawn(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
 
 def _inside(box: Bbox, points: np.ndarray, margin: float = 4.0) -> int:
     """Return how many points lie in a box, or close to it."""
-    low, high = box.min - margin, box.max + margin
+    low, high = np.array(box.min) - margin, np.array(box.max) + margin
     return int(((points > low) & (points < high)).all(1).sum())
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from seqjax.pictures import COLORS, Named, label_points, log_ticks
 from seqjax.study import comparison, equal_loss
 from seqjax.study.figures import END_POINTS, END_POINTS_LABEL, save, style
 from seqjax.study.protocol import Record
 from seqjax.study.records import Records
-from seqjax.pictures import COLORS, Named, label_points, log_ticks
 
 SIZE = 5.5  # of the marker of the common learning rate, in points
 

@@ -244,7 +244,7 @@ def save(figure: Figure, path: str | Path) -> None:
     # Without a salt the identifiers of an SVG are random, and without this entry it contains the time.
     with mpl.rc_context({"svg.hashsalt": "seqjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: DECIMALS.sub(r"\1", found[0]), svg.getvalue())
+    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: DECIMALS.sub(r"\1", found.group()), svg.getvalue())
     text = re.sub(r"\n +", "\n", text)
     path.with_suffix(".svg").write_text(text, encoding="utf-8")
 

@@ -89,8 +89,8 @@ def write(path: str | Path, records: Records, *, text: str) -> None:
 def _verdicts(records: Records) -> str:
     """Return a list of the verdicts in words against each reference, with the models that they are on."""
     about = (
-        f"Numbers are gaps in {records.unit.name}: the difference of the loss out of domain at the same loss in domain, "
-        "positive where a model is worse than the reference. ± is half of the 95% interval."
+        f"Numbers are gaps in {records.unit.name}: the difference of the loss out of domain at the same loss in "
+        "domain, positive where a model is worse than the reference. ± is half of the 95% interval."
     )
     parts = ["<h2>Verdicts</h2>\n", f"<p>{about}</p>\n"]
     for reference in (name for name in records.references if equal_loss.shown_runs(records, name)):
@@ -137,7 +137,13 @@ def _forest(go: Any, records: Records) -> Any:
         if records.protocol == 2:  # the gaps that are no more than what is called a cost
             ends = {"x0": 0, "x1": equal_loss.limit(records), "y0": 0, "y1": 1}
             figure.add_shape(
-                type="rect", **ends, xref=f"x{axis}", yref=f"y{axis} domain", fillcolor="#eee", line_width=0, layer="below"
+                type="rect",
+                **ends,
+                xref=f"x{axis}",
+                yref=f"y{axis} domain",
+                fillcolor="#eee",
+                line_width=0,
+                layer="below",
             )
     figure.update_layout(
         template="plotly_white",
@@ -161,7 +167,7 @@ def _quantities(records: Records) -> dict[str, list[str]]:
 
 
 def _groups(records: Records) -> dict[str, list[Record]]:
-    """Return the runs that are switched together, by the name in the legend: the seeds of a model, and its other runs."""
+    """Return the runs that are switched together by their name in the legend: a model's seeds, and its other runs."""
     models, others = dict[str, list[Record]](), dict[str, list[Record]]()
     for model in comparison.models(records):
         shown = equal_loss.shown_runs(records, model)
@@ -181,9 +187,7 @@ def _lines(go: Any, records: Records, x_title: str) -> Any:
     runs = [run for group in groups.values() for run in group]
     inside = [run.losses_in_domain(records.against) for run in runs]
     x = inside if x_title == IN_DOMAIN else [np.array([p.tokens / 1e6 for p in run.points]) for run in runs]
-    choices = {
-        name: [run.losses(domains).mean(1) for run in runs] for name, domains in _quantities(records).items()
-    }
+    choices = {name: [run.losses(domains).mean(1) for run in runs] for name, domains in _quantities(records).items()}
     if x_title == TOKENS:
         choices = {"in domain": inside} | choices
     first = next(iter(choices.values()))

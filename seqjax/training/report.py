@@ -185,15 +185,16 @@ def _plot(
     """
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()
+    scale, unit = (1e6, "millions") if evals[-1]["tokens"] >= 1e6 else (1e3, "thousands")
     for i, rows in enumerate(curves):
-        tokens = [r["tokens"] / 1e6 for r in rows]
+        tokens = [r["tokens"] / scale for r in rows]
         losses = [r["train/loss"] for r in rows]
         axes.plot(tokens, losses, color="0.6" if i else "0.75", linewidth=1, label=None if i else "training")
     ends = []
     for i, name in enumerate(corpus.eval_domains):
         losses = [r[f"eval/{name}/loss"] for r in evals]
         axes.plot(
-            [r["tokens"] / 1e6 for r in evals],
+            [r["tokens"] / scale for r in evals],
             losses,
             color=COLORS[i % len(COLORS)],
             linestyle={"in domain": "-", "out of domain": "--", "test set": ":"}[corpus.side(name)],
@@ -201,7 +202,7 @@ def _plot(
             markersize=3.5,
             label=f"{name} ({corpus.side(name)})",
         )
-        at = evals[-1]["tokens"] / 1e6
+        at = evals[-1]["tokens"] / scale
         ends.append(End(at, losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
@@ -210,7 +211,7 @@ def _plot(
     shown += [bigram] if bigram is not None else []
     margin = 0.06 * (max(shown) - min(shown) + 0.1)
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
-    axes.set_xlabel("training tokens (millions)")
+    axes.set_xlabel(f"training tokens ({unit})")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")
     axes.spines[["top", "right"]].set_visible(False)

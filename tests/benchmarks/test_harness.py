@@ -120,7 +120,12 @@ def test_names_of_models() -> None:
 def test_bars_name_their_numbers(tmp_path, monkeypatch) -> None:
     figures = []
     monkeypatch.setattr(plot, "save", lambda made, path: figures.append(made))
-    plot.bars(tmp_path / "x.png", [plot.Bar("fast", 513.53, (500.0, 520.0)), plot.Bar("slow", 0.04873)], title="Speed", axis="k")
+    plot.bars(
+        tmp_path / "x.png",
+        [plot.Bar("fast", 513.53, (500.0, 520.0)), plot.Bar("slow", 0.04873)],
+        title="Speed",
+        axis="k",
+    )
     (axes,) = figures[0].axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["fast", "slow"]
     assert {"514", "0.0487"} <= {text.get_text() for text in axes.texts}

@@ -175,7 +175,9 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
         handles += first.plot([], [], color="0.4", linewidth=1.2, label="range of several runs")
     handles += first.plot([], [], linestyle=":", color="0.4", linewidth=1, label="guessing")
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2 * columns - 1)
-    figure.suptitle(f"{title}\nmodels in the order of their state, the smallest at the top", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(
+        f"{title}\nmodels in the order of their state, the smallest at the top", x=0.01, ha="left", fontsize=11
+    )
     figures.save(figure, path)
 
 
