@@ -210,8 +210,8 @@ def _by_model(
             panel.tick_params(labelsize=8)
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_locator(MaxNLocator(4, min_n_ticks=2))
-        mean = f", mean of {len(records.domains)} domains" if len(records.domains) > 1 else f", {records.domains[0]}"
-        block.suptitle(f"{title}{mean}", x=0.01, ha="left", fontsize=10)
+        what = f"mean of {len(records.domains)} domains" if len(records.domains) > 1 else "".join(records.domains)
+        block.suptitle(f"{title}, {what}", x=0.01, ha="left", fontsize=10)
         block.supxlabel(f"{comparison.x_label(records)} ({records.unit.name})", fontsize=9)
     _set_limits(every)
     figure.suptitle(f"{records.title}\ngrey: the other models", x=0.01, ha="left", fontsize=11)
