@@ -153,7 +153,8 @@ def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[s
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
     """Milliseconds per layer."""
-    rows = [(f"{r['case']}, {r['implementation']}", r["ms"]) for r in written["results"] if "error" not in r]
+    measured = [row for row in written["results"] if "error" not in row]
+    rows = [plot.Bar(f"{row['case']}, {row['implementation']}", row["ms"], row.get("runs", ())) for row in measured]
     n = written["settings"]
     title = f"One decoding step: batch {n['B']}, context {n['S']:,}, {n['H']} heads of {n['K']}, {n['dtype']}"
     plot.bars(path, rows, title=f"{title}, {written['machine']['device']}", axis="ms per layer and token")

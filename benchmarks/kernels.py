@@ -45,6 +45,7 @@ from benchmarks.harness.timing import measure
 from kernels_pallas.select_chunk import xla as select_xla
 from kernels_pallas.top1_chunk import api as chunk_api
 from kernels_pallas.top1_chunk.xla.attention import MASKED, SORTED
+from seqjax import pictures
 from seqjax.ops.attention import causal_attention
 from seqjax.utils import run_command
 
@@ -190,19 +191,21 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
             series.append((row["T"], row["ms"] / row["B"]))
     figure, panels = plot.figure(11, 5, panels=2)
     look: dict[str, Any]
-    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, plot.COLORS, plot.MARKERS, strict=True)}
+    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, pictures.COLORS, plot.MARKERS, strict=True)}
     ticks = sorted({row["T"] for row in written["results"]})
+    ticks = ticks if len(ticks) > 1 else pictures.log_ticks(ticks[0] / 2, ticks[0] * 2)
     for axes, what in zip(panels, PASSES, strict=True):
         for (case, name, of), points in lines.items():
             if of == what:
                 look = looks[case] | {"linestyle": line_style(name)}
                 axes.plot(*zip(*points, strict=True), **look, markersize=4.5, linewidth=1.5)
         axes.set(xscale="log", yscale="log", xlabel="tokens per sequence")
-        axes.set_xticks(ticks, [f"{T:,}" for T in ticks])
+        axes.set_xticks(ticks, [f"{T:,.0f}" for T in ticks])
         axes.minorticks_off()
         axes.grid(color="0.9")
-        axes.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
         axes.set_title({"forward": "forward", "training": "forward and backward"}[what], fontsize=10, loc="left")
+    times = pictures.log_ticks(*panels[0].get_ylim())
+    panels[0].set_yticks(times, [f"{ms:g}" for ms in times])
     panels[0].set_ylabel("ms per sequence")
     handles = []
     for case in CASES:

@@ -5,9 +5,9 @@
 Training is the step of `benchmarks.train_step` at size 135m_100k, one sequence of 102,400 tokens. Inference is that of
 the paper: prompts of 50,000 tokens, 5,000 new ones for each, 64 sequences, of which as many at a time as fit into the
 device's memory. Each prompt goes in as one piece, alone (the parallel form is busy with one). Decoding is greedy, one
-program per token and batch; of the 5,000 steps, --timed are timed at each of four positions spread over them, and their
-mean counts for all, because a step takes longer only as the cache grows. Tokens per second are new tokens over the time
-of prompts and decoding together; "decode" leaves the prompts out.
+program per token and batch; of the 5,000 steps, --timed are timed at each of four positions spread over them, in three
+parts, and their mean counts for all, because a step takes longer only as the cache grows. Tokens per second are new
+tokens over the time of prompts and decoding together; "decode" leaves the prompts out.
 
 Sequences of one batch have the same prompt, in caches of their own. Writes
 benchmarks/results/table3.json and table3.png after every model; a quick or partial run writes to runs/benchmarks/.
@@ -55,6 +55,7 @@ PAPER_TRAINING = {
     "RWKV-7": 2.47,
 }
 POSITIONS = 4
+REPEATS = 3  # of prompts, and of parts of the steps timed at a position
 TABLE = report.Table(
     30,
     (
@@ -121,7 +122,8 @@ def infer(model: Model, params: Params, n: Inference) -> dict[str, Any]:
         return _prefill(params, tokens_BT, empty(), model=model)
 
     jax.block_until_ready(prompt())  # compiles
-    prompt_s = statistics.median(seconds_per_call(prompt, calls=1, repeats=3))
+    prompts_s = seconds_per_call(prompt, calls=1, repeats=REPEATS)
+    prompt_s = statistics.median(prompts_s)
     each = cache_bytes(model, max_len)
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     at_a_time = n.sequences
@@ -129,15 +131,18 @@ def infer(model: Model, params: Params, n: Inference) -> dict[str, Any]:
         at_a_time //= 2
     while True:
         try:
-            step_s = _step_seconds(model, params, prompt()[1], n, at_a_time, max_len)
+            parts_s = _step_seconds(model, params, prompt()[1], n, at_a_time, max_len)
             break
         except jax.errors.JaxRuntimeError as error:
             if at_a_time == 1 or "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             at_a_time //= 2
+    step_s = [statistics.mean(parts) for parts in parts_s]
     rounds = -(-n.sequences // at_a_time)
     decode_s = rounds * n.new * statistics.mean(step_s)
     total_s = n.sequences * prompt_s + decode_s
+    of_repeats = zip(prompts_s, *parts_s, strict=False)
+    repeats_s = [n.sequences * first + rounds * n.new * statistics.mean(steps) for first, *steps in of_repeats]
     return {
         "at_a_time": at_a_time,
         "cache_bytes": each,
@@ -146,22 +151,26 @@ def infer(model: Model, params: Params, n: Inference) -> dict[str, Any]:
         "steps_ms": [1e3 * s for s in step_s],
         "decode_tokens_per_s": n.sequences * n.new / decode_s,
         "new_tokens_per_s": n.sequences * n.new / total_s,
+        "new_tokens_runs": [n.sequences * n.new / seconds for seconds in repeats_s],
     }
 
 
-def _step_seconds(model: Model, params: Params, one: Cache, n: Inference, at_a_time: int, max_len: int) -> list[float]:
-    """Seconds per step at each of the positions."""
+def _step_seconds(
+    model: Model, params: Params, one: Cache, n: Inference, at_a_time: int, max_len: int
+) -> list[list[float]]:
+    """Seconds per step at each of the positions, for each of the parts in which the steps there are timed."""
     cache = jax.jit(partial(repeated, model=model, n=at_a_time, max_len=max_len))(one)
     del one
     token_B, found = jnp.zeros(at_a_time, jnp.int32), []
     for first in np.linspace(n.prompt, n.prompt + n.new - n.timed - 2, POSITIONS, dtype=np.int32):
-        for i in range(n.timed + 2):
-            if i == 2:  # the first compiles, or finds the device idle
-                jax.block_until_ready(token_B)
-                start = time.perf_counter()
-            token_B, cache = _greedy_step(params, token_B, first + np.int32(i), cache, model=model)
-        jax.block_until_ready(token_B)
-        found.append((time.perf_counter() - start) / n.timed)
+        parts = []
+        for steps in (range(2), *np.array_split(np.arange(2, n.timed + 2), min(REPEATS, n.timed))):
+            start = time.perf_counter()
+            for i in steps:
+                token_B, cache = _greedy_step(params, token_B, first + np.int32(i), cache, model=model)
+            jax.block_until_ready(token_B)
+            parts.append((time.perf_counter() - start) / len(steps))
+        found.append(parts[1:])  # the first two steps compile, or find the device idle
     return found
 
 
@@ -187,10 +196,14 @@ def relative(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
 
 def plot_report(written: dict[str, Any], path: Path) -> None:
     """Training and inference relative to full attention, beside each other."""
+    # The ratio of each repeat is that to the median of full attention. Older records have no repeats of inference.
     bars = [
-        (f"{name}, {what}", row[ratio])
+        plot.Bar(f"{name}, {what}", row[ratio], [run * row[ratio] / row[speed] for run in row.get(runs, ())])
         for name, row in written["results"].items()
-        for what, ratio in (("training", "train_ratio"), ("inference", "inference_ratio"))
+        for what, ratio, speed, runs in (
+            ("training", "train_ratio", "train_tokens_per_s", "train_runs"),
+            ("inference", "inference_ratio", "new_tokens_per_s", "new_tokens_runs"),
+        )
         if ratio in row
     ]
     title = f"Table 3: {written['settings']['size']}, {written['machine']['device']}"

@@ -185,12 +185,17 @@ def row(title: str, result: dict[str, Any], recorded: dict[str, Any]) -> str:
 def plot_report(written: dict[str, Any], path: Path) -> None:
     """Bars, fastest first."""
     measured = {name: result for name, result in written["results"].items() if "error" not in result}
-    rows = [(title_of(*name.split(" ")), result["tokens_per_s"] / 1e3) for name, result in measured.items()]
+    rows = [
+        plot.Bar(
+            title_of(*name.split(" ")), result["tokens_per_s"] / 1e3, [run / 1e3 for run in result.get("runs", ())]
+        )
+        for name, result in measured.items()
+    ]
     settings = written["settings"]
     batch, seq_len = settings["batch"] or "its own", f"{settings['seq_len']:,}" if settings["seq_len"] else "its own"
     device = written["machine"]["device"]
     title = f"Training step: {settings['size']}, batch {batch}, length {seq_len}, {device}"
-    plot.bars(path, sorted(rows, key=lambda r: -r[1]), title=title, axis="thousand tokens per second")
+    plot.bars(path, sorted(rows, key=lambda row: -row.value), title=title, axis="thousand tokens per second")
 
 
 def title_of(name: str, layout: str = "") -> str:

@@ -116,7 +116,7 @@ print(f"the model was trained with selection={mixer.selection!r}")
 # %%
 import matplotlib.pyplot as plt
 
-from seqjax.training.report import COLORS
+from seqjax.pictures import COLORS
 
 LOOKS = {"approx chooses the same": COLORS[0], "approx chooses another": COLORS[1]}
 size = (2.7 * n_heads + 0.6, 1.5 * n_layers + 0.9)

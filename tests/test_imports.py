@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # A module may import seqjax modules of its own layer or below. Packages stand for everything in them.
 LAYERS = (
     ("seqjax", "seqjax.types", "seqjax.utils"),
-    ("seqjax.fields", "seqjax.reading", "seqjax.store"),
+    ("seqjax.fields", "seqjax.pictures", "seqjax.reading", "seqjax.store"),
     ("seqjax.sharding",),
     ("seqjax.nn", "seqjax.ops"),
     ("seqjax.mixers",),

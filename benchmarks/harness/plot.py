@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow, which white paper swallows.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+from seqjax.pictures import COLORS
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -23,17 +23,33 @@ def figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, lis
     return made, all_axes
 
 
-def bars(path: Path, rows: Sequence[tuple[str, float]], *, title: str, axis: str) -> None:
-    """Horizontal bars with their numbers, the first row at the top."""
+class Bar(NamedTuple):
+    """A bar with its name; `runs` are the timed repeats whose median or mean it is, none where they were not kept."""
+
+    name: str
+    value: float
+    runs: Sequence[float] = ()
+
+
+def bars(path: Path, rows: Sequence[Bar], *, title: str, axis: str) -> None:
+    """Horizontal bars with their numbers, the first row at the top, and a whisker over the repeats of each."""
     made, (axes,) = figure(7, 0.9 + 0.3 * len(rows))
-    values = [value for _, value in rows]
-    drawn = axes.barh([name for name, _ in rows], values, color=COLORS[0], height=0.7)
-    axes.bar_label(drawn, [three_digits(value) for value in values], padding=3, fontsize=8.5)
+    ends = [max([row.value, *row.runs]) for row in rows]
+    axes.barh([row.name for row in rows], [row.value for row in rows], color=COLORS[5], height=0.7)
+    for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        axes.annotate(
+            three_digits(row.value), (end, i), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
+        )
+        if len(row.runs) > 1:
+            span = [[row.value - min(row.runs)], [max(row.runs) - row.value]]
+            axes.errorbar(row.value, i, xerr=span, color="black", linewidth=1.2, capsize=3, capthick=1.2)
     axes.invert_yaxis()
-    axes.margins(x=0.12, y=0.02)
+    axes.margins(y=0.02)
+    axes.set_xlim(0, 1.15 * max(ends))
     axes.tick_params(axis="y", length=0, labelsize=9)
     axes.tick_params(axis="x", labelsize=9)
-    axes.set_xlabel(axis, fontsize=9)
+    spread = "; whiskers: slowest and fastest repeat" if any(len(row.runs) > 1 for row in rows) else ""
+    axes.set_xlabel(f"{axis}{spread}", fontsize=9)
     made.suptitle(title, fontsize=9.5, x=0.01, ha="left")
     save(made, path)
 

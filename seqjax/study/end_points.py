@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from seqjax.pictures import COLORS, Named, label_points, log_ticks
 from seqjax.study import comparison, equal_loss
 from seqjax.study.figures import END_POINTS, END_POINTS_LABEL, save, style
 from seqjax.study.protocol import Record
 from seqjax.study.records import Records
-from seqjax.training.report import COLORS
 
 SIZE = 5.5  # of the marker of the common learning rate, in points
 
@@ -30,9 +30,9 @@ def by_rate(path: str | Path, records: Records) -> None:
     unweighted means over domains. The loss in domain is that at which runs are compared.
     """
     names = comparison.models(records)
-    figure = Figure(figsize=(8.6, 5), layout="constrained")
+    figure = Figure(figsize=(8.6, 6), layout="constrained")
     panel = figure.subplots()
-    handles = []
+    named: dict[str, Named] = {}
     for i, name in enumerate(names):
         ends = comparison.by_rate(records, name)
         if not ends:
@@ -41,22 +41,25 @@ def by_rate(path: str | Path, records: Records) -> None:
         panel.plot(*np.array(list(ends.values())).T, **look | {"marker": "", "linewidth": 1.1})
         for rate, (inside, outside) in ends.items():
             panel.plot(inside, outside, **look | {"linestyle": "none", "markersize": SIZE * rate**0.35})
-        handles += panel.plot([], [], label=name, **look)
+        # Beside the end that is best in domain, or another where there is no room.
+        named[name] = Named(sorted(ends.values()), look["color"])
         if name in records.references and records.protocol == 1:
             shorter = np.array(list(comparison.by_schedule(records, name).values()))
             panel.plot(*shorter.T, **END_POINTS | {"color": look["color"]})
     if any(run.schedule != 1 for run in records.runs):
-        handles += panel.plot([], [], label=END_POINTS_LABEL, **END_POINTS)
+        panel.plot([], [], label=END_POINTS_LABEL, **END_POINTS)
+        panel.legend(frameon=False, fontsize=9, loc="best", handlelength=3.2)
+    panel.margins(0.08)
     panel.invert_xaxis()  # As in the picture of the losses: better is to the right.
-    panel.set_xlabel(f"{comparison.x_label(records)}, at the end")
+    panel.set_xlabel(f"{comparison.x_label(records)}, at the end ({records.unit.name})")
     panel.set_ylabel(f"{comparison.main_quantity(records)}, out of domain ({records.unit.name})")
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
-    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center", handlelength=3.2)
     figure.suptitle(
         f"{records.title}\nend points; larger markers: higher learning rates", x=0.01, ha="left", fontsize=11
     )
+    label_points({panel: named})
     save(figure, path)
 
 
@@ -82,7 +85,9 @@ def over_setting(path: str | Path, records: Records) -> None:
         axes[1].set_ylim(bottom=0)
     for panel in axes:
         panel.set_xscale("log")
-        panel.set_xticks(sorted(set(values.values())), [f"{value:g}" for value in sorted(set(values.values()))])
+        ticks = sorted(set(values.values()))
+        ticks = ticks if len(ticks) > 1 else log_ticks(ticks[0] / 2, ticks[0] * 2)
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         panel.minorticks_off()
         panel.set_xlabel(records.sweep.rpartition(".")[2])
         panel.spines[["top", "right"]].set_visible(False)
@@ -146,20 +151,27 @@ def gap_over_speed(path: str | Path, records: Records) -> None:
     """
     reference = next(name for name in records.references if equal_loss.shown_runs(records, name))
     gaps = gaps_to(records, reference)
-    given = {"tokens/s of these runs": run_speeds(records)} | records.speeds
+    given = {"training speed of these runs (tokens/s)": run_speeds(records)} | records.speeds
     speeds = {what: of_model for what, of_model in given.items() if gaps.keys() & of_model.keys()}
-    figure = Figure(figsize=(4.8 * len(speeds) + 2.6, 5), layout="constrained")
+    figure = Figure(figsize=(5.6 * len(speeds) + 0.8, 5.4), layout="constrained")
     axes = figure.subplots(1, len(speeds), squeeze=False, sharey=True)[0]
     models = comparison.models(records)
     looks = {name: style(i) | {"linestyle": "none", "markersize": 6} for i, name in enumerate(models)}
     for panel, (what, of_model) in zip(axes, speeds.items(), strict=True):
         _draw(panel, looks, gaps, of_model)
-        panel.set_xlabel(what)
+        panel.set_xlabel(what if "tokens/s" in what else f"{what} (tokens/s)")
     axes[0].set_ylabel(f"gap to {reference}, {comparison.main_quantity(records)} ({records.unit.name})")
-    shown = [name for name in models if name in gaps and any(name in of_model for of_model in speeds.values())]
-    handles = [axes[0].plot([], [], label=name, **looks[name])[0] for name in shown]
-    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right center")
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    label_points(
+        {
+            panel: {
+                name: Named([(of_model[name], gaps[name][0])], looks[name]["color"])
+                for name in models
+                if name in gaps and name in of_model
+            }
+            for panel, of_model in zip(axes, speeds.values(), strict=True)
+        }
+    )
     save(figure, path)
 
 
@@ -196,6 +208,7 @@ def _draw(
     panel.spines[["top", "right"]].set_visible(False)
     low, high = min(speeds[name] for name in names) / 1.3, max(speeds[name] for name in names) * 1.3
     panel.set_xlim(low, high)
-    ticks = [digit * 10.0**power for power in range(10) for digit in (1, 2, 5) if low < digit * 10.0**power < high]
+    panel.margins(y=0.08)
+    ticks = log_ticks(low, high)
     panel.set_xticks(ticks, [f"{tick / 1000:g}k" if tick >= 1000 else f"{tick:g}" for tick in ticks])
     panel.minorticks_off()

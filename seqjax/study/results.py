@@ -110,8 +110,8 @@ def analyse(directory: str | Path, *, quiet: bool = False) -> str:
     known = [name for name in found.references if equal_loss.shown_runs(found, name)]
     has_reference = bool(known)
     pictures: dict[str, Callable[[Path, records.Records], None]] = {"losses.png": figures.against_loss_in_domain}
-    if any(equal_loss.estimates(found, name) for name in known):
-        pictures = {"gaps.png": forest.primary_gaps if found.protocol == 2 else forest.gaps} | pictures
+    if forest.references(found):
+        pictures = {"gaps.png": forest.gaps} | pictures
     if end_points.run_speeds(found) and has_reference:
         pictures["cost.png"] = end_points.gap_over_speed
     if any(len(comparison.by_rate(found, name)) > 1 for name in comparison.models(found)):

@@ -39,6 +39,27 @@ def verdict(records: Records, model: str, reference: str) -> str:
     return " ".join(filter(None, sentences))
 
 
+def in_words(records: Records, reference: str) -> dict[str, list[str]]:
+    """Return the models by the verdict on them against a reference, in words: each with its gap, best first."""
+    quantity, found = comparison.main_quantity(records), dict[str, list[str]]()
+    for row in equal_loss.compare(records, reference) if records.protocol == 2 else ():
+        words = f"{row.verdict.words} ({row.verdict.why})" if row.verdict.why else row.verdict.words
+        gap = "" if row.gaps is None else f" ({_signed(row.gaps[quantity].estimate)})"
+        found.setdefault(words, []).append(f"{row.model}{gap}")
+    for row in comparison.compare(records, reference) if records.protocol == 1 else ():
+        if row.lowest is None:
+            found.setdefault("It cannot be said: no common loss in domain.", []).append(row.model)
+            continue
+        estimate, reading = row.lowest.estimates[quantity], comparison.reading(row, quantity)
+        words = _answer(row.lowest, estimate)
+        if reading == "stays" or reading.startswith("closed"):
+            words += f" The gap {'stays' if reading == 'stays' else f'is {reading}'}."
+        elif reading.startswith("not tested"):
+            words += " Learning rate and schedule were not tested."
+        found.setdefault(words, []).append(f"{row.model} ({_signed(estimate)})")
+    return found
+
+
 def _at_equal_loss(records: Records, model: str, reference: str) -> str:
     """Return the verdict of protocol 2 in words."""
     row = next(row for row in equal_loss.compare(records, reference) if row.model == model)

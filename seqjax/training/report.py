@@ -17,15 +17,13 @@ from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import Corpus
 from seqjax.decoding import stream
 from seqjax.models import Model
+from seqjax.pictures import COLORS, End, label_ends
 from seqjax.reading import read_json
 from seqjax.training import metrics
 from seqjax.training.schedule import segments
 from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
 from seqjax.utils import MissingPackageError, StatusLine, UserError, duration
-
-# Okabe and Ito's colours, which colour-blind readers tell apart.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 
 
 def write(
@@ -187,15 +185,16 @@ def _plot(
     """
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()
+    scale, unit = (1e6, "millions") if evals[-1]["tokens"] >= 1e6 else (1e3, "thousands")
     for i, rows in enumerate(curves):
-        tokens = [r["tokens"] / 1e6 for r in rows]
+        tokens = [r["tokens"] / scale for r in rows]
         losses = [r["train/loss"] for r in rows]
         axes.plot(tokens, losses, color="0.6" if i else "0.75", linewidth=1, label=None if i else "training")
     ends = []
     for i, name in enumerate(corpus.eval_domains):
         losses = [r[f"eval/{name}/loss"] for r in evals]
         axes.plot(
-            [r["tokens"] / 1e6 for r in evals],
+            [r["tokens"] / scale for r in evals],
             losses,
             color=COLORS[i % len(COLORS)],
             linestyle={"in domain": "-", "out of domain": "--", "test set": ":"}[corpus.side(name)],
@@ -203,7 +202,8 @@ def _plot(
             markersize=3.5,
             label=f"{name} ({corpus.side(name)})",
         )
-        ends.append((losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
+        at = evals[-1]["tokens"] / scale
+        ends.append(End(at, losses[-1], f"{name} {losses[-1]:.2f}", COLORS[i % len(COLORS)]))
     if bigram is not None:
         axes.axhline(bigram, color="0.4", linewidth=1, linestyle=":", label=f"byte bigram, in domain {bigram:.2f}")
     shown = [loss for r in evals for k, loss in r.items() if k.startswith("eval/") and k.endswith("/loss")]
@@ -211,23 +211,11 @@ def _plot(
     shown += [bigram] if bigram is not None else []
     margin = 0.06 * (max(shown) - min(shown) + 0.1)
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
-    _label_ends(axes, ends, evals[-1]["tokens"] / 1e6)
-    axes.set_xlabel("training tokens (millions)")
+    axes.set_xlabel(f"training tokens ({unit})")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(f"{config.name} {config.size}: {corpus.name} data, {config.data.regime} regime", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
     axes.legend(frameon=False, fontsize=8.5, ncols=2, loc="best")
+    label_ends({axes: ends})
     figure.savefig(path, dpi=130)
-
-
-def _label_ends(axes: Any, ends: list[tuple[float, str, Any]], x: float) -> None:
-    """Label each line at its end; labels that would overlap are moved apart."""
-    low, high = axes.get_ylim()
-    gap, floor = 0.045 * (high - low), -math.inf
-    for y, text, color in sorted(ends):
-        floor = max(y, floor + gap)
-        axes.annotate(
-            text, (x, floor), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5, color=color,
-            annotation_clip=False,
-        )  # fmt: skip

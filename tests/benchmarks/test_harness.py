@@ -7,6 +7,7 @@ import time
 
 import jax
 import pytest
+from matplotlib.collections import LineCollection
 
 from benchmarks.harness import configs, options, plot, report, timing
 from benchmarks.harness.machine import machine
@@ -119,8 +120,19 @@ def test_names_of_models() -> None:
 def test_bars_name_their_numbers(tmp_path, monkeypatch) -> None:
     figures = []
     monkeypatch.setattr(plot, "save", lambda made, path: figures.append(made))
-    plot.bars(tmp_path / "x.png", [("fast", 513.53), ("slow", 0.04873)], title="Speed", axis="k")
+    plot.bars(
+        tmp_path / "x.png",
+        [plot.Bar("fast", 513.53, (500.0, 520.0)), plot.Bar("slow", 0.04873)],
+        title="Speed",
+        axis="k",
+    )
     (axes,) = figures[0].axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["fast", "slow"]
     assert {"514", "0.0487"} <= {text.get_text() for text in axes.texts}
+    # A whisker from the slowest to the fastest repeat, and none where there are no repeats.
+    (whiskers,) = (c.get_segments() for c in axes.collections if isinstance(c, LineCollection))
+    assert [[point.tolist() for point in whisker] for whisker in whiskers] == [[[500, 0], [520, 0]]]
+    assert "slowest and fastest repeat" in axes.get_xlabel()
+    plot.bars(tmp_path / "x.png", [plot.Bar("fast", 513.53)], title="Speed", axis="k")
+    assert not figures[1].axes[0].collections and figures[1].axes[0].get_xlabel() == "k"
     assert axes.yaxis_inverted()

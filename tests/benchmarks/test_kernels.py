@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from benchmarks import kernels
-from benchmarks.harness import limits
+from benchmarks.harness import limits, plot
 
 TINY = limits.Sizes(1, 0, 2, 8, C=16, window=8, itemsize=4)
 
@@ -49,6 +49,19 @@ def test_a_tiny_run_measures_every_case(tmp_path) -> None:
     report = {"machine": {"device": "a test"}, "settings": {"H": 2, "K": 8, "dtype": "float32"}, "results": rows}
     kernels.plot_report(json.loads(json.dumps(report)), tmp_path / "kernels.png")
     assert (tmp_path / "kernels.png").stat().st_size > 1000
+
+
+def test_one_length_and_close_times_have_two_ticks_or_more(tmp_path, monkeypatch) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "save", lambda made, path: figures.append(made))
+    row = {"case": "window", "implementation": "xla", "T": 2048, "B": 1, "pass": "forward", "ms": 3.1}
+    written = {"machine": {"device": "a test"}, "settings": {"H": 2, "K": 8, "dtype": "float32"}}
+    kernels.plot_report(written | {"results": [row, row | {"case": "element", "ms": 3.4}]}, tmp_path / "x.png")
+    panel = figures[0].axes[0]
+    for axis, (low, high) in ((panel.xaxis, panel.get_xlim()), (panel.yaxis, panel.get_ylim())):
+        figures[0].draw_without_rendering()
+        shown = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
+        assert len(shown) >= 2
 
 
 def test_over_budget_is_said() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import table3
+from benchmarks.harness import plot
 from benchmarks.harness.configs import configured
 from seqjax.models import Model
 
@@ -33,6 +34,25 @@ def test_a_prompt_and_steps_are_timed(model_and_params):
     assert len(row["steps_ms"]) == table3.POSITIONS
     assert row["decode_tokens_per_s"] == pytest.approx(4e3 / row["step_ms"])
     assert row["new_tokens_per_s"] == pytest.approx(64 / (4 * row["prompt_s"] + 16e-3 * row["step_ms"]))
+
+
+def test_inference_is_timed_in_repeats_whose_spread_is_drawn(model_and_params, tmp_path, monkeypatch):
+    row = table3.infer(*model_and_params, table3.Inference(prompt=33, new=16, sequences=4, timed=4, size="debug"))
+    assert len(row["new_tokens_runs"]) == table3.REPEATS
+    assert min(row["new_tokens_runs"]) <= row["new_tokens_per_s"] * 1.5 and min(row["new_tokens_runs"]) > 0
+    drawn = []
+    monkeypatch.setattr(plot, "bars", lambda path, rows, **_: drawn.extend(rows))
+    older = {"train_ratio": 2.0, "train_tokens_per_s": 20.0, "train_runs": [19.0, 20.0, 22.0]}
+    older |= {"inference_ratio": 3.0, "new_tokens_per_s": 6.0}
+    written = {"machine": {"device": "a test"}, "settings": {"size": "debug"}}
+    newer = older | {"new_tokens_runs": [5.0, 6.0, 8.0]}
+    table3.plot_report(written | {"results": {"older": older, "newer": newer}}, tmp_path / "x.png")
+    assert [(bar.name, list(bar.runs)) for bar in drawn] == [
+        ("older, training", [1.9, 2.0, 2.2]),
+        ("older, inference", []),
+        ("newer, training", [1.9, 2.0, 2.2]),
+        ("newer, inference", [2.5, 3.0, 4.0]),
+    ]
 
 
 def test_copies_of_a_cache_go_on_as_the_cache_itself(model_and_params):

@@ -22,6 +22,7 @@ from seqjax.models import Model
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.utils import UserError
 from tests import support
+from tests.pictures import assert_readable, overlapping
 
 
 @pytest.fixture
@@ -224,6 +225,35 @@ def test_the_committed_report_is_that_of_the_committed_results(name, size, tmp_p
     shutil.copy(committed / report.RESULTS, tmp_path)
     command.main([f"--size={size}", "--report", f"--out={tmp_path}"])
     assert (tmp_path / "report.md").read_bytes() == (committed / "report.md").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "size"), [("recall", "small"), ("suite/recall", "demo")])
+def test_every_model_has_a_row_in_every_task(name, size, tmp_path, monkeypatch) -> None:
+    """In the order of the states, with its accuracies, the range of several runs, and the size of its state."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(report.figures, "save", lambda figure, path: drawn.append(figure))
+    found = report.results(support.ROOT / "docs" / "results" / name)
+    of_tasks = {task.name: of for task in setups.SETUPS[size].tasks if (of := report.by_model(found, task))}
+    tasks = [task for task in setups.SETUPS[size].tasks if task.name in of_tasks]
+    report.draw(tmp_path / "accuracy.png", tasks, of_tasks, title="t")
+    (figure,) = drawn
+    assert_readable(figure, categories=True)
+    panels = [panel for panel in figure.axes if panel.axison]
+    labels = [text.get_text() for text in panels[0].get_yticklabels()]
+    assert sorted(labels) == sorted({label for of_task in of_tasks.values() for label in of_task})
+    sizes = {
+        label: [of_task[label][-1]["state"] for of_task in of_tasks.values() if label in of_task] for label in labels
+    }
+    assert max(sizes[labels[0]][0].values()) < max(sizes[labels[-1]][0].values())
+    for panel, task in zip(panels, tasks, strict=True):
+        assert panel.get_xlabel().endswith("(%)")
+        assert len(panel.texts) == len(labels) + 1 and overlapping(panel.texts) == []
+        for label, of_model in of_tasks[task.name].items():
+            y, last = labels.index(label), of_model[-1]
+            shown = [line for line in panel.lines if list(line.get_ydata()) == [y] and line.get_marker() == "o"]
+            assert [line.get_xdata()[0] for line in shown] == [100 * last["tests"][task.own]["accuracy"]]
+        absent = [text for text in panel.texts if text.get_text() == "not run"]
+        assert len(absent) == len(labels) - len(of_tasks[task.name])
 
 
 def test_seeds_come_after_one_another() -> None:

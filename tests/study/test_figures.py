@@ -22,6 +22,8 @@ from seqjax.study import comparison, end_points, figures, forest, records
 from seqjax.study.studies import Study, load_study
 from seqjax.utils import UserError
 from tests import support
+from tests.pictures import assert_readable, overlapping
+from tests.study.conftest import MODULES
 from tests.study.synthetic import write_run, write_study
 
 SIZES = ("demo", "small", "paper")
@@ -163,15 +165,21 @@ def test_seeds_share_a_colour_rates_have_a_picture_of_their_own_and_pictures_are
         tmp_path, "x, 0.5", noise=8, model="x", rate=0.5
     )
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
-    names = [text.get_text() for text in drawn["losses.png"].legends[0].get_texts()]
-    assert names == ["slow", "x", "seed 1", "seed 2"]
+    for name, figure in drawn.items():
+        assert_readable(figure, categories=name == "gaps.png")
+    assert [text.get_text() for text in drawn["losses.png"].legends[0].get_texts()] == ["seed 1", "seed 2"]
+    _, last, _, last_of_gaps = drawn["losses.png"].axes
+    assert [text.get_text() for text in last.texts] == ["slow", "x"], "models are named at their lines, once each"
+    assert [text.get_text() for text in last_of_gaps.texts] == ["x"]
     of_x = [line for line in drawn["losses.png"].axes[0].lines if line.get_color() == figures.style(1)["color"]]
     looks = [(line.get_linestyle(), line._unscaled_dash_pattern) for line in of_x if len(line.get_xdata())]
     assert len(looks) == len(set(map(str, looks))) == 3, "a style of its own for each seed, at the common rate"
     gaps = [line for line in drawn["losses.png"].axes[2].lines if line.get_color() == figures.style(1)["color"]]
     assert len(gaps) == 3, "one gap per seed"
     ends = [line for line in drawn["rates.png"].axes[0].lines if line.get_color() == figures.style(1)["color"]]
-    assert [len(line.get_xdata()) for line in ends] == [3, 1, 1, 1, 0], "a line, three rates and the legend's entry"
+    assert [len(line.get_xdata()) for line in ends][:4] == [3, 1, 1, 1], "a line and three rates"
+    for name in ("rates.png", "cost.png"):
+        assert {text.get_text() for text in drawn[name].axes[0].texts} == {"slow", "x"}
     # And the files are the same bytes when they are made again.
     names = sorted(path.name for path in (tmp_path / "out").glob("*.[ps][nv]g"))
     assert names == sorted(f"{name}.{kind}" for name in ("gaps", "losses", "cost", "rates") for kind in ("png", "svg"))
@@ -193,7 +201,7 @@ def test_gaps_at_one_look(tmp_path, drawn):
     assert [text.get_text() for text in panel.get_yticklabels()] == ["y", "slow", "x"]
     lines = [line for line in panel.lines[1:] if len(line.get_xdata())]  # without the legend's
     found = {tuple(np.round([*line.get_xdata(), *line.get_ydata()], 4)): line.get_marker() for line in lines}
-    assert found == {(-0.2, 0): "o", (0.1, 2): "o", (0.0, 2 + forest.OFFSETS["learning rate"]): "D"}
+    assert found == {(-0.2, 0): "o", (0.1, 2): "o", (0.0, 2 + forest.OFFSETS[forest.BEST_RATE]): "D"}
 
 
 def test_seventeen_models_look_different():
@@ -222,9 +230,63 @@ def test_some_models_are_drawn_as_they_are_among_all(tmp_path, undrawn_pictures,
         figures.against_loss_in_domain(tmp_path / "losses.png", found, models=chosen)
         lines = [line for line in composed[-1].axes[0].lines if len(line.get_xdata())]  # without the legend's
         assert [line.get_color() for line in lines] == [figures.style(i)["color"] for i in models]
-    assert [text.get_text() for text in composed[-1].legends[0].get_texts()] == ["slow", "y"]
+    assert [text.get_text() for text in composed[-1].axes[1].texts] == ["slow", "y"]
     with pytest.raises(UserError, match=r"The study has no model 'z'\. Its models: slow; x; y\."):
         figures.against_loss_in_domain(tmp_path / "losses.png", found, models=["z"])
+
+
+def test_many_models_have_a_panel_each(tmp_path, drawn, monkeypatch):
+    """Named and in its colour, the others grey, with the gap below; the first evaluation that is drawn is not cut."""
+    monkeypatch.setattr(figures, "TOGETHER", 2)
+    runs = entry(tmp_path, "slow", noise=0)
+    for i, name in enumerate(("a", "b", "c", "d", "e", "f")):
+        runs |= {name: {"workdir": str(write_run(tmp_path / name, [2.6 + i / 20, 2.3, 2.0], noise=i, offset=i / 10))}}
+    study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={tmp_path / 'out'}"])
+    figure = drawn["losses.png"]
+    assert_readable(figure)
+    panels = [panel for panel in figure.axes if panel.axison]
+    assert [panel.get_title(loc="left") for panel in panels] == list(runs) * 2, "the losses, and the gaps to slow"
+    for i, panel in enumerate(panels):
+        own = [line for line in panel.lines if line.get_color() == figures.style(i % len(runs))["color"]]
+        assert len(own) == int(i != len(runs)), "one line of its own, but for the reference's gap to itself"
+        assert sum(line.get_color() == "0.85" for line in panel.lines) == 1, "a path of all others"
+        low, high = sorted(panel.get_xlim())
+        for line in panel.lines:
+            x = np.asarray(line.get_xdata(), float)
+            if line.get_transform() == panel.transData and len(x):
+                assert low < np.nanmin(x) and np.nanmax(x) < high
+    assert figure.get_suptitle().endswith("grey: the other models")
+
+
+@pytest.mark.parametrize(
+    "name", ["trunks_110m", "figure4", pytest.param("limited_110m", marks=pytest.mark.slow), "first_110m"]
+)
+def test_the_pictures_of_the_committed_studies_can_be_read(name, monkeypatch):
+    found = records.read(support.ROOT / "docs" / "results" / name)
+    composed = {}
+    for module in MODULES:
+        monkeypatch.setattr(module, "save", lambda figure, path: composed.update({path: figure}))
+    figures.against_loss_in_domain("losses", found)
+    end_points.gap_over_speed("cost", found)
+    forest.gaps("gaps", found)
+    if name != "first_110m":
+        end_points.by_rate("rates", found)
+    if name == "figure4":
+        end_points.over_setting("sweep", found)
+    models = comparison.models(found)
+    for what, figure in composed.items():
+        assert_readable(figure, categories=what == "gaps")
+        for panel in figure.axes:
+            assert overlapping(panel.texts) == [], what
+    titles = [panel.get_title(loc="left") for panel in composed["losses"].axes]
+    labels = {text.get_text() for panel in composed["losses"].axes for text in panel.texts}
+    assert {*models} <= {*titles, *labels}
+    if "rates" in composed:
+        assert {text.get_text() for text in composed["rates"].axes[0].texts} == {*models}
+    speeds, gaps = end_points.run_speeds(found), end_points.gaps_to(found, found.references[0])
+    assert {text.get_text() for text in composed["cost"].axes[0].texts} == speeds.keys() & gaps.keys()
+    of_cost = composed["cost"].axes[0]
+    assert "(tokens/s)" in of_cost.get_xlabel() and "(nats per token)" in of_cost.get_ylabel()
 
 
 def test_entropy_and_gap_over_the_setting_that_varies(tmp_path, drawn):

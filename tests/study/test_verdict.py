@@ -4,7 +4,7 @@ import pytest
 
 from seqjax.study import __main__ as study
 from seqjax.study import records, tables
-from seqjax.study.verdict import verdict
+from seqjax.study.verdict import in_words, verdict
 from seqjax.utils import UserError
 from tests.study.synthetic import write_run, write_study
 
@@ -56,6 +56,14 @@ def test_what_costs_what_gains_and_what_cannot_be_told(build):
     assert "unsure is 0.300 nats per token worse" in said["unsure"]
     assert said["unsure"].endswith("The losses of single blocks were not kept, so there is no interval.")
     assert said["apart"].startswith("It cannot be said: no seed of apart and slow passed through a common loss")
+    groups = in_words(found, "slow")
+    assert [(words.split(".")[0], models[0].split(" ")[0]) for words, models in groups.items()] == [
+        ("No, it gains in these two runs", "better"),
+        ("The two cannot be told apart", "same"),
+        ("Yes, it costs in these two runs", "worse"),
+        ("How sure it is, is not known", "unsure"),
+        ("It cannot be said: no common loss in domain", "apart"),
+    ]
 
 
 def test_seeds_and_a_learning_rate_that_closes_the_gap(build):

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from seqjax.commands import train as train_command
 from seqjax.config import from_config_dict, presets
@@ -13,6 +14,7 @@ from seqjax.data.corpus import Corpus
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.training import report
 from tests import support
+from tests.pictures import assert_readable, overlapping
 
 RUN = {"parameters": 1234567, "devices": 2, "device": "Toy", "versions": {"jax": "9.9"}, "commit": "", "backends": {}}
 
@@ -94,6 +96,22 @@ def test_no_bigram_and_one_point(tmp_path, corpus, blocks_dir):
     assert "MFU" not in shown
     assert "These are toys." in shown
     assert "seqjax train --config=top1_chunk:debug,limited" in shown, "the other architecture is what to try next"
+
+
+@pytest.mark.parametrize("losses", [(3.0,), (3.0, 2.0)])
+def test_the_picture_of_a_short_run_can_be_read(tmp_path, corpus, blocks_dir, monkeypatch, losses):
+    """Two ticks on every axis and a name at the end of every line, however few the evaluations."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(report.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    rows(tmp_path, losses=losses)
+    report.write(tmp_path, support.run_config(blocks_dir), corpus, metadata=RUN)
+    (figure,) = drawn
+    assert_readable(figure)
+    (panel,) = figure.axes
+    assert [text.get_text() for text in panel.texts] == ["c4 2.12", "arxiv 3.06"]
+    assert overlapping(panel.texts) == []
+    assert panel.get_xlabel() == f"training tokens ({'millions' if len(losses) > 1 else 'thousands'})"
+    assert panel.get_ylabel() == "loss (nats per token)"
 
 
 def test_the_next_command_keeps_the_data(tmp_path, corpus, blocks_dir):

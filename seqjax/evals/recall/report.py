@@ -1,15 +1,17 @@
-"""The report of the runs: a table per task, and accuracy against the size of the state."""
+"""The report of the runs: a table per task, and accuracy in the order of the size of the state."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from seqjax.evals.recall.setups import MODELS
 from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.pictures import COLORS
 from seqjax.reading import read_json_lines
 from seqjax.study import figures
 from seqjax.study.tables import markdown
@@ -136,46 +138,91 @@ def _cell(test: Mapping[str, float]) -> str:
 
 
 PANELS = 4  # in a row
+LOOKS: tuple[dict[str, Any], ...] = (  # of the test that is like the training, and of the hardest
+    {"color": COLORS[0], "marker": "o"},
+    {"color": COLORS[3], "marker": "D", "markerfacecolor": "none"},
+)
+SIZES = (5.5, 3.5)  # of the markers of the largest width and of the others
 
 
 def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results], *, title: str) -> None:
-    """Draw two panels for each task: the test that is like the training, and the hardest test."""
-    shown = [(task, test) for task in tasks for test in (task.own, list(task.tests)[-1])]
-    columns = min(PANELS, len(shown))
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(2.9 * columns + 2.4, 2.7 * rows + 0.5), layout="constrained")
+    """Draw a panel for each task: a row for each model with the test that is like the training, and the hardest.
+
+    The rows are in the order of the models' states, the smallest at the top. The size of each state is at the right.
+    """
+    order = _by_state(tasks, results)
+    columns = min(PANELS, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(3.0 * columns + 1.6, (0.22 * len(order) + 1.0) * rows + 0.8), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    handles: dict[str, Any] = {}
     for i, panel in enumerate(grid.flat):
-        task, test = shown[i] if i < len(shown) else (None, "")
-        if task is None or (i % 2 and test == task.own):  # none is harder
+        if i < len(tasks):
+            _draw_task(panel, tasks[i], results[tasks[i].name], order)
+        else:
             panel.set_axis_off()
-            continue
-        for label, of_model in results[task.name].items():
-            x = [result["state"][test] for result in of_model]
-            y = [100 * result["tests"][test]["accuracy"] for result in of_model]
-            look: dict[str, Any] = figures.style(list(MODELS).index(label)) | {"markersize": 6, "linewidth": 1.0}
-            (handles[label],) = panel.plot(x, y, label=label, **look)
-            ends = [[100 * result["tests"][test][end] for result in of_model] for end in ("lowest", "highest")]
-            panel.vlines(x, *ends, color=look["color"], linewidth=1.0)
-        chance = 100 * next(iter(results[task.name].values()))[0]["chance"]
-        panel.axhline(chance, color="0.6", linewidth=0.8, linestyle=":")
-        panel.set_xscale("log")
-        states = [result["state"][test] for of_model in results[task.name].values() for result in of_model]
-        panel.set_xlim(min(states) / 1.5, max(states) * 1.5)
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.tick_params(labelsize=8)
-        panel.set_ylim(-4, 104)
-        panel.grid(alpha=0.25, linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.set_title(f"{task.name}, {test}" + (" (as trained)" if test == task.own else ""), fontsize=9, loc="left")
-        if i + columns >= len(shown):
-            panel.set_xlabel("numbers in the state")
-        if i % columns == 0:
-            panel.set_ylabel("right answers, %")
-    order = [handles[label] for label in MODELS if label in handles]
-    figure.legend(handles=order, frameon=False, fontsize=9, loc="outside right center")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    first = grid[0][0]
+    first.set_yticks(range(len(order)), order)
+    first.set_ylim(len(order) - 0.4, -0.6)
+    handles = [
+        first.plot([], [], linestyle="none", markersize=SIZES[0], label=label, **look)[0]
+        for label, look in zip(("the test like the training", "the hardest test"), LOOKS, strict=True)
+    ]
+    if any(len(of_model) > 1 for of_task in results.values() for of_model in of_task.values()):  # several widths
+        look = LOOKS[0] | {"color": "0.4"}
+        handles += first.plot([], [], linestyle="none", markersize=SIZES[1], label="smaller: a smaller width", **look)
+    every = [result for of_task in results.values() for of_model in of_task.values() for result in of_model]
+    if any(result["runs"] > 1 for result in every):
+        handles += first.plot([], [], color="0.4", linewidth=1.2, label="range of several runs")
+    handles += first.plot([], [], linestyle=":", color="0.4", linewidth=1, label="guessing")
+    figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=2 * columns - 1)
+    figure.suptitle(
+        f"{title}\nmodels in the order of their state, the smallest at the top", x=0.01, ha="left", fontsize=11
+    )
     figures.save(figure, path)
+
+
+def _by_state(tasks: Sequence[TaskSetup], results: Mapping[str, Results]) -> list[str]:
+    """Return the models by their state after the tests like the training: the geometric mean, at the largest width."""
+    logs: dict[str, list[float]] = {}
+    for task in tasks:
+        for label, of_model in results[task.name].items():
+            logs.setdefault(label, []).append(math.log(max(of_model[-1]["state"][task.own], 1)))
+    return sorted(logs, key=lambda label: statistics.mean(logs[label]))
+
+
+def _draw_task(panel: Axes, task: TaskSetup, results: Results, order: Sequence[str]) -> None:
+    hardest = list(task.tests)[-1]
+    tests = (task.own,) if hardest == task.own else (task.own, hardest)
+    chance = 100 * next(iter(results.values()))[0]["chance"]
+    panel.axvline(chance, color="0.4", linewidth=1, linestyle=":")
+    for y, label in enumerate(order):
+        of_model = results.get(label, ())
+        for k, result in enumerate(of_model):
+            at = y + 0.26 * (len(of_model) - 1 - k)
+            shares = [100 * result["tests"][test]["accuracy"] for test in tests]
+            panel.plot(shares, [at] * len(tests), color="0.8", linewidth=1, zorder=1)
+            for test, share, look in zip(tests, shares, LOOKS, strict=False):
+                ends = [100 * result["tests"][test][end] for end in ("lowest", "highest")]
+                panel.plot(ends, [at, at], color=look["color"], linewidth=1.2)
+                panel.plot(share, at, markersize=SIZES[k < len(of_model) - 1], markeredgewidth=1, **look)
+        states = [_short(of_model[-1]["state"][test]) for test in tests] if of_model else ["not run"]
+        told = " to ".join(dict.fromkeys(states))
+        panel.annotate(
+            told, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=7.5, color="0.35",
+            annotation_clip=False,
+        )  # fmt: skip
+    panel.text(1.02, 1.01, "state (elements)", transform=panel.transAxes, fontsize=7.5, color="0.35")
+    panel.set_xlim(-5, 105)
+    panel.set_xticks(range(0, 101, 25))
+    panel.tick_params(axis="x", labelsize=8)
+    panel.tick_params(axis="y", length=0, labelsize=8.5)
+    panel.grid(color="0.93")
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right", "left"]].set_visible(False)
+    panel.set_title(f"{task.name}: {' and '.join(tests)}", fontsize=9, loc="left")
+    panel.set_xlabel("right answers (%)", fontsize=9)
+
+
+def _short(n: int) -> str:
+    """Return a number of elements with three digits."""
+    return f"{n / 1e6:.3g}M" if n >= 1e6 else f"{n / 1e3:.3g}k" if n >= 1000 else str(n)

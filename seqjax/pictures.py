@@ -1,0 +1,222 @@
+"""What all pictures share: colours, round numbers for logarithmic axes, and names beside lines and points.
+
+A name stands at its line or point, not in a legend, so that a reader finds it. Names are moved until none covers
+another, and a thin line leads from one that had to move far. Positions are computed from the size of the drawn text,
+so call these functions last, when the limits of the axes are set.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.text import Annotation
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
+
+# Okabe and Ito's colours without their yellow, which white paper swallows; colour-blind readers tell them apart.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+
+FONT_SIZE = 8.5  # of names, in points
+PAD = 1.5  # points of white around a name
+DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 78.0, 96.0, 120.0, 150.0)  # points from a point to its name
+DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+LEADER = 11.0  # points: names further away than this have a line to their point
+ROUNDS = 3
+ON_NAME, BAD, ON_MARKER, ON_LINE = 1e4, 1e3, 400.0, 40.0  # costs of a place, beside its distance in points
+
+
+class End(NamedTuple):
+    """The end of a line, and its name."""
+
+    x: float
+    y: float
+    text: str
+    color: str
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return two or more round numbers between two positive ones: 1, 2, 5, ... or finer steps where these are few."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        ticks = [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]
+        if len(ticks) >= 3:
+            return ticks
+    steps = MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10], min_n_ticks=2).tick_values(low, high)
+    return [float(f"{tick:.12g}") for tick in steps if low <= tick <= high]
+
+
+def label_ends(ends: Mapping[Axes, Sequence[End]], *, fontsize: float = FONT_SIZE) -> None:
+    """Write names in the margin at the right of panels, each as close to the height of its line's end as they fit."""
+    place: dict[str, Any] = {"xycoords": "data", "textcoords": ("axes fraction", "data"), "annotation_clip": False}
+    texts: dict[Axes, list[Annotation]] = {panel: [] for panel in ends}
+    for panel, of_panel in ends.items():
+        for end in of_panel:
+            line = {"arrowstyle": "-", "color": end.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3, "alpha": 0.6}
+            look: dict[str, Any] = {"color": end.color, "fontsize": fontsize, "va": "center", "arrowprops": line}
+            texts[panel].append(panel.annotate(end.text, (end.x, end.y), xytext=(1.03, end.y), **look, **place))
+    _lay_out(ends)
+    for panel, of_panel in ends.items():
+        heights = [text.get_window_extent().height + 1 for text in texts[panel]]
+        wanted = [float(panel.transData.transform((end.x, end.y))[1]) for end in of_panel]
+        frame, back = panel.get_window_extent(), panel.transData.inverted()
+        for text, y in zip(texts[panel], apart(wanted, heights, frame.y0, frame.y1), strict=True):
+            text.set_position((1.03, float(back.transform((frame.x0, y))[1])))
+
+
+def _lay_out(panels: Iterable[Axes]) -> None:
+    """Give the figure of these panels its layout, so that places in pixels are known."""
+    for panel in list(panels)[:1]:
+        figure = panel.get_figure(root=True)
+        assert figure is not None
+        figure.draw_without_rendering()
+
+
+def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
+    """Return centres near `wanted` of intervals of these sizes that do not overlap, in `low` to `high` if they fit.
+
+    The sum of squared moves is the least: a run of intervals that touch lies about the mean of where they would be.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    before = np.concatenate([[0.0], np.cumsum([sizes[i] for i in order])])
+    # With the sizes before it taken off, an interval may lie anywhere above the one before.
+    blocks: list[list[float]] = []  # of intervals that touch: the mean of their starts, and their number
+    for start, i in zip(before, order, strict=False):
+        blocks.append([wanted[i] - sizes[i] / 2 - start, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (one, n), (other, m) = blocks[-2:]
+            blocks[-2:] = [[(one * n + other * m) / (n + m), n + m]]
+    starts = [at for at, n in blocks for _ in range(int(n))]
+    room = high - low - before[-1]
+    starts = [min(max(at, low), low + room) if room >= 0 else low + room / 2 for at in starts]
+    found = [0.0] * len(wanted)
+    for start, at, i in zip(before, starts, order, strict=False):
+        found[i] = float(at + start + sizes[i] / 2)
+    return found
+
+
+class Named(NamedTuple):
+    """The points of a model in a panel, and its colour; its name stands beside one of them, the first if it fits."""
+
+    points: Sequence[tuple[float, float]]
+    color: str
+
+
+def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float = FONT_SIZE) -> None:
+    """Write names beside points, where they cover no other name and, if there is room, nothing else that is drawn."""
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": fontsize, "ha": "center", "va": "center"}
+    texts = {
+        panel: {
+            name: panel.annotate(name, one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
+            for name, one in named.items()
+        }
+        for panel, named in panels.items()
+    }
+    _lay_out(panels)
+    for panel, named in panels.items():
+        _place(panel, named, texts[panel])
+
+
+class _Spot(NamedTuple):
+    """A place for a name, in pixels: its centre, the index of its point, its box, the line between, if it is far."""
+
+    cost: float
+    centre: np.ndarray
+    index: int
+    box: Bbox
+    leader: np.ndarray
+    is_far: bool
+
+
+def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotation]) -> None:
+    """Move the names of one panel, and draw the lines that lead to them."""
+    figure = panel.get_figure(root=True)
+    assert figure is not None
+    scale, frame, to_display = figure.dpi / 72, panel.get_window_extent(), panel.transData
+    markers, segments = _drawn(panel)
+    pixels = {name: to_display.transform(np.array(one.points)) for name, one in named.items()}
+    every = np.concatenate([*pixels.values(), np.zeros((0, 2))])
+    crowd = {name: np.sort(np.hypot(*(every - at[0]).T))[:4].sum() for name, at in pixels.items()}
+    chosen: dict[str, _Spot] = {}
+    for _ in range(ROUNDS):  # In later rounds each has another look, at all others.
+        for name in sorted(named, key=crowd.__getitem__):  # A name among many has few places, so it chooses first.
+            others = [spot for other, spot in chosen.items() if other != name]
+            leaders = np.concatenate([spot.leader for spot in others if spot.is_far] or [np.zeros((0, 2, 2))])
+            extent = texts[name].get_window_extent()
+            size = np.array([extent.width, extent.height]) + 2 * PAD * scale
+            best: _Spot | None = None
+            for spot in _spots(pixels[name], size, scale):
+                box, cost = spot.box, spot.cost
+                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+                cost += 0 if inside else BAD
+                if best is not None and cost >= best.cost:
+                    continue
+                cost += ON_NAME * sum(box.overlaps(other.box) for other in others) + BAD * _crossed(box, leaders)
+                cost += ON_MARKER * _inside(box, markers) + ON_LINE * _crossed(box, segments)
+                if spot.is_far:
+                    cost += BAD * sum(_crossed(other.box, spot.leader) for other in others)
+                    cost += ON_MARKER * _near(spot.leader[0], markers)
+                if best is None or cost < best.cost:
+                    best = spot._replace(cost=cost)
+            assert best is not None
+            chosen[name] = best
+    for name, spot in chosen.items():
+        texts[name].xy = named[name].points[spot.index]
+        texts[name].set_position(tuple((spot.centre - pixels[name][spot.index]) / scale))
+        if spot.is_far:
+            line = to_display.inverted().transform(spot.leader[0])
+            panel.plot(*line.T, color=named[name].color, linewidth=0.6, alpha=0.7, scalex=False, scaley=False)
+
+
+def _spots(points: np.ndarray, size: np.ndarray, scale: float) -> Iterator[_Spot]:
+    """Yield the places around points for a name of a size; the border of its box has the distance from the point."""
+    for i, at in enumerate(points):
+        for distance in DISTANCES:
+            for angle in DIRECTIONS:
+                towards = np.array([np.cos(angle), np.sin(angle)])
+                reach = float(np.min(size / 2 / np.maximum(np.abs(towards), 1e-9)))
+                tip = at + towards * distance * scale
+                centre = tip + towards * reach
+                box = Bbox([centre - size / 2, centre + size / 2])
+                yield _Spot(distance + 4 * i, centre, i, box, np.array([[at, tip]]), distance > LEADER)
+
+
+def _drawn(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points [n, 2] and the segments [n, 2, 2] that are drawn in a panel, in pixels."""
+    markers, lines = [np.zeros((0, 2))], [np.zeros((0, 2, 2))]
+    for line in panel.lines:
+        xy = line.get_transform().transform(np.asarray(line.get_xydata(), float))
+        if len(xy) and str(line.get_marker()) not in ("None", "", " "):
+            markers.append(xy)
+        if len(xy) > 1 and str(line.get_linestyle()) not in ("None", "", " "):
+            lines.append(np.stack([xy[:-1], xy[1:]], 1))
+    for collection in panel.collections:
+        if isinstance(collection, LineCollection):  # bars of intervals
+            bars = [collection.get_transform().transform(np.asarray(bar, float)) for bar in collection.get_segments()]
+            lines += [np.stack([bar[:-1], bar[1:]], 1) for bar in bars if len(bar) > 1]
+    return np.concatenate(markers), np.concatenate(lines)
+
+
+def _inside(box: Bbox, points: np.ndarray, margin: float = 4.0) -> int:
+    """Return how many points lie in a box, or close to it."""
+    low, high = np.array(box.min) - margin, np.array(box.max) + margin
+    return int(((points > low) & (points < high)).all(1).sum())
+
+
+def _near(segment: np.ndarray, points: np.ndarray, margin: float = 7.0) -> int:
+    """Return how many points a segment passes, without those at its start."""
+    start, along = segment[0], segment[1] - segment[0]
+    share = np.clip((points - start) @ along / max(float(along @ along), 1e-9), 0, 1)
+    close = np.hypot(*(points - start - share[:, None] * along).T) < margin
+    return int((close & (np.hypot(*(points - start).T) > margin / 2)).sum())
+
+
+def _crossed(box: Bbox, segments: np.ndarray) -> int:
+    """Return how many segments meet a box: the part of each that its two sides leave, along x and y, is not empty."""
+    start, along = segments[:, 0], segments[:, 1] - segments[:, 0]
+    along = np.where(np.abs(along) < 1e-9, 1e-9, along)
+    one, other = (box.min - start) / along, (box.max - start) / along
+    enter, leave = np.minimum(one, other).max(1), np.maximum(one, other).min(1)
+    return int(((enter <= leave) & (leave >= 0) & (enter <= 1)).sum())

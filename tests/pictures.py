@@ -1,0 +1,44 @@
+"""What the tests of pictures look at: texts that overlap or are cut, and ticks."""
+
+import itertools
+from collections.abc import Iterable
+
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+
+def overlapping(texts: Iterable[Text]) -> list[tuple[str, str]]:
+    """The pairs of texts whose boxes overlap; their figure is laid out."""
+    # An annotation's own extent includes the line that leads to it.
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
+    return [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
+
+
+def shown_ticks(axis: Axis) -> list[str]:
+    """The labels of an axis inside its limits; its figure is laid out."""
+    low, high = sorted(axis.get_view_interval())
+    margin = 1e-9 * (high - low)
+    ticks = [tick for tick in axis.get_major_ticks() if low - margin <= tick.get_loc() <= high + margin]
+    return [tick.label1.get_text() for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+
+
+def assert_readable(figure: Figure, *, categories: bool = False) -> None:
+    """Every axis has two labelled ticks or more, its own or those of one that it shares, and no text is cut.
+
+    `categories`: the vertical axes have the names of models, of which there may be one.
+    """
+    figure.draw_without_rendering()
+    for panel in (panel for panel in figure.axes if panel.axison):
+        sharing = {"x": panel.get_shared_x_axes(), "y": panel.get_shared_y_axes()}
+        for name in ("x",) if categories else ("x", "y"):
+            axes = [getattr(other, f"{name}axis") for other in sharing[name].get_siblings(panel)]
+            ticks = max((shown_ticks(axis) for axis in axes), key=len)
+            assert len(set(ticks)) >= 2, f"axis {name} of {panel.get_title(loc='left')!r}: {ticks}"
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    of_ticks = {text for axis in axes for text in axis.findobj(Text) if text is not axis.label}
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in of_ticks:
+            box = Text.get_window_extent(text)
+            inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.width + 1
+            assert inside and box.y1 <= figure.bbox.height + 1, f"{text.get_text()!r} is cut: {box}"

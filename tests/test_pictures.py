@@ -1,0 +1,88 @@
+"""Names at lines and points, and ticks: names are all there and cover nothing of each other; axes have two ticks."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from seqjax import pictures
+from tests.pictures import overlapping
+
+N = 17
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1, 1.3), (487, 612), (9.5, 10.4), (1.01, 1.02), (2e5, 7e5), (3e-3, 4e-3), (1e-3, 1e3)]
+)
+def test_every_range_has_two_round_ticks_or_more(low, high):
+    ticks = pictures.log_ticks(low, high)
+    assert 2 <= len(ticks) <= 9
+    assert ticks == sorted(set(ticks)) and low <= ticks[0] and ticks[-1] <= high
+    assert all(len(f"{tick:g}") <= 7 for tick in ticks), "a number that nobody reads"
+
+
+@pytest.mark.parametrize("wanted", [[5.0] * N, list(np.linspace(0, 9, N)), [1.0, 9.0, 1.2, 4.0], [3.0]])
+def test_intervals_are_moved_apart_and_stay_inside(wanted):
+    sizes = [0.3 + 0.02 * i for i in range(len(wanted))]
+    found = pictures.apart(wanted, sizes, 0.0, 10.0)
+    ends = sorted((at - size / 2, at + size / 2) for at, size in zip(found, sizes, strict=True))
+    assert all(one[1] <= other[0] + 1e-9 for one, other in itertools.pairwise(ends))
+    assert ends[0][0] >= -1e-9 and ends[-1][1] <= 10 + 1e-9
+    assert sorted(range(len(wanted)), key=found.__getitem__) == sorted(range(len(wanted)), key=wanted.__getitem__)
+
+
+def test_intervals_with_room_stay_where_they_are():
+    assert pictures.apart([7.0, 2.0], [1.0, 1.0], 0.0, 10.0) == pytest.approx([7.0, 2.0])
+    assert pictures.apart([5.0, 5.0], [1.0, 1.0], 0.0, 10.0) == pytest.approx([4.5, 5.5])
+    assert pictures.apart([0.0, 0.0], [8.0, 8.0], 0.0, 10.0) == pytest.approx([1.0, 9.0]), "too much: about the middle"
+
+
+def test_lines_that_end_together_are_all_named():
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    panel = figure.subplots()
+    ends = []
+    for i in range(N):
+        panel.plot([0, 1 + 0.01 * i], [i, 3 + 0.01 * i])
+        ends.append(pictures.End(1 + 0.01 * i, 3 + 0.01 * i, f"model {i}", "black"))
+    pictures.label_ends({panel: ends})
+    assert {text.get_text() for text in panel.texts} == {end.text for end in ends}
+    figure.draw_without_rendering()
+    assert overlapping(panel.texts) == []
+    heights = [panel.transData.transform((0, text.get_position()[1]))[1] for text in panel.texts]
+    assert heights == sorted(heights), "in the order of the lines"
+    frame = panel.get_window_extent()
+    assert frame.y0 <= min(heights) and max(heights) <= frame.y1
+
+
+def test_points_of_a_cluster_are_all_named_inside_the_panel():
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    panel = figure.subplots()
+    rng = np.random.default_rng(0)
+    points = {f"model {i}": (float(x), float(y)) for i, (x, y) in enumerate(rng.normal(scale=0.3, size=(N, 2)))}
+    for x, y in [*points.values(), (1.0, 1.0), (-1.0, -1.0)]:
+        panel.plot(x, y, marker="o", linestyle="none")
+    pictures.label_points({panel: {name: pictures.Named([at], "black") for name, at in points.items()}})
+    assert [text.get_text() for text in panel.texts] == list(points)
+    figure.draw_without_rendering()
+    assert overlapping(panel.texts) == []
+    frame, markers = panel.get_window_extent(), panel.transData.transform(list(points.values()))
+    for text in panel.texts:
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+        assert not any(box.contains(*marker) for marker in markers), f"{text.get_text()} covers a point"
+
+
+def test_a_name_stands_closest_to_its_own_point_where_there_is_room():
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    panel = figure.subplots()
+    points = {"left": (0.0, 0.0), "middle": (5.0, 5.0), "right": (10.0, 10.0)}
+    for at in points.values():
+        panel.plot(*at, marker="o", linestyle="none")
+    panel.margins(0.2)
+    pictures.label_points({panel: {name: pictures.Named([at], "black") for name, at in points.items()}})
+    for text in panel.texts:
+        centre = np.mean(text.get_window_extent().get_points(), 0)
+        distances = {name: np.hypot(*(panel.transData.transform(at) - centre)) for name, at in points.items()}
+        assert min(distances, key=distances.__getitem__) == text.get_text()
+    assert len(panel.lines) == 3, "no line to a name that is close"
