@@ -1,8 +1,9 @@
 """Top-1 Chunk attention for one new token against a cache; equals the parallel form at every position.
 
 The caches have a static length S, `length` says how many of their tokens are real, the new one included.
-"exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by `update_chunk_means` (S / C
-rows). A step then reads only the table, the selected chunk and the local chunk. Source: arXiv 2505.18522, Top-1 Chunk.
+"exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by
+`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunk and the local chunk. Source:
+arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax.numpy as jnp

@@ -41,7 +41,8 @@ def decode_all(
     return jnp.moveaxis(o, 0, 1)
 
 
-KINDS = [("exact", False), ("best_key", False), ("approx", True), ("approx", False)]  # and whether there is a table of means
+# and whether there is a table of means
+KINDS = [("exact", False), ("best_key", False), ("approx", True), ("approx", False)]
 SPARE = [8, 5, 3, 0]  # slots that stay empty; 8: the own chunk's slice would leave the cache
 
 

@@ -1,7 +1,7 @@
 """Top-1 Chunk decoding in Triton (contract in top1_chunk/decode.py, kernels in decode_kernels.py).
 
-A step is bound by memory: exact and best_key read every key of the cache once, approx the table of means, both then 2 C keys and
-values. `length` stays on the device; one per batch entry would do, since the kernels read it per entry.
+A step is bound by memory: exact and best_key read every key of the cache once, approx the table of means, all then 2 C
+keys and values. `length` stays on the device; one per batch entry would do, since the kernels read it per entry.
 """
 
 from functools import partial

@@ -1,12 +1,13 @@
 """Triton kernels of Top-1 Chunk decoding: one new token per batch entry against a cache.
 
-1. `every_key_kernel` or `approx_kernel`: each program scores a share ("split") of the past chunks and keeps its best, so
-   that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs nothing.
+1. `every_key_kernel` or `approx_kernel`: each program scores a share ("split") of the past chunks and keeps its best,
+   so that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs
+   nothing.
 2. `attend_kernel`: the best of the splits (ties: the first, which holds the smaller chunks), then one softmax over
    that chunk and the own one.
 
-Scores are in units of log2. Exact and best_key read every key once, as a product of the group's query heads (padded to 16 rows)
-with a chunk; everything else reads a few rows and needs no matrix unit.
+Scores are in units of log2. Exact and best_key read every key once, as a product of the group's query heads (padded to
+16 rows) with a chunk; everything else reads a few rows and needs no matrix unit.
 """
 
 import triton
