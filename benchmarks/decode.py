@@ -101,6 +101,7 @@ def bytes_read(case: str, n: Sizes) -> float:
         "attention": 2 * n.length * row,
         "element": n.length * row + row,
         "chunk-exact": n.length * row + (n.C + local) * row,
+        "chunk-best_key": n.length * row + (n.C + local) * row,
         "chunk-approx": n.length // n.C * n.B * n.H * n.K * 4 + 2 * (n.C + local) * row,
     }[case]
 
@@ -130,7 +131,7 @@ def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[s
     length = jnp.asarray(n.length, jnp.int32)
     names = ("triton", "xla") if on_gpu else ("xla",)
     todo = [("attention", "step"), ("attention", "jax.nn")]
-    todo += [(case, name) for case in ("element", "chunk-exact", "chunk-approx") for name in names]
+    todo += [(case, name) for case in ("element", "chunk-exact", "chunk-best_key", "chunk-approx") for name in names]
     rows, attention_ms = [], float("inf")
     for case, name in todo:
         row: dict[str, Any] = {"case": case, "implementation": name, "bytes": bytes_read(case, n)}

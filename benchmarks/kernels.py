@@ -25,6 +25,7 @@ FLAGS.add_argument("--seconds", type=float, default=420, help="begin no further 
 FLAGS.add_argument("--against", default="", help="a recorded report to show times relative to")
 options.parse_early(FLAGS, __name__)
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,8 @@ from seqjax.utils import run_command
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
-CASES = ("attention", "window", "chunk-exact", "chunk-approx", "select-exact", "select-approx", "element")
+RULES = ("exact", "best_key", "approx")
+CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
 TABLE = report.Table(
@@ -191,7 +193,8 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
             series.append((row["T"], row["ms"] / row["B"]))
     figure, panels = plot.figure(11, 5, panels=2)
     look: dict[str, Any]
-    looks = {c: {"color": color, "marker": m} for c, color, m in zip(CASES, pictures.COLORS, plot.MARKERS, strict=True)}
+    colors = itertools.cycle(pictures.COLORS)
+    looks = {c: {"color": next(colors), "marker": m} for c, m in zip(CASES, plot.MARKERS, strict=True)}
     ticks = sorted({row["T"] for row in written["results"]})
     ticks = ticks if len(ticks) > 1 else pictures.log_ticks(ticks[0] / 2, ticks[0] * 2)
     for axes, what in zip(panels, PASSES, strict=True):

@@ -64,6 +64,7 @@ def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
     pairs = queries * n.T / 2  # causal
     select = {
         "exact": Work(2 * n.K * pairs, 2 * tensor, pairs),
+        "best_key": Work(2 * n.K * pairs, 2 * tensor),
         "approx": Work(2 * n.K * pairs / n.C, 2 * tensor),
     }
     if case == "attention":

@@ -3,6 +3,7 @@
 With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects among the full past chunks c < n(i):
 
     exact    argmax_c logsumexp_{j in c} s_ij
+    best_key argmax_c max_{j in c} s_ij
     approx   argmax_c q_i . mean_{j in c} k_j
 """
 
@@ -14,7 +15,7 @@ from kernels_pallas.select_chunk import mosaic_gpu, triton, xla
 from kernels_pallas.select_chunk.interface import ChunkSelection
 
 BACKENDS = (triton.BACKEND, mosaic_gpu.BACKEND, xla.BACKEND)
-SELECTIONS = ("exact", "approx")
+SELECTIONS = ("exact", "best_key", "approx")
 
 
 def select_chunk(
@@ -32,7 +33,8 @@ def select_chunk(
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass) or "approx" (largest q . mean key).
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key) or "approx" (largest
+        q . mean key).
       scale: of the scores; 1 / sqrt(K) when None.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
@@ -43,7 +45,7 @@ def select_chunk(
       ValueError: shapes that disagree, an unknown selection, a chunk_size below 1.
       BackendError: (a ValueError) the named implementation cannot run this.
 
-    Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
+    Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.); "best_key" is the limit of "exact" for a large scale.
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape)
     check_options(chunk_size, selection)

@@ -2,8 +2,9 @@
 
 With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the full past chunks c < n(i):
 
-    exact   argmax_c logsumexp_{j in c} s_ij
-    approx  argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
+    exact     argmax_c logsumexp_{j in c} s_ij
+    best_key  argmax_c max_{j in c} s_ij
+    approx    argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
 
 Ties go to the smallest chunk. Queries of the first chunk have no candidate: -1. Source: arXiv 2505.18522, Top-1 Chunk.
 """
@@ -27,9 +28,9 @@ def chunk_scores(
     B, T, H, K = q_BTHK.shape
     n_full = T // chunk_size
     k_BcCHK = k_BTHK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, H, K)
-    if selection == "exact":
+    if selection in ("exact", "best_key"):
         s_BTHcC = scale * jnp.einsum("bthk,bcshk->bthcs", q_BTHK, k_BcCHK, precision="highest")
-        score_BTHc = jax.nn.logsumexp(s_BTHcC, axis=-1)
+        score_BTHc = jax.nn.logsumexp(s_BTHcC, axis=-1) if selection == "exact" else s_BTHcC.max(-1)
     else:
         score_BTHc = jnp.einsum("bthk,bchk->bthc", q_BTHK, k_BcCHK.mean(2), precision="highest")
     is_past_Tc = jnp.arange(n_full)[None, :] < jnp.arange(T)[:, None] // chunk_size

@@ -1,12 +1,15 @@
 """The `xla` backend of chunk selection: any device, O(T) memory (equations in api.py).
 
-exact   a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp are
-        compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
-        per head.
-approx  a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
+exact     a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp are
+          compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
+          per head.
+best_key  the same with the chunks' largest scores in place of logsumexp.
+approx    a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
 
-Both visit chunks in ascending order and replace on strictly greater, so ties go to the smallest chunk.
+All visit chunks in ascending order and replace on strictly greater, so ties go to the smallest chunk.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +38,11 @@ def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, sca
     k_BGSK = k_BTGK.transpose(0, 2, 1, 3)
     if chunk_size >= T:  # no query has a full chunk before it
         sel_BGM = jnp.full_like(q_BGMK[..., 0], -1, dtype=jnp.int32)
-    elif selection == "exact":
-        sel_BGM = _exact(q_BGMK, k_BGSK, chunk_size, H // G, scale)
-    else:
+    elif selection == "approx":
         sel_BGM = _approx(q_BGMK, k_BGSK, chunk_size, H // G)
+    else:
+        of_chunk = jax.nn.logsumexp if selection == "exact" else jnp.max
+        sel_BGM = _by_every_key(q_BGMK, k_BGSK, chunk_size, H // G, scale, of_chunk)
     return xla_tiles.scalar_from_rows(sel_BGM, H)
 
 
@@ -50,7 +54,8 @@ def _chunk_means(k_BGSK: Array, chunk_size: int) -> Array:
     return k_BGcCK.astype(accumulation_dtype(k_BGSK)).mean(3)
 
 
-def _exact(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float) -> Array:
+def _by_every_key(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, of_chunk: Callable[..., Array]) -> Array:
+    """Select by `of_chunk`, which reduces the scores of a chunk's keys, the last axis, to that of the chunk."""
     B, G, M, _ = q_BGMK.shape
     T = M // R
     acc = accumulation_dtype(q_BGMK, k_BGSK)
@@ -65,12 +70,12 @@ def _exact(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float) -> Array:
         q_BGmK = xla_tiles.block(q_BGMK, row, rows)
         k_BGsK = xla_tiles.block(k_BGSK, col, plan.side)
         s_BGms = scale * jnp.einsum("bgmk,bgsk->bgms", q_BGmK, k_BGsK, preferred_element_type=acc)
-        lse_BGmc = jax.nn.logsumexp(s_BGms.reshape(B, G, rows, chunks, C), axis=-1)
+        score_BGmc = of_chunk(s_BGms.reshape(B, G, rows, chunks, C), axis=-1)
         own_m = (row * plan.side + jnp.arange(rows) // R) // C
         chunk_c = col * chunks + jnp.arange(chunks)
-        lse_BGmc = jnp.where(chunk_c < own_m[:, None], lse_BGmc, -jnp.inf)
-        top_BGm = lse_BGmc.max(-1)
-        top_chunk_BGm = col * chunks + jnp.argmax(lse_BGmc, axis=-1).astype(jnp.int32)
+        score_BGmc = jnp.where(chunk_c < own_m[:, None], score_BGmc, -jnp.inf)
+        top_BGm = score_BGmc.max(-1)
+        top_chunk_BGm = col * chunks + jnp.argmax(score_BGmc, axis=-1).astype(jnp.int32)
         old_BGm = xla_tiles.block(best_BGM, row, rows)
         is_better = top_BGm > old_BGm
         arg_BGm = jnp.where(is_better, top_chunk_BGm, xla_tiles.block(arg_BGM, row, rows))

@@ -52,7 +52,8 @@ def top1_chunk_attention(
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass) or "approx" (largest q . mean key).
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key) or "approx" (largest
+        q . mean key).
       scale: of the scores; 1 / sqrt(K) when None.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 

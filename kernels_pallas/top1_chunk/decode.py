@@ -1,8 +1,9 @@
 """Top-1 Chunk attention for one new token against a cache; equals the parallel form at every position.
 
 The caches have a static length S, `length` says how many of their tokens are real, the new one included.
-"exact" scores every cached key; "approx" scores a mean key per chunk, kept in a table by `update_chunk_means` (S / C
-rows). A step then reads only the table, the selected chunk and the local chunk. Source: arXiv 2505.18522, Top-1 Chunk.
+"exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by
+`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunk and the local chunk. Source:
+arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def top1_chunk_decode(
       v_BSGV: value cache.
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
       chunk_size: as in `top1_chunk_attention`, like `selection` and `scale`.
-      selection: "exact" or "approx".
+      selection: "exact", "best_key" or "approx".
       scale: of the scores; 1 / sqrt(K) when None.
       chunk_mean_BcGK: for "approx": mean key per chunk, at least S // C rows (`chunk_means`,
         `update_chunk_means`). Made from the cache when None, which reads all of it.
@@ -72,6 +73,7 @@ def top1_chunk_decode(
         v_BSGV,
         jnp.asarray(length, jnp.int32),
         chunk_size=chunk_size,
+        selection=selection,
         scale=numerics.softmax_scale(scale, K),
         chunk_mean_BcGK=chunk_mean_BcGK if selection == "approx" else None,
     )

@@ -44,8 +44,9 @@ class ChunkDecoding(Protocol):
         length: Array,
         *,
         chunk_size: int,
+        selection: str,
         scale: float,
         chunk_mean_BcGK: Array | None,
     ) -> Array:
-        """Return o_BHV; with a table of means the selection is approximate, without one exact."""
+        """Return o_BHV; there is a table of means for approximate selection alone."""
         ...

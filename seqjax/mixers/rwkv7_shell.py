@@ -50,7 +50,8 @@ class RWKV7Shell(TimeMix):
         dim: int,
         *,
         heads: int,
-        core: Literal["full", "window", "top1_exact", "top1_approx"] = "top1_exact",  # in place of the recurrence
+        # in place of the recurrence
+        core: Literal["full", "window", "top1_exact", "top1_best_key", "top1_approx"] = "top1_exact",
         window: int = 256,  # for core=window
         chunk_size: int = 128,  # for the Top-1 cores
         position: Literal["rope", "none"] = "rope",

@@ -2,8 +2,9 @@
 
 With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
 (arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass.
-Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it. No gradient flows through the
-selection.
+Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it. Best key, which the paper does not
+have: c* = argmax_c max_{j in c} s_ij, the chunk of the key that full attention weighs most. No gradient flows through
+the selection.
 """
 
 import functools
@@ -45,7 +46,8 @@ class Top1Chunk(AttentionMixer):
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         chunk_size: int = 128,
-        selection: Literal["exact", "approx"] = "exact",  # exact scores every past key, approx one mean key per chunk
+        # exact and best_key score every past key, approx one mean key per chunk
+        selection: Literal["exact", "best_key", "approx"] = "exact",
         implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
@@ -139,7 +141,7 @@ class Top1Chunk(AttentionMixer):
         n_chunks, chunk = seq_len // self.chunk_size, self.chunk_size
         # The queries of chunk n score n past chunks; those of a trailing partial chunk score all.
         scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
-        keys_per_chunk = chunk if self.selection == "exact" else 1
+        keys_per_chunk = 1 if self.selection == "approx" else chunk
         return 2 * self.heads * self.head_dim * keys_per_chunk * scored / seq_len
 
     def _attention_flops(self, seq_len: int) -> float:

@@ -69,7 +69,7 @@ def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
     sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
-    for selection in ("exact", "approx"):
+    for selection in ("exact", "best_key", "approx"):
         arrays(partial(selection_backend.select, selection=selection, **options), q, kv)
     arrays(partial(backend.forward, **options), q, kv, kv, sel)
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
@@ -87,7 +87,8 @@ def decode(kind: str, *, dim: int, dtype: str) -> None:
     tables = (mean,) if kind == "approx" else ()
 
     def call(q, k, v, length, *table):
-        return chunk.decode(q, k, v, length, chunk_size=C, scale=0.1, chunk_mean_BcGK=table[0] if table else None)
+        table = table[0] if table else None
+        return chunk.decode(q, k, v, length, chunk_size=C, selection=kind, scale=0.1, chunk_mean_BcGK=table)
 
     arrays(call, q, kv, kv, length, *tables)
 
@@ -141,6 +142,7 @@ CASES = [
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-decode-exact", partial(decode, "exact")),
+    Case("chunk-decode-best-key", partial(decode, "best_key")),
     Case("chunk-decode-approx", partial(decode, "approx")),
     Case("element-decode", partial(decode, "element")),
     Case("element", partial(element, "hard")),

@@ -11,7 +11,7 @@ from tests import extras
 from tests.kernels.common import HOW, ON_GPU
 
 HERE = Path(__file__).parent
-SELECTIONS = ("exact", "approx", "element")
+SELECTIONS = ("exact", "best_key", "approx", "element")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -59,7 +59,7 @@ def how(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["exact", "approx"])
+@pytest.fixture(params=["exact", "best_key", "approx"])
 def selection(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -41,8 +41,9 @@ def decode_all(
     return jnp.moveaxis(o, 0, 1)
 
 
-KINDS = [("exact", False), ("approx", True), ("approx", False)]  # and whether there is a table of means
-SPARE = [8, 3, 0]  # slots that stay empty; 8: the own chunk's slice would leave the cache
+# and whether there is a table of means
+KINDS = [("exact", False), ("best_key", False), ("approx", True), ("approx", False)]
+SPARE = [8, 5, 3, 0]  # slots that stay empty; 8: the own chunk's slice would leave the cache
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_equals_the_parallel_form(selection, with_table, spare, implementation) 
     assert_close(o, want, "float32")
 
 
-@pytest.mark.parametrize("selection", ["exact", "approx"])
+@pytest.mark.parametrize("selection", ["exact", "best_key", "approx"])
 def test_cache_shorter_than_a_chunk(selection, implementation) -> None:
     q, k, v = qkv(Shape(T=10))
     options = {"selection": selection, "chunk_size": 16, "implementation": implementation}
@@ -71,7 +72,7 @@ def test_cache_shorter_than_a_chunk(selection, implementation) -> None:
     assert_close(o, whole(q, k, v), "float32")
 
 
-@pytest.mark.parametrize("selection", ["exact", "approx"])
+@pytest.mark.parametrize("selection", ["exact", "best_key", "approx"])
 def test_bfloat16_caches(selection, implementation) -> None:
     q, k, v = qkv(Shape(T=20, B=1), dtype="bfloat16")
     options = {"selection": selection, "chunk_size": 8, "implementation": implementation}

@@ -42,8 +42,8 @@ case = hypothesis.given(
     shape=shapes,
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     gain=st.sampled_from([0.1, 1.0, 6.0]),
-    selection=st.sampled_from(["exact", "approx"]),
-    scale=st.sampled_from([None, 0.5]),
+    selection=st.sampled_from(["exact", "best_key", "approx"]),
+    scale=st.sampled_from([None, 0.5, -0.5]),
     seed=st.integers(0, 3),
 )
 

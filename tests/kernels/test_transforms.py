@@ -134,8 +134,10 @@ SHARDED = {
         for by in ("xla", "triton")
         for name, make, arguments in (
             ("select-exact", select, ("exact",)),
+            ("select-best-key", select, ("best_key",)),
             ("select-approx", select, ("approx",)),
             ("decode-exact", decode, ("exact",)),
+            ("decode-best-key", decode, ("best_key",)),
             ("decode-approx", decode, ("approx",)),
             ("decode-element", decode, ("element",)),
             ("state-scan", states, ()),

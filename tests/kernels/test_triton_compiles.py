@@ -36,6 +36,7 @@ def check(results: list[dict]) -> None:
         "dq_kernel",
         "dk_kernel",
         "exact_kernel",
+        "best_key_kernel",
         "approx_kernel",
     }
     for r in results:

@@ -226,7 +226,7 @@ def test_flops_count_the_keys_that_are_read(mixer, variant):
 def test_flops_of_the_selection():
     """Exact selection multiplies each query with the keys of its past chunks, approx with one mean per chunk."""
     past_chunks = sum(t // 4 for t in range(T))
-    for variant, keys in (("exact", 4), ("approx", 1)):
+    for variant, keys in (("exact", 4), ("best_key", 4), ("approx", 1)):
         bound = built("top1_chunk", variant).model
         mixer = bound.abstract_blocks()[0].mixer
         attention = (mixer.train_flops_per_token(T) - mixer.flops_per_token(T)) / 2
@@ -234,7 +234,7 @@ def test_flops_of_the_selection():
 
 
 # ----------------------------------------------------------------------------------------------------- chunk semantics
-@pytest.mark.parametrize(("chunk", "selection"), [(T, "exact"), (12, "exact"), (12, "approx")])
+@pytest.mark.parametrize(("chunk", "selection"), [(T, "exact"), (12, "exact"), (12, "best_key"), (12, "approx")])
 def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection):
     """Own chunk and a past chunk are everything up to two chunks: parameters of Transformer++ give its outputs."""
     full = support.tiny_model("transformer_pp", model__mixer__qk_norm=True)

@@ -174,7 +174,7 @@ def top1_element(m, q, k, v):
 
 
 def top1_chunk(m, q, k, v):
-    """One chunk of the past per query and head, by its mass (exact) or by its mean key (approx), and the own chunk."""
+    """One chunk of the past per query and head, by its mass, best key or mean key (approx), and the own chunk."""
     size, scale = m.chunk_size, 1 / math.sqrt(q.shape[-1])
     o = np.zeros((*q.shape[:2], v.shape[-1]))
     for t in range(len(q)):
@@ -186,6 +186,8 @@ def top1_chunk(m, q, k, v):
                 past = [range(c * size, (c + 1) * size) for c in range(own)]
                 if m.selection == "exact":
                     score = [np.exp(s[list(c)]).sum() for c in past]
+                elif m.selection == "best_key":
+                    score = [s[list(c)].max() for c in past]
                 else:
                     score = [k[list(c), h].mean(0) @ q[t, h] for c in past]
                 at = [*past[int(np.argmax(score))], *at]

@@ -48,7 +48,10 @@ VARIANTS = {
         "const_qk": "const=qk,kv_heads=2",
         "conv_norm": "conv=True,qk_norm=True,bias=True,window=5",
     },
-    "top1_chunk": ATTENTION | {"approx": "selection=approx,chunk_size=3", "no_norm": "qk_norm=False,rope_base=37.0"},
+    "top1_chunk": ATTENTION | {
+        "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",
+        "no_norm": "qk_norm=False,rope_base=37.0",
+    },
     "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
@@ -65,6 +68,7 @@ VARIANTS = {
     "rwkv7": {"default": ""},
     "rwkv7_shell": {
         "default": "rope_base=37.0", "approx": "core=top1_approx,chunk_size=3", "window": "core=window",
+        "best_key": "core=top1_best_key,chunk_size=3",
         "no_shift": "core=full,token_shift=False,value_residual=False", "bare": "gate=False,head_norm=False",
         "full_norm": "core=full,qk_norm=True", "window_norm": "core=window,qk_norm=True", "no_norm": "qk_norm=False",
     },

@@ -1,4 +1,4 @@
-"""Triton kernels of chunk selection: the quadratic part of Top-1 Chunk (exact), and its 1 / C approximation.
+"""Triton kernels of chunk selection: the quadratic part of Top-1 Chunk (exact, best_key), and its 1 / C approximation.
 
 exact. A program scores a tile of queries against every full past chunk. With x = scale log2(e) q . k the mass of a
 chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maximum per chunk, rescaling or logarithms.
@@ -10,6 +10,8 @@ chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maxi
 The special-function unit makes 16 exponentials per clock and multiprocessor, 1.7 times slower than the matrix units
 make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units:
 range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, of a mass less).
+
+best_key. The same products; chunks are compared by their largest score, without exponentials.
 
 approx. The same loop over the table of chunk means, without exponentials.
 """
@@ -179,6 +181,57 @@ def exact_kernel(
         is_large_M = tl.where((best_M < 1.2676506e30) | (n_M == 0), 0, 1)
         if tl.max(is_large_M, 0) > 0:
             sel_M = best_by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
+    sel_M = tl.where(n_M == 0, -1, sel_M)
+    tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
+
+
+@triton.jit
+def _by_best_key(
+    q_MK, k_ptr, n_M, best_M, sel_M, first, last,
+    T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALL_PAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Chunks [first, last) compared by their largest score; all before all rows when ALL_PAST."""
+    for c in tl.range(first, last):
+        top_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
+        for piece in tl.static_range(0, C, BLOCK_N):
+            s_MN = _scores(
+                q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION
+            )  # fmt: skip
+            top_M = tl.maximum(top_M, tl.max(s_MN, 1))
+        is_better_M = top_M > best_M
+        if not ALL_PAST:
+            is_better_M &= c < n_M
+        best_M = tl.where(is_better_M, top_M, best_M)
+        sel_M = tl.where(is_better_M, c, sel_M)
+    return best_M, sel_M
+
+
+@triton.jit
+def best_key_kernel(
+    q_ptr, k_ptr, sel_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sel [B, T, H] int32: the chunk of the largest score; programs in the order of `exact_kernel`."""
+    n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
+    pid = tl.program_id(0)
+    tile = n_tiles - 1 - pid % n_tiles
+    b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
+    k_ptr += b * T * G * K + h // (H // G) * K
+    row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    n_M = row_M // C
+    q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
+    all_past = tile * BLOCK_M // C
+    last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
+    best_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sel_M = tl.zeros([BLOCK_M], tl.int32)
+    best_M, sel_M = _by_best_key(
+        q_MK, k_ptr, n_M, best_M, sel_M, 0, all_past, T, G, K, KP, C, BLOCK_N, True, PRECISION
+    )  # fmt: skip
+    best_M, sel_M = _by_best_key(
+        q_MK, k_ptr, n_M, best_M, sel_M, all_past, last, T, G, K, KP, C, BLOCK_N, False, PRECISION
+    )  # fmt: skip
     sel_M = tl.where(n_M == 0, -1, sel_M)
     tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
 

@@ -21,7 +21,10 @@ def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, sca
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
-    f = partial(exact, scale=scale) if selection == "exact" else approx
+    if selection == "approx":
+        f = approx
+    else:
+        f = partial(exact if selection == "exact" else best_key, scale=scale)
     rule = "b t (g r) k, b t g k -> b t (g r)"
     return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
 
@@ -52,6 +55,32 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Arr
         BLOCK_N=tile.n,
         LOG2_SCALE=scale * LOG2_E,
         PTX=ptx,
+        PRECISION=precision(q_BTHK.dtype),
+    )
+    return sel_BTH
+
+
+def best_key(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
+    """Select by the largest score. Of the scale, the sign alone moves an argmax."""
+    B, T, H, K = q_BTHK.shape
+    tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
+    (sel_BTH,) = runtime.launch(
+        kernels.best_key_kernel,
+        q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype),
+        k_BTGK,
+        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        grid=(-(-T // tile.m) * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_best_key",
+        T=T,
+        H=H,
+        G=k_BTGK.shape[2],
+        K=K,
+        KP=padded(K),
+        C=chunk_size,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
         PRECISION=precision(q_BTHK.dtype),
     )
     return sel_BTH

@@ -1,7 +1,7 @@
 """Top-1 Chunk decoding in Triton (contract in top1_chunk/decode.py, kernels in decode_kernels.py).
 
-A step is bound by memory: exact reads every key of the cache once, approx the table of means, both then 2 C keys and
-values. `length` stays on the device; one per batch entry would do, since the kernels read it per entry.
+A step is bound by memory: exact and best_key read every key of the cache once, approx the table of means, all then 2 C
+keys and values. `length` stays on the device; one per batch entry would do, since the kernels read it per entry.
 """
 
 from functools import partial
@@ -28,19 +28,28 @@ def decode(
     length: Array,
     *,
     chunk_size: int,
+    selection: str,
     scale: float,
     chunk_mean_BcGK: Array | None,
 ) -> Array:
-    """Return o_BHV; with a table of means the selection is approximate, without one exact."""
+    """Return o_BHV; there is a table of means for approximate selection alone."""
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
     tables = () if chunk_mean_BcGK is None else (chunk_mean_BcGK,)
     rule = f"b (g r) k, b s g k, b s g v, b{', b c g k' if tables else ''} -> b (g r) v"
-    f = fold_vmap(partial(_decode, chunk_size=chunk_size, scale=scale), rule, **heads(q_BHK[:, None], k_BSGK))
+    one = partial(_decode, chunk_size=chunk_size, selection=selection, scale=scale)
+    f = fold_vmap(one, rule, **heads(q_BHK[:, None], k_BSGK))
     return f(q_BHK, k_BSGK, v_BSGV, length_B, *tables)
 
 
 def _decode(
-    q_BHK: Array, k_BSGK: Array, v_BSGV: Array, length_B: Array, *tables: Array, chunk_size: int, scale: float
+    q_BHK: Array,
+    k_BSGK: Array,
+    v_BSGV: Array,
+    length_B: Array,
+    *tables: Array,
+    chunk_size: int,
+    selection: str,
+    scale: float,
 ) -> Array:
     (B, H, K), (S, G) = q_BHK.shape, k_BSGK.shape[1:3]
     C, V = chunk_size, v_BSGV.shape[-1]
@@ -75,14 +84,14 @@ def _decode(
     else:
         tile_bytes = padded(C) * padded(K) * k_BSGK.dtype.itemsize
         score_BHs, chunk_BHs = runtime.launch(
-            kernels.exact_kernel,
+            kernels.every_key_kernel,
             q_BHK,
             k_BSGK,
             length_B,
             out_shape=out_shape,
             grid=(B * G * n_splits,),
             num_stages=max(2, min(4, 1 + IN_FLIGHT // tile_bytes)),
-            name="top1_chunk_decode_exact",
+            name=f"top1_chunk_decode_{selection}",
             S=S,
             H=H,
             G=G,
@@ -93,6 +102,7 @@ def _decode(
             CP=padded(C),
             SPLITS=n_splits,
             LOG2_SCALE=log2_scale,
+            BY_MASS=selection == "exact",
             PRECISION=precision(k_BSGK.dtype),
         )
     (o_BHV,) = runtime.launch(

@@ -1,12 +1,13 @@
 """Triton kernels of Top-1 Chunk decoding: one new token per batch entry against a cache.
 
-1. `exact_kernel` or `approx_kernel`: each program scores a share ("split") of the past chunks and keeps its best, so
-   that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs nothing.
+1. `every_key_kernel` or `approx_kernel`: each program scores a share ("split") of the past chunks and keeps its best,
+   so that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs
+   nothing.
 2. `attend_kernel`: the best of the splits (ties: the first, which holds the smaller chunks), then one softmax over
    that chunk and the own one.
 
-Scores are in units of log2. Exact reads every key once, as a product of the group's query heads (padded to 16 rows)
-with a chunk; everything else reads a few rows and needs no matrix unit.
+Scores are in units of log2. Exact and best_key read every key once, as a product of the group's query heads (padded to
+16 rows) with a chunk; everything else reads a few rows and needs no matrix unit.
 """
 
 import triton
@@ -25,12 +26,16 @@ def _share(length, C: tl.constexpr, SPLITS: tl.constexpr, split):
 
 
 @triton.jit
-def exact_kernel(
+def every_key_kernel(
     q_ptr, k_ptr, length_ptr, score_ptr, chunk_ptr,
     S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, RP: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, SPLITS: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, SPLITS: tl.constexpr, LOG2_SCALE: tl.constexpr, BY_MASS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes score [B, H, splits] fp32 and chunk [B, H, splits]: the largest log-sum-exp of a share, and its chunk."""
+    """Writes score [B, H, splits] fp32 and chunk [B, H, splits]: the best chunk of a share, and its score.
+
+    The score is the log-sum-exp of the chunk's keys when BY_MASS, otherwise the largest of theirs.
+    """
     R: tl.constexpr = H // G
     pid = tl.program_id(0)
     g = pid % G  # neighbours read the same tokens: rows of one head are 128 bytes, those of all are contiguous
@@ -48,8 +53,9 @@ def exact_kernel(
         s_RC = tl.dot(q_RK, tl.trans(k_CK), input_precision=PRECISION) * LOG2_SCALE
         if CP != C:
             s_RC = tl.where((c_C < C)[None, :], s_RC, float("-inf"))
-        top_R = tl.max(s_RC, 1)
-        score_R = top_R + tl.log2(tl.sum(tl.exp2(s_RC - top_R[:, None]), 1))
+        score_R = tl.max(s_RC, 1)
+        if BY_MASS:
+            score_R += tl.log2(tl.sum(tl.exp2(s_RC - score_R[:, None]), 1))
         chunk_R = tl.where(score_R > best_R, chunk, chunk_R)
         best_R = tl.maximum(best_R, score_R)
     at_R = (b * H + g * R + r_R) * SPLITS + split
@@ -63,7 +69,7 @@ def approx_kernel(
     ROWS: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As exact_kernel, by q . mean key from the table mean [B, ROWS, G, K], in fp32 throughout."""
+    """As every_key_kernel, by q . mean key from the table mean [B, ROWS, G, K], in fp32 throughout."""
     pid = tl.program_id(0)
     h = pid % H
     split = pid // H % SPLITS

@@ -18,10 +18,11 @@ def decode(
     length: Array,
     *,
     chunk_size: int,
+    selection: str,
     scale: float,
     chunk_mean_BcGK: Array | None,
 ) -> Array:
-    """Return o_BHV; with a table of means the selection is approximate, without one exact."""
+    """Return o_BHV; there is a table of means for approximate selection alone."""
     B, H, K = q_BHK.shape
     S, G = k_BSGK.shape[1:3]
     C = chunk_size
@@ -29,7 +30,7 @@ def decode(
     q_BGRK = q_BHK.reshape(B, G, H // G, K)
     position = length - 1
     own = position // C
-    sel_BGR = _select(q_BGRK, k_BSGK, own, C, scale, chunk_mean_BcGK, acc)
+    sel_BGR = _select(q_BGRK, k_BSGK, own, C, selection, scale, chunk_mean_BcGK, acc)
 
     # Remote: each query head's own gather of C rows. A selected chunk is full, so the slice never leaves the
     # cache.
@@ -63,7 +64,14 @@ def decode(
 
 
 def _select(
-    q_BGRK: Array, k_BSGK: Array, own: Array, C: int, scale: float, mean_BcGK: Array | None, acc: jnp.dtype
+    q_BGRK: Array,
+    k_BSGK: Array,
+    own: Array,
+    C: int,
+    selection: str,
+    scale: float,
+    mean_BcGK: Array | None,
+    acc: jnp.dtype,
 ) -> Array:
     """Return sel_BGR: the selected chunk among those before `own`; -1 when there is none."""
     B, G, R, _ = q_BGRK.shape
@@ -72,7 +80,8 @@ def _select(
         return jnp.full_like(q_BGRK[..., 0], -1, dtype=jnp.int32)
     if mean_BcGK is None:
         s_BGRS = scale * jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=acc)
-        score_BGRc = jax.nn.logsumexp(s_BGRS[..., : n_full * C].reshape(B, G, R, n_full, C), axis=-1)
+        of_chunk = jax.nn.logsumexp if selection == "exact" else jnp.max
+        score_BGRc = of_chunk(s_BGRS[..., : n_full * C].reshape(B, G, R, n_full, C), axis=-1)
     else:
         q_BGRK = q_BGRK.astype(mean_BcGK.dtype)
         score_BGRc = jnp.einsum("bgrk,bcgk->bgrc", q_BGRK, mean_BcGK, precision="highest")
