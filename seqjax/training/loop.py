@@ -82,7 +82,11 @@ def train(config: Config, workdir: str | Path) -> bool:
             "store; give a directory of this machine."
         )
     with mirror.locked():
-        return _train_segments(config, mirror)
+        try:
+            return _train_segments(config, mirror)
+        except FileNotFoundError:
+            mirror.check_lock(look=True)  # says so if the workdir was moved or deleted
+            raise
 
 
 def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:

@@ -40,6 +40,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from seqjax.commands import cli
 from tests import support
 from tests.end_to_end import wrong_environment, wrong_settings
@@ -374,6 +376,20 @@ def table(results: Sequence[Result], moments: Counter[str]) -> str:
     return "\n".join(lines)
 
 
+def use_environment(root: Path) -> None:
+    """Keep compiled programs and what commands cache below a directory, for this process, its forks and others."""
+    of_jax = {
+        "jax_platforms": "cpu",
+        "jax_compilation_cache_dir": f"{root}/compiled",
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in of_jax.items():  # JAX has been imported, and has read its environment
+        jax.config.update(name, value)
+    os.environ |= support.environment() | {"PYTHONPATH": str(support.ROOT), "XDG_CACHE_HOME": f"{root}/cache"}
+    os.environ |= {name.upper(): str(value) for name, value in of_jax.items()}
+
+
 def main() -> None:
     """Print the counts; status 1 if an attack is of a bad class."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -381,15 +397,13 @@ def main() -> None:
     parser.add_argument("--seed", default=random.SystemRandom().randrange(1000), type=int)
     parser.add_argument("--only", type=int, action="append", help="the number of an attack, to repeat it")
     given = parser.parse_args()
-    os.environ |= support.environment() | {"PYTHONPATH": str(support.ROOT)}
     sys.stdout.write(f"seed {given.seed}\n")
     numbers = given.only or [given.seed * 10_000 + i for i in range(given.attacks)]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="seqjax-attacks-") as root:
-        os.environ |= {"JAX_COMPILATION_CACHE_DIR": f"{root}/compiled", "XDG_CACHE_HOME": f"{root}/cache"}
-        os.environ |= dict.fromkeys(("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",), "0")
-        os.environ |= dict.fromkeys(("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",), "-1")
-        results, moments = sweep(Path(root), numbers, say=lambda text: (print(text), sys.stdout.flush()))
+        Path(root).chmod(0o755)
+        use_environment(Path(root))
+        results, moments = sweep(Path(root), numbers, say=lambda text: print(text, flush=True))
     print(table(results, moments))
     print(f"{len(results)} attacks in {time.monotonic() - begin:.0f} s")
     sys.exit(any(result.found not in GOOD for result in results))

@@ -1,6 +1,7 @@
 """What goes wrong in a run is told in words that name the fix, with exit status 2, and costs nothing that was saved."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -300,6 +301,22 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
     assert not (workdir / "checkpoints").exists() or support.checkpoint_steps(workdir) == []
     assert train(settings(blocks_dir), elsewhere) is True
     assert [r["step"] for r in support.rows(elsewhere) if "train/lr" in r] == list(range(1, 25))
+
+
+def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
+    """Whatever it was about to write; a file that is missing for another reason is not taken for that."""
+
+    def writes(config, mirror, *, deleted: bool):
+        if deleted:
+            shutil.rmtree(workdir)
+        (workdir / "nothing" / "metrics.jsonl").open("ab")
+
+    monkeypatch.setattr(train_module, "_train_segments", functools.partial(writes, deleted=False))
+    with pytest.raises(FileNotFoundError):
+        train(settings(blocks_dir), workdir)
+    monkeypatch.setattr(train_module, "_train_segments", functools.partial(writes, deleted=True))
+    with pytest.raises(UserError, match=r"was moved or deleted.*--workdir=DIR"):
+        train(settings(blocks_dir), workdir)
 
 
 # ------------------------------------------------------------------------------------- the command line

@@ -133,6 +133,15 @@ def test_a_line_that_was_cut_is_named(tiny, tmp_path) -> None:
         command.main(["--size=demo", f"--out={tmp_path}"])
 
 
+@pytest.mark.parametrize("out", ["file", "gs://bucket/recall"])
+def test_results_go_to_a_directory_of_this_machine(tmp_path, monkeypatch, out) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"^--out={out}"):
+        command.main(["--size=demo", f"--out={out}", "--report"])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("key", ["model", "seed", "tests", "tests.4", "state", "state.4", "chance", "device", "steps"])
 def test_a_line_that_lacks_a_value_is_named(tmp_path, key) -> None:
     """Whether the command needs it, to know what is done, or the report."""
