@@ -25,21 +25,19 @@ from seqjax.training.evaluate import restore
 from tests import support
 from tests.data.conftest import write_corpus
 from tests.end_to_end import damage, kills
+from tests.end_to_end.outcomes import start
 
-LIMIT_SECONDS = 150.0  # far longer than any command takes
 MARKS = ("Training ", "Going on ")  # begin what a run says before it compiles
 STEPS, STOP, EVERY = 24, 15, 6
 ENDS = ("12", "24")
 SETTINGS = {
     "train__steps": STEPS, "checkpoint__every": 4, "eval__every": EVERY * 8 * support.SEQ_LEN, "eval__classes": True,
-    "eval__tokens": 4 * support.SEQ_LEN, "log__tensorboard": True, "log__sample_tokens": 4, "model__n_layers": 1,
+    "eval__tokens": 4 * support.SEQ_LEN, "log__sample_tokens": 4, "model__n_layers": 1,
 }  # fmt: skip
 TRUNK = SETTINGS | {
     "train__ends": (0.5, 1.0), "optim__cooldown": 0.5, "checkpoint__ends": "all", "eval__every": 0,
-    "log__tensorboard": False, "log__sample_tokens": 0,
+    "log__sample_tokens": 0,
 }  # fmt: skip
-# Files that hold nothing of a result, by the commands that do not read them: damage there may stay.
-UNREAD = ("tensorboard",)
 
 
 class Scene(NamedTuple):
@@ -101,14 +99,18 @@ class Scene(NamedTuple):
 
 def _kind(path: str) -> str:
     """Numbers and hashes are left out."""
-    return "".join(c for c in path if not c.isdigit() and c != "-").replace("abcdef", "")[:60] if "/d/" not in path else "d"
+    return (
+        "".join(c for c in path if not c.isdigit() and c != "-").replace("abcdef", "")[:60]
+        if "/d/" not in path
+        else "d"
+    )
 
 
 class Scenes:
-    """Everything that is attacked, made once below a directory; `start` runs a command in a process."""
+    """Everything that is attacked, made once below a directory."""
 
-    def __init__(self, root: Path, start: Callable[..., Any]):
-        self.root, self._start = root, start
+    def __init__(self, root: Path):
+        self.root = root
         root.mkdir(parents=True)
         self._mounted: list[Path] = []
         self.blocks = support.write_blocks(root / "blocks")
@@ -133,7 +135,7 @@ class Scenes:
 
     # ------------------------------------------------------------------------------------------------------------ made
     def _do(self, argv: Sequence[str], name: str, **options: Any) -> None:
-        ended = self._start(list(argv), self.root / f"log-{name}", **options).wait()
+        ended = start(list(argv), self.root / f"log-{name}", **options).wait()
         assert ended.status == 0, f"{name}: {ended}"
 
     def train(self, workdir: Path, blocks: Path | None = None, **settings: Any) -> list[str]:
@@ -166,7 +168,7 @@ class Scenes:
         """The arguments of `seqjax train` on the built-in corpus."""
         return self.train(
             workdir, data__corpus="builtin", data__path="", data__cache_dir=str(cache or self.root / "cache"),
-            eval__path="()", train__steps=4, log__tensorboard=False,
+            eval__path="()", train__steps=4,
         )  # fmt: skip
 
     def prepare(self, out: Path, source: Path | None = None) -> list[str]:
@@ -238,12 +240,14 @@ def get_study():
         partial = lambda place: ["study", f"--study={self._study_file(place)}", f"--out={place}/out", "--partial"]  # noqa: E731
         tables = lambda place: _texts(place / "out", "gaps.md")  # noqa: E731
         evaluate = lambda place: ["evaluate", f"--workdir={place}/run"]  # noqa: E731
-        generate = lambda place: ["generate", f"--workdir={place}/run", "--prompt=ab", "--max_new_tokens=4", "--temperature=0"]  # noqa: E731, E501
+        tokens = ("--prompt=ab", "--max_new_tokens=4", "--temperature=0")
+        generate = lambda place: ["generate", f"--workdir={place}/run", *tokens]  # noqa: E731
         evaluated = lambda place: _texts(place / "run", "evaluation.json")  # noqa: E731
         on_blocks = lambda place: self.train(run(place), place / "blocks")  # noqa: E731
         held = lambda place: ["evaluate", f"--workdir={root}/finished", f"--data={place}/held"]  # noqa: E731
         imported = lambda place: ["convert", "import", f"--weights={place}/public", f"--workdir={place}/run"]  # noqa: E731
-        exported = lambda place: ["convert", "export", f"--workdir={place}/run", f"--out={place}/public", "--weights_only"]  # noqa: E731, E501
+        export = ("convert", "export", "--weights_only")
+        exported = lambda place: [*export, f"--workdir={place}/run", f"--out={place}/public"]  # noqa: E731
         return [
             Scene("train/finished", {"run": root / "finished"}, train, ("run",), whole, weight=3, runs=("run",)),
             Scene("train/half", {"run": root / "half"}, train, ("run",), whole, weight=3, **rows),
@@ -322,7 +326,9 @@ def get_study():
             found["classes"] = {"step": classes.step, "sums": sums}
         found["manifest"] = read_json(workdir / "run.json", records.METADATA)["manifest"]
         found["report"] = all((workdir / name).is_file() for name in ("report.md", "report.png"))
-        found["state"] = [kills.fingerprint(d) for d in (workdir, *ends) if (d / "checkpoints").exists() and d == workdir]
+        found["state"] = [
+            kills.fingerprint(d) for d in (workdir, *ends) if (d / "checkpoints").exists() and d == workdir
+        ]
         found["points"] = [point.step for d in (ends or [workdir]) for point in protocol.read_points(d)]
         return found
 

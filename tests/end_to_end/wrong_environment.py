@@ -1,6 +1,5 @@
 """Disks, directories and variables that are not as a command expects, for `tests.end_to_end.attacks`."""
 
-import os
 import random
 import resource
 import shutil
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import support
-from tests.end_to_end.scenes import LIMIT_SECONDS, Scene
+from tests.end_to_end.outcomes import LIMIT_SECONDS, difference, judged, start
+from tests.end_to_end.scenes import Scene
 
 LOCALES = ["C", "POSIX", "tr_TR.UTF-8", "xx_YY", "en_US.ISO-8859-1", ""]
 # Variables that must not change a result; None is unset.
@@ -19,8 +19,8 @@ HARMLESS: list[dict[str, str | None]] = [
     {"COLUMNS": "zzz"}, {"TERM": "dumb"}, {"TERM": None, "USER": None, "LOGNAME": None}, {"TZ": "Nowhere/Else"},
     {"PYTHONIOENCODING": "ascii"}, {"PYTHONUNBUFFERED": "1"}, {"PYTHONOPTIMIZE": "2"}, {"MPLBACKEND": "zzz"},
     {"MPLCONFIGDIR": "/dev/null"}, {"SOURCE_DATE_EPOCH": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}, {"NO_COLOR": "1"},
-    *({"LC_ALL": name, "LANG": None} for name in LOCALES), {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    {"LC_ALL": "tr_TR.UTF-8", "PYTHONUTF8": "0"},
+    *({"LC_ALL": name, "LANG": None} for name in LOCALES),
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"LC_ALL": "tr_TR.UTF-8", "PYTHONUTF8": "0"},
 ]  # fmt: skip
 # Variables that a command cannot work with, and what its message must name.
 HARMFUL: list[tuple[dict[str, str | None], str]] = [
@@ -41,8 +41,6 @@ def attack(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, st
 
 def _then(attacks: Any, scene: Scene, place: Path, ended: Any, words: tuple[str, ...]) -> tuple[str, str]:
     """The class of an end; the command is then run again, where nothing is amiss, and must be right."""
-    from tests.end_to_end.attacks import difference, judged, start
-
     found, why = judged(ended, words)
     if found not in ("clean", "one line"):
         return found, why
@@ -56,8 +54,6 @@ def _then(attacks: Any, scene: Scene, place: Path, ended: Any, words: tuple[str,
 
 
 def _full_disk(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    from tests.end_to_end.attacks import start
-
     scene = attacks.scenes.draw_whole(draw)
     attacks.wanted(scene)
     kib = round(2 ** draw.uniform(4, 11))
@@ -78,8 +74,6 @@ def _full_disk(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
 
 
 def _file_limit(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    from tests.end_to_end.attacks import start
-
     scene = attacks.scenes.draw_whole(draw)
     attacks.wanted(scene)
     scene.copy(place)
@@ -92,8 +86,6 @@ def _file_limit(attacks: Any, draw: random.Random, place: Path) -> tuple[str, st
 
 
 def _read_only(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    from tests.end_to_end.attacks import start
-
     scene = attacks.scenes.draw(draw) if draw.random() < 0.5 else attacks.scenes.draw_whole(draw)
     attacks.wanted(scene)
     here = place / "here"
@@ -104,10 +96,10 @@ def _read_only(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
     ended = start(argv, place / "log", cwd=here).wait()
     attacks.scenes.unmount(place)
     attacks.scenes.unmount(place)
-    from tests.end_to_end.attacks import judged
-
     found, why = judged(ended, ("Read-only", "read-only", "Cannot write", "cannot be written"))
-    if found == "clean" and "was not written" in ended.stderr:  # what is read is right; its file is missing, and said so
+    if (
+        found == "clean" and "was not written" in ended.stderr
+    ):  # what is read is right; its file is missing, and said so
         return f"{scene.name}, read-only", found, ended.stderr[-200:]
     if found in ("clean", "one line"):
         found, why = _then(attacks, scene, here, ended, ())
@@ -115,8 +107,6 @@ def _read_only(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
 
 
 def _variables(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
-    from tests.end_to_end.attacks import judged, start
-
     scene = attacks.scenes.draw(draw) if draw.random() < 0.3 else attacks.scenes.draw_whole(draw)
     if draw.random() < 0.25:
         variables, word = draw.choice(HARMFUL)
@@ -132,13 +122,13 @@ def _variables(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
     found, why = judged(ended, (word,))
     if found == "clean" and scene.name not in ("evaluate", "generate"):
         return done, "silent", "it must be refused"
-    return (done, *_then(attacks, scene, place, ended, (word,))) if found in ("clean", "one line") else (done, found, why)
+    return (
+        (done, *_then(attacks, scene, place, ended, (word,))) if found in ("clean", "one line") else (done, found, why)
+    )
 
 
 def _no_directory(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:
     """The current directory is deleted before the command begins."""
-    from tests.end_to_end.attacks import start
-
     scene = attacks.scenes.draw_whole(draw)
     attacks.wanted(scene)
     scene.copy(place)
@@ -150,8 +140,6 @@ def _no_directory(attacks: Any, draw: random.Random, place: Path) -> tuple[str, 
 
 def _moved(attacks: Any, draw: random.Random, place: Path, *, removed: bool = False) -> tuple[str, str, str]:
     """The workdir of a run is moved away, or removed, while it trains."""
-    from tests.end_to_end.attacks import judged, start
-
     scene = attacks.scenes.all[draw.choice(["fresh", "fresh trunk", "train/half"])]
     attacks.wanted(scene)
     scene.copy(place)
@@ -174,7 +162,7 @@ def _moved(attacks: Any, draw: random.Random, place: Path, *, removed: bool = Fa
         whole = found != "clean" or not workdir.exists() or "after the end"
         return done, (found if whole else "silent"), why
     shutil.rmtree(workdir, ignore_errors=True)
-    os.rename(elsewhere, workdir)
+    elsewhere.rename(workdir)
     return done, *_then(attacks, scene, place, ended, ())
 
 

@@ -50,7 +50,9 @@ def _wrong_of(cls: Any, prefix: str) -> Iterator[tuple[str, list[str]]]:
 def misspelt(word: str, draw: random.Random) -> str:
     """A word with a letter lost, doubled or exchanged."""
     at = draw.randrange(len(word) - 1)
-    new = draw.choice([word[:at] + word[at + 1 :], word[:at] + word[at] + word[at:], word[: at + 1] + "q" + word[at + 1 :]])
+    new = draw.choice(
+        [word[:at] + word[at + 1 :], word[:at] + word[at] + word[at:], word[: at + 1] + "q" + word[at + 1 :]]
+    )
     return new if new != word else f"{word}q"
 
 
@@ -78,7 +80,8 @@ CONFLICTS = [
 ]  # fmt: skip
 # Odd, and perhaps refused: if the run is trained it must be whole.
 ODD = [
-    ("model.dim=2", "model.mixer.heads=1"), ("model.dim=7", "model.mixer.heads=1"), ("model.dim=6", "model.mixer.heads=3"),
+    ("model.dim=2", "model.mixer.heads=1"), ("model.dim=7", "model.mixer.heads=1"),
+    ("model.dim=6", "model.mixer.heads=3"),
     ("model.n_layers=1",), ("model.n_layers=7",), ("model.vocab_size=258",), ("model.vocab_size=1001",),
     ("train.batch_size=1",), ("train.batch_size=3",), ("train.batch_size=7", "train.per_device_batch_size=2"),
     ("train.per_device_batch_size=1000",), ("train.accumulate=8",), ("train.steps=1",), ("optim.warmup_steps=1000",),
@@ -88,7 +91,8 @@ ODD = [
     ("log.every=1000",), ("log.profile_start=1", "log.profile_steps=1000"), ("log.profile_start=99",),
     ("log.sample_tokens=1000",), ("model.mlp.dim=1",), ("model.mlp.kind=none",), ("model.loss_chunk=1",),
     ("model.loss_chunk=1000000",), ("model.mixer.window=1",), ("model.mixer.window=100000",), ("model.norm=layernorm",),
-    ("model.mixer.name=mamba2",), ("model.mixer.name=rwkv7",), ("model.mixer.name=top1_element",), ("train.ends=(1.0,)",),
+    ("model.mixer.name=mamba2",), ("model.mixer.name=rwkv7",), ("model.mixer.name=top1_element",),
+    ("train.ends=(1.0,)",),
     ("train.ends=(0.5,1.0)", "checkpoint.ends=none"), ("model.learned_positions=True",), ("model.remat=full",),
     ("data.workers=1",), ("data.weights=(3,1)",), ("data.regime=mixed",), ("data.train_domains=('github',)",),
     ("data.eval_domains=('book',)",), ("train.seed=4294967295",), ("name=Ünïcödé",), ("model.dtype=bfloat16",),
@@ -117,7 +121,8 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
         "workdir": ["/nowhere", "", "/dev/null", "{root}/public"],
         "max_new_tokens": [*NUMBERS, "0", "1000000000000"], "temperature": ["abc", "", "nan", "-1", "inf", "1e400"],
         "top_k": [*NUMBERS, "1000000"], "top_p": ["abc", "", "nan", "-1", "0", "2", "inf"],
-        "seed": [*NUMBERS, "4294967296"], "stop": [""], "prompts": ["/nowhere", "/dev/null", "{root}", "{root}/study.npz"],
+        "seed": [*NUMBERS, "4294967296"], "stop": [""],
+        "prompts": ["/nowhere", "/dev/null", "{root}", "{root}/study.npz"],
         "prompt": ["a\udcff"], "prefill_chunk": NUMBERS,
     },
     "prepare": {
@@ -137,7 +142,8 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
     },
     "judge": {
         "config": ["zzz", "/nowhere.py", "mamba2:zzz", "mamba2:debug,zzz=1", "", "/dev/null", "{root}/study.py"],
-        "jobs": [*NUMBERS, "0"], "seeds": [*NUMBERS, "0"], "rates": ["abc", "nan", "-1", "0", "inf", "1e-3,1e-3", "1e400"],
+        "jobs": [*NUMBERS, "0"], "seeds": [*NUMBERS, "0"],
+        "rates": ["abc", "nan", "-1", "0", "inf", "1e-3,1e-3", "1e400"],
         "reference_rate": ["abc", "nan", "-1", "0", "inf"], "references": ["gs://b/x"], "out": ["gs://b/x"],
     },
     "recall": {
@@ -147,7 +153,8 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
     },
     "niah": {
         "workdir": ["/nowhere", "", "/dev/null", "{root}/blocks"], "batch_size": [*NUMBERS, "0"],
-        "lengths": ["", "0", "-1", "abc", "1.5", "nan", "1", "10", ","], "samples": [*NUMBERS, "0"], "seed": ["abc", "1.5"],
+        "lengths": ["", "0", "-1", "abc", "1.5", "nan", "1", "10", ","], "samples": [*NUMBERS, "0"],
+        "seed": ["abc", "1.5"],
         "prefill_chunk": NUMBERS,
     },
     "convert": {
@@ -170,7 +177,12 @@ def drawn(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list[s
     way = draw.choices(["value", "unknown", "word"], [6, 1, 1])[0]
     if way == "value" and command == "convert" and draw.random() < 0.4:
         weights = draw.choice(IMPORTS).format(**names)
-        return command, [command, "import", f"--weights={weights}", f"--workdir={place}/run"], ("weights", weights), True
+        return (
+            command,
+            [command, "import", f"--weights={weights}", f"--workdir={place}/run"],
+            ("weights", weights),
+            True,
+        )
     name = draw.choice([name for name, values in options.items() if values])
     if way == "unknown":
         wrong = misspelt(name, draw)
@@ -198,7 +210,11 @@ def _of_run(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list
         return "train", [wrong, *argv[1:]], (wrong,), True
     if way == "name":
         *groups, last = draw.choice(sorted(settings)).split(".")
-        key = ".".join([*groups, misspelt(last, draw)]) if draw.random() < 0.7 or not groups else misspelt(groups[0], draw) + f".{last}"
+        key = (
+            ".".join([*groups, misspelt(last, draw)])
+            if draw.random() < 0.7 or not groups
+            else misspelt(groups[0], draw) + f".{last}"
+        )
         return "train", [*argv, f"--config.{key}=1"], (key.rpartition(".")[2], key.partition(".")[0]), True
     if way == "wrong":
         key = draw.choice(sorted(settings))

@@ -147,7 +147,13 @@ def test_a_line_that_lacks_a_value_is_named(tmp_path, key) -> None:
     """Whether the command needs it, to know what is done, or the report."""
     setup, of = setups.SETUPS["demo"], "s5"
     tests = {name: {"accuracy": 0.5, "whole": 0.5} for name in setup.task(of).tests}
-    value = result(1e-3, easy=0, hard=0) | {"task": of, "asked": setup.asked(of), "seed": 0, "tests": tests, "chance": 0.1}
+    value = result(1e-3, easy=0, hard=0) | {
+        "task": of,
+        "asked": setup.asked(of),
+        "seed": 0,
+        "tests": tests,
+        "chance": 0.1,
+    }
     value |= {"state": dict.fromkeys(tests, 8), "device": "cpu", "steps": 1, "batch_size": 2}
     path = tmp_path / "runs.jsonl"
     path.write_text(json.dumps(value) + "\n")
