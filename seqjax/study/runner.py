@@ -23,7 +23,9 @@ from seqjax.utils import UserError, duration
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
-FORM = {"train?": {"ends?": [float], "steps?": int}}  # of the config.json of a run that is only read
+# Of the config.json of a run that is only read, and of the copy of it in a study's records.
+FORM = {"train?": {"ends?": [float], "steps?": int}, "data?": {"tokenizer?": str}, "eval?": {"classes?": bool}}
+FORM |= {"model?": dict, "optim?": dict}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,11 +91,6 @@ class Scene(NamedTuple):
             return (damage.delete, damage.directory)
         return (damage.flip,) if name == "model.safetensors" else ()
 
-    def says_so(self, stderr: str, file: str) -> str:
-        """Why other results are right: the command says what it did about the file."""
-        told = [line for line in stderr.splitlines() if Path(file).name in line and "made again" in line]
-        return told[0] if told else ""
-
 
 def _kind(path: str) -> str:
     """Numbers and hashes are left out."""

@@ -306,7 +306,7 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
 def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
     """Whatever it was about to write; a file that is missing for another reason is not taken for that."""
 
-    def writes(config, mirror, *, deleted: bool):
+    def writes(*_, deleted: bool):
         if deleted:
             shutil.rmtree(workdir)
         (workdir / "nothing" / "metrics.jsonl").open("ab")
