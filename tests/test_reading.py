@@ -377,6 +377,7 @@ def test_prompts(tmp_path: Path, line: bytes):
         (float, [1, 0.5], [float("nan"), float("inf"), False, "1"]),
         (Float, [1, float("nan")], ["nan", None]),
         ((float, None), [1, None], [{}, "x"]),
+        (bool, [True, False], [1, 0, "true", None]),
         (("a", "b"), ["a", "b"], ["c", 1]),
         ((1, 2), [1, 2], [3, True]),
         ([str], [[], ["a"]], [["a", 1], {}, "a"]),

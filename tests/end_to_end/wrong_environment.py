@@ -145,6 +145,7 @@ def _moved(attacks: Any, draw: random.Random, place: Path, *, removed: bool = Fa
     scene.copy(place)
     workdir, elsewhere = place / "run", place / "elsewhere"
     row, delay = draw.randint(1, scene.rows), draw.uniform(0, 0.02)
+    row += sum(map(support.n_rows, scene.workdirs(place)))
     process, begin = start(scene.argv(place), place / "log"), time.monotonic()
     while process.poll() is None and time.monotonic() < begin + LIMIT_SECONDS:
         if sum(map(support.n_rows, scene.workdirs(place))) >= row:
