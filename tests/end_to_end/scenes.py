@@ -30,11 +30,11 @@ from tests.end_to_end.outcomes import start
 MARKS = ("Training ", "Going on ")  # begin what a run says before it compiles
 STEPS, STOP, EVERY = 24, 15, 6
 ENDS = ("12", "24")
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "train__steps": STEPS, "checkpoint__every": 4, "eval__every": EVERY * 8 * support.SEQ_LEN, "eval__classes": True,
     "eval__tokens": 4 * support.SEQ_LEN, "log__sample_tokens": 4, "model__n_layers": 1,
 }  # fmt: skip
-TRUNK = SETTINGS | {
+TRUNK: dict[str, Any] = SETTINGS | {
     "train__ends": (0.5, 1.0), "optim__cooldown": 0.5, "checkpoint__ends": "all", "eval__every": 0,
     "log__sample_tokens": 0,
 }  # fmt: skip
@@ -143,15 +143,15 @@ class Scenes:
         def stopping() -> None:
             """As if a signal had come after some steps."""
 
-            def agreed(request: Any) -> bool:
-                last = max(map(support.n_rows, self.root.glob("*half")))
-                request.agreed_on, request.name = last >= STOP, "SIGTERM"
-                return request.agreed_on
+            def agreed(self: Any) -> bool:
+                self.agreed_on, self.name = support.n_rows(half) >= STOP, "SIGTERM"
+                return self.agreed_on
 
             train_module.StopRequest.agreed = agreed
 
+        half = self.root / "half"
         self._do(self.train(self.root / "finished"), "finished")
-        self._do(self.train(self.root / "half"), "half", before=stopping)
+        self._do(self.train(half), "half", before=stopping)
         self._do(self.train(self.root / "other", train__seed=1), "other")
         self._do(self.train(self.root / "trunk", **TRUNK), "trunk")
         shutil.copytree(self.root / "trunk", self.root / "trunk-half")
@@ -200,7 +200,7 @@ def get_study():
         self._do(["study", f"--study={self.root / 'study.py'}", f"--out={self.root / 'results'}", "--partial"], "study")
         trunks = self.root / "trunks.py"
         trunks.write_text(text.format(here=str(self.root)).replace("/finished", "/trunk").replace("/other", "/trunk-2"))
-        self._do(self.train(self.root / "trunk-2", **TRUNK | {"train__seed": 1}), "trunk-2")
+        self._do(self.train(self.root / "trunk-2", **{**TRUNK, "train__seed": 1}), "trunk-2")
         self._do(["study", f"--study={trunks}", f"--out={self.root / 'results-trunks'}", "--partial"], "trunks")
 
     def _others(self) -> None:
@@ -226,8 +226,7 @@ def get_study():
     def _scenes(self) -> list[Scene]:
         root = self.root
         run = lambda place: place / "run"  # noqa: E731
-        whole, rows = lambda place: self.of_run(run(place)), {"rows": STEPS, "runs": ("run",)}
-        of_trunk = rows | {"result": whole}
+        whole, one = lambda place: self.of_run(run(place)), ("run",)
         train = lambda place: self.train(run(place))  # noqa: E731
         trunk = lambda place: self.train(run(place), **TRUNK)  # noqa: E731
         study = {"finished": root / "finished", "other": root / "other", "out": root / "results"}
@@ -244,24 +243,24 @@ def get_study():
         export = ("convert", "export", "--weights_only")
         exported = lambda place: [*export, f"--workdir={place}/run", f"--out={place}/public"]  # noqa: E731
         return [
-            Scene("train/finished", {"run": root / "finished"}, train, ("run",), whole, weight=3, runs=("run",)),
-            Scene("train/half", {"run": root / "half"}, train, ("run",), whole, weight=3, **rows),
-            Scene("train/trunk", {"run": root / "trunk"}, trunk, ("run",), whole, weight=2, runs=("run",)),
-            Scene("train/trunk half", {"run": root / "trunk-half"}, trunk, ("run",), weight=2, **of_trunk),
-            Scene("evaluate", {"run": root / "finished"}, evaluate, ("run",), evaluated, says=True, weight=2),
-            Scene("evaluate/half", {"run": root / "half"}, evaluate, ("run",), evaluated, says=True),
-            Scene("evaluate/trunk", {"run": root / "trunk"}, evaluate, ("run",), evaluated, says=True),
+            Scene("train/finished", {"run": root / "finished"}, train, one, whole, weight=3, runs=one),
+            Scene("train/half", {"run": root / "half"}, train, one, whole, weight=3, rows=STEPS, runs=one),
+            Scene("train/trunk", {"run": root / "trunk"}, trunk, one, whole, weight=2, runs=one),
+            Scene("train/trunk half", {"run": root / "trunk-half"}, trunk, one, whole, weight=2, rows=STEPS, runs=one),
+            Scene("evaluate", {"run": root / "finished"}, evaluate, one, evaluated, says=True, weight=2),
+            Scene("evaluate/half", {"run": root / "half"}, evaluate, one, evaluated, says=True),
+            Scene("evaluate/trunk", {"run": root / "trunk"}, evaluate, one, evaluated, says=True),
             Scene("evaluate/set", {"held": root / "held"}, held, ("held",), lambda place: [], says=True),
-            Scene("generate", {"run": root / "finished"}, generate, ("run",), lambda place: [], says=True),
-            Scene("generate/trunk", {"run": root / "trunk"}, generate, ("run",), lambda place: [], says=True),
+            Scene("generate", {"run": root / "finished"}, generate, one, lambda place: [], says=True),
+            Scene("generate/trunk", {"run": root / "trunk"}, generate, one, lambda place: [], says=True),
             Scene("fresh/blocks", {"blocks": root / "blocks"}, on_blocks, ("blocks",), whole, weight=2),
             Scene(
                 "fresh/builtin", {"cache": root / "cache"}, lambda p: self.builtin(run(p), p / "cache"), ("cache",),
                 whole, weight=2,
             ),
-            Scene("fresh", {}, train, (), whole, seconds=4, **rows),
-            Scene("fresh trunk", {}, trunk, (), seconds=4, **of_trunk),
-            Scene("fresh builtin", {}, lambda p: self.builtin(run(p)), (), whole, seconds=3, rows=4, runs=("run",)),
+            Scene("fresh", {}, train, (), whole, seconds=4, rows=STEPS, runs=one),
+            Scene("fresh trunk", {}, trunk, (), whole, seconds=4, rows=STEPS, runs=one),
+            Scene("fresh builtin", {}, lambda p: self.builtin(run(p)), (), whole, seconds=3, rows=4, runs=one),
             Scene("prepare", {}, lambda p: self.prepare(p / "out"), (), lambda p: _contents(p / "out"), seconds=1),
             Scene(
                 "prepare/parts", {"out": root / "parts"}, lambda p: self.prepare(p / "out"), ("out",),
@@ -289,10 +288,10 @@ def get_study():
                 ("out",), lambda p: _texts(p / "out", "report.md"), says=True,
             ),
             Scene(
-                "niah", {"run": root / "with-niah"}, lambda p: ["niah", f"--workdir={p}/run", *NIAH], ("run",),
+                "niah", {"run": root / "with-niah"}, lambda p: ["niah", f"--workdir={p}/run", *NIAH], one,
                 lambda p: _texts(p / "run", "niah.json"), says=True, weight=0.5,
             ),
-            Scene("export", {"run": root / "finished"}, exported, ("run",), lambda p: _contents(p / "public")),
+            Scene("export", {"run": root / "finished"}, exported, one, lambda p: _contents(p / "public")),
             Scene("import", {"public": root / "public"}, imported, ("public",), lambda p: _imported(p / "run")),
         ]  # fmt: skip
 
