@@ -134,9 +134,8 @@ def judged(ended: Ended, words: Sequence[str]) -> tuple[str, str]:
         return "traceback", ended.stderr[-1500:]
     if ended.status == 0:
         return "clean", ""
-    at = ended.stderr.rfind("error: ")
-    message = ended.stderr[at:].strip() if at >= 0 else ""
-    if ended.status != 2 or not message or len(message.splitlines()) > LONGEST:
+    _, is_error, message = f"\n{ended.stderr.strip()}".rpartition("\nerror: ")
+    if not is_error or ended.status != 2 or len(message.splitlines()) > LONGEST:
         return "unclear", f"status {ended.status}: {ended.stderr[-600:]}"
     if words and not any(word in message for word in words):
         return "unclear", f"names none of {', '.join(words)}: {message}"

@@ -304,19 +304,21 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
 
 
 def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
-    """Whatever it was about to write; a file that is missing for another reason is not taken for that."""
+    """Whatever it was about to write; a file that is missing elsewhere is not taken for that."""
 
-    def writes(*_, deleted: bool):
+    def writes(*_, path, deleted: bool):
         if deleted:
             shutil.rmtree(workdir)
-        (workdir / "nothing" / "metrics.jsonl").open("ab")
+        path.open("ab")
 
-    monkeypatch.setattr(train_module, "_train_segments", functools.partial(writes, deleted=False))
-    with pytest.raises(FileNotFoundError):
-        train(settings(blocks_dir), workdir)
-    monkeypatch.setattr(train_module, "_train_segments", functools.partial(writes, deleted=True))
-    with pytest.raises(UserError, match=r"was moved or deleted.*--workdir=DIR"):
-        train(settings(blocks_dir), workdir)
+    def refused(path, error, says, *, deleted: bool = False):
+        monkeypatch.setattr(train_module, "_train_segments", functools.partial(writes, path=path, deleted=deleted))
+        with pytest.raises(error, match=says):
+            train(settings(blocks_dir), workdir)
+
+    refused(workdir.with_name("elsewhere") / "x", FileNotFoundError, "elsewhere")
+    refused(workdir / "ends" / "12" / "x", UserError, r"ends/12/x cannot be reached: its directory was deleted while")
+    refused(workdir / "metrics.jsonl", UserError, r"was moved or deleted.*--workdir=DIR", deleted=True)
 
 
 # ------------------------------------------------------------------------------------- the command line
