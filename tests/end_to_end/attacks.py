@@ -206,11 +206,14 @@ def say(text: str) -> None:
 
 
 def sweep(root: Path, numbers: Sequence[int]) -> tuple[list[Result], Counter[str]]:
-    """Run attacks; the results, and in which phases signals hit."""
+    """Run attacks; the results, and in which phases signals hit. Ctrl-C ends it with the results so far."""
     attacks = Attacks(root)
-    results = []
+    results: list[Result] = []
     for i, number in enumerate(numbers, start=1):
-        results.append(result := attacks.attack(number))
+        try:
+            results.append(result := attacks.attack(number))
+        except KeyboardInterrupt:
+            break
         if result.found not in GOOD or len(numbers) == 1:
             say(f"{result.found}, {result.kind}, --only={number}: {result.done}\n    {result.why}")
         if i % 50 == 0:

@@ -73,14 +73,18 @@ def start(
     """Start `seqjax ARGV`, or a function in place of a command; `before` is called in the process, before it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
+    files = [os.open(place.with_suffix(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in (".out", ".err")]
     pid = os.fork()
     if pid:
+        for file in files:
+            os.close(file)
         return Process(pid, place)
-    status = 1
+    status, begun = 1, False
     try:
         os.setsid()
-        for stream, name in ((1, ".out"), (2, ".err")):
-            os.dup2(os.open(place.with_suffix(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        for stream, file in enumerate(files, start=1):
+            os.dup2(file, stream)
+            os.close(file)
         os.chdir(cwd or place.parent)
         for name, value in (env or {}).items():
             os.environ.pop(name, None)
@@ -89,12 +93,16 @@ def start(
             before()
         if real:
             os.execv(sys.executable, [sys.executable, "-m", "seqjax", *argv])
+        begun = True
         cli.run(list(argv))
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        traceback.print_exc()
+        if begun:
+            traceback.print_exc()
+        else:  # a signal that came before the command had begun
+            status = 130
     try:
         sys.stdout.flush()
         sys.stderr.flush()
