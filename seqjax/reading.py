@@ -3,7 +3,8 @@
 Its one sentence names the file, the fault and the way out, `fix` ("" leaves that to the caller). The form of a JSON
 value is written much like it:
 
-    str, int, float, list, dict    a value of this type; a float is finite or an integer, and an integer has 64 bits
+    str, int, float, bool,         a value of this type; a float is finite or an integer, and an integer has 64 bits
+    list, dict
     Float                          a float, NaN or an infinity
     None, "a", 1                   null, or this value
     (A, B)                         a value of the form A or of the form B
@@ -82,8 +83,10 @@ def _fault(value: Any, form: Any, name: str) -> str:
 
 
 def _is_kind(value: Any, kind: type) -> bool:
-    if isinstance(value, int):  # Python's True is an integer, JSON's is not.
-        return kind in (int, float, Float) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if isinstance(value, bool):  # Python's True is an integer, JSON's is not.
+        return kind is bool
+    if isinstance(value, int):
+        return kind in (int, float, Float) and -(2**63) <= value < 2**63
     if isinstance(value, float):
         return kind is Float or (kind is float and math.isfinite(value))
     return isinstance(value, kind)

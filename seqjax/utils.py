@@ -143,10 +143,18 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
         sys.stdout.reconfigure(errors="backslashreplace")
     with reporting(), explained():
         try:
+            _require_directory()
             main(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
             sys.stderr.write("\nInterrupted.\n")
             leave(130)
+
+
+def _require_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("The directory that this command was started in was deleted; change to another one.") from None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from seqjax import utils
-from seqjax.commands import generate
+from seqjax.commands import cli, generate
 from seqjax.config import from_config_dict, presets, to_dict
 from seqjax.training import lock, loop
 from seqjax.training.checkpoint import Checkpoints
@@ -40,6 +40,17 @@ def test_a_command_runs_without_stderr():
     )
     assert done.returncode == 0
     assert int(done.stdout) == Path(os.devnull).stat().st_rdev
+
+
+def test_a_command_in_a_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["evaluate", "--workdir=run"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: The directory that this command was started in was deleted; change to another one.\n"
+    )
 
 
 def test_a_platform_that_is_not_there(monkeypatch):
@@ -93,7 +104,7 @@ def test_a_path_that_the_locale_does_not_know():
         Mirror(Path("r\udcc3"))
 
 
-@pytest.mark.parametrize("argument", ["--prompt=\udcff", "--stop=\udcff", "--max_new_tokens=99999999999999999999999"])
+@pytest.mark.parametrize("argument", ["--prompt=\udcff", "--stop=\udcff", f"--max_new_tokens={10**12}"])
 def test_arguments_of_generate(tmp_path, argument: str):
     with pytest.raises(UserError, match=r"UTF-8|less than 2147483648"):
         generate.main([f"--workdir={tmp_path}", argument])

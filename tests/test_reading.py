@@ -39,6 +39,7 @@ PREPARED = {
 DOMAINS = {domain: {"file": "a", "tokens": 1, "documents": 1, "sha256": "a"} for domain in builtin.extract.DOMAINS}
 OF_MODEL = {"step": 1, "max_length": 8, "tokenizer": "byte", "parameters_sha256": "6"}
 RECALL = {"task": "mqar", "model": "a", "dim": 8, "steps": 1, "batch_size": 2, "rate": 0.1, "seconds": 1.5, "chance": 0}
+RECALL |= {"asked": "5", "seed": 0}
 RECALL |= {"device": "", "state": {"4 in 64": 8}, "tests": {"4 in 64": {"accuracy": 0.5, "whole": 0.5}}}
 STUDY = {
     "study": {"title": "t", "references": ["a"], "domains": ["arxiv"], "against": ["c4"]},
@@ -335,9 +336,6 @@ def test_a_directory_in_place_of_a_file(tmp_path: Path, name: str):
         save(tmp_path / each, whole)
     (tmp_path / file).unlink()
     (tmp_path / file).mkdir()
-    if name == "recall":  # as none
-        assert reader(tmp_path) == []
-        return
     with pytest.raises(UserError, match=file):
         reader(tmp_path)
 
@@ -379,6 +377,7 @@ def test_prompts(tmp_path: Path, line: bytes):
         (float, [1, 0.5], [float("nan"), float("inf"), False, "1"]),
         (Float, [1, float("nan")], ["nan", None]),
         ((float, None), [1, None], [{}, "x"]),
+        (bool, [True, False], [1, 0, "true", None]),
         (("a", "b"), ["a", "b"], ["c", 1]),
         ((1, 2), [1, 2], [3, True]),
         ([str], [[], ["a"]], [["a", 1], {}, "a"]),

@@ -56,9 +56,13 @@ def run(argv: list[str] | None = None) -> None:
     with reporting():
         if name not in COMMANDS:
             raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
-    # A user's mixer is found in the current directory, as with `python -m`; installed packages come first.
-    sys.path.append(str(Path.cwd()))
-    run_command(lambda arguments: _module(name).main(arguments), rest)
+
+    def main(arguments: list[str]) -> None:
+        # A user's mixer is found in the current directory, as with `python -m`; installed packages come first.
+        sys.path.append(str(Path.cwd()))
+        _module(name).main(arguments)
+
+    run_command(main, rest)
 
 
 def _module(name: str) -> Any:

@@ -226,6 +226,13 @@ def _are_groups(a: list[Any], b: list[Any]) -> bool:
 def check(config: Any) -> None:
     """Raise `UserError`, naming the key and the fix, if the values of a `Config` are invalid."""
     model, train, data = config.model, config.train, config.data
+    for key in ("name", "size"):
+        label = getattr(config, key)
+        if not label.strip() or not label.isprintable() or {"/", "\\"} & {*label}:
+            raise UserError(
+                f"config.{key}={label!r} labels the run and is part of the name of its directory: give a word without "
+                "slashes."
+            )
     if config.optim.clip_norm == 0:
         raise UserError("config.optim.clip_norm=0 would stop every step; None is for no clipping.")
     every, period = config.checkpoint.every, config.checkpoint.keep_period

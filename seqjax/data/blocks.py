@@ -162,13 +162,19 @@ def write_records(path: Path, blocks: Iterator[np.ndarray]) -> str:
     digest = hashlib.sha256()
     writer = array_record_module.ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
     try:
-        for rows in blocks:
-            for row in rows:
-                record = row.tobytes()
-                digest.update(record)
-                writer.write(record)
-    finally:
-        writer.close()
+        try:
+            for rows in blocks:
+                for row in rows:
+                    record = row.tobytes()
+                    digest.update(record)
+                    writer.write(record)
+        finally:
+            writer.close()
+    except RuntimeError as error:  # of array_record, with the system's words for a full disk in it
+        full = next((number for number in DISK_FULL if os.strerror(number) in str(error)), None)
+        if full is None:
+            raise
+        raise OSError(full, os.strerror(full), str(path)) from error
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)

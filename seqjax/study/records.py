@@ -38,7 +38,7 @@ COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logg
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
 # Of a run's run.json, and of runs.json.
 METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}}
-RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": dict}
+RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": runner.FORM}
 RUN |= dict.fromkeys(("tokens_per_s?", "device_peak_gib?", "state_bytes?", "flops_per_token?"), (float, None))
 RUN |= {"entropy?": {str: {"entropy": float, "entropy_relative": float}}}
 STUDY = {"title": str, "references": [str], "domains": [str], "against": [str], "unit?": tuple(UNITS), "sweep?": str}
@@ -46,6 +46,7 @@ STUDY |= {"speeds?": {str: {str: float}}, "protocol?": (1, 2)}
 FORM = {"study": STUDY, "missing": {str: str}, "runs": {str: RUN}}
 FIX = "put back a copy of it, or compare the runs again (`seqjax study --study=... --out=...`)"
 NOT_BEGUN = "not begun"
+Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
 MAX_BYTES = 16 * 2**20  # of blocks.npz, which is committed with the results
 
 
@@ -218,6 +219,8 @@ def write(
             workdir = workdirs[run.label]
             of_run[run.label] = _of_ends(run, workdir) if of_ends else eval_losses.read(workdir)
         arrays, messages = _gather_blocks(runs, of_run, max_bytes=max_bytes)
+        for run in (run for run in runs if run.label in workdirs):
+            messages += _lost(run, of_run[run.label], workdirs[run.label])
     else:
         arrays, messages = {}, ["No intervals: the losses of blocks are kept in nats per token alone."]
     rows = _gather_metrics(runs, workdirs, stored=[] if known else _stored_metrics(out), of_ends=of_ends)
@@ -240,6 +243,27 @@ def write(
             with replacing(out / name) as file:
                 np.savez_compressed(file, allow_pickle=False, **table)
     return messages
+
+
+def _lost(run: Record, of_run: tuple[dict[str, np.ndarray], Losses], workdir: str | Path) -> list[str]:
+    """Return messages about evaluations whose losses of blocks are lost.
+
+    Raises `UserError` if there are such losses of an evaluation that `metrics.jsonl` has not: it was cut.
+    """
+    described, losses = of_run
+    known = {point.step for point in run.points}
+    if losses.keys() - known:  # or of one that has ended since the rows were read
+        known |= {point.step for point in read_points(workdir)}
+    if unknown := sorted(losses.keys() - known):
+        raise UserError(
+            f"{workdir}/metrics.jsonl lacks the evaluation after step {unknown[0]}, of which eval_losses has a file: "
+            f"it was cut; {eval_losses.FIX}."
+        )
+    lost = [point.step for point in run.points if described and not losses.get(point.step)]
+    names = ", ".join(eval_losses.path(Path(eval_losses.DIRECTORY), step).name for step in lost)
+    return (
+        [f"No loss of every block, and so no interval, of {run.label} where these are lost: {names}."] if lost else []
+    )
 
 
 def _gather_metrics(
@@ -267,9 +291,6 @@ def _stored_metrics(directory: Path) -> list[dict[str, Any]]:
     n_rows = len(arrays.take("run", "U", None))
     columns = {field: arrays.take(field, "Uiuf", n_rows).tolist() for field in arrays}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-Losses = dict[int, dict[str, np.ndarray]]  # step -> domain -> losses [blocks]
 
 
 def _stored_blocks(directory: Path) -> dict[str, tuple[dict[str, np.ndarray], Losses]]:

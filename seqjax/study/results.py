@@ -103,6 +103,9 @@ def analyse(directory: str | Path, *, quiet: bool = False) -> str:
     found = records.read(directory)
     report = equal_loss_tables.report(found) if found.protocol == 2 else tables.report(found)
     sums = made_of.read(directory)
+    measured = any(run.metadata.get("config", {}).get("eval", {}).get("classes") for run in found.runs)
+    if not sums and measured and found.unit == protocol.NATS:
+        sys.stdout.write(f"No losses by class of token, which the runs had: {directory / made_of.FILE} is missing.\n")
     for name in found.references:
         if name in comparison.models(found) and (section := made_of.section(found, sums, name)):
             report += "\n" + section

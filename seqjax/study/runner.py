@@ -23,7 +23,9 @@ from seqjax.utils import UserError, duration
 
 POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
-FORM = {"train?": {"ends?": [float], "steps?": int}}  # of the config.json of a run that is only read
+# Of the config.json of a run that is only read, and of the copy of it in a study's records.
+FORM = {"train?": {"ends?": [float], "steps?": int}, "data?": {"tokenizer?": str}, "eval?": {"classes?": bool}}
+FORM |= {"model?": dict, "optim?": dict}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Run:
         if self.config is not None:
             return schedule.end_steps(self.config)
         path = self.files / "config.json"
+        if not path.is_file() and (self.files / schedule.ENDS).is_dir():
+            raise UserError(f"{path} is missing, and this run has ends, whose steps it tells; put back a copy of it.")
         train = read_json(path, FORM).get("train", {}) if path.is_file() else {}
         return schedule.steps_of_shares(train.get("ends", ()), steps=train.get("steps", 0))
 

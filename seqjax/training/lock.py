@@ -207,10 +207,16 @@ def _create(lock: str, content: bytes) -> bool:
     if store.url_of(lock):
         return store.create(lock, content)
     try:
-        with Path(lock).open("xb") as file:
-            file.write(content)
+        file = Path(lock).open("xb")  # noqa: SIM115 - closed below
     except FileExistsError:
         return False
+    try:
+        with file:
+            file.write(content)
+    except OSError:  # The disk is full: what was written names nobody, and would be respected until it is stale.
+        with contextlib.suppress(OSError):
+            Path(lock).unlink()
+        raise
     return True
 
 

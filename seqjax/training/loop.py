@@ -82,7 +82,16 @@ def train(config: Config, workdir: str | Path) -> bool:
             "store; give a directory of this machine."
         )
     with mirror.locked():
-        return _train_segments(config, mirror)
+        try:
+            return _train_segments(config, mirror)
+        except FileNotFoundError as error:
+            mirror.check_lock(look=True)  # says so if the workdir was moved or deleted
+            if not Path(str(error.filename)).absolute().is_relative_to(mirror.directory.absolute()):
+                raise
+            raise UserError(
+                f"{error.filename} cannot be reached: its directory was deleted while this run wrote to it. The same "
+                "command goes on from the last checkpoint that is left."
+            ) from error
 
 
 def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from seqjax.commands import train as train_command
 from seqjax.config import from_config_dict, presets
 from seqjax.data import blocks, open_corpus, shards, slimpajama
 from seqjax.data.prepare import __main__ as prepare
-from seqjax.data.prepare import pack
+from seqjax.data.prepare import pack, run
 from seqjax.data.tokenizer import ByteTokenizer
 from seqjax.utils import UserError
 
@@ -171,8 +172,18 @@ def test_leftovers_of_a_kill_do_not_matter(corpus_dir: Path, tmp_path: Path):
         (".parts/000001.npz", lambda was: bytes(len(was))),
         ("train/c4-00000.array_record", lambda was: was[:-100]),
         ("train/c4-00000.array_record", lambda was: bytes(len(was))),
+        (".parts/000001.json", lambda was: was.replace(b'"github"', b'"gitlab"')),
+        (".parts/000001.json", lambda was: b'{"domains": [], "files": {}}'),
     ],
-    ids=["a part is cut", "another byte in a part", "lengths are zeros", "blocks are cut", "blocks are zeros"],
+    ids=[
+        "a part is cut",
+        "another byte in a part",
+        "lengths are zeros",
+        "blocks are cut",
+        "blocks are zeros",
+        "a report is of another domain",
+        "a report of another form",
+    ],
 )
 def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, file: str, content, capsys):
     """A power failure may cut or zero a file that was said to be finished."""
@@ -188,6 +199,27 @@ def test_what_a_crash_damaged_is_made_again(corpus_dir: Path, tmp_path: Path, fi
     assert contents(out) == wanted
     said = "1 finished parts are not what was written and are made again: 000001" in capsys.readouterr().err
     assert said == file.startswith(".parts")
+
+
+def test_parts_of_unknown_settings_are_made_again(corpus_dir: Path, tmp_path: Path):
+    """Whose `settings.json` is damaged: they may be of other settings than those of now."""
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run, "_write", raises(KeyboardInterrupt))
+        prepared(corpus_dir, out)
+    (out / ".parts" / "settings.json").write_text("{")
+    prepared(corpus_dir, out, max_tokens=5)
+    prepared(corpus_dir, tmp_path / "whole", max_tokens=5)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def raises(error: type[BaseException]) -> Callable[..., None]:
+    """A function that does nothing else."""
+
+    def function(*_: Any, **__: Any) -> None:
+        raise error
+
+    return function
 
 
 def test_a_directory_per_domain_gives_the_same(tmp_path: Path):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqjax.data import blocks
 from seqjax.data.prepare import executors, run
 from seqjax.data.prepare import manifest as manifests
 from seqjax.data.tokenizer import ByteTokenizer
@@ -195,6 +196,25 @@ def test_no_room_on_the_disk(tmp_path: Path):
         assert (tmp_path / limit / ".parts" / "000000.json").is_file()
         prepared(source, tmp_path / limit)
         assert contents(tmp_path / limit) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("says", ["No space left on device", "File too large", "another error"])
+def test_a_disk_that_is_full_when_blocks_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str):
+    """array_record reports it when a file is closed, as an error of its own."""
+
+    class Full:
+        def __init__(self, *arguments: str):
+            pass
+
+        def write(self, record: bytes) -> None:
+            pass
+
+        def close(self) -> None:
+            raise RuntimeError(f"write() failed: {says}; writing x; at byte 3")
+
+    monkeypatch.setattr(blocks.array_record_module, "ArrayRecordWriter", Full)
+    with pytest.raises(RuntimeError if says == "another error" else OSError, match=says):
+        blocks.write_records(tmp_path / "x.array_record", iter([np.zeros((2, 5), np.uint16)]))
 
 
 def test_too_little_room_for_the_blocks(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

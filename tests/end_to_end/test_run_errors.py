@@ -1,6 +1,7 @@
 """What goes wrong in a run is told in words that name the fix, with exit status 2, and costs nothing that was saved."""
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -300,6 +301,24 @@ def test_a_run_whose_workdir_is_moved_stops_and_goes_on_there(blocks_dir, workdi
     assert not (workdir / "checkpoints").exists() or support.checkpoint_steps(workdir) == []
     assert train(settings(blocks_dir), elsewhere) is True
     assert [r["step"] for r in support.rows(elsewhere) if "train/lr" in r] == list(range(1, 25))
+
+
+def test_a_run_whose_workdir_is_deleted_says_so(blocks_dir, workdir, monkeypatch):
+    """Whatever it was about to write; a file that is missing elsewhere is not taken for that."""
+
+    def writes(*_, path, deleted: bool):
+        if deleted:
+            shutil.rmtree(workdir)
+        path.open("ab")
+
+    def refused(path, error, says, *, deleted: bool = False):
+        monkeypatch.setattr(train_module, "_train_segments", functools.partial(writes, path=path, deleted=deleted))
+        with pytest.raises(error, match=says):
+            train(settings(blocks_dir), workdir)
+
+    refused(workdir.with_name("elsewhere") / "x", FileNotFoundError, "elsewhere")
+    refused(workdir / "ends" / "12" / "x", UserError, r"ends/12/x cannot be reached: its directory was deleted while")
+    refused(workdir / "metrics.jsonl", UserError, r"was moved or deleted.*--workdir=DIR", deleted=True)
 
 
 # ------------------------------------------------------------------------------------- the command line

@@ -1,6 +1,7 @@
 """`seqjax recall`: training, counting, results and the report."""
 
 import dataclasses
+import json
 import math
 import shutil
 import subprocess
@@ -127,9 +128,42 @@ def test_results_of_another_task_or_size_are_refused(tiny, tmp_path, monkeypatch
 
 
 def test_a_line_that_was_cut_is_named(tiny, tmp_path) -> None:
-    (tmp_path / "runs.jsonl").write_text('{"task": "s5"}\n{"task": "s')
+    line = json.dumps(untrained(dim=8, rate=0.1, seed=0) | {"model": "Based", "task": "s5", "asked": ""})
+    (tmp_path / "runs.jsonl").write_text(line + '\n{"task": "s')
     with pytest.raises(UserError, match=r"runs\.jsonl: line 2 is not JSON .*; delete it"):
         command.main(["--size=demo", f"--out={tmp_path}"])
+
+
+@pytest.mark.parametrize("out", ["file", "gs://bucket/recall"])
+def test_results_go_to_a_directory_of_this_machine(tmp_path, monkeypatch, out) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"^--out={out}"):
+        command.main(["--size=demo", f"--out={out}", "--report"])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("key", ["model", "seed", "tests", "tests.4", "state", "state.4", "chance", "device", "steps"])
+def test_a_line_that_lacks_a_value_is_named(tmp_path, key) -> None:
+    """Whether the command needs it, to know what is done, or the report."""
+    setup, of = setups.SETUPS["demo"], "s5"
+    tests = {name: {"accuracy": 0.5, "whole": 0.5} for name in setup.task(of).tests}
+    value = result(1e-3, easy=0, hard=0) | {
+        "task": of,
+        "asked": setup.asked(of),
+        "seed": 0,
+        "tests": tests,
+        "chance": 0.1,
+    }
+    value |= {"state": dict.fromkeys(tests, 8), "device": "cpu", "steps": 1, "batch_size": 2}
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(value) + "\n")
+    command.main(["--size=demo", f"--out={tmp_path}", "--report"])
+    outer, _, inner = key.partition(".")
+    (value[outer] if inner else value).pop(next(iter(tests)) if inner else outer)
+    path.write_text(json.dumps(value) + "\n")
+    with pytest.raises(UserError, match=rf"runs\.jsonl: line 1: {outer}.* is missing; delete it"):
+        command.main(["--size=demo", f"--out={tmp_path}", "--report"])
 
 
 def test_all_models_come_before_the_next_width_and_rate() -> None:
@@ -164,7 +198,7 @@ def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
             "    try: (claims / f'Based_s5_32_0.001_{seed}').touch(exist_ok=False)\n"
             "    except FileExistsError: continue\n"
             "    if seed == 1: sys.exit('seed 1 is broken')\n"
-            "    run = dict(model='Based', task='s5', dim=32, rate=1e-3, seed=seed)\n"
+            "    run = dict(model='Based', task='s5', dim=32, rate=1e-3, seed=seed, asked='', seconds=1, tests={})\n"
             "    with (out / 'runs.jsonl').open('a') as file: print(json.dumps(run), file=file)\n"
         )
         return subprocess.Popen([sys.executable, "-c", script, str(tmp_path), claims])

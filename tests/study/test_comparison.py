@@ -1,5 +1,6 @@
 """What a study concludes: schedules and rates that close a gap, rankings, missing runs and data that differ."""
 
+import json
 import shutil
 
 import numpy as np
@@ -283,6 +284,41 @@ def test_without_block_losses_there_are_gaps_and_no_intervals(tmp_path, capsys):
     assert comparison.reading(row_of(rows, "x"), "arxiv") == "no interval"
     assert "| x | 2.000 | +0.100 | +0.100 | +0.100 |" in report(tmp_path)
     assert comparison.reading(row_of(rows, "y"), "arxiv") == "not tested"
+
+
+def test_a_lost_file_of_an_evaluation_is_told_and_a_lost_row_is_refused(tmp_path, capsys):
+    """The file is written after the row: where there is a file, there was a row."""
+    runs = entry(tmp_path, "slow", [4.0, 3.0, 2.0]) | entry(tmp_path, "x", [4.0, 3.0, 2.0], offset=0.1)
+    compared(tmp_path, runs)
+    assert "No loss of every block" not in capsys.readouterr().out
+    (tmp_path / "x" / "eval_losses" / "00000001.npz").unlink()
+    compared(tmp_path, runs)
+    assert "and so no interval, of x where these are lost: 00000001.npz." in capsys.readouterr().out
+    rows = (tmp_path / "slow" / "metrics.jsonl").read_text()
+    for kept in (rows[:-9], "".join(rows.splitlines(keepends=True)[:-1])):
+        (tmp_path / "slow" / "metrics.jsonl").write_text(kept)
+        with pytest.raises(UserError, match=r"slow/metrics\.jsonl lacks the evaluation after step 2.*it was cut"):
+            compared(tmp_path, runs)
+
+
+@pytest.mark.parametrize("config", [{"data": 7}, {"data": {"tokenizer": ["byte"]}}, {"train": []}])
+def test_a_config_of_another_form_is_named(tmp_path, config):
+    runs = entry(tmp_path, "slow", [4.0, 2.0])
+    (tmp_path / "slow" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"slow/config\.json: (data|train)\b.* is .*, not "):
+        compared(tmp_path, runs)
+
+
+def test_lost_sums_of_classes_are_told(tmp_path, capsys):
+    runs = entry(tmp_path, "slow", [4.0, 2.0])
+    compared(tmp_path, runs)
+    for classes in (False, True):
+        about = json.loads((tmp_path / "out" / "runs.json").read_text())
+        about["runs"]["slow"]["config"] = {"eval": {"classes": classes}}
+        (tmp_path / "out" / "runs.json").write_text(json.dumps(about))
+        capsys.readouterr()
+        study.main([f"--analyse={tmp_path / 'out'}"])
+        assert ("out/classes.npz is missing" in capsys.readouterr().out) == classes
 
 
 def test_blocks_are_thinned_to_fit(tmp_path):

@@ -289,6 +289,14 @@ def test_an_end_without_its_evaluation_is_refused_by_name(tmp_path):
     assert "**Missing:** dear x1 0 (no evaluation yet at the ends after step 800, 1000)." in report
 
 
+def test_a_trunk_without_its_config_is_refused_by_name(tmp_path):
+    """It would be read as a run with one linear decay, at evaluations of its trunk."""
+    entries = write_models(tmp_path, seeds=[0], models={"dear": (0.05, 0.3)})
+    (tmp_path / "dear x1 0" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"dear x1 0/config\.json is missing, and this run has ends"):
+        analysed(tmp_path, entries)
+
+
 def test_a_run_with_ends_is_complete_with_their_evaluations(tmp_path):
     """Steps are those of the trunk, 80, and of the cooldowns of the last fifth, 10 and 20."""
     config = "transformer_pp:debug,train.steps=100,train.ends=(0.5,1.0),optim.cooldown=0.2,optim.warmup_steps=5"

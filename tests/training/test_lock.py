@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import datetime
+import errno
+import io
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -200,6 +203,32 @@ def test_a_workdir_that_cannot_be_written(tmp_path):
         locked(tmp_path / "file").__enter__()
     with pytest.raises(UserError, match=r"Cannot write to .*; give another --workdir"):
         locked(tmp_path / "file" / "below").__enter__()
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    """The next run would wait until it is stale."""
+
+    class Full(io.BytesIO):
+        def write(self, content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    opened = Path.open
+
+    def full(path, mode="r", *options):
+        if mode != "xb":
+            return opened(path, mode, *options)
+        opened(path, mode).close()
+        return Full()
+
+    monkeypatch.setattr(lock, "start_of", lambda pid: "running")  # which reads files as well
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="No space left on device"):
+        patch.setattr(lock.Path, "open", full)
+        patch.setattr(lock, "pid_space", str)
+        with locked(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path):
+        pass
 
 
 def test_a_workdir_that_is_moved_away_is_noticed(tmp_path):

@@ -15,9 +15,9 @@ import numpy as np
 from seqjax.data import blocks, document_index, hold_out
 from seqjax.data.layout import ordered
 from seqjax.data.prepare.progress import count
-from seqjax.data.prepare.reports import cannot_write, is_same, read_report
+from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
 from seqjax.data.prepare.tokenize import ShardJob, histogram
-from seqjax.utils import UserError, measure, write_json
+from seqjax.utils import UserError, measure
 
 Segment = tuple[Path, int, int]  # file, first token, tokens
 
@@ -158,7 +158,7 @@ def write_file(job: FileJob) -> None:
         digest = blocks.write_records(job.path, _rows(job))
         records = sum(tokens for _, _, tokens in job.segments) // job.block
         size, crc = measure(job.path)
-        write_json(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc})
+        write_report(job.done, {"sha256": digest, "blocks": records, "bytes": size, "crc32": crc})
     except OSError as error:
         raise cannot_write(job.path, error) from error
     count(**job.counts())

@@ -1,6 +1,8 @@
 """The report of a finished job to the command, and the errors derived from reports."""
 
 import errno
+import json
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,22 +10,39 @@ from typing import Any
 
 from seqjax.data.layout import Layout
 from seqjax.reading import read_json
-from seqjax.utils import UserError, measure, nearest
+from seqjax.utils import UserError, measure, nearest, write_json
 
-# Of a part, of a file of blocks, and of the settings: some of these each.
-REPORT = {
-    "files?": {str: [(int, None)]},
-    "domains?": ({str: dict}, [str]),
+CHECK = "report_crc32"  # in a report, of the rest of it
+# Of the settings of a preparation, and of its manifest.
+SETTINGS = {
     "tokenizer?": {"name": str, "sha256": str},
     "sources?": [{"name": str, "split": str, "size": int}],
 }
 SHOWN = 6  # items of a kind in a message
 
 
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write the report of a finished job."""
+    write_json(path, report | {CHECK: _crc(report)})
+
+
 def read_report(path: Path) -> dict[str, Any] | None:
     """Return the report of a finished job, or None if it has not finished or is damaged: the job is done again."""
     try:
-        return read_json(path, REPORT)
+        report = read_json(path, {CHECK: int})
+    except UserError:
+        return None
+    return report if report.pop(CHECK) == _crc(report) else None
+
+
+def _crc(report: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(report, sort_keys=True).encode())
+
+
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings of a preparation, in a file of its own or in the manifest, or None if it is damaged."""
+    try:
+        return read_json(path, SETTINGS)
     except UserError:
         return None
 

@@ -32,7 +32,7 @@ from seqjax.data.prepare import executors, progress
 from seqjax.data.prepare.cluster import Needs
 from seqjax.data.prepare.manifest import document_lengths, make_manifest
 from seqjax.data.prepare.pack import FileJob, is_written, plan_files, portions, write_file
-from seqjax.data.prepare.reports import read_report, require_documents
+from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import id_dtype, load_tokenizer
 from seqjax.utils import StatusLine, UserError, nearest, write_json
@@ -254,14 +254,16 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
 
     Returns whether it is new.
     """
-    before = read_report(parts / "settings.json")
-    manifest = read_report(out / "manifest.json")
+    before, manifest = (read_settings(path) for path in (parts / "settings.json", out / "manifest.json"))
     if before is None and manifest is not None:
         before = {key: manifest[key] for key in (*settings, *OPTIONAL) if key in manifest}
     if before is None:
         if out.is_dir() and any(path.name != ".parts" for path in out.iterdir()):
             raise UserError(f"{out} is not empty and was not made by this command; give another --out.")
         try:
+            shutil.rmtree(
+                parts, ignore_errors=True
+            )  # without settings.json nobody knows of which settings its parts are
             parts.mkdir(parents=True, exist_ok=True)
             write_json(parts / "settings.json", settings)
         except OSError as error:

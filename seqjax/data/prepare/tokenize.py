@@ -14,9 +14,9 @@ import numpy as np
 from seqjax.data import document_index, hold_out, shards
 from seqjax.data.layout import SLIMPAJAMA, Layout, ordered
 from seqjax.data.prepare.progress import count
-from seqjax.data.prepare.reports import cannot_write, is_same, read_report
+from seqjax.data.prepare.reports import cannot_write, is_same, read_report, write_report
 from seqjax.data.tokenizer import BATCH_CHARS, MIXTRAL_SHA256, ByteTokenizer, Tokenizer, id_dtype, load_tokenizer
-from seqjax.utils import UserError, measure, replacing, write_json
+from seqjax.utils import UserError, measure, replacing
 
 HISTOGRAM = 24  # bins: documents by log2 of their token count
 MAX_DOMAINS = 1000
@@ -148,7 +148,7 @@ def tokenize_shard(job: ShardJob) -> None:
             arrays |= {f"{name}/hash": np.array(tokens.hashes) for name, tokens in used.items()}
         document_index.write(job.part.with_suffix(".npz"), arrays)
         report["files"] = {suffix: measure(job.part.with_suffix(suffix)) for suffix in PART}
-        write_json(job.done, report)
+        write_report(job.done, report)
     except OSError as error:
         raise cannot_write(job.part, error) from error
 

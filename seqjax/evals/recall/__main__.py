@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seqjax import store
 from seqjax.evals.recall import report
 from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
 from seqjax.evals.recall.tasks import kinds
@@ -52,7 +53,10 @@ def main(argv: list[str]) -> None:
     for option, given in (("jobs", args.jobs), ("seeds", args.seeds)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
+    store.require_local(args.out, "--out")
     out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out={out} is a file; give a directory.")
     _require_asked(setup, out)
     runs = list(_runs(setup, models, tasks, seeds=args.seeds))
     until = time.time() + 60 * args.minutes

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from seqjax.evals.recall.setups import MODELS
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.pictures import COLORS
-from seqjax.reading import read_json_lines
+from seqjax.reading import check, read_json_lines
 from seqjax.study import figures
 from seqjax.study.tables import markdown
 
@@ -22,15 +22,17 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one r
 CONTROLS = ("Transformer", "Transformer++", "Transformer++, QK norm")
 LEARNT = 0.5  # right answers in the test like the training, of a control that learned the task
 RESULTS = "runs.jsonl"  # one result per line
-RESULT = dict.fromkeys(("task?", "model?"), str) | dict.fromkeys(("dim?", "steps?", "batch_size?"), int)
-RESULT |= dict.fromkeys(("rate?", "seconds?", "chance?"), float) | {"device?": str, "state?": {str: int}}
-RESULT |= {"tests?": {str: {"accuracy": float, "whole": float}}}
+# What the command reads of every result, and what the report shows of one of a task beside it.
+RESULT = dict.fromkeys(("model", "task", "asked"), str) | dict.fromkeys(("dim", "seed"), int)
+RESULT |= dict.fromkeys(("rate", "seconds"), float) | {"tests": {str: {"accuracy": float, "whole": float}}}
+SHOWN = dict.fromkeys(("steps", "batch_size"), int) | {"chance": float, "device": str}
+FIX = "delete it, and its run is made again"
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
     """Return the results of all runs in a directory; raise `UserError` if a line is not whole."""
-    path, fix = directory / RESULTS, "delete it, and its run is made again"
-    return read_json_lines(path, RESULT, fix=fix) if path.is_file() else []
+    path = directory / RESULTS
+    return read_json_lines(path, RESULT, fix=FIX) if path.exists() else []
 
 
 def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
@@ -65,6 +67,11 @@ def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | None:
     """Write report.md and accuracy.png from the runs in `directory`; return the former, or None if there are none."""
     found = results(directory)
+    for task in tasks:
+        form = SHOWN | {"state": dict.fromkeys(task.tests, int), "tests": dict.fromkeys(task.tests, dict)}
+        for line, result in enumerate(found, start=1):
+            if result["task"] == task.name:
+                check(result, form, f"{directory / RESULTS}: line {line}", fix=FIX)
     of_tasks = {task.name: of_task for task in tasks if (of_task := by_model(found, task))}
     if not of_tasks:
         return None
