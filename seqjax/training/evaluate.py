@@ -150,10 +150,10 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
 
 
 def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
-    """Return whether a cooldown has its evaluation, and its checkpoint if it is to be kept."""
+    """Return whether a cooldown has its evaluation, undamaged, and its checkpoint if it is to be kept."""
     directory = segment.directory(workdir)
     kept = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
-    return kept and eval_losses.path(directory, segment.end).is_file()
+    return kept and not eval_losses.fault(eval_losses.path(directory, segment.end))
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:
@@ -183,12 +183,21 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
         model.shapes,
         shardings(mesh, model.shapes, model.axes),
     )
+    params, step = read_params(config, workdir, target)
+    return config, model, params, step, mesh
+
+
+def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Params, int]:
+    """Return the parameters of a run's newest checkpoint, as `restore`, and its step.
+
+    `target` gives shapes and shardings.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     try:
         checkpoints = Checkpoints(trained(config, workdir), read_only=True)
-        params, step = checkpoints.restore_params(target)
+        found = checkpoints.restore_params(target)
         checkpoints.close()
     finally:
         logging.set_verbosity(verbosity)
-    return config, model, params, step, mesh
+    return found
