@@ -383,30 +383,35 @@ def _train(
 
 
 def _mend_losses(setup: Setup, end: Place, mirror: workdirs.Mirror) -> None:
-    """Evaluate the end of a finished run again if the losses of its blocks are lost or damaged.
+    """Evaluate the end of a finished run again if the losses of its blocks are lost, or those of classes damaged.
 
-    Raises `UserError` if this gives other losses than `metrics.jsonl` has, or if the file of an earlier evaluation or
-    of the classes of tokens, which cannot be made again, is damaged: a study reads them all.
+    Raises `UserError` if this gives other losses than `metrics.jsonl` has, or if the file of an earlier evaluation,
+    which cannot be made again, is damaged: a study reads them all.
     """
     workdir, lead = mirror.directory, jax.process_index() == 0
-    path = eval_losses.path(workdir, end.step)
-    fault = eval_losses.fault(path) if lead else ""
+    path, classes = eval_losses.path(workdir, end.step), workdir / eval_losses.DIRECTORY / eval_losses.CLASSES
+    faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
+    again = np.array([bool(fault) for fault in faults])
     if jax.process_count() > 1:  # All evaluate, or none does.
-        fault = fault or "lost" * bool(multihost_utils.broadcast_one_to_all(np.asarray(bool(fault))))
-    losses = setup.evaluation.losses(end.state.params) if fault else {}
-    if fault and lead:
-        row, rows = setup.evaluation.row(losses), metrics.read(workdir)
-        if not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == end.step):
+        again = multihost_utils.broadcast_one_to_all(again)
+    if again[0]:
+        losses = setup.evaluation.losses(end.state.params)
+        row, rows = setup.evaluation.row(losses), metrics.read(workdir) if lead else []
+        if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == end.step):
             raise UserError(
-                f"{path} {fault}, and the checkpoint of step {end.step} has other losses here than in {mirror}/"
+                f"{path} {faults[0]}, and the checkpoint of step {end.step} has other losses here than in {mirror}/"
                 "metrics.jsonl. Put back a copy of the file, or run the same command on the devices that trained the "
                 "run, which makes it again."
             )
-        eval_losses.write(workdir, end.step, losses)
-        StatusLine().say(f"{path} {fault.replace('is', 'was', 1)}; it was made again from the checkpoint.")
+        if lead:
+            eval_losses.write(workdir, end.step, losses)
+    if again[1]:
+        setup.evaluation.write_classes(workdir, end.step, end.state.params)
     if lead:
+        for file, fault in zip((path, classes), faults, strict=True):
+            if fault:
+                StatusLine().say(f"{file} {fault.replace('is', 'was', 1)}; it was made again from the checkpoint.")
         eval_losses.read(workdir)
-        eval_losses.read_classes(workdir)
 
 
 def log_step(
