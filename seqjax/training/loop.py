@@ -393,7 +393,8 @@ def _mend_losses(setup: Setup, end: Place, mirror: workdirs.Mirror) -> None:
     faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
     again = np.array([bool(fault) for fault in faults])
     if jax.process_count() > 1:  # All evaluate, or none does.
-        again = multihost_utils.broadcast_one_to_all(again)
+        with jax.transfer_guard("allow"):
+            again = multihost_utils.broadcast_one_to_all(again)
     if again[0]:
         losses = setup.evaluation.losses(end.state.params)
         row, rows = setup.evaluation.row(losses), metrics.read(workdir) if lead else []
