@@ -8,7 +8,7 @@ from seqjax.study.comparison import Gap, Row
 from seqjax.study.protocol import Record
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
-from seqjax.training.workdir import origin_lines
+from seqjax.training import origin
 
 DASH = "-"
 READINGS = (
@@ -87,7 +87,7 @@ def remarks(records: Records) -> str:
     named = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
     lines = [f"**Missing:** {named}.\n"] if named else []
     for run in records.runs:
-        lines += [f"**{run.label}** {line}.\n" for line in origin_lines(run.metadata)]
+        lines += [f"**{run.label}** {line}.\n" for line in origin.lines(run.metadata)]
     return "\n".join(lines)
 
 

@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
 from seqjax.models import Model, flops
 from seqjax.nn.params import fingerprint
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
-from seqjax.training import eval_losses, metrics, report, schedule
+from seqjax.training import eval_losses, metrics, origin, report, schedule
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints, has_any
-from seqjax.training.evaluate import Evaluation, is_complete
+from seqjax.training.evaluate import Evaluation, is_complete, mend
 from seqjax.training.processes import StopRequest
 from seqjax.training.step import (
     TrainState,
@@ -44,7 +43,6 @@ class Setup(NamedTuple):
     """The parts that all segments of a run share: its data, its model and the compiled steps."""
 
     config: Config
-    mirror: workdirs.Mirror
     mesh: jax.sharding.Mesh
     corpus: Corpus
     iterator: TrainIterator
@@ -55,7 +53,8 @@ class Setup(NamedTuple):
     tokens: jax.sharding.NamedSharding  # of a batch [A, B, T + 1]
     n_micro: int  # A
     train_step: Any
-    origin: dict[str, Any]  # for run.json (workdir.ORIGIN)
+    mirror: workdirs.Mirror
+    origin: dict[str, Any]  # for run.json (seqjax/training/origin.py)
 
 
 class Place(NamedTuple):
@@ -118,7 +117,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
         say(f"{mirror} has weights of its own and goes on with them; --init_from={weights.source} is not read.")
     trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints, weights)
     if extended:
-        setup.origin["extended"] = workdirs.with_extension(setup.origin, {"step": trunk.step, **extended})
+        setup.origin.update(origin.extended(setup.origin, {"step": trunk.step, **extended}))
     _require_reachable(setup, trunk.step, extended=bool(extended))
     for line in _description(setup, trunk):
         say(line)
@@ -176,7 +175,6 @@ def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
     state, tokens = state_shardings(mesh, model, optimizer, shapes), batch_sharding(mesh, leading=1)
     return Setup(
         config,
-        mirror,
         mesh,
         corpus,
         iterator,
@@ -187,7 +185,8 @@ def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
         tokens=tokens,
         n_micro=n_micro,
         train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
-        origin=workdirs.origin(mirror.directory),
+        mirror=mirror,
+        origin=origin.read(mirror.directory),
     )
 
 
@@ -269,7 +268,7 @@ def _description(setup: Setup, start: Place) -> list[str]:
     lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
     if start.step:
         lines = [f"Going on from step {start.step} of {steps} in {mirror}"]
-    lines += [f"This run {line}" for line in workdirs.origin_lines(setup.origin)]
+    lines += [f"This run {line}" for line in origin.lines(setup.origin)]
     if setup.n_micro > 1 or config.train.accumulate is not None:
         lines.append(f"Each step: {division(config.train, setup.mesh)}")
     tokens_per_step = config.train.batch_size * config.train.seq_len
@@ -293,7 +292,7 @@ def _train(
     stop: StopRequest,
 ) -> Place:
     """Train a segment from `start`, and return its last place: at its end, or earlier if it was stopped."""
-    config, _, mesh, corpus, iterator, evaluation, model = setup[:7]
+    config, mesh, corpus, iterator, evaluation, model = setup[:6]
     workdir, lead, everywhere = mirror.directory, jax.process_index() == 0, replicated(mesh)
     tokens_per_step = config.train.batch_size * config.train.seq_len
     rate_of = schedule.rates(config.optim, segment)
@@ -307,7 +306,7 @@ def _train(
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
         log.start(start.step, start.log, evaluation.blocks)
         if start.step == segment.end and segment.is_end:
-            _mend_losses(setup, start, mirror)
+            mend(mirror, evaluation, start.step, state.params)
         for step in range(start.step + 1, segment.end + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -333,7 +332,7 @@ def _train(
                     write_json(workdir / "run.json", metadata | setup.origin)
                     workdirs.save_config(mirror, config)
                     if segment.is_cooldown:  # Its run may have been extended by this end alone.
-                        workdirs.save_origin(setup.mirror, setup.origin)
+                        origin.save(setup.mirror.directory, setup.origin)
                         workdirs.save_config(setup.mirror, config)
                     mirror.push()
 
@@ -380,39 +379,6 @@ def _train(
             if stopping:
                 break
         return Place(step, state, iterator.get_state(), log.state | {"manifest": corpus.manifest_hash})
-
-
-def _mend_losses(setup: Setup, end: Place, mirror: workdirs.Mirror) -> None:
-    """Evaluate the end of a finished run again if the losses of its blocks are lost, or those of classes damaged.
-
-    Raises `UserError` if this gives other losses than `metrics.jsonl` has, or if the file of an earlier evaluation,
-    which cannot be made again, is damaged: a study reads them all.
-    """
-    workdir, lead = mirror.directory, jax.process_index() == 0
-    path, classes = eval_losses.path(workdir, end.step), workdir / eval_losses.DIRECTORY / eval_losses.CLASSES
-    faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
-    again = np.array([bool(fault) for fault in faults])
-    if jax.process_count() > 1:  # All evaluate, or none does.
-        with jax.transfer_guard("allow"):
-            again = multihost_utils.broadcast_one_to_all(again)
-    if again[0]:
-        losses = setup.evaluation.losses(end.state.params)
-        row, rows = setup.evaluation.row(losses), metrics.read(workdir) if lead else []
-        if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == end.step):
-            raise UserError(
-                f"{path} {faults[0]}, and the checkpoint of step {end.step} has other losses here than in {mirror}/"
-                "metrics.jsonl. Put back a copy of the file, or run the same command on the devices that trained the "
-                "run, which makes it again."
-            )
-        if lead:
-            eval_losses.write(workdir, end.step, losses)
-    if again[1]:
-        setup.evaluation.write_classes(workdir, end.step, end.state.params)
-    if lead:
-        for file, fault in zip((path, classes), faults, strict=True):
-            if fault:
-                StatusLine().say(f"{file} {fault.replace('is', 'was', 1)}; it was made again from the checkpoint.")
-        eval_losses.read(workdir)
 
 
 def log_step(

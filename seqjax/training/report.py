@@ -18,9 +18,9 @@ from seqjax.data import Corpus
 from seqjax.decoding import stream
 from seqjax.models import Model
 from seqjax.reading import read_json
-from seqjax.training import metrics
+from seqjax.training import metrics, origin
 from seqjax.training.schedule import segments
-from seqjax.training.workdir import RUN, Mirror, origin_lines
+from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
 from seqjax.utils import MissingPackageError, StatusLine, UserError, duration
 
@@ -75,7 +75,7 @@ def write(
         f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "
         f"manifest {corpus.manifest_hash}",
     ]
-    summary += [f"the run {line}" for line in origin_lines(metadata)]
+    summary += [f"the run {line}" for line in origin.lines(metadata)]
     summary += [corpus.note] if corpus.note else []
     other = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
     following = [_generate(called, sorted({mixer.name for mixer in config.model.mixers})), _on_same_data(config, other)]

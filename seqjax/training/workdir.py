@@ -233,44 +233,6 @@ def extension(workdir: str | Path | Mirror, config: Config) -> dict[str, Any]:
     return {"steps": before.train.steps, "ends": end_steps(before)} if _extends(before, config) else {}
 
 
-# The part of `run.json` that says where a run began and was extended; every process that goes on with it keeps it.
-ORIGIN = {
-    "init_from?": {"path": str, "step": int, "sha256": str},  # `--init_from`, and the parameters' digest
-    "extended?": [{"step": int, "steps": int, "ends": [int]}],  # where the trunk was, and what the run had until then
-}
-
-
-def origin(workdir: str | Path) -> dict[str, Any]:
-    """Return the part `ORIGIN` of the run.json in a local directory; {} if there is none."""
-    path = Path(workdir) / "run.json"
-    found = read_json(path, ORIGIN) if path.is_file() else {}
-    return {key: found[key] for key in ("init_from", "extended") if key in found}
-
-
-def with_extension(origin: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the extensions of a run with a new one, which a process that was killed may have written already."""
-    before = origin.get("extended", [])
-    return before if new in before else [*before, new]
-
-
-def save_origin(mirror: Mirror, origin: dict[str, Any]) -> None:
-    """Write the part `ORIGIN` of run.json and keep the rest."""
-    path = mirror.directory / "run.json"
-    write_json(path, (read_json(path) if path.is_file() else {}) | origin)
-
-
-def origin_lines(run: dict[str, Any]) -> list[str]:
-    """Return sentences, without their full stops, on the `ORIGIN` of a run in its metadata; [] for a plain run."""
-    lines = []
-    if "init_from" in run:
-        begun = run["init_from"]
-        lines.append(f"began with the weights of {begun['path']}, step {begun['step']}, sha256 {begun['sha256'][:16]}")
-    for part in run.get("extended", ()):
-        ends = ", ".join(map(str, part["ends"]))
-        lines.append(f"was extended after step {part['step']} of its trunk; until then it had ends after step {ends}")
-    return lines
-
-
 def recorded_manifest(workdir: str | Path) -> str:
     """Return the manifest hash of the data that a run was trained on; "" if it has not begun."""
     path = readable(workdir) / "run.json"
