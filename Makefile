@@ -34,7 +34,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.data --quick
 
 # The pages and the API as HTML in build/docs; a warning is an error.
-docs: $(VENV)/.installed-dev
+docs: $(VENV)/.installed-docs
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs build/docs
 
 # The .ipynb halves, which Colab opens, from the .py halves, which people edit.
@@ -68,6 +68,10 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) -e '.[test-all]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-docs
+
+$(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	@touch $@ $(VENV)/.installed
 
 clean:

@@ -3,22 +3,30 @@
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh
 
-from seqjax.config import Config
+from seqjax.config import Config, differences, to_dict
+from seqjax.convert import public_config
 from seqjax.convert.directory import fetched, is_public
 from seqjax.convert.directory import load as load_public
+from seqjax.convert.weights import families_of
 from seqjax.data.tokenizer import Tokenizer, load_tokenizer
 from seqjax.decoding import PREFILL_CHUNK, Sampling, encode, stream
 from seqjax.mixers import base, name_of
 from seqjax.models import Model, flops
+from seqjax.nn.params import names
 from seqjax.sharding import make_mesh, shardings
-from seqjax.training.evaluate import restore
+from seqjax.training.checkpoint import has_any
+from seqjax.training.evaluate import read_params, restore, trained
+from seqjax.training.loop import Weights
+from seqjax.training.workdir import load_config
 from seqjax.types import Array, Params
 from seqjax.utils import UserError, use_safe_fusions
 
@@ -158,6 +166,73 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
     allowed = [name_of(mixer) for mixer in mixers]
     config, model, params, step, mesh = restore(directory, allow_code=allowed)
     return Pretrained(model=model, params=params, config=config, step=step, mesh=mesh)
+
+
+# Settings of a model that do not change what it computes with the same parameters, but for the order of sums.
+MAY_DIFFER = re.compile(
+    r"model\.(dtype|residual_dtype|remat|scan_layers|loss_chunk|init|mlp\.rescale_init|mixer(\[\d+\])?\.implementation):"
+)
+
+
+def weights_of(path: str) -> Weights:
+    """Return what `seqjax train --init_from=PATH` begins a run with; nothing is read until it is needed.
+
+    `path` is as for `load`.
+    """
+    source = path if "://" in path else str(Path(path).absolute())
+    return Weights(source, lambda config, target: _read_weights(path, config, target))
+
+
+def describe_weights(path: str, config: Config) -> str:
+    """Return a line on the weights of `path`; raise `UserError` if a run of `config` cannot begin with them."""
+    directory = fetched(path)
+    if is_public(directory):
+        public_config.check(families_of(config), config, directory / "config.json")
+        return f"those of the public model {path}"
+    source = _fitting(directory, path, config)
+    if not has_any(trained(source, directory)):
+        raise UserError(f"--init_from={path} has no checkpoint yet; let that run reach its first save.")
+    return f"those of the newest checkpoint of {path}"
+
+
+def _read_weights(path: str, config: Config, target: Params) -> tuple[Params, int]:
+    directory = fetched(path)
+    if is_public(directory):
+        theirs, params = load_public(directory, config=config)
+        _warn_of_tokenizer(path, theirs, config)
+        return jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), params, target), 0
+    source = _fitting(directory, path, config)
+    _warn_of_tokenizer(path, source, config)
+    return read_params(source, directory, target)
+
+
+def _warn_of_tokenizer(path: str, theirs: Config, config: Config) -> None:
+    if theirs.data.tokenizer != config.data.tokenizer:
+        logging.warning(
+            "--init_from=%s: its tokenizer is %s and that of this run %s, so its ids are other text here.",
+            path,
+            theirs.data.tokenizer,
+            config.data.tokenizer,
+        )
+
+
+def _fitting(directory: Path, path: str, config: Config) -> Config:
+    """Return the config of the run whose weights are wanted; raise `UserError` unless they are those of this model."""
+    source = load_config(directory, allow_code=[mixer.name for mixer in config.model.mixers])
+    changed = differences({"model": to_dict(source.model)}, {"model": to_dict(config.model)})
+    if wrong := [difference for difference in changed if not MAY_DIFFER.match(difference)]:
+        raise UserError(
+            f"--init_from={path} has another model than this run ({wrong[0]}): give the run its settings, or take the "
+            "weights of a run with the same config.model."
+        )
+    here, there = (dict(names(Model(c.model, max_len=c.train.seq_len).shapes)) for c in (config, source))
+    for name, x in here.items():
+        if x.shape != there[name].shape:
+            raise UserError(
+                f"--init_from={path}: the parameter {name} is {there[name].shape} there and {x.shape} in this run; "
+                f"give the run config.train.seq_len={source.train.seq_len}, on which it depends."
+            )
+    return source
 
 
 def _public(directory: Path) -> Pretrained:

@@ -211,7 +211,7 @@ def test_a_run_that_is_refused_leaves_no_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     begun = ["metrics.jsonl"]
 
-    def refuse(config, workdir):
+    def refuse(config, workdir, *, weights):
         for name in begun:
             (workdir / name).touch()
         raise BackendError("no kernel can run")

@@ -47,6 +47,24 @@ def test_most_commands_need_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # four runs, one after the other
+def test_the_study_file_of_the_quickstart_runs_as_it_is_printed(corpus_cache, tmp_path):
+    text = (support.ROOT / "docs" / "quickstart.md").read_text()
+    pattern = r"this one,\s`(\w+\.py)`, is complete:\n+```python\n(.*?)```\n+```\n(.*?)\n```"
+    ((name, code, line),) = re.findall(pattern, text, re.S)
+    assert len(code.splitlines()) <= 20
+    (tmp_path / name).write_text(code)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "seqjax").symlink_to(corpus_cache)
+    environment = support.environment() | {"PYTHONPATH": str(support.ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = support.run([sys.executable, "-m", "seqjax", *words_of(line)], cwd=tmp_path, env=environment, timeout=1100)
+    assert result.returncode == 0, result.stderr
+    report = (tmp_path / "runs" / "two" / "results" / "gaps.md").read_text()
+    assert "**Missing:**" not in report
+    assert "| top1_chunk, seed 1 |" in report
+
+
+@pytest.mark.slow
 def test_commands_run(corpus_cache, tmp_path):
     (tmp_path / "prompts.txt").write_text("The \ndef \n")
     small = [

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from seqjax.commands import train
+from seqjax.config import from_config_dict, presets
 from seqjax.models import Model, flops
 from seqjax.training import dry_run
 from seqjax.training import workdir as workdirs
@@ -41,6 +42,10 @@ def test_numbers_of_a_run(report, tmp_path, monkeypatch):
     assert dry_run._workdir("runs/y", config) == "runs/y, which holds a run: it would be resumed"
     other = dataclasses.replace(config, size="other")
     assert dry_run._workdir("runs/y", other).startswith("NOT READY: runs/y holds a run with another config: size")
+    argument = f"top1_chunk:{ARGUMENT},optim.warmup_steps=1,train.ends=(1.0,)"
+    ends, longer = (from_config_dict(presets.read_config(argument + more)) for more in ("", ",train.steps=30"))
+    workdirs.save_config(tmp_path / "runs" / "z", ends)
+    assert dry_run._workdir("runs/z", longer) == "runs/z, which holds a run with other ends: it would be extended"
     model = Model(config.model, max_len=128)
     assert f"parameters   {flops.n_params(model):,}, of which {flops.matmul_params(model):,} multiply" in out
     assert "steps        20 of 8 x 128 = 1,024 tokens" in out

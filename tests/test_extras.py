@@ -31,6 +31,18 @@ def test_all_of_them_are_installed_by_make():
     assert "-e '.[test-all]'" in MAKEFILE
 
 
+def test_the_pages_need_the_extra_docs_alone(tmp_path):
+    """`make docs` in a new environment; one that has everything is not touched."""
+    made = support.run(["make", "--dry-run", "docs", f"VENV={tmp_path / 'new'}"])
+    assert made.returncode == 0, made.stderr
+    assert re.findall(r"-e '\.\[([\w,-]+)\]'", made.stdout) == ["docs"]
+    for name in (".installed-dev", ".installed-docs"):
+        (tmp_path / name).touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert "pip" not in support.run(["make", "--dry-run", "docs", f"VENV={tmp_path}"]).stdout
+
+
 def test_a_missing_package_skips_here_and_fails_in_ci(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else found(name))

@@ -2,12 +2,13 @@
 
 `python -m seqjax.main` is the same. `--config` takes the name of a shipped config (`top1_chunk:debug`) or the path of a
 config file (`mine.py:110m`). Without `--workdir` the run gets a new directory under `runs/`; an existing run is
-resumed. Any setting can be overridden: `--config.train.steps=500`, `--config.model.mixer.window=None`, or
-`--config.model.mixer[1].heads=4` of several mixers.
+resumed. `--init_from=RUN` begins a new run with the weights of another one. Any setting can be overridden:
+`--config.train.steps=500`, `--config.model.mixer.window=None`, or `--config.model.mixer[1].heads=4` of several mixers.
 """
 
 import argparse
 import dataclasses
+import functools
 import os
 import shutil
 import sys
@@ -34,6 +35,11 @@ def parser() -> Parser:
         "--workdir",
         type=store.location,
         help="directory of the run, also gs://; by default a new one under runs/",
+    )
+    out.add_argument(
+        "--init_from",
+        metavar="RUN",
+        help="begin a new run with the weights of this one: its --workdir, also gs://, or a public model's directory",
     )
     out.add_argument(
         "--distributed",
@@ -98,7 +104,12 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
         from seqjax.training.dry_run import describe, simulated_devices
 
         devices = None if given.devices is None else simulated_devices(given.devices)
-        for line in describe(config, given.workdir, devices):
+        weights = None
+        if given.init_from:
+            from seqjax.pretrained import describe_weights
+
+            weights = functools.partial(describe_weights, given.init_from, config)
+        for line in describe(config, given.workdir, devices, weights=weights):
             if lead:
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
@@ -108,6 +119,11 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
         from seqjax.training.loop import train
         from seqjax.training.processes import use_compile_cache
 
+        weights = None
+        if given.init_from:
+            from seqjax.pretrained import weights_of
+
+            weights = weights_of(given.init_from)
     use_compile_cache()
     if is_distributed:
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
@@ -115,7 +131,7 @@ def run(given: argparse.Namespace, overrides: list[tuple[str, str]], *, is_distr
         sys.stderr.write(text + "\n" if lead else "")
     workdir = given.workdir or workdirs.fresh(config)
     try:
-        train(config, workdir)
+        train(config, workdir, weights=weights)
     except BaseException:  # also an interrupt
         if given.workdir is None and not (workdir / "config.json").exists():  # the run ended before its first step
             shutil.rmtree(workdir, ignore_errors=True)

@@ -9,8 +9,9 @@ several, need --config. `export` writes the newest checkpoint of a run as a dire
 transformers (or fla) opens.
 """
 
+import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from absl import logging
@@ -56,8 +57,22 @@ def to_workdir(weights: str | Path, config: Config | None, workdir: str | Path) 
     checkpoints.close()
     named = f"tokenizer {tokenizer[0]}" if tokenizer else "no tokenizer beside it"
     sys.stdout.write(f"{mirror}: {family_of(config).name}, {count(params):,} parameters, step 0; {named}.\n")
+    for line in _next_commands(mirror.url or str(here.absolute()), argument) if tokenizer else ():
+        sys.stdout.write(f"  {line}\n")
+    if argument and not tokenizer:
+        sys.stdout.write(f"The model as a --config, to which the tokenizer and settings can be added: {argument}\n")
+
+
+def _next_commands(workdir: str, argument: str) -> Iterator[str]:
+    """Yield what can be run next, from any directory; `argument` is the model as a --config, or "" if it was given."""
+    yield "Try next, with the settings of a run added:" if argument else "Try next:"
+    yield shlex.join(["seqjax", "generate", f"--workdir={workdir}", "--prompt=Once upon a time"])
     if argument:
-        sys.stdout.write(f"The model as a --config, to which the settings of a run can be added: {argument}\n")
+        data = workdirs.load_config(workdir).data  # with the path of the tokenizer in the workdir
+        words = ["seqjax", "train", f"--init_from={workdir}", f"--config={argument}"]
+        words.append(f"--config.data.tokenizer={data.tokenizer}")
+        words += [f"--config.data.tokenizer_path={data.tokenizer_path}"] * bool(data.tokenizer_path)
+        yield shlex.join(words)
 
 
 def to_directory(

@@ -65,10 +65,10 @@ class Entry(NamedTuple):
 
 def family_of(config: Config) -> Family:
     """Return the public family of a config's architecture; raise `UserError` if there is none."""
-    return public_config.family_for(_families(config), config)
+    return public_config.family_for(families_of(config), config)
 
 
-def _families(config: Config) -> tuple[Family, ...]:
+def families_of(config: Config) -> tuple[Family, ...]:
     """Return the public families of a config's mixer; raise `UserError` if there is none."""
     name = config.model.mixer_names
     if name not in FAMILIES:
@@ -82,7 +82,7 @@ def import_weights(path: str | Path, config: Config) -> Params:
     Float16, bfloat16 and float32 files are read exactly. Raises `UserError` if a tensor is missing, unexpected, of
     another shape or not finite, and if a config.json beside the file is of another model (docs/convert.md).
     """
-    families = _families(config)
+    families = families_of(config)
     with files.Weights(Path(path)) as weights:
         family = public_config.check(families, config, weights.directory / "config.json")
         family.label(config)  # raises `UserError` for settings that an export could not express

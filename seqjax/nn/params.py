@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from seqjax.nn.initializers import Init
 from seqjax.sharding import is_axes
@@ -92,9 +93,11 @@ def names(tree: Params) -> list[tuple[str, Any]]:
 
 
 def fingerprint(params: Params) -> str:
-    """Return the sha256 of all arrays, in the order of their names."""
+    """Return the sha256 of all arrays, in the order of their names; of several processes, all must call it."""
     content = hashlib.sha256()
     for name, x in sorted(names(params)):
         content.update(f"{name}{x.shape}{x.dtype}".encode())
+        if jax.process_count() > 1:
+            x = multihost_utils.process_allgather(x, tiled=True)
         content.update(np.ascontiguousarray(jax.device_get(x)).data)
     return content.hexdigest()

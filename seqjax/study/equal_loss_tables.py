@@ -8,7 +8,7 @@ import numpy as np
 from seqjax.study import comparison, equal_loss
 from seqjax.study.equal_loss import Measured, Row
 from seqjax.study.records import Records
-from seqjax.study.tables import DASH, cell, cost_table, entropy_table, markdown, missing, runs_table
+from seqjax.study.tables import DASH, cell, cost_table, entropy_table, markdown, remarks, runs_table
 
 NOTES = (
     "Gap: that of {main} at the loss in domain of the worse model's last end, positive where the model is worse; ± is "
@@ -76,7 +76,7 @@ def _about(records: Records) -> str:
     ]
     if records.blocks is None:
         text.append("The losses of single blocks are not known here, so there are no intervals.")
-    return " ".join(text) + "\n" + missing(records)
+    return " ".join(text) + "\n" + remarks(records)
 
 
 def _gaps(records: Records, reference: str) -> str:

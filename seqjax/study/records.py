@@ -28,7 +28,7 @@ from seqjax.reading import Float, read_arrays, read_json, read_table
 from seqjax.study import runner
 from seqjax.study.protocol import NATS, UNITS, Point, Record, Unit, read_points
 from seqjax.study.runner import Run
-from seqjax.training import eval_losses, metrics, schedule
+from seqjax.training import eval_losses, metrics, origin, schedule
 from seqjax.training.workdir import readable
 from seqjax.utils import UserError, replacing, write_json
 
@@ -37,9 +37,10 @@ COLUMNS |= {"step": int, "tokens": int, "train_loss": Float, "domain": str, "los
 COST = ("tokens_per_s", "mfu", "seconds", "device_peak_gib")  # of the last logged steps
 MEAN = "out_of_domain/"  # begins the "domain" of a recorded mean
 # Of a run's run.json, and of runs.json.
-METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}}
+METADATA = {"device?": str, "manifest?": (str, None), "test_sets?": {str: str}} | origin.FORM
 RUN = {"model": str, "seed": int, "rate": float, "schedule": float, "config?": runner.FORM}
 RUN |= dict.fromkeys(("tokens_per_s?", "device_peak_gib?", "state_bytes?", "flops_per_token?"), (float, None))
+RUN |= origin.FORM
 RUN |= {"entropy?": {str: {"entropy": float, "entropy_relative": float}}}
 STUDY = {"title": str, "references": [str], "domains": [str], "against": [str], "unit?": tuple(UNITS), "sweep?": str}
 STUDY |= {"speeds?": {str: {str: float}}, "protocol?": (1, 2)}

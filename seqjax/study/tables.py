@@ -8,6 +8,7 @@ from seqjax.study.comparison import Gap, Row
 from seqjax.study.protocol import Record
 from seqjax.study.records import Records
 from seqjax.study.statistics import Estimate
+from seqjax.training import origin
 
 DASH = "-"
 READINGS = (
@@ -78,13 +79,16 @@ def _about(records: Records) -> str:
             + ("." if records.blocks is None else ONE_SEED)
         )
     text = ["\n".join([*text, ""])]
-    return "\n".join([*text, *filter(None, [missing(records)])])
+    return "\n".join([*text, *filter(None, [remarks(records)])])
 
 
-def missing(records: Records) -> str:
-    """Return a line that names the runs without results, or "" if there are none."""
+def remarks(records: Records) -> str:
+    """Return lines that name the runs without results, and those that began with weights or were extended; or ""."""
     named = "; ".join(f"{label} ({why})" for label, why in records.missing.items())
-    return f"**Missing:** {named}.\n" if named else ""
+    lines = [f"**Missing:** {named}.\n"] if named else []
+    for run in records.runs:
+        lines += [f"**{run.label}** {line}.\n" for line in origin.lines(run.metadata)]
+    return "\n".join(lines)
 
 
 def runs_table(records: Records) -> str:

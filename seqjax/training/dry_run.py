@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from seqjax.data import open_corpus
 from seqjax.models import Model, flops
 from seqjax.reading import read_json
 from seqjax.sharding import batch_sharding, make_mesh, require_equal_pieces
+from seqjax.training.checkpoint import has_any
 from seqjax.training.schedule import end_steps, segments
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.training.step import (
@@ -34,7 +35,7 @@ from seqjax.training.step import (
     parameter_table,
     state_shardings,
 )
-from seqjax.training.workdir import check_config, readable
+from seqjax.training.workdir import check_config, extension, readable
 from seqjax.utils import UserError, duration, size
 
 PACKAGE = Path(__file__).parents[1]
@@ -46,10 +47,17 @@ CPU_FLOPS, ACCELERATOR_FLOPS = 5e11, 1e15
 FORCE = "--xla_force_host_platform_device_count"  # the flag that sets the number of CPU devices
 
 
-def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] | None = None) -> Iterator[str]:
+def describe(
+    config: Config,
+    workdir: str | Path | None,
+    devices: Sequence[Any] | None = None,
+    *,
+    weights: Callable[[], str] | None = None,
+) -> Iterator[str]:
     """Yield the lines of the report, the quick ones first; raise `UserError` if the run cannot be trained.
 
-    `devices`, from `simulated_devices`, replace the devices of this machine.
+    `devices`, from `simulated_devices`, replace the devices of this machine. `weights` returns a line on the weights
+    that the run begins with, or raises `UserError` if it cannot.
     """
     train, simulated = config.train, devices is not None
     devices = list(devices) if devices is not None else jax.devices()
@@ -60,6 +68,8 @@ def describe(config: Config, workdir: str | Path | None, devices: Sequence[Any] 
     yield f"{config.name}, size {config.size}: a dry run, nothing is written"
     yield f"mixer        {config.model.mixer_names}"
     yield f"workdir      {_workdir(workdir, config)}"
+    if weights is not None:
+        yield f"weights      {_weights(weights, workdir)}"
     kind = "simulated, not those of this machine" if simulated else f"{device.device_kind} ({device.platform})"
     yield f"devices      {len(devices)} x {kind}"
     yield f"mesh         {' x '.join(f'{axis}={n}' for axis, n in mesh.shape.items())}"
@@ -155,8 +165,19 @@ def _workdir(workdir: str | Path | None, config: Config) -> str:
         check_config(workdir, config)
     except UserError as error:
         return f"NOT READY: {error}"
+    if extension(workdir, config):
+        return f"{workdir}, which holds a run with other ends: it would be extended"
     exists = (readable(workdir) / "config.json").is_file()
     return f"{workdir}, " + ("which holds a run: it would be resumed" if exists else "which holds no run yet")
+
+
+def _weights(describe: Callable[[], str], workdir: str | Path | None) -> str:
+    if workdir is not None and has_any(workdir):
+        return "those of the run in the workdir; --init_from would not be read"
+    try:
+        return describe()
+    except UserError as error:
+        return f"NOT READY: {error}"
 
 
 def _data(config: Config) -> str:

@@ -88,6 +88,17 @@ def path(workdir: Path, step: int) -> Path:
     return workdir / DIRECTORY / f"{step:08d}.npz"
 
 
+def fault(path: Path) -> str:
+    """Return what is wrong with the file of an evaluation, "is missing" or "is damaged", or ""."""
+    if not path.is_file():
+        return "is missing"
+    try:
+        read_arrays(path)
+    except UserError:
+        return "is damaged"
+    return ""
+
+
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:
     """Return the blocks ("DOMAIN/FIELD" -> [n]) and, by step, the losses ("DOMAIN" -> [n]); empty if there are none.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import logging
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from seqjax.config import Config
@@ -20,13 +21,14 @@ from seqjax.data import Corpus, EvalBlocks
 from seqjax.models import Model
 from seqjax.models.entropy import require_entropy
 from seqjax.sharding import batch_sharding, make_mesh, replicated, shardings
-from seqjax.training import eval_losses
+from seqjax.training import eval_losses, metrics
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.schedule import Segment, keeps_checkpoint, segments
 from seqjax.training.step import eval_batch_size, make_entropy_step
+from seqjax.training.workdir import Mirror
 from seqjax.types import Params
-from seqjax.utils import UserError
+from seqjax.utils import StatusLine, UserError
 
 ENTROPY_TOKENS = 1_048_576  # per domain, if neither the config nor --tokens sets a number
 
@@ -150,10 +152,44 @@ def _sum_over_batches(step: Callable[..., Any], params: Params, domain: Domain, 
 
 
 def is_complete(config: Config, segment: Segment, workdir: str | Path) -> bool:
-    """Return whether a cooldown has its evaluation, and its checkpoint if it is to be kept."""
+    """Return whether a cooldown has its evaluation, undamaged, and its checkpoint if it is to be kept."""
     directory = segment.directory(workdir)
     kept = not keeps_checkpoint(config, segment) or (directory / "checkpoints" / str(segment.end)).is_dir()
-    return kept and eval_losses.path(directory, segment.end).is_file()
+    return kept and not eval_losses.fault(eval_losses.path(directory, segment.end))
+
+
+def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> None:
+    """Evaluate the end of a finished run again if the losses of its blocks are lost, or those of classes damaged.
+
+    `params` are those of `step`, the last one. All processes must call it, inside `jax.set_mesh`. Raises `UserError` if
+    this gives other losses than `metrics.jsonl` has, or if the file of an earlier evaluation, which cannot be made
+    again, is damaged: a study reads them all.
+    """
+    workdir, lead = mirror.directory, jax.process_index() == 0
+    path, classes = eval_losses.path(workdir, step), workdir / eval_losses.DIRECTORY / eval_losses.CLASSES
+    faults = [eval_losses.fault(path), eval_losses.fault(classes) if classes.exists() else ""]
+    again = np.array([bool(fault) for fault in faults])
+    if jax.process_count() > 1:  # All evaluate, or none does.
+        with jax.transfer_guard("allow"):
+            again = multihost_utils.broadcast_one_to_all(again)
+    if again[0]:
+        losses = evaluation.losses(params)
+        row, rows = evaluation.row(losses), metrics.read(workdir) if lead else []
+        if lead and not any(row.items() <= recorded.items() for recorded in rows if recorded["step"] == step):
+            raise UserError(
+                f"{path} {faults[0]}, and the checkpoint of step {step} has other losses here than in {mirror}/"
+                "metrics.jsonl. Put back a copy of the file, or run the same command on the devices that trained the "
+                "run, which makes it again."
+            )
+        if lead:
+            eval_losses.write(workdir, step, losses)
+    if again[1]:
+        evaluation.write_classes(workdir, step, params)
+    if lead:
+        for file, fault in zip((path, classes), faults, strict=True):
+            if fault:
+                StatusLine().say(f"{file} {fault.replace('is', 'was', 1)}; it was made again from the checkpoint.")
+        eval_losses.read(workdir)
 
 
 def trained(config: Config, workdir: str | Path) -> str | Path:
@@ -183,12 +219,21 @@ def restore(workdir: str | Path, *, allow_code: Collection[str] = ()) -> tuple[C
         model.shapes,
         shardings(mesh, model.shapes, model.axes),
     )
+    params, step = read_params(config, workdir, target)
+    return config, model, params, step, mesh
+
+
+def read_params(config: Config, workdir: str | Path, target: Params) -> tuple[Params, int]:
+    """Return the parameters of a run's newest checkpoint, as `restore`, and its step.
+
+    `target` gives shapes and shardings.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns that it is read-only, which is intended here.
     try:
         checkpoints = Checkpoints(trained(config, workdir), read_only=True)
-        params, step = checkpoints.restore_params(target)
+        found = checkpoints.restore_params(target)
         checkpoints.close()
     finally:
         logging.set_verbosity(verbosity)
-    return config, model, params, step, mesh
+    return found

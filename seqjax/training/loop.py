@@ -19,11 +19,12 @@ import numpy as np
 from seqjax.config import Config
 from seqjax.data import Corpus, TrainIterator, open_corpus
 from seqjax.models import Model, flops
+from seqjax.nn.params import fingerprint
 from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal_pieces, to_devices
-from seqjax.training import metrics, report, schedule
+from seqjax.training import eval_losses, metrics, origin, report, schedule
 from seqjax.training import workdir as workdirs
-from seqjax.training.checkpoint import Checkpoints
-from seqjax.training.evaluate import Evaluation, is_complete
+from seqjax.training.checkpoint import Checkpoints, has_any
+from seqjax.training.evaluate import Evaluation, is_complete, mend
 from seqjax.training.processes import StopRequest
 from seqjax.training.step import (
     TrainState,
@@ -34,6 +35,7 @@ from seqjax.training.step import (
     parameter_table,
     state_shardings,
 )
+from seqjax.types import Params
 from seqjax.utils import StatusLine, UserError, use_safe_fusions, write_json
 
 
@@ -51,6 +53,8 @@ class Setup(NamedTuple):
     tokens: jax.sharding.NamedSharding  # of a batch [A, B, T + 1]
     n_micro: int  # A
     train_step: Any
+    mirror: workdirs.Mirror
+    origin: dict[str, Any]  # for run.json (seqjax/training/origin.py)
 
 
 class Place(NamedTuple):
@@ -62,8 +66,21 @@ class Place(NamedTuple):
     log: dict[str, Any] | None
 
 
-def train(config: Config, workdir: str | Path) -> bool:
+class Weights(NamedTuple):
+    """The weights that a new run begins with: where they are, and how they are read (seqjax/pretrained.py).
+
+    `read` takes the run's config and the shapes and shardings of its parameters, and returns those and their step.
+    """
+
+    source: str
+    read: Callable[[Config, Params], tuple[Params, int]]
+
+
+def train(config: Config, workdir: str | Path, *, weights: Weights | None = None) -> bool:
     """Start or resume training in `workdir`; return True if the run is complete and False if it was stopped early.
+
+    A new run begins with `weights`, if they are given. A run that has a checkpoint goes on from it and does not look at
+    them. A run with ends may get more steps and ends than it has had (docs/protocol.md).
 
     On a CPU, some versions of XLA need a flag to compile sums of products right. It is added to XLA_FLAGS unless JAX
     has started already; then this warns, because the flag comes too late (kernels_pallas/cpu_compiler.py).
@@ -83,7 +100,7 @@ def train(config: Config, workdir: str | Path) -> bool:
         )
     with mirror.locked():
         try:
-            return _train_segments(config, mirror)
+            return _train_segments(config, mirror, weights)
         except FileNotFoundError as error:
             mirror.check_lock(look=True)  # says so if the workdir was moved or deleted
             if not Path(str(error.filename)).absolute().is_relative_to(mirror.directory.absolute()):
@@ -94,17 +111,24 @@ def train(config: Config, workdir: str | Path) -> bool:
             ) from error
 
 
-def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
+def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | None) -> bool:
     """Train every segment that is not complete, then report the run; return False if it was stopped early."""
     say = StatusLine(quiet=jax.process_index() != 0).say
+    extended: dict[str, Any] = {}
     if jax.process_index() == 0:
         mirror.pull()
         workdirs.check_config(mirror, config)
         metrics.require_checkpoint(mirror)
-    setup = _set_up(config, recorded=workdirs.recorded_manifest(mirror.directory))
+        extended = workdirs.extension(mirror, config)
+    setup = _set_up(config, mirror)
     checkpoints = _checkpoints(config, mirror)
-    trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints)
-    for line in _description(setup, trunk, mirror):
+    if weights is not None and checkpoints.latest is not None:
+        say(f"{mirror} has weights of its own and goes on with them; --init_from={weights.source} is not read.")
+    trunk = place = _restored(setup, checkpoints, mirror) or _fresh(setup, checkpoints, weights)
+    if extended:
+        setup.origin.update(origin.extended(setup.origin, {"step": trunk.step, **extended}))
+    _require_reachable(setup, trunk.step, extended=bool(extended))
+    for line in _description(setup, trunk):
         say(line)
     with StopRequest() as stop:
         for segment in schedule.segments(config):
@@ -114,7 +138,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
             elif not is_complete(config, segment, mirror.directory):
                 there = mirror.of_end(segment)
                 of_end = _checkpoints(config, there)
-                place = _restored(setup, of_end, there) or _branch(trunk, segment, there)
+                place = _restored(setup, of_end, there) or _branch(trunk)
                 say(f"Cooling down from step {place.step} to the end at step {segment.end} in {there}")
                 place = _train(setup, segment, place, there, of_end, stop=stop)
                 of_end.wait()
@@ -137,11 +161,9 @@ def _train_segments(config: Config, mirror: workdirs.Mirror) -> bool:
     return True
 
 
-def _set_up(config: Config, *, recorded: str) -> Setup:
-    """Open the data, build the model and its steps; nothing is compiled or written yet.
-
-    `recorded` is the manifest hash of the run that goes on, or "".
-    """
+def _set_up(config: Config, mirror: workdirs.Mirror) -> Setup:
+    """Open the data, build the model and its steps; nothing is compiled or written yet."""
+    recorded = workdirs.recorded_manifest(mirror.directory)
     seq_len = config.train.seq_len
     # ------------------------------------------------------------------------------------------------ mesh, data
     mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, seq=config.mesh.seq, tensor=config.mesh.tensor)
@@ -172,6 +194,8 @@ def _set_up(config: Config, *, recorded: str) -> Setup:
         tokens=tokens,
         n_micro=n_micro,
         train_step=jit_train_step(model, optimizer, state=state, tokens=tokens),
+        mirror=mirror,
+        origin=origin.read(mirror.directory),
     )
 
 
@@ -198,32 +222,62 @@ def _restored(setup: Setup, checkpoints: Checkpoints, mirror: workdirs.Mirror) -
     return Place(step, state, setup.iterator.get_state(), log)
 
 
-def _fresh(setup: Setup, checkpoints: Checkpoints) -> Place:
-    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote them."""
-    state = setup.init()
+def _fresh(setup: Setup, checkpoints: Checkpoints, weights: Weights | None) -> Place:
+    """Return the start of a run, with the parameters of `checkpoints` if seqjax.convert wrote them, or `weights`."""
+    begun = setup.origin.pop("init_from", None)  # by a process that was killed before the first checkpoint
     if checkpoints.params_only:
-        state = state._replace(params=checkpoints.restore_params(setup.target.params)[0])
+        state = setup.init()._replace(params=checkpoints.restore_params(setup.target.params)[0])
+    elif weights is not None:
+        params, step = weights.read(setup.config, setup.target.params)
+        setup.origin["init_from"] = {"path": weights.source, "step": step, "sha256": fingerprint(params)}
+        state = setup.init()._replace(params=params)
+    elif begun:
+        raise UserError(
+            f"{setup.mirror} began with the weights of {begun['path']} and was stopped before its first checkpoint: "
+            f"give --init_from={begun['path']} again, or another --workdir to begin without them."
+        )
+    else:
+        state = setup.init()
     return Place(0, state, setup.iterator.get_state(), None)
 
 
-def _branch(trunk: Place, segment: schedule.Segment, mirror: workdirs.Mirror) -> Place:
-    """Return a copy of the trunk where a cooldown begins; the trunk goes on from the original."""
-    if trunk.step != segment.begin:
+def _require_reachable(setup: Setup, step: int, *, extended: bool) -> None:
+    """Raise `UserError` if a cooldown that is still to be trained branches off before `step`, where the trunk is."""
+    cooldowns = [segment for segment in schedule.segments(setup.config) if segment.is_cooldown]
+    for segment in cooldowns:
+        there = segment.directory(setup.mirror.directory)
+        if step <= segment.begin or has_any(there) or is_complete(setup.config, segment, setup.mirror.directory):
+            continue
+        if extended:
+            ends = {s.end for s in cooldowns if s.begin >= step} | {*setup.origin["extended"][-1]["ends"]}
+            shares = schedule.shares_of_steps(ends, steps=setup.config.train.steps)
+            raise UserError(
+                f"{setup.mirror} has gone on to step {step}, and the cooldown to a new end after step {segment.end} "
+                f'begins after step {segment.begin}. Ends that it has or can get: --config.train.ends="{shares}".'
+            )
+        path = eval_losses.path(there, segment.end)
+        fault = eval_losses.fault(path) or "is there, but not its checkpoint"
         raise UserError(
-            f"{mirror} lacks the results of this end, and the run has gone on from step {segment.begin}, where it "
-            f"branches off, to step {trunk.step}. Put the directory back, or start again in another --workdir."
+            f"{there} lacks the results of this end ({path.name} {fault}), and the run has gone on from step "
+            f"{segment.begin}, where it branches off, to step {step}. Put the directory back, or start again in "
+            "another --workdir."
         )
+
+
+def _branch(trunk: Place) -> Place:
+    """Return a copy of the trunk where a cooldown begins; the trunk goes on from the original."""
     assert trunk.log is not None, "a trunk has at least one step"
     log = {"metrics": 0, "window": [0.0, 0], "seconds": trunk.log["seconds"]}
     return Place(trunk.step, jax.tree.map(jnp.copy, trunk.state), trunk.data, log)
 
 
-def _description(setup: Setup, start: Place, mirror: workdirs.Mirror) -> list[str]:
-    """Return the lines that describe the model and how it is divided over devices."""
-    config, steps = setup.config, setup.config.train.steps
+def _description(setup: Setup, start: Place) -> list[str]:
+    """Return the lines that describe the run, the model and how it is divided over devices."""
+    config, mirror, steps = setup.config, setup.mirror, setup.config.train.steps
     lines = [f"Training {config.name} ({config.size}, {steps} steps) in {mirror}"]
     if start.step:
         lines = [f"Going on from step {start.step} of {steps} in {mirror}"]
+    lines += [f"This run {line}" for line in origin.lines(setup.origin)]
     if setup.n_micro > 1 or config.train.accumulate is not None:
         lines.append(f"Each step: {division(config.train, setup.mesh)}")
     tokens_per_step = config.train.batch_size * config.train.seq_len
@@ -260,6 +314,8 @@ def _train(
     profiling = False
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"), checkpoints.named_when_disk_full(), log:
         log.start(start.step, start.log, evaluation.blocks)
+        if start.step == segment.end and segment.is_end:
+            mend(mirror, evaluation, start.step, state.params)
         for step in range(start.step + 1, segment.end + 1):
             if step == config.log.profile_start:
                 jax.profiler.start_trace(str(workdir / "profile"))
@@ -281,8 +337,12 @@ def _train(
                     # Not earlier: a run that is refused or runs out of memory must not bind the workdir to the settings
                     # that its error tells the user to change.
                     jax.block_until_ready(device_metrics)
+                    # Before config.json, which makes it a run: nobody takes it for another one than it is.
+                    write_json(workdir / "run.json", metadata | setup.origin)
                     workdirs.save_config(mirror, config)
-                    write_json(workdir / "run.json", metadata)
+                    if segment.is_cooldown:  # Its run may have been extended by this end alone.
+                        origin.save(setup.mirror.directory, setup.origin)
+                        workdirs.save_config(setup.mirror, config)
                     mirror.push()
 
             every = config.eval.every

@@ -19,7 +19,7 @@ from seqjax.decoding import stream
 from seqjax.models import Model
 from seqjax.pictures import COLORS, End, label_ends
 from seqjax.reading import read_json
-from seqjax.training import metrics
+from seqjax.training import metrics, origin
 from seqjax.training.schedule import segments
 from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
@@ -73,6 +73,7 @@ def write(
         f"data {corpus.name}, {config.data.regime} regime, trained on {', '.join(corpus.train_domains)}; "
         f"manifest {corpus.manifest_hash}",
     ]
+    summary += [f"the run {line}" for line in origin.lines(metadata)]
     summary += [corpus.note] if corpus.note else []
     other = "top1_chunk" if config.name == "transformer_pp" else "transformer_pp"
     following = [_generate(called, sorted({mixer.name for mixer in config.model.mixers})), _on_same_data(config, other)]

@@ -9,7 +9,7 @@ next, so its end is that of a run planned with that length (arXiv 2405.18392). C
 same batches, since each has its own copy of the state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +67,12 @@ def end_steps(config: Config) -> list[int]:
 def steps_of_shares(ends: Sequence[float], *, steps: int) -> list[int]:
     """Return the steps that are these shares of all `steps`; readers of a run take the shares from its config.json."""
     return [round(share * steps) for share in ends]
+
+
+def shares_of_steps(ends: Collection[int], *, steps: int) -> tuple[float, ...]:
+    """Return the shortest shares of `steps` that `steps_of_shares` turns into these steps, ascending."""
+    digits = range(1, 18)
+    return tuple(next(x for n in digits if round((x := round(end / steps, n)) * steps) == end) for end in sorted(ends))
 
 
 def end_directory(workdir: str | Path, step: int) -> Path:

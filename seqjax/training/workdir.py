@@ -27,7 +27,7 @@ from seqjax import mixers, store
 from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.reading import read_json
 from seqjax.training.lock import WorkdirLock, locked
-from seqjax.training.schedule import Segment
+from seqjax.training.schedule import Segment, end_steps
 from seqjax.utils import UserError, cache_directory, is_text, write_json
 
 LOG = "log.txt"  # The process that started a run of a study writes to it.
@@ -164,6 +164,8 @@ MAY_CHANGE = (
     "eval.entropy_tokens",
 )
 
+LENGTH = ("train.steps:", "train.ends:")  # of a run with ends, they may grow (`_extends`)
+
 
 TOKENIZER = "tokenizer"  # the directory in a workdir with the tokenizer of a model that was imported
 
@@ -195,17 +197,40 @@ def check_config(workdir: str | Path | Mirror, config: Config) -> None:
     if (workdir / "config.json").exists():
         # The user who resumes the run has named the mixers of `config`, and no others.
         own = [mixer.name for mixer in config.model.mixers]
-        old, new = to_dict(_loaded(workdir, called, allow_code=own)), to_dict(config)
-        changed = [d for d in differences(old, new) if not d.startswith(MAY_CHANGE)]
-        if changed:
-            raise UserError(
-                f"{called} holds a run with another config: {'; '.join(changed)}. "
-                "Give the old values to go on with it, or another --workdir to start anew."
-            )
+        before = _loaded(workdir, called, allow_code=own)
+        changed = [d for d in differences(to_dict(before), to_dict(config)) if not d.startswith(MAY_CHANGE)]
+        in_length = all(d.startswith(LENGTH) for d in changed)
+        if changed and not (in_length and _extends(before, config)):
+            fix = "Give the old values to go on with it, or another --workdir to start anew."
+            if in_length and not (before.train.ends or config.train.ends):
+                fix = (
+                    "Its learning rate falls linearly over its own steps, so a run of another length is another run: "
+                    f"give it another --workdir, and --init_from={called} to begin with these weights. A run with "
+                    "config.train.ends can be extended."
+                )
+            raise UserError(f"{called} holds a run with another config: {'; '.join(changed)}. {fix}")
     elif workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={called} is a file; give a directory.")
     elif any((workdir / "checkpoints").glob("*")):  # A run that ended before its first step leaves it empty.
         raise UserError(f"{called} has checkpoints but no config.json, so what made them is unknown. Give another one.")
+
+
+def _extends(before: Config, config: Config) -> bool:
+    """Return whether two configs that differ in `LENGTH` are of a run with ends that is extended: it gets new ones.
+
+    The trunk's learning rate does not depend on its length, so that what was trained is also the start of the new run.
+    """
+    longer = config.train.steps >= before.train.steps and bool({*end_steps(config)} - {*end_steps(before)})
+    return bool(before.train.ends) and longer
+
+
+def extension(workdir: str | Path | Mirror, config: Config) -> dict[str, Any]:
+    """Return the steps and ends that the run in `workdir` has had if `config` extends it, else {}."""
+    called, workdir = _called_and_read(workdir)
+    if not (workdir / "config.json").exists():
+        return {}
+    before = _loaded(workdir, called, allow_code=[mixer.name for mixer in config.model.mixers])
+    return {"steps": before.train.steps, "ends": end_steps(before)} if _extends(before, config) else {}
 
 
 def recorded_manifest(workdir: str | Path) -> str:

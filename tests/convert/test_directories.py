@@ -5,6 +5,7 @@ What transformers itself makes of them is in test_transformers.py, which needs i
 
 import dataclasses
 import json
+import shlex
 import shutil
 import sys
 import types
@@ -15,16 +16,25 @@ import pytest
 import safetensors.numpy
 
 import seqjax
+from seqjax import pretrained
+from seqjax.commands import cli
 from seqjax.config import from_config_dict, presets, to_dict
 from seqjax.convert import __main__ as command
 from seqjax.convert import directory, export_weights, import_weights, tokenizer_files
 from seqjax.convert.directory import fetched
 from seqjax.data import load_tokenizer
 from seqjax.models import Model
+from seqjax.nn.params import fingerprint
 from seqjax.training import workdir as workdirs
 from seqjax.utils import UserError
+from tests import extras
 from tests.convert.cases import CASES, GOLDEN, config_of, copied
 from tests.data.test_tokenizer import needs_mixtral
+
+
+def suggested(out: str) -> list[list[str]]:
+    """The words of the commands that `import` printed."""
+    return [shlex.split(line) for line in out.splitlines() if line.startswith("  seqjax ")]
 
 
 def said(path):
@@ -183,7 +193,7 @@ def test_load(exported):
     assert 4 < m.loss("Once upon") < 12
 
 
-def test_a_model_without_tokenizer_has_none(tmp_path):
+def test_a_model_without_tokenizer_has_none(tmp_path, capsys):
     """No other tokenizer takes its place."""
     m = seqjax.load(GOLDEN / "llama")
     with pytest.raises(UserError, match=r"golden/convert/llama': there is no tokenizer\.json"):
@@ -193,6 +203,9 @@ def test_a_model_without_tokenizer_has_none(tmp_path):
     with pytest.raises(UserError, match=r"Its tokenizer is Python code \(hf_rwkv_tokenizer\.py\), which is not run"):
         seqjax.load(tmp_path / "rwkv7").loss("Once upon")
     command.main(["import", f"--weights={GOLDEN / 'llama'}", f"--workdir={tmp_path / 'run'}"])
+    out = capsys.readouterr().out
+    assert "The model as a --config, to which the tokenizer and settings can be added: transformer_pp:debug,mo" in out
+    assert not suggested(out), "neither text nor training without a tokenizer"
     export = ["export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"]
     with pytest.raises(UserError, match=r"no tokenizer to export\. .*Or export with --weights_only"):
         command.main(export)
@@ -216,7 +229,7 @@ def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tm
     command.main(args)
     out = capsys.readouterr().out
     assert "Llama, 26,664 parameters, step 0; tokenizer byte." in out
-    assert "--config, to which the settings of a run can be added: transformer_pp:debug,model.dim=24," in out
+    assert [words[1] for words in suggested(out)] == ["generate", "train"]
     command.main(["export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'again'}"])
     names = sorted(p.name for p in exported.iterdir())
     assert names == [
@@ -238,6 +251,46 @@ def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tm
     assert (new["bos_token_id"], new["eos_token_id"], new["vocab_size"]) == (256, 257, 264)
     with pytest.raises(UserError, match="holds a run; import into a --workdir of its own"):
         command.main(args)
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "huggingface"])
+def test_the_commands_that_an_import_prints_run_anywhere(
+    exported, tokenizer, tmp_path, monkeypatch, capsys, corpus_cache
+):
+    """As they are printed, with what makes a run small added; from another directory than the import's."""
+    if tokenizer == "huggingface":  # an edited one, which is copied into the workdir
+        extras.need("tokenizers")
+    shutil.copytree(exported, tmp_path / "a model")
+    if tokenizer == "huggingface":
+        (tmp_path / "a model" / tokenizer_files.CONFIG).unlink()
+    monkeypatch.chdir(tmp_path)
+    command.main(["import", "--weights=a model", "--workdir=my runs/imported"])
+    generate, train = suggested(capsys.readouterr().out)
+    shutil.rmtree(tmp_path / "a model")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    cli.run([*generate[1:], "--max_new_tokens=2"])
+    small = {"train.steps": 1, "train.batch_size": 8, "train.seq_len": 32, "data.cache_dir": corpus_cache}
+    small |= {"optim.lr": 0, "optim.warmup_steps": 1, "eval.tokens": 64, "log.sample_tokens": 0}
+    cli.run([*train[1:], *(f"--config.{key}={value}" for key, value in small.items())])
+    (run,) = (tmp_path / "elsewhere" / "runs").iterdir()
+    assert workdirs.load_config(run).data.tokenizer == tokenizer
+    before, after = (seqjax.load(path).params for path in (tmp_path / "my runs" / "imported", run))
+    assert fingerprint(before) == fingerprint(after)
+
+
+def test_a_run_begins_with_the_weights_of_a_public_directory(exported):
+    """`--init_from` of it: the parameters that `load` has, on the devices as the run wants them."""
+    m, config = seqjax.load(exported), config_of("llama", data__tokenizer="byte")
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), m.params)
+    params, step = pretrained.weights_of(str(exported)).read(config, target)
+    assert (step, fingerprint(params)) == (0, fingerprint(m.params))
+    assert jax.tree.map(lambda x: x.sharding, params) == jax.tree.map(lambda x: x.sharding, m.params)
+    assert pretrained.describe_weights(str(exported), config) == f"those of the public model {exported}"
+    other = config_of("llama", model__n_layers=2)
+    for read in (pretrained.describe_weights, lambda path, of: pretrained.weights_of(path).read(of, target)):
+        with pytest.raises(UserError, match="is of another model than --config: num_hidden_layers is 3"):
+            read(str(exported), other)
 
 
 def test_an_export_overwrites_nothing_else(exported, tmp_path):

@@ -1,5 +1,7 @@
 """A run with several ends: every end is that of a run that was planned to be as long, however often it was killed."""
 
+import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from seqjax.models import Model
 from seqjax.training import eval_losses
 from seqjax.training.loop import train
-from seqjax.training.schedule import end_steps, segments
+from seqjax.training.schedule import end_steps, segments, shares_of_steps, steps_of_shares
 from seqjax.utils import UserError
 from tests import support
 from tests.end_to_end.kills import fingerprint
@@ -58,18 +60,79 @@ def test_each_step_has_the_rate_of_its_segment(alone):
         assert rates == pytest.approx(want)
 
 
-def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, blocks_dir, tmp_path):
-    """Which also reads the batches after the branch that the trunk reads again."""
-    short = support.command(blocks_dir, tmp_path, "transformer_pp", **ENDS | {"train__steps": 12, "train__ends": (1,)})
-    ended = support.run(short)
+SHORT = ENDS | {"train__steps": 12, "train__ends": (1.0,)}
+
+
+@pytest.fixture(scope="module")
+def short(blocks_dir, tmp_path_factory) -> Path:
+    """A run with the first end alone."""
+    workdir = tmp_path_factory.mktemp("ends") / "short"
+    ended = support.run(support.command(blocks_dir, workdir, "transformer_pp", **SHORT))
     assert ended.returncode == 0, ended.stderr
-    assert support.rows(tmp_path / "ends" / "12") == support.rows(alone / "ends" / "12")
-    assert support.rows(tmp_path) == support.rows(alone)[:6]
-    assert fingerprint(tmp_path) == fingerprint(alone / "ends" / "12")
-    (_, mine), (_, theirs) = eval_losses.read(tmp_path / "ends" / "12"), eval_losses.read(alone / "ends" / "12")
+    return workdir
+
+
+def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, short):
+    """Which also reads the batches after the branch that the trunk reads again."""
+    assert support.rows(short / "ends" / "12") == support.rows(alone / "ends" / "12")
+    assert support.rows(short) == support.rows(alone)[:6]
+    assert fingerprint(short) == fingerprint(alone / "ends" / "12")
+    (_, mine), (_, theirs) = eval_losses.read(short / "ends" / "12"), eval_losses.read(alone / "ends" / "12")
     assert list(mine) == list(theirs) == [12]
     for name, losses in theirs[12].items():
         np.testing.assert_array_equal(mine[12][name], losses)
+
+
+@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_extended_run_is_one_that_had_its_ends_from_the_start(alone, short, blocks_dir, tmp_path, kill):
+    """Of its settings, too; run.json says that it was extended, also after a kill and another process."""
+    workdir = tmp_path / "extended"
+    shutil.copytree(short, workdir)
+    if kill:
+        watched = workdir / "ends" / "18"
+        status, stderr = support.interrupt(command(blocks_dir, workdir), watched, at_row=2, number=signal.SIGKILL)
+        assert status == -signal.SIGKILL, f"the run was faster: {stderr}"
+    ended = support.run(command(blocks_dir, workdir))
+    assert ended.returncode == 0, ended.stderr
+    said = "was extended after step 6 of its trunk; until then it had ends after step 12"
+    assert f"This run {said}" in ended.stderr
+    assert f"* the run {said}" in (workdir / "report.md").read_text()
+    assert contents(workdir) == contents(alone)
+    for directory in (workdir, workdir / "ends" / "18", workdir / "ends" / "24"):
+        assert json.loads((directory / "run.json").read_text())["extended"] == [{"step": 6, "steps": 12, "ends": [12]}]
+        assert json.loads((directory / "config.json").read_text())["train"]["steps"] == STEPS
+    assert "extended" not in json.loads((alone / "run.json").read_text())
+
+
+def test_what_cannot_be_extended_is_left_as_it_is(alone, short, blocks_dir, tmp_path):
+    """An end that branches off where the trunk has been; the error names ends that can be had. Fewer steps."""
+    workdir = tmp_path / "run"
+    shutil.copytree(alone, workdir)
+    before = contents(workdir), (workdir / "config.json").read_bytes(), sorted(workdir.rglob("*"))
+
+    def extended(**settings):
+        return train(support.run_config(blocks_dir, "transformer_pp", **ENDS | settings), workdir)
+
+    with pytest.raises(UserError, match=r"to step 12, .*end after step 15 begins after step 7\. Ends that") as caught:
+        extended(train__steps=30)
+    shares = tuple(map(float, re.findall(r"[\d.]+(?=[,)])", str(caught.value).partition("ends=")[2])))
+    assert end_steps(
+        support.run_config(blocks_dir, "transformer_pp", **ENDS | {"train__steps": 30, "train__ends": shares})
+    ) == [12, 18, 24, 30]
+    with pytest.raises(UserError, match=r"another config: train\.steps: 24 -> 20\. Give the old values"):
+        extended(train__steps=20)
+    with pytest.raises(UserError, match=r"another config: train\.ends: \[0\.5, 0\.75, 1\.0\] -> \[\]\. Give the old"):
+        extended(train__ends=())
+    with pytest.raises(UserError, match=r"another config: optim\.lr: .*; train\.steps: 24 -> 30\. Give the old"):
+        extended(train__steps=30, optim__lr=0.02)
+    assert (contents(workdir), (workdir / "config.json").read_bytes(), sorted(workdir.rglob("*"))) == before
+
+
+@pytest.mark.parametrize("steps", [1, 7, 24, 1580, 2**31 - 1])
+def test_shares_of_steps_are_those_of_the_steps(steps):
+    ends = sorted({max(1, steps * i // 7) for i in range(1, 8)})
+    assert steps_of_shares(shares_of_steps(ends, steps=steps), steps=steps) == ends
+    assert shares_of_steps([12, 24], steps=24) == (0.5, 1.0)
 
 
 def test_the_run_stands_for_its_last_end(alone):
@@ -120,6 +183,11 @@ def test_a_finished_run_changes_nothing_and_a_lost_end_is_named(alone, blocks_di
     before = contents(workdir)
     assert train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)
     assert contents(workdir) == before
+    losses = eval_losses.path(workdir / "ends" / "12", 12)
+    losses.write_bytes(b"PK but no zip")
+    shutil.rmtree(workdir / "ends" / "12" / "checkpoints")
+    with pytest.raises(UserError, match=r"ends/12 lacks the results of this end \(00000012\.npz is damaged\)"):
+        train(support.run_config(blocks_dir, "transformer_pp", **ENDS | {"checkpoint__ends": "last"}), workdir)
     shutil.rmtree(workdir / "ends" / "12")
     with pytest.raises(UserError, match=r"ends/12 lacks the results of this end.*from step 6.*to step 12"):
         train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)

@@ -46,7 +46,7 @@ def snippets(page: str) -> list[str]:
 
 FILE, _, CELL, TRAIN, LOAD = snippets("docs/add_a_mixer.md")
 README_LOAD, README_MIXER, README_OWN = snippets("README.md")
-(QUICKSTART,) = snippets("docs/quickstart.md")
+QUICKSTART, _ = snippets("docs/quickstart.md")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 What they end as equals, bit for bit, a run in a local workdir that was left alone.
 """
 
+import json
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 
 import seqjax
 from seqjax import store
+from seqjax.nn.params import fingerprint
 from seqjax.study.runner import Run
-from seqjax.training import checkpoint
+from seqjax.training import checkpoint, evaluate
 from seqjax.training.loop import train
 from seqjax.utils import UserError
 from tests import object_servers, support
@@ -115,6 +117,20 @@ FILES = {
     "eval_losses/blocks.npz", "eval_losses/classes.npz",
     *(f"eval_losses/{step:08d}.npz" for step in (7, 14, 21, 28, 35, 40)),
 }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_weights_of_one_in_a_store(server, machine, blocks_dir, tmp_path):
+    url, a, b = f"{server.url}/run", machine("a", server), machine("b", server)
+    short = {"train__steps": 4, "optim__warmup_steps": 1}
+    source = a.run(support.command(blocks_dir, url, "transformer_pp", **SETTINGS | short))
+    assert source.returncode == 0, source.stderr
+    still = support.command(blocks_dir, tmp_path / "run", "transformer_pp", **SETTINGS | short | {"optim__lr": 0.0})
+    ended = b.run([*still, f"--init_from={url}"])
+    assert ended.returncode == 0, ended.stderr
+    origin = json.loads((tmp_path / "run" / "run.json").read_text())["init_from"]
+    assert (origin["path"], origin["step"]) == (url, 4)
+    assert origin["sha256"] == fingerprint(evaluate.restore(tmp_path / "run")[2])
 
 
 @pytest.mark.slow

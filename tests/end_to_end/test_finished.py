@@ -1,0 +1,89 @@
+"""A finished run that was damaged: the same command makes what it can again, bit by bit, and names the rest."""
+
+import os
+import shutil
+
+import pytest
+
+from seqjax.study.protocol import read_points
+from seqjax.training import eval_losses
+from seqjax.training.loop import train
+from seqjax.utils import UserError
+from tests import support
+
+STEPS = 4
+SETTINGS = {"train__steps": STEPS, "eval__every": 2 * 8 * support.SEQ_LEN, "eval__classes": True, "model__n_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(blocks_dir, tmp_path_factory):
+    """Its config and the workdir, with evaluations after steps 2 and 4."""
+    config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS)
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert train(config, workdir)
+    return config, workdir
+
+
+@pytest.fixture
+def damaged(finished, tmp_path):
+    """A copy to be damaged, and what a study reads of it."""
+    config, workdir = finished
+    shutil.copytree(workdir, tmp_path / "run")
+    return config, tmp_path / "run"
+
+
+def content(workdir):
+    files = sorted((workdir / eval_losses.DIRECTORY).iterdir())
+    return {path.name: path.read_bytes() for path in files}, read_points(workdir), support.rows(workdir)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("00000004.npz", "missing"), ("00000004.npz", "damaged"), ("classes.npz", "damaged")]
+)
+def test_the_losses_at_the_end_are_made_again(damaged, capsys, name, how):
+    config, workdir = damaged
+    before, path = content(workdir), workdir / eval_losses.DIRECTORY / name
+    if how == "damaged":
+        path.write_bytes(os.urandom(200))
+    else:
+        path.unlink()
+    assert train(config, workdir)
+    assert f"{path} was {how}; it was made again from the checkpoint." in capsys.readouterr().err
+    assert content(workdir) == before
+    assert train(config, workdir)
+    assert "made again" not in capsys.readouterr().err
+
+
+def test_losses_that_are_not_those_of_the_run_are_not_written(damaged):
+    config, workdir = damaged
+    path, rows = eval_losses.path(workdir, STEPS), workdir / "metrics.jsonl"
+    path.unlink()
+    text = rows.read_text()
+    at = text.rindex('"eval/arxiv/loss": ') + len('"eval/arxiv/loss": ')
+    digit = text[at + 4]
+    rows.write_text(text[: at + 4] + ("1" if digit == "2" else "2") + text[at + 5 :])
+    with pytest.raises(
+        UserError, match=r"00000004\.npz is missing, and the checkpoint of step 4 has other losses here"
+    ):
+        train(config, workdir)
+    assert not path.exists()
+
+
+def test_an_earlier_evaluation_cannot_be_made_again(damaged):
+    config, workdir = damaged
+    eval_losses.path(workdir, 2).write_bytes(os.urandom(200))
+    with pytest.raises(UserError, match=r"00000002\.npz is damaged .*; put back a copy of it, or train the run again"):
+        train(config, workdir)
+
+
+def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsys):
+    """The others are named: test_ends.py."""
+    ends = {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}
+    config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS | ends)
+    assert train(config, tmp_path)
+    path = eval_losses.path(tmp_path / "ends" / "4", STEPS)
+    before = content(tmp_path / "ends" / "4")
+    path.write_bytes(b"")
+    assert train(config, tmp_path)
+    assert f"{path} was damaged; it was made again" in capsys.readouterr().err
+    assert content(tmp_path / "ends" / "4") == before

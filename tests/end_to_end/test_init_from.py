@@ -1,0 +1,168 @@
+"""`seqjax train --init_from=RUN`: the weights of another run, and nothing else of it."""
+
+import json
+import shutil
+
+import pytest
+
+from seqjax import pretrained
+from seqjax.commands import train as command
+from seqjax.nn.params import fingerprint
+from seqjax.study.protocol import Record
+from seqjax.study.records import Records
+from seqjax.study.tables import remarks
+from seqjax.training import evaluate
+from seqjax.training.checkpoint import Checkpoints
+from seqjax.utils import UserError
+from tests import support
+from tests.end_to_end.conftest import write_checkpoint
+
+SETTINGS = {"model__n_layers": 1, "train__steps": 4, "checkpoint__every": 2, "eval__every": 0, "log__sample_tokens": 0}
+# Other data and optimiser; at a rate of zero a run ends with the weights that it began with.
+STILL = SETTINGS | {
+    "optim__lr": 0.0,
+    "optim__warmup_steps": 1,
+    "data__seed": 5,
+    "train__seed": 3,
+    "train__batch_size": 16,
+}
+
+
+def begin(blocks_dir, workdir, *options, **settings):
+    words = support.command(blocks_dir, workdir, "transformer_pp", **settings)[3:]
+    command.main([*words, *map(str, options)])
+
+
+def sha256(workdir) -> str:
+    return fingerprint(evaluate.restore(workdir)[2])
+
+
+@pytest.fixture(scope="module")
+def source(blocks_dir, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("source") / "run"
+    begin(blocks_dir, workdir, **SETTINGS)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def begun(source, blocks_dir, tmp_path_factory):
+    """A run from the weights of `source`."""
+    workdir = tmp_path_factory.mktemp("begun") / "run"
+    begin(blocks_dir, workdir, f"--init_from={source}", **STILL)
+    return workdir
+
+
+def test_a_run_begins_with_the_weights_and_says_so(source, begun):
+    assert sha256(begun) == sha256(source)
+    assert [row["step"] for row in support.rows(begun) if "train/lr" in row] == [1, 2, 3, 4]
+    want = {"path": str(source), "step": 4, "sha256": sha256(source)}
+    run = json.loads((begun / "run.json").read_text())
+    assert run["init_from"] == want
+    assert "init_from" not in json.loads((source / "run.json").read_text())
+    line = f"began with the weights of {source}, step 4, sha256 {want['sha256'][:16]}"
+    assert f"* the run {line}" in (begun / "report.md").read_text()
+
+
+def test_a_study_says_so():
+    init_from = {"path": "/x", "step": 4, "sha256": "0123456789abcdef" * 4}
+    runs = [Record(label, label, 0, 1.0, 1.0, [], of) for label, of in (("a", {"init_from": init_from}), ("b", {}))]
+    said = remarks(Records("title", ("a",), ("d",), (), runs, {"c": "not begun"}, None))
+    assert said.split("\n\n") == [
+        "**Missing:** c (not begun).",
+        "**a** began with the weights of /x, step 4, sha256 0123456789abcdef.\n",
+    ]
+
+
+def test_a_resumed_run_needs_the_source_no_more(begun, blocks_dir, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(begun, workdir)
+    shutil.rmtree(workdir / "checkpoints" / "4")  # as if it had been stopped before
+    (workdir / "report.md").unlink()
+    begin(blocks_dir, workdir, f"--init_from={tmp_path / 'gone'}", **STILL)
+    said = capsys.readouterr().err
+    assert (
+        f"{workdir} has weights of its own and goes on with them; --init_from={tmp_path / 'gone'} is not read." in said
+    )
+    assert "Going on from step 2 of 4" in said
+    assert support.rows(workdir) == support.rows(begun)
+    assert sha256(workdir) == sha256(begun)
+    init_from = json.loads((begun / "run.json").read_text())["init_from"]
+    assert json.loads((workdir / "run.json").read_text())["init_from"] == init_from
+    begin(blocks_dir, workdir, **STILL)  # without the option, too
+
+
+def test_killed_before_its_first_checkpoint(source, begun, blocks_dir, tmp_path):
+    """It does not begin with other weights than it says."""
+    workdir = tmp_path / "run"
+    shutil.copytree(begun, workdir)
+    for step in ("2", "4"):
+        shutil.rmtree(workdir / "checkpoints" / step)
+    (workdir / "report.md").unlink()
+    with pytest.raises(
+        UserError, match=f"began with the weights of {source} and was stopped .* give --init_from={source}"
+    ):
+        begin(blocks_dir, workdir, **STILL)
+    begin(blocks_dir, workdir, f"--init_from={source}", **STILL)
+    assert sha256(workdir) == sha256(source)
+    assert support.rows(workdir) == support.rows(begun)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model__dim": 32}, r"another model than this run \(model\.dim: 16 -> 32\): give"),
+        ({"model__mixer__heads": 4}, r"\(model\.mixer\.heads: 2 -> 4\)"),
+        ({"model__norm_eps": 1e-4, "model__n_layers": 2}, r"\(model\.n_layers: 1 -> 2\)"),
+    ],
+)
+def test_another_model_is_refused_by_its_first_setting(source, blocks_dir, tmp_path, settings, says):
+    with pytest.raises(UserError, match=f"--init_from={source} has {says}" if "another" in says else says):
+        begin(blocks_dir, tmp_path / "run", f"--init_from={source}", **SETTINGS | settings)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_settings_that_do_not_change_the_model_are_free(source, blocks_dir, tmp_path):
+    free = {"model__remat": "full", "model__scan_layers": False, "model__loss_chunk": 16, "train__steps": 1}
+    begin(blocks_dir, tmp_path, f"--init_from={source}", **STILL | free)
+    assert sha256(tmp_path) == sha256(source)
+
+
+def test_a_parameter_of_another_shape_is_named(blocks_dir, tmp_path):
+    """The same settings of the model, but a table of positions as long as the sequence."""
+    config = support.run_config(blocks_dir, "transformer_pp", **SETTINGS | {"model__learned_positions": True})
+    write_checkpoint(tmp_path, config, 1)
+    longer = support.run_config(
+        blocks_dir, "transformer_pp", **SETTINGS | {"model__learned_positions": True, "train__seq_len": 64}
+    )
+    with pytest.raises(UserError, match=r"the parameter \S*position\S* is \(32, 16\) there and \(64, 16\) in this run"):
+        pretrained.describe_weights(str(tmp_path), longer)
+
+
+def test_a_dry_run_and_the_help_know_it(source, begun, blocks_dir, tmp_path, capsys):
+    begin(blocks_dir, tmp_path / "run", f"--init_from={source}", "--dry_run", "--devices=8", **SETTINGS)
+    assert f"weights      those of the newest checkpoint of {source}\n" in capsys.readouterr().out
+    begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path}", "--dry_run", "--devices=8", **SETTINGS)
+    assert f"weights      NOT READY: {tmp_path} is not a run" in capsys.readouterr().out
+    begin(blocks_dir, begun, f"--init_from={tmp_path}", "--dry_run", "--devices=8", **STILL)
+    assert "weights      those of the run in the workdir; --init_from would not be read" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert "--init_from RUN" in capsys.readouterr().out
+
+
+def test_a_run_without_a_checkpoint_has_no_weights(source, blocks_dir, tmp_path):
+    shutil.copytree(source, tmp_path / "source")
+    shutil.rmtree(tmp_path / "source" / "checkpoints")
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path / 'source'}", **SETTINGS)
+
+
+def test_of_a_run_with_ends_the_last_end_is_taken(blocks_dir, tmp_path):
+    ends = SETTINGS | {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}
+    begin(blocks_dir, tmp_path / "ends", **ends)
+    begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path / 'ends'}", **STILL)
+    assert sha256(tmp_path / "run") == sha256(tmp_path / "ends" / "ends" / "4")
+    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
+    assert checkpoints.latest == 4
+    checkpoints.close()
