@@ -240,7 +240,7 @@ def save(figure: Figure, path: str | Path) -> None:
     path, png, svg = Path(path), io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=130)
     # With a palette the PNG has a third of the bytes; an SVG needs no more than hundredths of a point, nor indents.
-    PngImageFile(png).convert("RGB").quantize(256).save(path, optimize=True)
+    PngImageFile(io.BytesIO(png.getvalue())).convert("RGB").quantize(256).save(path, optimize=True)
     # Without a salt the identifiers of an SVG are random, and without this entry it contains the time.
     with mpl.rc_context({"svg.hashsalt": "seqjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
