@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from seqjax.pictures import COLORS, End, label_ends
 from seqjax.study import comparison, equal_loss
@@ -240,7 +240,7 @@ def save(figure: Figure, path: str | Path) -> None:
     path, png, svg = Path(path), io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=130)
     # With a palette the PNG has a third of the bytes; an SVG needs no more than hundredths of a point, nor indents.
-    Image.open(png).convert("RGB").quantize(256).save(path, optimize=True)
+    PngImageFile(io.BytesIO(png.getvalue())).convert("RGB").quantize(256).save(path, optimize=True)
     # Without a salt the identifiers of an SVG are random, and without this entry it contains the time.
     with mpl.rc_context({"svg.hashsalt": "seqjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None})
