@@ -299,14 +299,22 @@ def temporary_beside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Return a context that opens a new binary file, which replaces `path` if the context ends without an error."""
+    """Return a context that opens a new binary file, which replaces `path` if the context ends without an error.
+
+    After an error, of a full disk for instance, nothing of the new file is left.
+    """
     path = Path(path)
     temporary = temporary_beside(path)
-    with temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:

@@ -151,7 +151,7 @@ class Attacks:
         how = draw.choice(
             ["SIGINT", "SIGINT", "SIGTERM", "SIGTERM", "SIGKILL", "SIGHUP", "SIGPIPE", "no stdout", "no stderr", "pipe"]
         )
-        real = draw.random() < 0.5 or how.startswith("no ")  # Python looks at its streams when it starts
+        real = draw.random() < 0.5 or not how.startswith("SIG")  # Python looks at its streams when it starts
         reader = writer = -1
         if how == "pipe":
             reader, writer = os.pipe()
