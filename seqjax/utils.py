@@ -136,9 +136,10 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
-    if sys.stderr is None:  # closed by the shell, `2>&-`: the next file to be opened would get its number and its text
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as the process lives
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # closed by the shell, `2>&-`: the next file would get its number and its text
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - while it lives
     if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
         sys.stdout.reconfigure(errors="backslashreplace")
     with reporting(), explained():
@@ -298,14 +299,22 @@ def temporary_beside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Return a context that opens a new binary file, which replaces `path` if the context ends without an error."""
+    """Return a context that opens a new binary file, which replaces `path` if the context ends without an error.
+
+    After an error, of a full disk for instance, nothing of the new file is left.
+    """
     path = Path(path)
     temporary = temporary_beside(path)
-    with temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_json(path: str | Path, value: Any, *, sort_keys: bool = False) -> None:

@@ -42,6 +42,23 @@ def test_a_command_runs_without_stderr():
     assert int(done.stdout) == Path(os.devnull).stat().st_rdev
 
 
+def test_a_file_that_could_not_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "x").write_text("before")
+    with pytest.raises(OSError, match="full"), utils.replacing(tmp_path / "x") as file:
+        file.write(b"after")
+        raise OSError("full")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "before"
+
+
+def test_a_command_runs_without_stdout():
+    code = "import sys; from seqjax import utils; utils.run_command(lambda _: sys.stdout.write('text'), [])"
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_command_in_a_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()

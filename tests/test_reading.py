@@ -80,7 +80,12 @@ def analyse(directory: Path) -> None:
 OF_STUDY: dict[str, Any] = {
     "runs.json": STUDY,
     "points.csv": TABLE,
-    "blocks.npz": {"kept": TWO < 2, "arxiv/documents": TWO, "arxiv/losses": np.ones((2, 2), np.float32)},
+    "blocks.npz": {"kept": TWO < 2}
+    | {
+        f"{name}/{key}": x
+        for name in ("c4", "arxiv")
+        for key, x in {"documents": TWO, "losses": np.ones((2, 2))}.items()
+    },
     "classes.npz": {
         "runs": np.array(["a 0"]),
         "steps": np.array([2]),
@@ -286,7 +291,7 @@ def test_damaged_arrays(tmp_path: Path, name: str, damage: str):
         *((name, array) for name in ("tokenizer",) for array in TOKENIZER),
         ("metrics.npz", "run"),
         *(("classes.npz", array) for array in ("runs", "steps", "c4/repeat/losses")),
-        *(("blocks.npz", array) for array in ("kept", "arxiv/losses")),
+        *(("blocks.npz", array) for array in ("kept", "arxiv/losses", "arxiv/documents")),
         *(("sums", array) for array in ("step", "c4/blocks", "c4/repeat/tokens")),
     ],
 )

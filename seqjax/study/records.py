@@ -15,7 +15,7 @@ byte, wherever the files are.
 
 import csv
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -405,7 +405,7 @@ def read(directory: str | Path) -> Records:
         tuple(study["against"]),
         runs,
         about["missing"],
-        _read_blocks(directory / "blocks.npz", rows),
+        _read_blocks(directory / "blocks.npz", rows, named),
         study.get("speeds", {}),
         UNITS[study.get("unit", "nats")],
         study.get("sweep", ""),
@@ -413,12 +413,14 @@ def read(directory: str | Path) -> Records:
     )
 
 
-def _read_blocks(path: Path, rows: dict[tuple[str, int], int]) -> Blocks | None:
-    if not path.is_file():
+def _read_blocks(path: Path, rows: dict[tuple[str, int], int], named: Collection[str]) -> Blocks | None:
+    """Return the losses of blocks, those of the domains `named` among them; None if there are none."""
+    if not path.exists():
         return None
     arrays = read_arrays(path, fix=FIX)
     kept = np.flatnonzero(arrays.take("kept", "b", len(rows)))
-    documents = {k.removesuffix("/documents"): arrays.take(k, "iu", None) for k in arrays if k.endswith("/documents")}
+    domains = dict.fromkeys([*(k.removesuffix("/documents") for k in arrays if k.endswith("/documents")), *named])
+    documents = {domain: arrays.take(f"{domain}/documents", "iu", None) for domain in domains}
     losses = {}
     for domain, of_block in documents.items():
         losses[domain] = np.full((len(rows), len(of_block)), np.nan)

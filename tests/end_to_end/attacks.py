@@ -144,14 +144,14 @@ class Attacks:
                 found, why = "silent", f"run again: {difference(made, wanted)}"
             elif ended.status:
                 found = "one line"
-        return Result(number, "signals", done.partition(" ")[0], f"{scene.name}: {done}, {hit}", found, why)
+        return Result(number, "signals", done.rpartition(" ")[0], f"{scene.name}: {done}, {hit}", found, why)
 
     def _disturbed(self, scene: Scene, argv: Sequence[str], draw: random.Random, place: Path) -> tuple[str, str, Ended]:
         """Run a command and disturb it; what was done, in which phase it was, and how it ended."""
         how = draw.choice(
             ["SIGINT", "SIGINT", "SIGTERM", "SIGTERM", "SIGKILL", "SIGHUP", "SIGPIPE", "no stdout", "no stderr", "pipe"]
         )
-        real = draw.random() < 0.5
+        real = draw.random() < 0.5 or not how.startswith("SIG")  # Python looks at its streams when it starts
         reader = writer = -1
         if how == "pipe":
             reader, writer = os.pipe()

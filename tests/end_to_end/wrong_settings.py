@@ -161,7 +161,7 @@ WRONG_OPTIONS: dict[str, dict[str, list[str]]] = {
         "workdir": ["/nowhere", "/dev/null", "{root}/blocks"], "dtype": ["zzz", "float64", "int8", ""],
         "out": ["/dev/null", "/dev/null/x", "{root}/study.py", "{root}/x.bin", "gs://b/x"],
     },
-    "harness": {"workdir": ["/nowhere", "/dev/null"], "tasks": ["zzz", ""]},
+    "harness": {"tasks": ["zzz", ""]},
 }  # fmt: skip
 IMPORTS = ["/nowhere", "/dev/null", "{root}/blocks", "{root}/finished", "{root}/study.py", "hf://", ""]
 
@@ -221,5 +221,7 @@ def _of_run(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list
         value = draw.choice(settings[key])
         return "train", [*argv, f"--config.{key}={value}"], (key, key.rpartition(".")[2]), True
     given = [text.format(**names) if "'{" in text else text for text in draw.choice(ODD if way == "odd" else CONFLICTS)]
-    words = [word for text in given for word in (text.partition("=")[0], text.partition("=")[0].rpartition(".")[2])]
+    pairs = [text.partition("=")[::2] for text in given]
+    words = [word for key, value in pairs for word in (key, key.rpartition(".")[2], *filter(None, [value]))]
+    words += [str(scenes.blocks)] * ("data.corpus=stream" in given)  # which holds no text
     return "train", [*argv, *(f"--config.{text}" for text in given)], tuple(words), way == "conflict"
