@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from kernels_pallas import device
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.delta_rule.triton import bwd_kernels, fwd_kernels
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision
 
-CHUNK = 64  # positions at most: a tile holds a whole chunk along one axis
+CHUNK, SHORT_CHUNK = 64, 32  # positions at most: a tile holds a whole chunk along one axis
 
 
 class Tile(NamedTuple):
@@ -31,21 +32,32 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs.
+# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones spill at most 32 bytes per thread, on
+# sm80 or sm90, with the chunks of `longest_chunk`; fp32, whose products are three each and hold their operands in
+# registers, spills where a head has 128 keys. None was run on a GPU.
 TILES = {
     ("solve", 16): Tile(64, 4, 1),
     ("state", 16): Tile(32, 4, 2),
     ("out", 16): Tile(64, 4, 1),
     ("dstate", 16): Tile(32, 4, 1),
-    ("rows", 16): Tile(64, 8, 1),
+    ("rows", 16): Tile(32, 8, 1),
     ("columns", 16): Tile(64, 8, 1),
-    ("solve", 32): Tile(64, 8, 1),
-    ("state", 32): Tile(16, 8, 1),
-    ("out", 32): Tile(16, 8, 1),
-    ("dstate", 32): Tile(16, 8, 1),
-    ("rows", 32): Tile(16, 8, 1),
-    ("columns", 32): Tile(16, 8, 1),
+    ("solve", 32): Tile(16, 4, 1),
+    ("state", 32): Tile(16, 4, 1),
+    ("out", 32): Tile(16, 4, 1),
+    ("dstate", 32): Tile(16, 4, 1),
+    ("rows", 32): Tile(16, 4, 1),
+    ("columns", 32): Tile(16, 4, 1),
 }
+
+
+def longest_chunk(dtype: Any) -> int:
+    """Return the positions per chunk at most: 32 before Hopper, whose products take operands from shared memory.
+
+    There, and for float32 everywhere, operands lie in registers, of which chunks of 64 need more than there are.
+    """
+    is_hopper = (device.compute_capability() or device.AMPERE) >= device.HOPPER
+    return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
 
 
 def tile(kernel: str, dtype: Any) -> Tile:
@@ -70,7 +82,7 @@ def run(
     chunk_size: int,
 ) -> tuple[Array, Array]:
     """Return (o [B, T, H, V], the last state)."""
-    chunk = min(CHUNK, padded(min(chunk_size, q_BTHK.shape[1])))
+    chunk = min(longest_chunk(q_BTHK.dtype), padded(min(chunk_size, q_BTHK.shape[1])))
     beta_BcHC = jnp.moveaxis(split_chunks(beta_BTH, chunk), 2, 3)
     g_BcHC = None
     if log_g_BTH is not None:
