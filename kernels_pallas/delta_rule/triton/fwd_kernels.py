@@ -67,7 +67,9 @@ def solve_kernel(
     """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head.
 
     Blocks of SOLVE rows on the diagonal by forward substitution, row r of all of them at a time; then pairs of blocks
-    are merged: with L what A has below both, and X block diagonal, X - X L X is the inverse of the pair.
+    are merged: with L what A has between both, and X block diagonal, X - X L X is the inverse of the pair. Products of
+    float32 in three parts, whatever the inputs: where keys are much alike and beta is near 2, one TF32 product loses a
+    tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the rounding of X to bf16).
     """
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, C)
@@ -89,12 +91,12 @@ def solve_kernel(
     if C > SOLVE:
         is_pair_CC = later // (2 * SOLVE) == earlier // (2 * SOLVE)
         low_CC = tl.where(is_pair_CC & (later // SOLVE != earlier // SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision=PRECISION)
-        x_CC -= tl.dot(product_CC, x_CC, input_precision=PRECISION)
+        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
+        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
     if C > 2 * SOLVE:
         low_CC = tl.where(later // (2 * SOLVE) != earlier // (2 * SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision=PRECISION)
-        x_CC -= tl.dot(product_CC, x_CC, input_precision=PRECISION)
+        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
+        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
     store_tile(x_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, x_CC)
 
 
