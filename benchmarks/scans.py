@@ -3,9 +3,9 @@
     python -m benchmarks.scans [--quick] [--cases=delta_rule,gated_delta_rule] [--batch=16] [--seq_len=2048]
 
 ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16),
-state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64), delta_rule DeltaNet's (8 heads of 96
-x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). One layer each, 16-bit inputs where the mixer has
-them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
+state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8
+heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). One layer each, 16-bit inputs where the
+mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
 largest entry. Writes benchmarks/results/scans.json; a quick or
 partial run writes to runs/benchmarks/.

@@ -136,12 +136,8 @@ def delta_rule(*, dim: int, dtype: str, gated: bool) -> None:
     from kernels_pallas.delta_rule.triton import scan as backend
 
     B, T, H, V = 2, 1024, 6, dim * (1 + gated)  # Gated DeltaNet's values are twice as wide as its keys
-    k, v, row, state = (
-        ((B, T, H, dim), dtype),
-        ((B, T, H, V), dtype),
-        ((B, T, H), "float32"),
-        ((B, H, dim, V), "float32"),
-    )
+    k, v, row = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, T, H), "float32")
+    state = ((B, H, dim, V), "float32")
 
     def call(q, k, v, beta, log_g, initial, *cotangents):
         f = partial(backend.run, chunk_size=64)

@@ -20,7 +20,7 @@ from tests.kernels.common import assert_close, count_primitive, fast_jit
 NAMES = ("q", "k", "v", "beta", "log_g", "state")
 
 
-def draw(T, K, V, *, decay: float | None, B=1, H=2, dtype="float32", seed=0) -> list[jax.Array | None]:
+def draw(T, K, V, *, decay: float | None, B=1, H=2, dtype="float32", seed=0) -> list[Any]:
     """q, k, v, beta, log_g, state: unit queries and keys, beta in [0, 2] with both ends, decays around -`decay`."""
     rng = np.random.default_rng(seed)
     q, k = (rng.normal(size=(B, T, H, K)) for _ in range(2))

@@ -22,10 +22,10 @@ def dstate_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), dY = (X * G)^T (P^T dO + e^{g_C - g} K L), from the last chunk.
+    """L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = (X * G)^T (P^T dO + e^{g_C - g} K L).
 
-    For one batch entry, head and BLOCK columns of L. dy [B, T, H, V]; dstates [B, c, H, K, V], each behind its chunk;
-    dlast and dinitial [B, H, K, V] fp32. Positions i are columns and j rows of P^T and (X * G)^T.
+    From the last chunk, for one batch entry, head and BLOCK columns of L. dy [B, T, H, V]; dstates [B, c, H, K, V],
+    each behind its chunk; dlast and dinitial [B, H, K, V] fp32. P^T and (X * G)^T have positions i as columns.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK

@@ -32,9 +32,9 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones spill at most 32 bytes per thread, on
-# sm80 or sm90, with the chunks of `longest_chunk`; fp32, whose products are three each and hold their operands in
-# registers, spills where a head has 128 keys. None was run on a GPU.
+# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones spill at most 32 bytes per thread,
+# on sm80 or sm90, with the chunks of `longest_chunk`; fp32, whose products are three each and hold their operands in
+# registers, spills, most where a head has 128 keys. None was run on a GPU.
 TILES = {
     ("solve", 16): Tile(64, 4, 1),
     ("state", 16): Tile(32, 4, 2),
