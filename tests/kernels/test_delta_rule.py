@@ -132,6 +132,12 @@ def test_equal_keys_and_full_corrections_keep_their_digits(implementation, beta)
 ROUNDINGS, UNIT = 16, {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
+def assert_16_bits_close(got: Any, want: Any, dtype: str) -> None:
+    for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        worst = np.abs(g.astype(np.float64) - w).max() / np.abs(w).max()
+        assert worst <= math.sqrt(ROUNDINGS) * UNIT[dtype], (jax.tree_util.keystr(path), worst)
+
+
 @pytest.mark.parametrize(
     ("dtype", "decay"),
     support.slow_unless(
@@ -144,10 +150,17 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype, decay) -> None
     assert [x.dtype for x in got[0]] == [dtype, np.float32]
     for name, x in zip(NAMES, arrays, strict=True):
         assert x is None or got[1][name].dtype == x.dtype
-    want = with_gradients(reference.delta_rule, arrays, wide=True)
-    for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        worst = np.abs(g.astype(np.float64) - w).max() / np.abs(w).max()
-        assert worst <= math.sqrt(ROUNDINGS) * UNIT[dtype], (jax.tree_util.keystr(path), worst)
+    assert_16_bits_close(got, with_gradients(reference.delta_rule, arrays, wide=True), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (96, 192), (128, 128)])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, K, V) -> None:
+    monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
+    arrays = draw(70, K, V, decay=0.1, dtype="bfloat16", H=1)
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert_16_bits_close(got, with_gradients(reference.delta_rule, arrays, wide=True), "bfloat16")
 
 
 def test_starts_from_zero_without_a_state(implementation) -> None:

@@ -32,16 +32,16 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones spill at most 32 bytes per thread,
-# on sm80 or sm90, with the chunks of `longest_chunk`; fp32, whose products are three each and hold their operands in
-# registers, spills, most where a head has 128 keys. None was run on a GPU.
+# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones do not spill, on sm80 or sm90, with
+# the chunks of `longest_chunk`, and load the next block or chunk while they compute; fp32, whose products are three each
+# and hold their operands in registers, spills, most where a head has 128 keys. None was run on a GPU.
 TILES = {
     ("solve", 16): Tile(64, 4, 1),
     ("state", 16): Tile(32, 4, 2),
-    ("out", 16): Tile(64, 4, 1),
-    ("dstate", 16): Tile(32, 4, 1),
-    ("rows", 16): Tile(32, 8, 1),
-    ("columns", 16): Tile(64, 8, 1),
+    ("out", 16): Tile(32, 4, 2),
+    ("dstate", 16): Tile(32, 4, 2),
+    ("rows", 16): Tile(32, 8, 2),
+    ("columns", 16): Tile(64, 8, 2),
     ("solve", 32): Tile(16, 4, 1),
     ("state", 32): Tile(16, 4, 1),
     ("out", 32): Tile(16, 4, 1),
