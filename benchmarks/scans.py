@@ -1,10 +1,11 @@
 """The recurrences' kernels by implementation, at the sizes of the 110m configs:
 
-    python -m benchmarks.scans [--quick] [--cases=ssd,selective_scan,state_scan] [--batch=16] [--seq_len=2048]
+    python -m benchmarks.scans [--quick] [--cases=delta_rule,gated_delta_rule] [--batch=16] [--seq_len=2048]
 
 ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16),
-state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64). One layer each, 16-bit inputs where
-the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
+state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8
+heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). One layer each, 16-bit inputs where the
+mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
 largest entry. Writes benchmarks/results/scans.json; a quick or
 partial run writes to runs/benchmarks/.
@@ -28,10 +29,10 @@ import jax.numpy as jnp
 from benchmarks.harness import report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
-from kernels_pallas import selective_scan, ssd, state_scan
+from kernels_pallas import delta_rule, selective_scan, ssd, state_scan
 from seqjax.utils import run_command
 
-CASES = ("ssd", "selective_scan", "state_scan")
+CASES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule")
 TABLE = report.Table(
     26,
     (
@@ -60,6 +61,14 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
         dt, decay = jax.nn.softplus(normal(0, B, T, E) - 3), -jnp.exp(normal(1, E, N))
         inputs = (half(2, B, T, E), dt, decay, half(3, B, T, N), half(4, B, T, N))
         return *inputs, normal(5, E), normal(6, B, E, N)
+    if case in ("delta_rule", "gated_delta_rule"):
+        is_gated = case == "gated_delta_rule"
+        H, K, V = (2, 8, 16) if small else (6, 96, 192) if is_gated else (8, 96, 96)
+        k = normal(0, B, T, H, K)
+        q, v = half(1, B, T, H, K, scale=1 / K), half(2, B, T, H, V)
+        k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(q.dtype)
+        inputs = (q, k, v, jax.nn.sigmoid(normal(3, B, T, H)), normal(4, B, H, K, V))
+        return (*inputs, -jax.nn.softplus(normal(5, B, T, H))) if is_gated else inputs
     H, K = (2, 8) if small else (12, 64)
     n_chunks = -(-T // 64)
     decay = jax.nn.sigmoid(normal(0, n_chunks, B, H, K))
@@ -73,6 +82,9 @@ def function(case: str, implementation: str) -> Callable:
         return partial(ssd, chunk_size=128, implementation=implementation)
     if case == "selective_scan":
         return partial(selective_scan, implementation=implementation)
+    if case in ("delta_rule", "gated_delta_rule"):
+        run = partial(delta_rule, chunk_size=64, implementation=implementation)
+        return lambda q, k, v, beta, initial, log_g=None: run(q, k, v, beta, log_g, initial)
     return partial(state_scan, precision=jax.lax.Precision.DEFAULT, implementation=implementation)
 
 

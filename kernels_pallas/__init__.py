@@ -8,6 +8,7 @@
     state_passing           the same with a decay by element (Mamba-2, RWKV-5 and 6, Based)
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
+    delta_rule              DeltaNet and Gated DeltaNet
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
 `backends_used` says which one ran, and `register_backend` adds one of your own. See docs/kernels.md.
@@ -17,7 +18,16 @@ Papers: arXiv 2505.18522 (Top-1 Chunk and Element), 2312.00752, 2405.21060, 2406
 from kernels_pallas.attention.api import causal_attention
 from kernels_pallas.backend import Backend, BackendError, Problem
 from kernels_pallas.backend import used as backends_used
-from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.chunks import (
+    carry_precision,
+    from_chunks,
+    join_chunks,
+    product,
+    rematerialized,
+    split_chunks,
+    to_chunks,
+)
+from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
 from kernels_pallas.select_chunk.api import select_chunk
@@ -28,6 +38,7 @@ from kernels_pallas.top1_chunk.api import top1_chunk_attention
 from kernels_pallas.top1_chunk.decode import chunk_means, top1_chunk_decode, update_chunk_means
 from kernels_pallas.top1_element.api import top1_element_attention
 from kernels_pallas.top1_element.decode import top1_element_decode
+from kernels_pallas.triangular import unit_lower_inverse
 
 __all__ = [
     "Backend",
@@ -35,19 +46,26 @@ __all__ = [
     "Problem",
     "accumulation_dtype",
     "backends_used",
+    "carry_precision",
     "causal_attention",
     "chunk_means",
+    "delta_rule",
+    "from_chunks",
     "join_chunks",
+    "product",
     "register_backend",
+    "rematerialized",
     "select_chunk",
     "selective_scan",
     "split_chunks",
     "ssd",
     "state_passing",
     "state_scan",
+    "to_chunks",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",
     "top1_element_decode",
+    "unit_lower_inverse",
     "update_chunk_means",
 ]

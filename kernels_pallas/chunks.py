@@ -1,7 +1,19 @@
-"""Cutting time into chunks, as every chunked recurrence does."""
+"""Cutting time into chunks, as every chunked recurrence does, and the products and the remat inside the delta rules'.
 
+The computation within a chunk runs for all chunks at once (the WY form of DeltaNet, arXiv 2406.06484, section 3, and
+similar forms); `state_scan` and `state_passing` compute the states at the chunk starts.
+"""
+
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array
+
+from kernels_pallas.numerics import accumulation_dtype
+
+# Names of the values that a chunked op saves for its backward pass, in addition to its inputs.
+SAVED = ("chunk_states", "chunk_inverse")
 
 
 def split_chunks(x_BT: Array, chunk: int) -> Array:
@@ -14,3 +26,30 @@ def split_chunks(x_BT: Array, chunk: int) -> Array:
 def join_chunks(x_BcC: Array, seq_len: int) -> Array:
     """Undo `split_chunks` and remove its padding: [B, c, C, ...] -> [B, T, ...]."""
     return x_BcC.reshape(x_BcC.shape[0], -1, *x_BcC.shape[3:])[:, :seq_len]
+
+
+def to_chunks(x: Array, chunk: int) -> Array:
+    """Split [B, T, H, ...] into chunks [c, B, H, C, ...], padded with zeros at the end."""
+    x = split_chunks(x, chunk)
+    return jnp.transpose(x, (1, 0, 3, 2, *range(4, x.ndim)))
+
+
+def from_chunks(x_cBHCV: Array, seq_len: int) -> Array:
+    """Join chunks [c, B, H, C, V] to [B, T, H, V], without the padding."""
+    return join_chunks(jnp.transpose(x_cBHCV, (1, 0, 3, 2, 4)), seq_len)
+
+
+def product(spec: str, x: Array, y: Array) -> Array:
+    """Return an einsum of two operands, accumulated and returned in at least float32."""
+    return jnp.einsum(spec, x, y, preferred_element_type=accumulation_dtype(x))
+
+
+def carry_precision(dtype: Any) -> jax.lax.Precision:
+    """Return the precision of the state scan's float32 products: TF32 suffices for 16-bit inputs."""
+    return jax.lax.Precision.DEFAULT if jnp.finfo(dtype).bits == 16 else jax.lax.Precision.HIGHEST
+
+
+def rematerialized(fn: Any) -> Any:
+    """Return `fn(chunk, ...)` under remat, which saves only its inputs, the chunk-start states and the inverses."""
+    policy = jax.checkpoint_policies.save_only_these_names(*SAVED)
+    return jax.checkpoint(fn, policy=policy, prevent_cse=False, static_argnums=(0,))

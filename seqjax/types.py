@@ -12,7 +12,8 @@ The suffix of an array's name is its shape: `x_BTD` is [batch, time, model width
 `x_BD` is one time step. If two arrays differ in time, S is the one that is attended to or looked up in. `x_BTE` is also
 the output of a projection to all heads (E = H * K) before the heads are split. Query and key within one chunk are both
 C: `scores_cBHCC`. A digit is a size: `x_B1`, except in `tokens_BT1`, which holds T + 1 tokens. An array without a
-suffix may have any leading axes; so may the matrices of ops/triangular.py, named by their last two axes: `m_CC`.
+suffix may have any leading axes; so may the matrices of `kernels_pallas.unit_lower_inverse`, named by their last two
+axes: `m_CC`.
 """
 
 from typing import Any, NamedTuple

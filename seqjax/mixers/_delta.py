@@ -58,6 +58,7 @@ class DeltaMixer(base.Mixer):
         conv_width: int,
         norm_eps: float,
         chunk_size: int,
+        implementation: str | None,
         rngs: nnx.Rngs,
     ):
         base.at_least(1, heads=heads, conv_width=conv_width, chunk_size=chunk_size)
@@ -68,7 +69,7 @@ class DeltaMixer(base.Mixer):
                     f"{name}."
                 )
         self.heads, self.key_width, self.value_width = heads, key_dim, value_dim
-        self.chunk_size = chunk_size
+        self.chunk_size, self.implementation = chunk_size, implementation
 
         def linear(n_in: int, n_out: int, *axes: str) -> Linear:
             return Linear(n_in, n_out, axes=(axes[0], axes[1]), rngs=rngs)
@@ -111,7 +112,7 @@ class DeltaMixer(base.Mixer):
     def __call__(self, x_BTD: Array) -> Array:
         q_BTE, k_BTE, v_BTE = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
         args: Any = self._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
-        o_BTHV: Any = gated_delta_rule(*args, chunk_size=self.chunk_size)
+        o_BTHV: Any = gated_delta_rule(*args, chunk_size=self.chunk_size, implementation=self.implementation)
         return self._output(x_BTD, o_BTHV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
@@ -131,7 +132,13 @@ class DeltaMixer(base.Mixer):
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
         args, cache = self._extend(x_BTD, cache)
-        result: Any = gated_delta_rule(*args, initial_state=cache.s_BHKV, return_state=True, chunk_size=self.chunk_size)
+        result: Any = gated_delta_rule(
+            *args,
+            initial_state=cache.s_BHKV,
+            return_state=True,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+        )
         return self._output(x_BTD, result[0]), cache._replace(s_BHKV=result[1])
 
     def step(self, x_BD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:

@@ -23,6 +23,7 @@ class DeltaNet(DeltaMixer):
         conv_width: int = 4,
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
+        implementation: str | None = None,
         rngs: nnx.Rngs,
     ):
         key_dim, value_dim = self.widths(dim, key_dim, value_dim)
@@ -35,6 +36,7 @@ class DeltaNet(DeltaMixer):
             conv_width=conv_width,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
+            implementation=implementation,
             rngs=rngs,
         )
 

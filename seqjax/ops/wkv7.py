@@ -16,9 +16,16 @@ default is 64. U is affine in S, so all products but one per chunk run over all 
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from kernels_pallas import accumulation_dtype, state_scan
-from seqjax.ops.chunked import carry_precision, from_chunks, product, rematerialized, to_chunks
-from seqjax.ops.triangular import unit_lower_inverse
+from kernels_pallas import (
+    accumulation_dtype,
+    carry_precision,
+    from_chunks,
+    product,
+    rematerialized,
+    state_scan,
+    to_chunks,
+    unit_lower_inverse,
+)
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 

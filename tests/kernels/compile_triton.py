@@ -133,7 +133,24 @@ def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024) -> None:
     arrays(call, x, row, bc, bc, state, row, x, state)
 
 
+def delta_rule(*, dim: int, dtype: str, gated: bool) -> None:
+    from kernels_pallas.delta_rule.triton import scan as backend
+
+    B, T, H, V = 2, 1024, 6, dim * (1 + gated)  # Gated DeltaNet's values are twice as wide as its keys
+    k, v, row = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, T, H), "float32")
+    state = ((B, H, dim, V), "float32")
+
+    def call(q, k, v, beta, log_g, initial, *cotangents):
+        f = partial(backend.run, chunk_size=64)
+        out, pull = jax.vjp(f, q, k, v, beta, log_g if gated else None, initial)
+        return out, pull(cotangents)
+
+    arrays(call, k, k, v, row, row, state, v, state)
+
+
 CASES = [
+    Case("gated-delta-rule", partial(delta_rule, gated=True)),
+    Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("ssd", ssd),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
     Case("state-scan", state_scan),

@@ -186,5 +186,6 @@ def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, implementation
     jax.clear_caches()  # jax.checkpoint remembers the trace, and with it the choice
     monkeypatch.setattr(backend, "pick", lambda op, backends, _, *rest: pick(op, backends, implementation, *rest))
     assert_trees_close(with_gradients(run, arrays), want)
-    assert kp.backends_used()["ssd" if name == "ssd" else "state_scan"] == implementation
+    op = {"ssd": "ssd", "gated_delta_rule": "delta_rule"}.get(name, "state_scan")
+    assert kp.backends_used()[op] == implementation
     jax.clear_caches()

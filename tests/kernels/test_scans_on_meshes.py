@@ -18,8 +18,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import selective_scan, ssd, state_scan
+from kernels_pallas import delta_rule, selective_scan, ssd, state_scan
 from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.selective_scan import xla as selective_scan_xla
 from kernels_pallas.ssd import xla as ssd_xla
@@ -78,7 +79,21 @@ def duality(*, has_dt: bool) -> Case:
     return Case(f, arrays[:n], specs[:n], ("B T H v", "B H n v"), over_heads=(2, 3))
 
 
+def correction(*, has_gate: bool) -> Case:
+    q, k, v, beta, s, log_g = arrays_of((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H), (B, H, K, V), (B, T, H))
+    k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+    arrays = (q / 4, k, v, jax.nn.sigmoid(beta), -jax.nn.softplus(log_g), s)
+    specs = ("B T H k", "B T H k", "B T H v", "B T H", "B T H", "B H k v")
+    f = partial(delta_rule, chunk_size=16, implementation="triton")
+    if has_gate:
+        return Case(f, arrays, specs, ("B T H v", "B H k v"))
+    plain = lambda q, k, v, beta, s: f(q, k, v, beta, None, s)  # noqa: E731
+    return Case(plain, (*arrays[:4], arrays[5]), (*specs[:4], specs[5]), ("B T H v", "B H k v"))
+
+
 CASES = {
+    "delta_rule": partial(correction, has_gate=False),
+    "gated_delta_rule": partial(correction, has_gate=True),
     "state_scan": states,
     "state_passing": passing,
     "selective_scan": channels,
@@ -141,12 +156,35 @@ def plain_duality_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool):
     return dx, dg, db, dc, d_initial, *([ddt] if has_dt else [])
 
 
+def plain_correction(q, k, v, beta, g, initial, *, has_gate: bool):
+    C = beta.shape[-1]
+
+    def chunk(state, xs):
+        q, k, v, beta, g = xs
+        log_g = jnp.moveaxis(jnp.diff(g, axis=-1, prepend=0), 1, 2) if has_gate else None
+        o, last = delta_rule_xla.run(q, k, v, jnp.moveaxis(beta, 1, 2), log_g, state, chunk_size=C)
+        return last, (o, state)
+
+    xs = tuple(jnp.moveaxis(t, 1, 0) for t in (*(split_chunks(t, C) for t in (q, k, v)), beta, g))
+    last, (o, states) = jax.lax.scan(chunk, initial, xs)
+    inverse = jnp.zeros((*q.shape[:3], C))  # which the gradient below does not read
+    return join_chunks(jnp.moveaxis(o, 0, 1), q.shape[1]), last, inverse, jnp.moveaxis(states, 0, 1)
+
+
+def plain_correction_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool):
+    del x
+    _, vjp = jax.vjp(lambda *xs: plain_correction(*xs, has_gate=has_gate)[:2], q, k, v, beta, g, states[:, 0])
+    dq, dk, dv, dbeta, dg, d_initial = vjp((do, d_last))
+    return dq, dk, dv, dbeta, d_initial, *([dg] if has_gate else [])
+
+
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
     seen: list[tuple] = []
     if ON_GPU:
         return seen
+    from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
     from kernels_pallas.ssd.triton import scan as ssd_triton
     from kernels_pallas.state_scan.triton import scan as state_scan_triton
@@ -165,6 +203,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (selective_scan_triton, "_backward", plain_channels_backward),
         (ssd_triton, "_run_forward", plain_duality),
         (ssd_triton, "_run_backward", plain_duality_backward),
+        (delta_rule_triton, "_run_forward", plain_correction),
+        (delta_rule_triton, "_run_backward", plain_correction_backward),
     ):
         monkeypatch.setattr(module, name, watched(body))
     monkeypatch.setattr(interpreter, "is_chosen", lambda: False)
@@ -201,7 +241,7 @@ MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
 # by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
 QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
-QUICK |= {("ssd", "2x2x2")}
+QUICK |= {("ssd", "2x2x2"), ("gated_delta_rule", "2x2x2")}
 
 
 @pytest.mark.parametrize(

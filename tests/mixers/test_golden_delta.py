@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+import kernels_pallas
 from seqjax import mixers
 from seqjax.models import Model
 from seqjax.nn.params import Template
@@ -130,3 +132,13 @@ def test_rwkv7_model(chunk):
     weights = rwkv7_params(z)
     assert jax.tree.map(jnp.shape, weights) == jax.tree.map(lambda x: x.shape, model.shapes)
     assert_close(jax.jit(model.logits)(weights, z["tokens"][None])[0], z["logits"])
+
+
+@pytest.mark.parametrize("name", ["deltanet", "gated_deltanet"])
+def test_the_named_implementation_is_asked(name):
+    layer = mixers.load(name)(16, heads=2, implementation="pallas", rngs=nnx.Rngs(0))
+    x_BTD = jnp.ones((1, 4, 16))
+    with pytest.raises(kernels_pallas.BackendError, match="delta_rule has no pallas kernel"):
+        layer(x_BTD)
+    with pytest.raises(kernels_pallas.BackendError, match="delta_rule has no pallas kernel"):
+        layer.prefill(x_BTD, layer.init_cache(1, 4, jnp.float32))

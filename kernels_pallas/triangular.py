@@ -15,9 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float
-
-from seqjax.types import Array
+from jaxtyping import Array, Float
 
 BLOCK = 8
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,37 @@
+"""The `triton` backend of the delta rule: sm80 and later."""
+
+from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.delta_rule.interface import DeltaRule
+from kernels_pallas.triton import limits
+
+# Whether these kernels were measured on a GPU and won. Until then they run only where a caller names them.
+IS_MEASURED = False
+MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; Gated DeltaNet has 192 at 110m
+
+
+def refusal(problem: Problem) -> str | None:
+    """Say why it refuses: the machine, the dtypes (k and v follow q), a head's dims, or that nobody named it."""
+    reason = limits.machine(problem)
+    if reason is not None:
+        return reason
+    q, _, v, *wide = problem.operands
+    if set(limits.dtype_names(q)) - set(limits.DTYPES) or limits.dtype_names(*wide) != ["float32"]:
+        names = " and ".join(limits.dtype_names(q, *wide))
+        return f"operands are {names}; q may be {', '.join(limits.DTYPES)}, beta, decays and states float32"
+    if q.shape[-1] > limits.MAX_DIM:
+        return f"key dim {q.shape[-1]} is larger than {limits.MAX_DIM}"
+    if v.shape[-1] > MAX_VALUE_DIM:
+        return f"value dim {v.shape[-1]} is larger than {MAX_VALUE_DIM}"
+    if not (IS_MEASURED or problem.is_named):
+        return "not measured on a GPU yet: it runs only when selected by name"
+    return None
+
+
+def load() -> DeltaRule:
+    """Import the kernels."""
+    from kernels_pallas.delta_rule.triton import scan
+
+    return scan
+
+
+BACKEND = Backend("triton", load, refusal)

@@ -1,0 +1,197 @@
+"""Triton kernels of the gradient of the delta rule: the states' in one pass back over time, then rows and columns.
+
+    dstate     the gradient L of the state after every chunk, and dY
+    rows       what the rows of the products give: dq, dv, dbeta, part of dk, part of dg; and W, computed again
+    columns    what their columns give: the rest of dk and dg
+
+Rows and columns are two kernels because all accumulators together do not fit the registers. They round the same
+products of 64 x 64 before they multiply them, so that in dg, a difference of sums over rows and over columns, pairs of
+positions that cancel do so whatever the dtype. No atomics: two runs give the same bits.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.delta_rule.triton.fwd_kernels import decays, load_tile, place_of, store_tile
+from kernels_pallas.triton.tile_io import load_rows, store_rows
+
+
+@triton.jit
+def dstate_kernel(
+    q_ptr, k_ptr, x_ptr, beta_ptr, g_ptr, do_ptr, dlast_ptr, dy_ptr, dstates_ptr, dinitial_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = (X * G)^T (P^T dO + e^{g_C - g} K L).
+
+    From the last chunk, for one batch entry, head and BLOCK columns of L. dy [B, T, H, V]; dstates [B, c, H, K, V],
+    each behind its chunk; dlast and dinitial [B, H, K, V] fp32. P^T and (X * G)^T have positions i as columns.
+    """
+    n_chunks: tl.constexpr = (T + C - 1) // C
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    pid = tl.program_id(0)
+    block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
+    i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
+    dtype = k_ptr.dtype.element_ty
+    ds_KV = load_tile(dlast_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+    for step in tl.range(0, n_chunks, num_stages=STAGES):
+        chunk = n_chunks - 1 - step
+        head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
+        q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+        k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+        do_CV = load_tile(do_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        xt_CC = load_tile(x_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
+        beta_C = tl.load(beta_ptr + head * C + i)
+        g_C = beta_C
+        if HAS_GATE:
+            g_C = tl.load(g_ptr + head * C + i)
+        decays_CC = decays(i[None, :], i[:, None], g_C[None, :], g_C[:, None], HAS_GATE)
+        if HAS_GATE:
+            xt_CC = (xt_CC.to(tl.float32) * decays_CC).to(dtype)
+        pt_CC = (tl.dot(k_CK, tl.trans(q_CK), input_precision=PRECISION) * decays_CC).to(dtype)
+        ds_low_KV = ds_KV.to(dtype)
+        store_tile(dstates_ptr + head * (K * V), at_K, at_V, V, 1, K, V, ds_low_KV)
+        dw_CV = tl.dot(k_CK, ds_low_KV, input_precision=PRECISION)
+        if HAS_GATE:
+            end = tl.load(g_ptr + head * C + C - 1)
+            dw_CV *= tl.exp(end - g_C)[:, None]
+            ds_KV *= tl.exp(end)
+        dw_CV = tl.dot(pt_CC, do_CV, dw_CV, input_precision=PRECISION)
+        dy_CV = tl.dot(xt_CC, dw_CV.to(dtype), input_precision=PRECISION)
+        store_tile(dy_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, dy_CV)
+        dseen_CV = -beta_C[:, None] * dy_CV
+        if HAS_GATE:
+            grow_C = tl.exp(g_C)
+            dseen_CV *= grow_C[:, None]
+            do_CV = (do_CV.to(tl.float32) * grow_C[:, None]).to(dtype)
+        ds_KV = tl.dot(tl.trans(q_CK), do_CV, ds_KV, input_precision=PRECISION)
+        ds_KV = tl.dot(tl.trans(k_CK), dseen_CV.to(dtype), ds_KV, input_precision=PRECISION)
+    store_tile(dinitial_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, ds_KV)
+
+
+@triton.jit
+def rows_kernel(
+    q_ptr, k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, states_ptr, do_ptr, dy_ptr,
+    dq_ptr, dk_ptr, dv_ptr, dbeta_ptr, dg_ptr, w_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The gradients that sum over the columns j of the products of a chunk, for its rows i, and W [B, T, H, V].
+
+    dq, dk (its part) [B, T, H, K], dv [B, T, H, V], dbeta and dg (its part, with HAS_GATE) [B, c, H, C]. W is made as
+    W^T, from transposed loads, which is what dO W^T and dY W^T multiply with.
+    """
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i, at_K = tl.arange(0, C), tl.arange(0, KP)
+    row = start + i
+    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
+    k_CK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+    xt_CC = load_tile(x_ptr + b * T * H * C + h * C, i, row, 1, H * C, C, T, False, BOUNDED)
+    dtype = k_ptr.dtype.element_ty
+    beta_C = tl.load(beta_ptr + head * C + i)
+    g_C = beta_C
+    if HAS_GATE:
+        g_C = tl.load(g_ptr + head * C + i)
+        decays_CC = decays(i[None, :], i[:, None], g_C[None, :], g_C[:, None], HAS_GATE)
+        xt_CC = (xt_CC.to(tl.float32) * decays_CC).to(dtype)
+    grow_C = tl.exp(g_C)
+    z_CC, m_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    dq_CK, dk_CK = tl.zeros([C, KP], tl.float32), tl.zeros([C, KP], tl.float32)
+    dbeta_C = tl.zeros([C], tl.float32)
+    for block in tl.range(0, n_blocks, num_stages=STAGES):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        st_VK = load_tile(states_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, K != KP)
+        vt_VC = load_tile(v_ptr + in_V, at_V, row, 1, H * V, V, T, PART, BOUNDED)
+        do_CV = load_tile(do_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        dy_CV = load_tile(dy_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        seen_VC = tl.dot(st_VK, tl.trans(k_CK), input_precision=PRECISION)
+        if HAS_GATE:
+            seen_VC *= grow_C[None, :]
+        y_VC = (beta_C[None, :] * (vt_VC.to(tl.float32) - seen_VC)).to(dtype)
+        w_VC = tl.dot(y_VC, xt_CC, input_precision=PRECISION).to(dtype)
+        store_tile(w_ptr + in_V, at_V, row, 1, H * V, V, T, w_VC)
+        z_CC = tl.dot(do_CV, w_VC, z_CC, input_precision=PRECISION)
+        m_CC = tl.dot(dy_CV, w_VC, m_CC, input_precision=PRECISION)
+        dq_CK = tl.dot(do_CV, st_VK, dq_CK, input_precision=PRECISION)
+        dk_CK = tl.dot(dy_CV, st_VK, dk_CK, input_precision=PRECISION)
+        dy_CV = dy_CV.to(tl.float32)
+        store_tile(dv_ptr + in_V, row, at_V, H * V, 1, T, V, beta_C[:, None] * dy_CV)
+        v_CV = load_tile(v_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        dbeta_C += tl.sum(dy_CV * v_CV.to(tl.float32), 1)
+    later, earlier = i[:, None], i[None, :]
+    decays_CC = decays(later, earlier, g_C[:, None], g_C[None, :], HAS_GATE)
+    z_CC *= decays_CC
+    m_CC = tl.where(later > earlier, -m_CC * decays_CC, 0.0)
+    if HAS_GATE:
+        dq_CK *= grow_C[:, None]
+        dk_CK *= grow_C[:, None]
+    k_wide_CK = k_CK.to(tl.float32)
+    # of what k adds to R, and of the k of a row of A; k . k once more, so that M is not rounded here
+    dbeta_C -= tl.sum(k_wide_CK * dk_CK, 1)
+    dbeta_C += tl.sum(m_CC * tl.dot(k_CK, tl.trans(k_CK), input_precision=PRECISION), 1)
+    tl.store(dbeta_ptr + head * C + i, dbeta_C)
+    dq_CK = tl.dot(z_CC.to(dtype), k_CK, dq_CK, input_precision=PRECISION)
+    dk_CK = tl.dot((beta_C[:, None] * m_CC).to(dtype), k_CK, -beta_C[:, None] * dk_CK, input_precision=PRECISION)
+    store_rows(dq_ptr + in_K, row, H * K, T, dq_CK, K, KP)
+    store_rows(dk_ptr + in_K, row, H * K, T, dk_CK, K, KP)
+    if HAS_GATE:
+        q_CK = load_rows(q_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+        tl.store(dg_ptr + head * C + i, tl.sum(q_CK.to(tl.float32) * dq_CK + k_wide_CK * dk_CK, 1))
+
+
+@triton.jit
+def columns_kernel(
+    q_ptr, k_ptr, w_ptr, beta_ptr, g_ptr, states_ptr, do_ptr, dy_ptr, dstates_ptr, dk_rows_ptr, dg_rows_ptr,
+    dk_ptr, dg_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The gradients that sum over the rows i of the products of a chunk, for its columns j, added to those of its rows.
+
+    dk [B, T, H, K]; with HAS_GATE dg [B, c, H, C]. states and dstates are those before and behind the chunks.
+    """
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i, at_K = tl.arange(0, C), tl.arange(0, KP)
+    row = start + i
+    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
+    zt_CC, mt_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    dk_CK = tl.zeros([C, KP], tl.float32)
+    overlap_K = tl.zeros([KP], tl.float32)
+    for block in tl.range(0, n_blocks, num_stages=STAGES):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        w_CV = load_tile(w_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        do_CV = load_tile(do_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        dy_CV = load_tile(dy_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        ds_KV = load_tile(dstates_ptr + head * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+        zt_CC = tl.dot(w_CV, tl.trans(do_CV), zt_CC, input_precision=PRECISION)
+        mt_CC = tl.dot(w_CV, tl.trans(dy_CV), mt_CC, input_precision=PRECISION)
+        dk_CK = tl.dot(w_CV, tl.trans(ds_KV), dk_CK, input_precision=PRECISION)
+        if HAS_GATE:
+            s_KV = load_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+            overlap_K += tl.sum(s_KV.to(tl.float32) * ds_KV.to(tl.float32), 1)
+    q_CK = load_rows(q_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+    k_CK = load_rows(k_ptr + in_K, row, H * K, T, K, KP, BOUNDED)
+    k_wide_CK = k_CK.to(tl.float32)
+    beta_C = tl.load(beta_ptr + head * C + i)
+    g_C = beta_C
+    end = 0.0
+    if HAS_GATE:
+        g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
+        dk_CK *= tl.exp(end - g_C)[:, None]
+        end = tl.exp(end) * tl.sum(overlap_K, 0) + tl.sum(tl.sum(k_wide_CK * dk_CK, 1), 0)
+    later, earlier = i[None, :], i[:, None]
+    decays_CC = decays(later, earlier, g_C[None, :], g_C[:, None], HAS_GATE)
+    zt_CC *= decays_CC
+    mt_CC = tl.where(later > earlier, beta_C[None, :] * (-mt_CC * decays_CC), 0.0)
+    dk_CK = tl.dot(zt_CC.to(k_CK.dtype), q_CK, dk_CK, input_precision=PRECISION)
+    dk_CK = tl.dot(mt_CC.to(k_CK.dtype), k_CK, dk_CK, input_precision=PRECISION)
+    if HAS_GATE:
+        dg_C = tl.load(dg_rows_ptr + head * C + i) - tl.sum(k_wide_CK * dk_CK, 1)
+        tl.store(dg_ptr + head * C + i, dg_C + tl.where(i == C - 1, end, 0.0))
+    dk_CK += load_rows(dk_rows_ptr + in_K, row, H * K, T, K, KP, BOUNDED).to(tl.float32)
+    store_rows(dk_ptr + in_K, row, H * K, T, dk_CK, K, KP)

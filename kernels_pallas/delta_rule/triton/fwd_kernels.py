@@ -1,0 +1,185 @@
+"""Triton kernels of the delta rule: the inverse of every chunk, the states in one pass over time, then all outputs.
+
+Equations in `delta_rule/api.py`. A tile holds a whole chunk of C positions along one axis; the values of a head are
+taken in blocks of BLOCK columns, its keys, padded to KP, as a whole. HAS_GATE is Gated DeltaNet: without it g is not
+read and no decay is computed. Only differences of g are exponentiated, masked before: above the diagonal they would
+overflow. Sums are float32, products of the inputs' dtype. beta and g are [B, c, H, C], with zeros behind T: positions
+there correct nothing, and their rows of every other array read as zeros.
+
+No tile that is computed is transposed for a product (compilers got that wrong on Hopper): what is needed the other way
+round is computed so, from tiles that are loaded.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.triton.tile_io import load_rows
+
+SOLVE = tl.constexpr(16)  # rows of a block of the inverse that forward substitution makes
+
+
+@triton.jit
+def place_of(pid, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr):
+    """Batch entry, head, first position and index into [B, c, H] of a program that has a chunk of a head."""
+    n_chunks: tl.constexpr = (T + C - 1) // C
+    h, chunk, b = pid % H, pid // H % n_chunks, (pid // (H * n_chunks)).to(tl.int64)
+    return b, h, chunk * C, (b * n_chunks + chunk) * H + h
+
+
+@triton.jit
+def load_tile(
+    ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr,
+    BOUND_R: tl.constexpr, BOUND_C: tl.constexpr,
+):  # fmt: skip
+    """[r, c] of a matrix whose rows and columns are so far apart; zeros from n_r and n_c on, where bounded."""
+    ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
+    if BOUND_R and BOUND_C:
+        return tl.load(ptrs, mask=(r < n_r)[:, None] & (c < n_c)[None, :], other=0.0)
+    if BOUND_R:
+        return tl.load(ptrs, mask=(r < n_r)[:, None], other=0.0)
+    if BOUND_C:
+        return tl.load(ptrs, mask=(c < n_c)[None, :], other=0.0)
+    return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr, x):
+    """Writes what `load_tile` reads."""
+    ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
+    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=(r < n_r)[:, None] & (c < n_c)[None, :])
+
+
+@triton.jit
+def decays(later, earlier, g_later, g_earlier, HAS_GATE: tl.constexpr):
+    """G: e^{g_later - g_earlier} where later >= earlier, else 0. Rows or columns may be the later positions."""
+    is_seen = later >= earlier
+    if HAS_GATE:
+        return tl.exp(tl.where(is_seen, g_later - g_earlier, float("-inf")))
+    return tl.where(is_seen, 1.0, 0.0)
+
+
+@triton.jit
+def solve_kernel(
+    k_ptr, beta_ptr, x_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head.
+
+    Blocks of SOLVE rows on the diagonal by forward substitution, row r of all of them at a time; then pairs of blocks
+    are merged: with L what A has between both, and X block diagonal, X - X L X is the inverse of the pair. Products of
+    float32 in three parts, whatever the inputs: where keys are much alike and beta is near 2, one TF32 product loses a
+    tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the rounding of X to bf16).
+    """
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i = tl.arange(0, C)
+    row = start + i
+    k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+    beta_C = tl.load(beta_ptr + head * C + i)
+    later, earlier = i[:, None], i[None, :]
+    a_CC = tl.dot(k_CK, tl.trans(k_CK), input_precision=PRECISION) * beta_C[:, None]
+    a_CC = tl.where(later > earlier, a_CC, 0.0)
+    is_own_CC = later // SOLVE == earlier // SOLVE
+    x_CC = tl.where(is_own_CC, -a_CC, 0.0)
+    for r in range(2, SOLVE):
+        # Row r of a block is still that of -A: its entry of column l, by l, times row l of X, which is done for l < r.
+        is_row_C1 = later % SOLVE == r
+        factors_C = tl.sum(tl.where(is_row_C1, x_CC, 0.0), 0)
+        add_C = tl.sum(factors_C[:, None] * x_CC, 0)
+        x_CC += tl.where(is_row_C1 & is_own_CC, add_C[None, :], 0.0)
+    x_CC += tl.where(later == earlier, 1.0, 0.0)
+    if C > SOLVE:
+        is_pair_CC = later // (2 * SOLVE) == earlier // (2 * SOLVE)
+        low_CC = tl.where(is_pair_CC & (later // SOLVE != earlier // SOLVE), a_CC, 0.0)
+        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
+        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
+    if C > 2 * SOLVE:
+        low_CC = tl.where(later // (2 * SOLVE) != earlier // (2 * SOLVE), a_CC, 0.0)
+        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
+        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
+    store_tile(x_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, x_CC)
+
+
+@triton.jit
+def corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_KV, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr):
+    """W [C, V] in float32, of keys, values, X * G, beta, e^g and the state before the chunk in the inputs' dtype."""
+    seen_CV = tl.dot(k_CK, s_KV, input_precision=PRECISION)
+    if HAS_GATE:
+        seen_CV *= grow_C[:, None]
+    y_CV = beta_C[:, None] * (v_CV.to(tl.float32) - seen_CV)
+    return tl.dot(x_CC, y_CV.to(k_CK.dtype), input_precision=PRECISION)
+
+
+@triton.jit
+def state_kernel(
+    k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, start_ptr, states_ptr, last_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """S <- e^{g_C} S + K^T (e^{g_C - g} W) over all chunks, for one batch entry, head and BLOCK columns of S.
+
+    states [B, c, H, K, V] are those before the chunks; start and last [B, H, K, V] fp32.
+    """
+    n_chunks: tl.constexpr = (T + C - 1) // C
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    pid = tl.program_id(0)
+    block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
+    i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
+    s_KV = load_tile(start_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+    for chunk in tl.range(0, n_chunks, num_stages=STAGES):
+        head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
+        k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+        v_CV = load_tile(v_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        x_CC = load_rows(x_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
+        beta_C = tl.load(beta_ptr + head * C + i)
+        grow_C = beta_C
+        if HAS_GATE:
+            g_C, end = tl.load(g_ptr + head * C + i), tl.load(g_ptr + head * C + C - 1)
+            grow_C = tl.exp(g_C)
+            decays_CC = decays(i[:, None], i[None, :], g_C[:, None], g_C[None, :], HAS_GATE)
+            x_CC = (x_CC.to(tl.float32) * decays_CC).to(x_CC.dtype)
+        s_low_KV = s_KV.to(k_CK.dtype)
+        store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_low_KV)
+        w_CV = corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_low_KV, HAS_GATE, PRECISION)
+        if HAS_GATE:
+            w_CV *= tl.exp(end - g_C)[:, None]
+            s_KV *= tl.exp(end)
+        s_KV = tl.dot(tl.trans(k_CK), w_CV.to(k_CK.dtype), s_KV, input_precision=PRECISION)
+    store_tile(last_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, s_KV)
+
+
+@triton.jit
+def out_kernel(
+    q_ptr, k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, states_ptr, o_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """O = e^g Q S + (tril(Q K^T) * G) W, for one chunk of a head; shapes as in `state_kernel`."""
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i, at_K = tl.arange(0, C), tl.arange(0, KP)
+    row = start + i
+    q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+    k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+    x_CC = load_rows(x_ptr + b * T * H * C + h * C, row, H * C, T, C, C, BOUNDED)
+    beta_C = tl.load(beta_ptr + head * C + i)
+    g_C = beta_C
+    if HAS_GATE:
+        g_C = tl.load(g_ptr + head * C + i)
+    decays_CC = decays(i[:, None], i[None, :], g_C[:, None], g_C[None, :], HAS_GATE)
+    grow_C = tl.exp(g_C)
+    if HAS_GATE:
+        x_CC = (x_CC.to(tl.float32) * decays_CC).to(x_CC.dtype)
+    p_CC = (tl.dot(q_CK, tl.trans(k_CK), input_precision=PRECISION) * decays_CC).to(x_CC.dtype)
+    for block in tl.range(0, n_blocks, num_stages=STAGES):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        s_KV = load_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+        v_CV = load_tile(v_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        w_CV = corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_KV, HAS_GATE, PRECISION)
+        o_CV = tl.dot(q_CK, s_KV, input_precision=PRECISION)
+        if HAS_GATE:
+            o_CV *= grow_C[:, None]
+        o_CV = tl.dot(p_CC, w_CV.to(x_CC.dtype), o_CV, input_precision=PRECISION)
+        store_tile(o_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, o_CV)

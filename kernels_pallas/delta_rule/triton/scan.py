@@ -1,0 +1,175 @@
+"""The delta rule in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
+
+Forward: the inverses X of all chunks, [B, T, H, C]; one pass over the chunks that leaves the states at their starts,
+[B, c, H, K, V], both in the dtype of q; then every chunk makes its outputs. The backward pass keeps the inputs, X and
+those states. It goes back over the chunks for the states' gradients, then makes those of the inputs; equations in
+`delta_rule/api.py`.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from kernels_pallas import device
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.chunks import split_chunks
+from kernels_pallas.delta_rule.triton import bwd_kernels, fwd_kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import padded, precision
+
+CHUNK, SHORT_CHUNK = 64, 32  # positions at most: a tile holds a whole chunk along one axis
+
+
+class Tile(NamedTuple):
+    """Columns of the values per block at most, warps, blocks or chunks in flight."""
+
+    block: int
+    warps: int
+    stages: int
+
+
+# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones do not spill, on sm80 or sm90, with
+# the chunks of `longest_chunk`, and load the next block or chunk while they compute; fp32, whose products are three
+# each and hold their operands in registers, spills, most where a head has 128 keys. None was run on a GPU.
+TILES = {
+    ("solve", 16): Tile(64, 4, 1),
+    ("state", 16): Tile(32, 4, 2),
+    ("out", 16): Tile(32, 4, 2),
+    ("dstate", 16): Tile(32, 4, 2),
+    ("rows", 16): Tile(32, 8, 2),
+    ("columns", 16): Tile(64, 8, 2),
+    ("solve", 32): Tile(16, 4, 1),
+    ("state", 32): Tile(16, 4, 1),
+    ("out", 32): Tile(16, 4, 1),
+    ("dstate", 32): Tile(16, 4, 1),
+    ("rows", 32): Tile(16, 4, 1),
+    ("columns", 32): Tile(16, 4, 1),
+}
+
+
+def longest_chunk(dtype: Any) -> int:
+    """Return the positions per chunk at most: 32 before Hopper, whose products take operands from shared memory.
+
+    There, and for float32 everywhere, operands lie in registers, of which chunks of 64 need more than there are.
+    """
+    is_hopper = (device.compute_capability() or device.AMPERE) >= device.HOPPER
+    return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
+
+
+def tile(kernel: str, dtype: Any) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
+    return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
+
+
+def block_of(entry: Tile, value_dim: int) -> int:
+    """Return the columns per block: half of the table's where that leaves no block in part empty (96 is 3 x 32)."""
+    block = min(entry.block, padded(value_dim))
+    return block // 2 if block > 32 and value_dim % block and value_dim % (block // 2) == 0 else block
+
+
+def run(
+    q_BTHK: Array,
+    k_BTHK: Array,
+    v_BTHV: Array,
+    beta_BTH: Array,
+    log_g_BTH: Array | None,
+    initial_BHKV: Array,
+    *,
+    chunk_size: int,
+) -> tuple[Array, Array]:
+    """Return (o [B, T, H, V], the last state)."""
+    chunk = min(longest_chunk(q_BTHK.dtype), padded(min(chunk_size, q_BTHK.shape[1])))
+    beta_BcHC = jnp.moveaxis(split_chunks(beta_BTH, chunk), 2, 3)
+    g_BcHC = None
+    if log_g_BTH is not None:
+        g_BcHC = jnp.cumsum(jnp.moveaxis(split_chunks(log_g_BTH, chunk), 2, 3), axis=-1)
+    out: Any = _chunked(q_BTHK, k_BTHK, v_BTHV, beta_BcHC, g_BcHC, initial_BHKV)
+    return out
+
+
+# Of a sharding rule (batching.py): q, k, v, beta and g (beta again where there is none), with `g` for the heads.
+_OPERANDS = "b t g k, b t g k, b t g v, b c g q, b c g q"
+
+
+@jax.custom_vjp
+def _chunked(q, k, v, beta_BcHC, g_BcHC, initial) -> tuple[Array, Array]:
+    return _forward(q, k, v, beta_BcHC, g_BcHC, initial)[0]
+
+
+def _forward(q, k, v, beta, g, initial):
+    has_gate = g is not None
+    results = "b t g v, b g k v, b t g q, b c g k v"
+    run = fold_vmap(partial(_run_forward, has_gate=has_gate), f"{_OPERANDS}, b g k v -> {results}")
+    o, last, x, states = run(q, k, v, beta, g if has_gate else beta, initial)
+    # Named as those of the xla backend, so that one policy of rematerialisation keeps either.
+    x, states = checkpoint_name(x, "chunk_inverse"), checkpoint_name(states, "chunk_states")
+    return (o, last), (q, k, v, beta, g, x, states)
+
+
+def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
+    q, k, v, beta, g, x, states = saved
+    has_gate = g is not None
+    operands = f"{_OPERANDS}, b t g q, b c g k v, b t g v, b g k v"
+    results = "b t g k, b t g k, b t g v, b c g q, b g k v" + (", b c g q" if has_gate else "")
+    run = fold_vmap(partial(_run_backward, has_gate=has_gate), f"{operands} -> {results}")
+    dq, dk, dv, dbeta, d_initial, *dg = run(q, k, v, beta, g if has_gate else beta, x, states, *cotangents)
+    return dq, dk, dv, dbeta, dg[0] if has_gate else None, d_initial
+
+
+_chunked.defvjp(_forward, _backward)
+
+
+def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool) -> tuple[Array, Array, Array, Array]:
+    (B, T, H, K), V, (_, n_chunks, _, C) = q.shape, v.shape[-1], beta.shape
+    launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
+    like = partial(jax.ShapeDtypeStruct, dtype=q.dtype)
+    (x,) = launch("solve", fwd_kernels.solve_kernel, k, beta, out=[like((B, T, H, C))])
+    states, last = launch(
+        "state", fwd_kernels.state_kernel, k, v, x, beta, g, initial, out=[like((B, n_chunks, H, K, V)), initial]
+    )
+    (o,) = launch("out", fwd_kernels.out_kernel, q, k, v, x, beta, g, states, out=[v])
+    return o, last, x, states
+
+
+def _run_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool) -> tuple[Array, ...]:
+    launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
+    out_g = g if has_gate else jax.ShapeDtypeStruct((1,), beta.dtype)  # what is not written has one entry
+    dy, d_states, d_initial = launch(
+        "dstate", bwd_kernels.dstate_kernel, q, k, x, beta, g, do, d_last, out=[v, states, d_last]
+    )
+    dq, dk, dv, dbeta, dg, w = launch(
+        "rows", bwd_kernels.rows_kernel, q, k, v, x, beta, g, states, do, dy, out=[q, k, v, beta, out_g, v]
+    )
+    dk, dg = launch(
+        "columns", bwd_kernels.columns_kernel, q, k, w, beta, g, states, do, dy, d_states, dk, dg, out=[k, out_g]
+    )
+    return dq, dk, dv, dbeta, d_initial, *([dg] if has_gate else [])
+
+
+def _launch(kind: str, kernel: Any, *arrays, out: list, shapes: tuple, has_gate: bool) -> tuple[Array, ...]:
+    """Launch `kernel` over the chunks of every head, or the pass over time that it is, for shapes of q, v and beta."""
+    (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
+    entry = tile(kind, shapes[0].dtype)
+    block = block_of(entry, V)
+    constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
+    return runtime.launch(
+        kernel,
+        *arrays,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
+        grid=(B * H * (-(-V // block) if kind in ("state", "dstate") else n_chunks),),
+        num_warps=entry.warps,
+        num_stages=entry.stages,
+        name=f"delta_rule_{kind}",
+        T=T,
+        H=H,
+        K=K,
+        KP=padded(K),
+        C=C,
+        BOUNDED=T % C != 0,
+        PRECISION=precision(shapes[0].dtype),
+        **({} if kind == "solve" else constants),
+    )

@@ -1,0 +1,24 @@
+"""The search for tiles, as far as it goes without a GPU."""
+
+import jax
+
+from benchmarks import tune
+from tests import extras
+
+extras.need("torch", "triton")
+
+
+def test_every_kernel_of_the_delta_rule_runs_alone() -> None:
+    calls = tune.delta_calls(B=1, T=16, H=1, K=16, V=16)
+    assert tuple(calls) == tune.DELTA_KERNELS
+    for call in calls.values():
+        assert all(x.size for x in jax.tree.leaves(call()()))
+
+
+def test_the_table_s_entry_is_tried_first() -> None:
+    from kernels_pallas.delta_rule.triton.scan import TILES
+
+    first = TILES["rows", 16]
+    tiles = tune.delta_candidates(first)
+    assert tiles[0] == first
+    assert len(tiles) == len(set(tiles)) == 12

@@ -1,0 +1,254 @@
+"""The delta rule: both backends against the recurrence in double precision, with gradients."""
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas import backend
+from kernels_pallas.delta_rule import reference, triton
+from kernels_pallas.delta_rule.triton import refusal, scan
+from kernels_pallas.triton import runtime
+from tests import support
+from tests.kernels.common import assert_close, count_primitive, fast_jit
+
+NAMES = ("q", "k", "v", "beta", "log_g", "state")
+
+
+def draw(T, K, V, *, decay: float | None, B=1, H=2, dtype="float32", seed=0) -> list[Any]:
+    """q, k, v, beta, log_g, state: unit queries and keys, beta in [0, 2] with both ends, decays around -`decay`."""
+    rng = np.random.default_rng(seed)
+    q, k = (rng.normal(size=(B, T, H, K)) for _ in range(2))
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    v, state = rng.normal(size=(B, T, H, V)), rng.normal(size=(B, H, K, V))
+    beta = np.clip(rng.normal(1, 1, size=(B, T, H)), 0, 2)
+    log_g = None if decay is None else jnp.asarray(-decay * np.exp(0.5 * rng.normal(size=(B, T, H))), jnp.float32)
+    wide = jnp.asarray(beta, jnp.float32), log_g, jnp.asarray(state, jnp.float32)
+    return [*(jnp.asarray(x, dtype) for x in (q, k, v)), *wide]
+
+
+def op(*arrays, chunk=64, implementation=None):
+    return kp.delta_rule(*arrays, chunk_size=chunk, implementation=implementation)
+
+
+def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
+    """(f(*arrays), the cotangents of arrays) for fixed random cotangents, rounded as results are; float64 if `wide`."""
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(partial(op, implementation="xla"), *arrays)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    with jax.enable_x64(wide):
+        if wide:
+            arrays, cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), cotangents))
+
+        @fast_jit
+        def run(arrays, cotangents):
+            out, pull = jax.vjp(f, *arrays)
+            return out, dict(zip(NAMES, pull(cotangents), strict=True))
+
+        return jax.tree.map(np.asarray, run(tuple(arrays), cotangents))
+
+
+def assert_trees_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0) -> None:
+    """Within `slack` times what the dtype costs elsewhere, at the scale of each array.
+
+    The gradient of log g is a difference of sums of products of entries of 1: strong decays leave only their rounding.
+    """
+    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+    for (path, g), (_, w) in zip(leaves, wanted, strict=True):
+        name = jax.tree_util.keystr(path)
+        assert_close(g, w, dtype, name, scale=slack * max(np.abs(w).max(), 1.0 if "log_g" in name else 1e-3))
+
+
+# Several chunks, the last of part; values of several blocks, of part of one, and of another width than keys; a chunk
+# to the position, one more and one less; decays that forget within a position and that never do; none.
+CASES = [
+    ((70, 8, 20), 64, 0.3),
+    ((1, 5, 6), 64, 0.3),
+    ((65, 8, 16), 64, 30.0),
+    ((5, 6, 3), 64, None),
+    ((63, 8, 16), 64, 0.3),
+    ((64, 8, 16), 64, None),
+    ((130, 20, 8), 64, 1e-4),
+    ((130, 20, 40), 64, None),
+    ((70, 8, 20), 64, 30.0),
+    ((130, 16, 16), 32, 0.3),
+    ((45, 8, 8), 5, 0.3),
+]
+QUICK = CASES[:3]
+
+
+@cache  # one for all implementations
+def wanted(shape: tuple[int, ...], decay: float | None) -> Any:
+    return with_gradients(reference.delta_rule, draw(*shape, decay=decay), wide=True)
+
+
+@pytest.mark.parametrize(("shape", "chunk", "decay"), support.slow_unless(lambda *case: case in QUICK, CASES), ids=str)
+def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
+    got = with_gradients(partial(op, chunk=chunk, implementation=implementation), draw(*shape, decay=decay))
+    assert_trees_close(got, wanted(shape, decay))
+
+
+@pytest.mark.slow
+def test_decays_of_every_size_in_a_chunk(implementation) -> None:
+    """Sums of log g reach -1,000, whose rounding is 6e-5: that much of a decay is lost, three times 2e-5."""
+    arrays = draw(130, 8, 20, decay=1.0)
+    sizes = jnp.asarray(np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[4].shape), jnp.float32)
+    arrays[4] = -sizes
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert_trees_close(got, with_gradients(reference.delta_rule, arrays, wide=True), slack=3)
+
+
+@pytest.mark.parametrize("decay", [0.3, None])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_gradients_are_those_of_the_xla_form(implementation, decay) -> None:
+    arrays = draw(100, 8, 20, decay=decay, B=2)
+
+    def grad(name: str) -> Any:
+        return with_gradients(partial(op, implementation=name), arrays)
+
+    assert_trees_close(grad(implementation), grad("xla"))
+
+
+@pytest.mark.parametrize(("implementation", "beta"), [("xla", 1.0), ("triton", 1.0), ("triton", 2.0)])
+def test_equal_keys_and_full_corrections_keep_their_digits(implementation, beta) -> None:
+    """A token that repeats: A is all ones, or all twos, below the diagonal, and the inverse of I + A alternates.
+
+    With twos the Neumann products of xla grow to 1e4 before they cancel.
+    """
+    arrays = draw(70, 8, 8, decay=None)
+    arrays[1], arrays[3] = jnp.broadcast_to(arrays[1][:, :1], arrays[1].shape), jnp.full_like(arrays[3], beta)
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert_trees_close(got, with_gradients(reference.delta_rule, arrays, wide=True))
+
+
+# Of a gradient, the roundings to 16 bits on its longest path: in the state and W of the forward pass (S, Y, X, X * G,
+# W), in dY (dS, P, dO, X, X * G, dW, dY), then Z or M, one part of dk, and the result. Independent errors of at most u
+# each add up to sqrt(16) u of the terms' size.
+ROUNDINGS, UNIT = 16, {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def assert_16_bits_close(got: Any, want: Any, dtype: str) -> None:
+    for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        worst = np.abs(g.astype(np.float64) - w).max() / np.abs(w).max()
+        assert worst <= math.sqrt(ROUNDINGS) * UNIT[dtype], (jax.tree_util.keystr(path), worst)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay"),
+    support.slow_unless(
+        lambda *case: case == ("bfloat16", 0.1), [(dtype, decay) for dtype in UNIT for decay in (0.1, None)]
+    ),
+)
+def test_16_bit_inputs_round_operands_only(implementation, dtype, decay) -> None:
+    arrays = draw(130, 16, 24, decay=decay, dtype=dtype)
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert [x.dtype for x in got[0]] == [dtype, np.float32]
+    for name, x in zip(NAMES, arrays, strict=True):
+        assert x is None or got[1][name].dtype == x.dtype
+    assert_16_bits_close(got, with_gradients(reference.delta_rule, arrays, wide=True), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (96, 192), (128, 128)])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, K, V) -> None:
+    monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
+    arrays = draw(70, K, V, decay=0.1, dtype="bfloat16", H=1)
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert_16_bits_close(got, with_gradients(reference.delta_rule, arrays, wide=True), "bfloat16")
+
+
+def test_starts_from_zero_without_a_state(implementation) -> None:
+    *arrays, state = draw(20, 8, 6, decay=0.3)
+    got = fast_jit(partial(op, implementation=implementation))(*arrays)
+    assert_trees_close(got, fast_jit(reference.delta_rule)(*arrays, jnp.zeros_like(state)))
+
+
+def test_is_causal_and_repeats_its_bits(implementation) -> None:
+    arrays = draw(70, 6, 4, decay=0.3)
+    run = partial(op, implementation=implementation)
+    first, again = with_gradients(run, arrays), with_gradients(run, arrays)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    changed = [x.at[:, 29:].multiply(0.5) if i < 5 else x for i, x in enumerate(arrays)]
+    np.testing.assert_array_equal(with_gradients(run, changed)[0][0][:, :29], first[0][0][:, :29])
+
+
+@pytest.mark.slow
+def test_chunk_size_changes_nothing(implementation) -> None:
+    arrays = draw(50, 6, 4, decay=0.3)
+    want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
+    for chunk in (5, 48, 300):  # triton takes 16, 64, 64
+        assert_trees_close(with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays), want)
+
+
+@pytest.mark.slow
+def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
+    each = [draw(19, 4, 6, decay=0.3, seed=seed) for seed in range(2)]
+    run = partial(op, implementation=implementation)
+    stacked = [jnp.stack(x) for x in zip(*each, strict=True)]
+    want = jax.tree.map(lambda *x: np.stack(x), *(with_gradients(run, x)[0] for x in each))
+    assert_trees_close(fast_jit(jax.vmap(run))(*stacked), want)
+    assert_trees_close(with_gradients(jax.checkpoint(run), each[0]), with_gradients(run, each[0]))
+    grad = jax.grad(lambda *a: run(*a)[0].sum(), argnums=4)
+    assert_close(fast_jit(jax.vmap(grad))(*stacked)[1], fast_jit(grad)(*each[1]), "float32")
+
+
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementation) -> None:
+    arrays = draw(20, 4, 4, decay=0.3)
+
+    def passes(policy: Any) -> int:
+        """Forward, backward, and forward again."""
+        run = jax.checkpoint(lambda *x: op(*x, implementation=implementation)[0].sum(), policy=policy)
+        return count_primitive(jax.make_jaxpr(jax.grad(run))(*arrays).jaxpr, "custom_vmap_call")
+
+    saved = jax.checkpoint_policies.save_only_these_names("chunk_inverse", "chunk_states")
+    assert (passes(saved), passes(None)) == (2, 3)
+
+
+def problem(*, dtype="bfloat16", K=96, V=192, wide="float32", is_named=True) -> backend.Problem:
+    k, v, row, state = ((1, 8, 2, K), dtype), ((1, 8, 2, V), dtype), ((1, 8, 2), wide), ((1, 2, K, V), wide)
+    operands = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in (k, k, v, row, state, row))
+    return backend.Problem("gpu", operands, {"chunk_size": 64}, is_named)
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert refusal(problem()) is None
+    assert refusal(problem(dtype="float32", K=5, V=3)) is None
+    assert "key dim 160 is larger than 128" in str(refusal(problem(K=160)))
+    assert "value dim 320 is larger than 256" in str(refusal(problem(V=320)))
+    assert "operands are bfloat16" in str(refusal(problem(wide="bfloat16")))
+    with jax.enable_x64(True):
+        assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
+
+
+def test_what_was_not_measured_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert "not measured on a GPU yet" in str(refusal(problem(is_named=False)))
+    monkeypatch.setattr(triton, "IS_MEASURED", True)
+    assert refusal(problem(is_named=False)) is None
+
+
+def test_double_precision_is_xla_s() -> None:
+    with jax.enable_x64(True):
+        arrays = [x.astype(jnp.float64) for x in draw(20, 4, 4, decay=0.3)]
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+            op(*arrays, implementation="triton")
+        assert [x.dtype for x in jax.eval_shape(op, *arrays)] == [jnp.float64] * 2
+    assert kp.backends_used()["delta_rule"] == "xla"
+
+
+def test_a_chunk_has_a_position() -> None:
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        op(*draw(4, 4, 4, decay=None), chunk=0)
+
+
+@pytest.mark.parametrize(("V", "block"), [(64, 64), (96, 32), (128, 64), (192, 64), (256, 64), (100, 64), (20, 32)])
+def test_blocks_of_values_leave_little_empty(V, block) -> None:
+    assert scan.block_of(scan.Tile(64, 8, 1), V) == block
