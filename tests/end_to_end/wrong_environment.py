@@ -65,7 +65,7 @@ def _full_disk(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
         attacks.scenes.mount(disk, "-o", "remount,size=64m")
         shutil.rmtree(disk, ignore_errors=True)
         scene.copy(disk)
-        used = sum(path.stat().st_size for path in disk.rglob("*") if path.is_file()) // 1024
+        used = shutil.disk_usage(disk).used // 1024  # in whole pages: a disk cannot be made smaller than that
         attacks.scenes.mount(disk, "-o", f"remount,size={used + kib}k")
     ended = start(scene.argv(disk), place / "log", cwd=disk).wait()
     attacks.scenes.mount(disk, "-o", "remount,size=64m")

@@ -80,6 +80,7 @@ DELTA = {
     "conv_width": (2, "shapes"),
     "norm_eps": (0.3, "forward"),
     "chunk_size": (5, "forward"),
+    "implementation": ("nowhere", "refused"),
 }
 SSM = {
     "expand": (1, "shapes"),
