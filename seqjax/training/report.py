@@ -19,7 +19,7 @@ from seqjax.decoding import stream
 from seqjax.models import Model
 from seqjax.pictures import COLORS, End, label_ends
 from seqjax.reading import read_json
-from seqjax.training import metrics, origin
+from seqjax.training import eval_losses, metrics, origin
 from seqjax.training.schedule import segments
 from seqjax.training.workdir import RUN, Mirror
 from seqjax.types import Params
@@ -130,6 +130,8 @@ def of_run(
     """Write the report of the finished run in `mirror`, and return the text for the terminal.
 
     `params` are the last parameters, for a sample of text, and `rng` is its key data; None leaves the sample out.
+
+    Raises `UserError` if a file of the evaluations is damaged, which the report does not show and a study reads.
     """
     sample = None
     prompt, n_new = "The ", config.log.sample_tokens
@@ -142,7 +144,11 @@ def of_run(
         except MissingPackageError as error:  # Only a sample of text needs a tokenizer.
             StatusLine().say(f"No sample of text: {error}")
     metadata = read_json(mirror.directory / "run.json", RUN)
-    return write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
+    text = write(mirror.directory, config, corpus, metadata=metadata, sample=sample, called=str(mirror))
+    for directory in {segment.directory(mirror.directory) for segment in segments(config)}:
+        eval_losses.read(directory)
+    eval_losses.read_classes(mirror.directory)
+    return text
 
 
 def _evaluations(workdir: Path) -> list[dict[str, Any]]:
