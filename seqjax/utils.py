@@ -61,10 +61,12 @@ def reporting() -> Iterator[None]:
     """Return a context that ends a command with one line on stderr and status 2 for user errors, 130 for an interrupt.
 
     User errors are a `UserError`, a full disk, or a path that may not be read or written. Other errors keep their
-    traceback.
+    traceback. Where nobody reads its output any more, as in `seqjax ... | head`, it ends with status 141.
     """
+    _open_streams()
     try:
         yield
+        sys.stdout.flush()
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
@@ -73,8 +75,7 @@ def reporting() -> Iterator[None]:
         sys.exit(130)
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         _cannot_use(error)
-    except BrokenPipeError:  # `seqjax ... | head`: nobody reads further, and Python's own flush at exit would report it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
         sys.exit(141)  # as a shell shows SIGPIPE
     except OSError as error:
         if error.errno == errno.EROFS:
@@ -83,6 +84,26 @@ def reporting() -> Iterator[None]:
             raise
         sys.stderr.write(f"error: {error}. Free some disk space, then run the same command again.\n")
         sys.exit(2)
+    finally:
+        _end_output()
+
+
+def _open_streams() -> None:
+    """Give this process the streams that the shell closed (`2>&-`), and let stdout print what the locale cannot."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # the next file would get its number and its text
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - while it lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as \\xe9 and the like
+
+
+def _end_output() -> None:
+    """Write what stdout holds, or give it to nobody: Python's own flush at exit would report that it cannot."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _cannot_use(error: OSError) -> NoReturn:
@@ -96,7 +117,7 @@ def leave(status: int) -> NoReturn:
     Python's usual shutdown destroys XLA's client, and a thread that is still compiling then crashes: an interrupt ends
     the wait for it, not the compilation.
     """
-    sys.stdout.flush()
+    _end_output()
     sys.stderr.flush()
     os._exit(status)
 
@@ -136,12 +157,6 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:  # closed by the shell, `2>&-`: the next file would get its number and its text
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - while it lives
-    if isinstance(sys.stdout, io.TextIOWrapper):  # Text that the locale cannot print is shown as \\xe9 and the like.
-        sys.stdout.reconfigure(errors="backslashreplace")
     with reporting(), explained():
         try:
             _require_directory()
@@ -204,6 +219,12 @@ class Parser(argparse.ArgumentParser):
 
     settings: Sequence[str] = ()  # groups of settings that the command takes as --config.GROUP.KEY=VALUE
     find: Callable[[str], list[str]] | None = None  # the full keys of the settings that end in a name
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; raise `OSError` if it cannot be written, which argparse would not."""
+        file = file or sys.stdout
+        file.write(self.format_help())
+        file.flush()
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UserError` where argparse would print the usage and exit."""

@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import os
+import re
 import subprocess
 import sys
 
@@ -233,6 +235,26 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
         cli.run(["train", "--config=top1_chunk"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: The package absl is not installed.")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["evaluate", "--help"], ["trian"]], ids=" ".join)
+@pytest.mark.parametrize(("where", "status"), [("", 141), (">/dev/full", 2), (">&-", 0)])
+def test_an_output_that_cannot_be_written(tmp_path, where, status, argv):
+    """Its reader has left, its disk is full, or the shell closed it: a status, and at most one line."""
+    command = ["sh", "-c", f'exec "$@" {where}', "sh", sys.executable, "-m", "seqjax", *argv]
+    environment = support.environment() | {"PYTHONPATH": str(support.ROOT)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path, timeout=120,
+        env=environment,
+    )  # fmt: skip
+    os.close(writer)
+    if argv == ["trian"]:  # which writes nothing there
+        assert done.returncode == 2 and done.stderr.startswith("error: There is no command 'trian'")
+        return
+    assert done.returncode == status, done.stderr
+    assert re.fullmatch(r"error: .*No space left.*\n" if "full" in where else "", done.stderr)
 
 
 INTERRUPTED = """

@@ -47,13 +47,13 @@ def run(argv: list[str] | None = None) -> None:
     """Run the command that the arguments name; the entry point of `seqjax` and of `python -m seqjax`."""
     given = sys.argv[1:] if argv is None else argv
     name, rest = (given[0], given[1:]) if given else ("--help", [])
-    if name in ("-h", "--help", "help"):
-        sys.stdout.write(usage())
-        return
-    if name in ("-V", "--version", "version"):
-        sys.stdout.write(f"seqjax {seqjax.__version__}\n")
-        return
     with reporting():
+        if name in ("-h", "--help", "help"):
+            sys.stdout.write(usage())
+            return
+        if name in ("-V", "--version", "version"):
+            sys.stdout.write(f"seqjax {seqjax.__version__}\n")
+            return
         if name not in COMMANDS:
             raise UserError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
 

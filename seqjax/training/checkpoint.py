@@ -69,7 +69,7 @@ class Checkpoints:
         _hide_noise()
         # Process 0 calls it when all items are written, before the directory is renamed.
         checksums = None if read_only or url else self._write_checksums
-        self._options = options = ocp.CheckpointManagerOptions(
+        self._options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep,
             keep_period=None if read_only else keep_period,
             enable_async_checkpointing=not read_only,
@@ -78,8 +78,29 @@ class Checkpoints:
             cleanup_tmp_directories=not read_only,  # incomplete checkpoints of a killed process
             async_options=None if checksums is None else ocp.AsyncOptions(post_finalization_callback=checksums),
         )
-        self._manager = _opened(self._path, options)
+        self._manager = self._opened()
         self._saving: int | None = None  # the step of the newest save
+
+    def _opened(self) -> ocp.CheckpointManager:
+        """Return Orbax's manager; retry while another run removes a checkpoint, when it cannot be created."""
+        for _ in range(OPEN_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return self._open()
+        return self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        try:
+            return ocp.CheckpointManager(self._path, options=self._options)
+        except ValueError as error:  # in the metadata of a checkpoint; it reads those of all
+            for step in self._steps():
+                try:
+                    _metadata(self._of(step))
+                except DamagedError as fault:
+                    raise self._damaged(step, str(fault), STATE) from None
+            raise UserError(
+                f"A checkpoint in {self._path} is damaged: its {METADATA} cannot be read ({first_line(error)}). Put "
+                "back a copy of that file, or move the checkpoint away and run the same command again."
+            ) from error
 
     @property
     def latest(self) -> int | None:
@@ -161,7 +182,7 @@ class Checkpoints:
             except UserError:
                 # A run in another process removes old checkpoints, perhaps the one that is being read.
                 self._manager.close()
-                self._manager = _opened(self._path, self._options)
+                self._manager = self._opened()
                 if self.latest == step and self._of(step).is_dir():
                     raise
         raise UserError(
@@ -171,6 +192,19 @@ class Checkpoints:
 
     def _restore(self, items: ocp.args.Composite, names: Sequence[str]) -> Any:
         """Restore `items` of the newest checkpoint, after checking the files of its items `names`."""
+        self.require_whole(names)
+        step = self.latest
+        assert step is not None
+        try:
+            return self._manager.restore(step, args=items)
+        except (UserError, jax.errors.JaxRuntimeError):  # other data; no memory
+            raise
+        except Exception as error:
+            logging.error("checkpoint of step %d: %s", step, error)
+            raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
+
+    def require_whole(self, names: Sequence[str] = STATE) -> None:
+        """Raise `UserError` if the items `names` of the newest checkpoint are damaged; all processes must call it."""
         step = self.latest
         assert step is not None
         fault = ""
@@ -183,13 +217,6 @@ class Checkpoints:
             fault = fault or ("another process found damage" if faults.any() else "")
         if fault:
             raise self._damaged(step, fault, names)
-        try:
-            return self._manager.restore(step, args=items)
-        except (UserError, jax.errors.JaxRuntimeError):  # other data; no memory
-            raise
-        except Exception as error:
-            logging.error("checkpoint of step %d: %s", step, error)
-            raise self._damaged(step, f"it cannot be read ({first_line(error)})", names) from error
 
     def wait(self) -> None:
         """Wait until everything saved is written; raise `UserError` if writing failed."""
@@ -262,17 +289,6 @@ def has_any(workdir: str | os.PathLike[str]) -> bool:
     if url := Mirror(workdir).url:
         return any(name.endswith(f"/{STORE_MARKER}") for name in store.sizes(f"{url}/{DIRECTORY}"))
     return any(path.name.isdecimal() for path in (Path(workdir) / DIRECTORY).glob("*"))
-
-
-def _opened(directory: Path | epath.Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
-    """Return Orbax's manager; retry while another run removes a checkpoint, when it cannot be created."""
-    for _ in range(OPEN_TRIES):
-        try:
-            return ocp.CheckpointManager(directory, options=options)
-        except FileNotFoundError:
-            if not options.read_only:
-                raise
-    return ocp.CheckpointManager(directory, options=options)
 
 
 def _global_place(checkpoint: Path | epath.Path) -> dict[str, Any]:

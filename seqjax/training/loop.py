@@ -143,6 +143,8 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
                 place = _train(setup, segment, place, there, of_end, stop=stop)
                 of_end.wait()
                 of_end.close()
+            elif has_any(there := segment.directory(mirror.directory)):
+                Checkpoints(there, read_only=True).require_whole()
             if stop.agreed_on:
                 break
     checkpoints.wait()

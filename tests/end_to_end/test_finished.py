@@ -87,3 +87,7 @@ def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsy
     assert train(config, tmp_path)
     assert f"{path} was damaged; it was made again" in capsys.readouterr().err
     assert content(tmp_path / "ends" / "4") == before
+    kept = tmp_path / "ends" / "4" / "checkpoints" / "4"
+    next((kept / "params").glob("manifest*")).write_bytes(b"other")
+    with pytest.raises(UserError, match=rf"^The checkpoint {kept} is damaged: params/manifest"):
+        train(config, tmp_path)

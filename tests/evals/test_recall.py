@@ -143,6 +143,12 @@ def test_results_go_to_a_directory_of_this_machine(tmp_path, monkeypatch, out) -
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_report_of_nothing_is_refused(tmp_path) -> None:
+    (tmp_path / "runs.jsonl").touch()
+    with pytest.raises(UserError, match=r"runs\.jsonl has no result to report"):
+        command.main(["--size=demo", f"--out={tmp_path}", "--report"])
+
+
 @pytest.mark.parametrize("key", ["model", "seed", "tests", "tests.4", "state", "state.4", "chance", "device", "steps"])
 def test_a_line_that_lacks_a_value_is_named(tmp_path, key) -> None:
     """Whether the command needs it, to know what is done, or the report."""

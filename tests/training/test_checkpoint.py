@@ -118,6 +118,10 @@ DAMAGE = {
         lambda d: (d / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {"par'),
         r"_CHECKPOINT_METADATA is damaged",
     ),
+    "metadata of another shape": (
+        lambda d: (d / "_CHECKPOINT_METADATA").write_text("true"),
+        r"_CHECKPOINT_METADATA is damaged",
+    ),
     "no checksums": (lambda d: (d / "checksums.json").unlink(), r"checksums\.json is missing"),
     **{
         f"no {name}": (lambda d, name=name: shutil.rmtree(d / name), f"the item '{name}' is missing")
@@ -157,6 +161,15 @@ def test_a_command_reads_the_parameters_of_a_checkpoint_whose_optimiser_is_damag
     reader.close()
     assert step == 9
     assert np.array_equal(params["w"], state(9).params["w"])
+
+
+def test_metadata_that_orbax_refuses_for_another_reason(workdir):
+    path = workdir / "checkpoints" / "9" / "_CHECKPOINT_METADATA"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"commit_timestamp_nsecs": "noon"}))
+    with pytest.raises(
+        UserError, match=r"A checkpoint in \S+checkpoints is damaged: its _CHECKPOINT_METADATA.*noon|int"
+    ):
+        restored(workdir)
 
 
 def test_no_whole_checkpoint_is_left(workdir):

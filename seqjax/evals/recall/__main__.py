@@ -74,6 +74,10 @@ def main(argv: list[str]) -> None:
     elif not args.report:
         _train(setup, runs, out, until=until)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
+    if args.report and not written:
+        raise UserError(
+            f"{out / report.RESULTS} has no result to report; without --report the command trains the runs."
+        )
     sys.stdout.write(f"Wrote {written}\n" if written else f"No results in {out}\n")
     if failed:
         raise UserError(f"{failed} runs failed, see above; the same command goes on with what is missing.")
