@@ -143,7 +143,8 @@ def _gated_forward(gate: Array, up: Array, activation: Any) -> tuple[Array, tupl
 
 
 def _gated_backward(activation: Any, saved: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
-    gate, up = saved
+    # Otherwise XLA fuses the activation's gradient into the product that makes dh, and keeps both of its results.
+    gate, up, dh = jax.lax.optimization_barrier((*saved, dh))
     active, pull = jax.vjp(activation, gate.astype(jnp.promote_types(gate.dtype, jnp.float32)))
     dh = dh.astype(active.dtype)
     return pull(dh * up)[0].astype(gate.dtype), (dh * active).astype(up.dtype)
