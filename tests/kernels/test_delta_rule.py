@@ -230,7 +230,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_not_measured_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
-    assert "not measured on a GPU yet" in str(refusal(problem(is_named=False)))
+    assert "not right on a GPU in all of its tests yet" in str(refusal(problem(is_named=False)))
     monkeypatch.setattr(triton, "IS_MEASURED", True)
     assert refusal(problem(is_named=False)) is None
 

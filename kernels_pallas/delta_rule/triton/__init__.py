@@ -23,7 +23,7 @@ def refusal(problem: Problem) -> str | None:
     if v.shape[-1] > MAX_VALUE_DIM:
         return f"value dim {v.shape[-1]} is larger than {MAX_VALUE_DIM}"
     if not (IS_MEASURED or problem.is_named):
-        return "not measured on a GPU yet: it runs only when selected by name"
+        return "not right on a GPU in all of its tests yet: it runs only when selected by name"
     return None
 
 

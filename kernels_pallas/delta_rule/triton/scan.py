@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
 # By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones do not spill, on sm80 or sm90, with
 # the chunks of `longest_chunk`, and load the next block or chunk while they compute; fp32, whose products are three
-# each and hold their operands in registers, spills, most where a head has 128 keys. None was run on a GPU.
+# each and hold their operands in registers, spills, most where a head has 128 keys. No other was tried on a GPU.
 TILES = {
     ("solve", 16): Tile(64, 4, 1),
     ("state", 16): Tile(32, 4, 2),
