@@ -56,8 +56,8 @@ HYBRID = (
     '{"name":"rwkv7_shell","heads":2,"core":"top1_approx","rope_base":1e6,"chunk_size":16,"value_rank":4,"gate_rank":4})'
 )
 VARIANTS = {
-    # Adam's first step divides each entry of a gradient by itself, be it rounding alone, and a state without decay takes
-    # such steps to 7e-4 of the norms; a larger epsilon leaves them out.
+    # Adam's first step divides each entry of a gradient by itself, be it rounding alone, and a state without decay
+    # takes such steps to 7e-4 of the norms; a larger epsilon leaves them out.
     "ablations/mamba2_no_decay": "configs/ablations/mamba2_no_decay.py:debug,optim.eps=1e-4",
     "ablations/window": "configs/ablations/window.py:32,debug",  # the default is wider than the sequence
     "top1_chunk approx": "configs/top1_chunk.py:debug,model.mixer.selection=approx",
