@@ -59,45 +59,85 @@ def decays(later, earlier, g_later, g_earlier, HAS_GATE: tl.constexpr):
 
 
 @triton.jit
+def unit_inverse(a_RR):
+    """(I + A)^{-1} of a strictly lower [SOLVE, SOLVE] A, by forward substitution."""
+    i = tl.arange(0, SOLVE)
+    x_RR = -a_RR
+    for r in range(2, SOLVE):
+        # Row r is still that of -A: its entry of column l, by l, times row l of the inverse, which is done for l < r.
+        is_row_R1 = (i == r)[:, None]
+        factors_R = tl.sum(tl.where(is_row_R1, x_RR, 0.0), 0)
+        x_RR += tl.where(is_row_R1, tl.sum(factors_R[:, None] * x_RR, 0)[None, :], 0.0)
+    return x_RR + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+
+
+@triton.jit
+def corrected(beta_R, k_RK, earlier_RK, PRECISION: tl.constexpr):
+    """The block of A = beta K K^T of these rows and those columns."""
+    return beta_R[:, None] * tl.dot(k_RK, tl.trans(earlier_RK), input_precision=PRECISION)
+
+
+@triton.jit
+def product(a_RR, b_RR):
+    """Of two float32 blocks, in three parts."""
+    return tl.dot(a_RR, b_RR, input_precision="tf32x3")
+
+
+@triton.jit
 def solve_kernel(
     k_ptr, beta_ptr, x_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head.
+    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head, in blocks of SOLVE rows.
 
-    Blocks of SOLVE rows on the diagonal by forward substitution, row r of all of them at a time; then pairs of blocks
-    are merged: with L what A has between both, and X block diagonal, X - X L X is the inverse of the pair. Products of
-    float32 in three parts, whatever the inputs: where keys are much alike and beta is near 2, one TF32 product loses a
-    tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the rounding of X to bf16).
+    Those on the diagonal by substitution; X_rc = -X_rr sum_{c <= m < r} A_rm X_mc gives those below, blocks nearer to the
+    diagonal first. Products of float32 in three parts, whatever the inputs: where keys are much alike and beta is near
+    2, one TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the
+    rounding of X to bf16). A program has one warp, so that no step of the substitution waits for another.
     """
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
-    i = tl.arange(0, C)
-    row = start + i
-    k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
-    beta_C = tl.load(beta_ptr + head * C + i)
+    i = tl.arange(0, SOLVE)
+    in_k, in_beta, out = k_ptr + b * T * H * K + h * K, beta_ptr + head * C, x_ptr + (b * T * H + h) * C
     later, earlier = i[:, None], i[None, :]
-    a_CC = tl.dot(k_CK, tl.trans(k_CK), input_precision=PRECISION) * beta_C[:, None]
-    a_CC = tl.where(later > earlier, a_CC, 0.0)
-    is_own_CC = later // SOLVE == earlier // SOLVE
-    x_CC = tl.where(is_own_CC, -a_CC, 0.0)
-    for r in range(2, SOLVE):
-        # Row r of a block is still that of -A: its entry of column l, by l, times row l of X, which is done for l < r.
-        is_row_C1 = later % SOLVE == r
-        factors_C = tl.sum(tl.where(is_row_C1, x_CC, 0.0), 0)
-        add_C = tl.sum(factors_C[:, None] * x_CC, 0)
-        x_CC += tl.where(is_row_C1 & is_own_CC, add_C[None, :], 0.0)
-    x_CC += tl.where(later == earlier, 1.0, 0.0)
+    row = start + i
+    k0_RK, beta0_R = load_rows(in_k, row, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i)
+    x00_RR = unit_inverse(tl.where(later > earlier, corrected(beta0_R, k0_RK, k0_RK, PRECISION), 0.0))
+    store_tile(out, row, i, H * C, 1, T, C, x00_RR)
     if C > SOLVE:
-        is_pair_CC = later // (2 * SOLVE) == earlier // (2 * SOLVE)
-        low_CC = tl.where(is_pair_CC & (later // SOLVE != earlier // SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
-        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
+        nothing_RR = tl.zeros([SOLVE, SOLVE], tl.float32)
+        row1 = row + SOLVE
+        k1_RK, beta1_R = load_rows(in_k, row1, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + SOLVE)
+        x11_RR = unit_inverse(tl.where(later > earlier, corrected(beta1_R, k1_RK, k1_RK, PRECISION), 0.0))
+        x10_RR = -product(x11_RR, product(corrected(beta1_R, k1_RK, k0_RK, PRECISION), x00_RR))
+        store_tile(out, row, i + SOLVE, H * C, 1, T, C, nothing_RR)
+        store_tile(out, row1, i, H * C, 1, T, C, x10_RR)
+        store_tile(out, row1, i + SOLVE, H * C, 1, T, C, x11_RR)
     if C > 2 * SOLVE:
-        low_CC = tl.where(later // (2 * SOLVE) != earlier // (2 * SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
-        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
-    store_tile(x_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, x_CC)
+        row2, row3 = row + 2 * SOLVE, row + 3 * SOLVE
+        k2_RK, beta2_R = load_rows(in_k, row2, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + 2 * SOLVE)
+        k3_RK, beta3_R = load_rows(in_k, row3, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + 3 * SOLVE)
+        x22_RR = unit_inverse(tl.where(later > earlier, corrected(beta2_R, k2_RK, k2_RK, PRECISION), 0.0))
+        x33_RR = unit_inverse(tl.where(later > earlier, corrected(beta3_R, k3_RK, k3_RK, PRECISION), 0.0))
+        a20_RR, a21_RR = corrected(beta2_R, k2_RK, k0_RK, PRECISION), corrected(beta2_R, k2_RK, k1_RK, PRECISION)
+        a30_RR, a31_RR = corrected(beta3_R, k3_RK, k0_RK, PRECISION), corrected(beta3_R, k3_RK, k1_RK, PRECISION)
+        a32_RR = corrected(beta3_R, k3_RK, k2_RK, PRECISION)
+        x21_RR = -product(x22_RR, product(a21_RR, x11_RR))
+        x20_RR = -product(x22_RR, product(a20_RR, x00_RR) + product(a21_RR, x10_RR))
+        x32_RR = -product(x33_RR, product(a32_RR, x22_RR))
+        x31_RR = -product(x33_RR, product(a31_RR, x11_RR) + product(a32_RR, x21_RR))
+        x30_RR = -product(x33_RR, product(a30_RR, x00_RR) + product(a31_RR, x10_RR) + product(a32_RR, x20_RR))
+        for column in range(2, 4):
+            store_tile(out, row, i + column * SOLVE, H * C, 1, T, C, nothing_RR)
+            store_tile(out, row1, i + column * SOLVE, H * C, 1, T, C, nothing_RR)
+        store_tile(out, row2, i, H * C, 1, T, C, x20_RR)
+        store_tile(out, row2, i + SOLVE, H * C, 1, T, C, x21_RR)
+        store_tile(out, row2, i + 2 * SOLVE, H * C, 1, T, C, x22_RR)
+        store_tile(out, row2, i + 3 * SOLVE, H * C, 1, T, C, nothing_RR)
+        store_tile(out, row3, i, H * C, 1, T, C, x30_RR)
+        store_tile(out, row3, i + SOLVE, H * C, 1, T, C, x31_RR)
+        store_tile(out, row3, i + 2 * SOLVE, H * C, 1, T, C, x32_RR)
+        store_tile(out, row3, i + 3 * SOLVE, H * C, 1, T, C, x33_RR)
 
 
 @triton.jit

@@ -36,13 +36,13 @@ class Tile(NamedTuple):
 # the chunks of `longest_chunk`, and load the next block or chunk while they compute; fp32, whose products are three
 # each and hold their operands in registers, spills, most where a head has 128 keys. No other was tried on a GPU.
 TILES = {
-    ("solve", 16): Tile(64, 4, 1),
+    ("solve", 16): Tile(64, 1, 1),
     ("state", 16): Tile(32, 4, 2),
     ("out", 16): Tile(32, 4, 2),
     ("dstate", 16): Tile(32, 4, 2),
     ("rows", 16): Tile(32, 8, 2),
     ("columns", 16): Tile(64, 8, 2),
-    ("solve", 32): Tile(16, 4, 1),
+    ("solve", 32): Tile(16, 1, 1),
     ("state", 32): Tile(16, 4, 1),
     ("out", 32): Tile(16, 4, 1),
     ("dstate", 32): Tile(16, 4, 1),
