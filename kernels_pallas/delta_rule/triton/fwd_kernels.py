@@ -92,8 +92,8 @@ def solve_kernel(
     """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head, in blocks of SOLVE rows.
 
     Those on the diagonal by substitution; X_rc = -X_rr sum_{c <= m < r} A_rm X_mc gives those below, blocks nearer to
-    the diagonal first. Products of float32 in three parts, whatever the inputs: where keys are much alike and beta is near
-    2, one TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the
+    the diagonal first. Products of float32 in three parts, whatever the inputs: where keys are much alike and beta is
+    near 2, one TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the
     rounding of X to bf16). A program has one warp, so that no step of the substitution waits for another.
     """
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
