@@ -62,7 +62,10 @@ class Mamba2(base.RecurrentMixer):
         base.at_least(1, expand=expand, head_dim=head_dim, state=state, conv_width=conv_width, chunk_size=chunk_size)
         self.width = expand * dim
         if self.width % head_dim:
-            raise UserError(f"head_dim={head_dim} does not divide the inner width {self.width}.")
+            raise UserError(
+                f"head_dim={head_dim} does not divide the inner width {self.width} (expand={expand} times dim={dim}); "
+                "choose one that does."
+            )
         self.heads, self.head_dim, self.n_state = self.width // head_dim, head_dim, state
         self.past, self.chunk_size = (conv_width - 1 if conv else 0), chunk_size
         init = uniform(dim**-0.5)

@@ -223,5 +223,6 @@ def _of_run(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list
     given = [text.format(**names) if "'{" in text else text for text in draw.choice(ODD if way == "odd" else CONFLICTS)]
     pairs = [text.partition("=")[::2] for text in given]
     words = [word for key, value in pairs for word in (key, key.rpartition(".")[2], *filter(None, [value]))]
+    words += ["config.model.mixer."] * any(key == "model.mixer.name" for key, _ in pairs)  # whose defaults may not fit
     words += [str(scenes.blocks)] * ("data.corpus=stream" in given)  # which holds no text
     return "train", [*argv, *(f"--config.{text}" for text in given)], tuple(words), way == "conflict"
