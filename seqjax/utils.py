@@ -318,6 +318,12 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
+def remove_temporaries(directory: Path) -> None:
+    """Remove the temporary files below a directory that a process left when it was killed."""
+    for leftover in directory.rglob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """Return a context that opens a new binary file, which replaces `path` if the context ends without an error.

@@ -31,7 +31,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from seqjax import store
 from seqjax.data import document_index, stored_tokenizer
 from seqjax.reading import check, parse_json
-from seqjax.utils import DISK_FULL, UserError, cache_directory, first_line, temporary_beside
+from seqjax.utils import DISK_FULL, UserError, cache_directory, first_line, remove_temporaries, temporary_beside
 
 try:
     import resource
@@ -283,8 +283,7 @@ def _copied(url: str, manifest: dict[str, Any], wanted: dict[str, int], *, cache
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):
-            for left in root.rglob(".*.tmp"):  # by a process that was killed
-                left.unlink(missing_ok=True)
+            remove_temporaries(root)
             there = store.sizes(url)
             wanted |= {name: there[name] for name in SMALL if name in there}
             missing = [

@@ -28,7 +28,7 @@ from seqjax.config import Config, differences, from_config_dict, to_dict
 from seqjax.reading import read_json
 from seqjax.training.lock import WorkdirLock, locked
 from seqjax.training.schedule import Segment, end_steps
-from seqjax.utils import UserError, cache_directory, is_text, write_json
+from seqjax.utils import UserError, cache_directory, is_text, remove_temporaries, write_json
 
 LOG = "log.txt"  # The process that started a run of a study writes to it.
 NOT_MIRRORED = re.compile(r"checkpoints/|run\.lock|(.*/)?\.")  # nor hidden files, which are temporary
@@ -64,6 +64,7 @@ class Mirror:
         # A scheduler may restart a run before the lock of its first start is stale.
         again = jax.process_count() > 1 or "SLURM_RESTART_COUNT" in os.environ
         with locked(str(self), wait=again) as self._lock:
+            remove_temporaries(self.directory)
             yield
 
     def check_lock(self, *, look: bool = False) -> None:

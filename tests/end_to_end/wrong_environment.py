@@ -1,6 +1,8 @@
 """Disks, directories and variables that are not as a command expects, for `tests.end_to_end.attacks`."""
 
+import json
 import random
+import re
 import resource
 import shutil
 import time
@@ -122,9 +124,17 @@ def _variables(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str
     found, why = judged(ended, (word,))
     if found == "clean" and scene.name not in ("evaluate", "generate"):
         return done, "silent", "it must be refused"
+    if found == "clean" and "JAX_DISABLE_JIT" in variables:  # then sums are taken in another order
+        made, wanted = (_rounded(x) for x in (attacks._made(scene, place, ended), attacks.wanted(scene)))
+        return done, *((found, why) if made == wanted else ("silent", difference(made, wanted)))
     return (
         (done, *_then(attacks, scene, place, ended, (word,))) if found in ("clean", "one line") else (done, found, why)
     )
+
+
+def _rounded(value: Any) -> Any:
+    """A JSON value with three digits after the point."""
+    return json.loads(re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.3f}", json.dumps(value)))
 
 
 def _no_directory(attacks: Any, draw: random.Random, place: Path) -> tuple[str, str, str]:

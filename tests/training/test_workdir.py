@@ -36,6 +36,15 @@ def test_runs_that_start_in_the_same_second_have_directories_of_their_own(config
     assert made == [first, f"{first}-2", f"{first}-3", f"{first}-4"]
 
 
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
+    left, kept = utils.temporary_beside(tmp_path / "ends/4/eval_losses/classes.npz"), tmp_path / "metrics.jsonl"
+    left.parent.mkdir(parents=True)
+    for path in (left, kept):
+        path.touch()
+    with workdirs.Mirror(tmp_path).locked():
+        assert kept.exists() and not left.exists()
+
+
 def test_no_fresh_directory_where_runs_is_a_file(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()

@@ -35,7 +35,7 @@ from seqjax.data.prepare.pack import FileJob, is_written, plan_files, portions, 
 from seqjax.data.prepare.reports import read_report, read_settings, require_documents
 from seqjax.data.prepare.tokenize import ShardJob, is_done, require_few, tokenize_shard
 from seqjax.data.tokenizer import id_dtype, load_tokenizer
-from seqjax.utils import StatusLine, UserError, nearest, write_json
+from seqjax.utils import StatusLine, UserError, nearest, remove_temporaries, write_json
 
 Job = TypeVar("Job")
 
@@ -173,8 +173,7 @@ def prepare(
         plan = plan_files(out, parts, held, block=seq_len + 1, dtype=dtype)
         _write(pool, [job for _, _, job in plan], out=out, workers=workers)
     manifest = make_manifest(settings, reports, held, plan, out)
-    for leftover in out.rglob(".*.tmp"):  # left by a process that was killed
-        leftover.unlink(missing_ok=True)
+    remove_temporaries(out)
     document_index.write(out / document_index.FILE, document_lengths(held))
     stored_tokenizer.write(out / stored_tokenizer.FILE, vocabulary)
     write_json(out / "manifest.json", manifest, sort_keys=True)
