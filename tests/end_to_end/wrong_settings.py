@@ -94,7 +94,8 @@ ODD = [
     ("train.ends=(1.0,)",),
     ("train.ends=(0.5,1.0)", "checkpoint.ends=none"), ("model.learned_positions=True",), ("model.remat=full",),
     ("data.workers=1",), ("data.weights=(3,1)",), ("data.regime=mixed",), ("data.train_domains=('github',)",),
-    ("data.eval_domains=('book',)",), ("train.seed=4294967295",), ("name=Ünïcödé",), ("size=[]",), ("model.dtype=bfloat16",),
+    ("data.eval_domains=('book',)",), ("train.seed=4294967295",), ("name=Ünïcödé",), ("size=[]",),
+    ("model.dtype=bfloat16",),
 ]  # fmt: skip
 
 # Of the other commands: arguments that work, and values of theirs that must be refused. {x} is what `Scenes` made.
