@@ -11,6 +11,7 @@ the largest is 35. Products use float32 at the highest precision, because the de
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,14 @@ BLOCK = 8
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-@jax.custom_vjp
 def unit_lower_inverse(m_CC: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
     """Return (I + M)^{-1}, float32 or float64; the caller must have masked M to be strictly lower triangular."""
+    x_CC: Any = _inverse(m_CC)
+    return x_CC
+
+
+@jax.custom_vjp
+def _inverse(m_CC: Array) -> Array:
     n = m_CC.shape[-1]
     block = min(BLOCK, n)
     size = block
@@ -61,7 +67,7 @@ def _neumann(m: Array) -> Array:
 
 def _forward(m_CC: Array) -> tuple[Array, Array]:
     # Named, so that a rematerialised op can save the inverse, which is expensive to recompute and small.
-    x_CC = checkpoint_name(unit_lower_inverse(m_CC), "chunk_inverse")
+    x_CC = checkpoint_name(_inverse(m_CC), "chunk_inverse")
     return x_CC, x_CC
 
 
@@ -71,4 +77,4 @@ def _backward(x_CC: Array, g_CC: Array) -> tuple[Array]:
     return (-jnp.tril(_matmul(_matmul(xt_CC, g_CC), xt_CC), -1),)
 
 
-unit_lower_inverse.defvjp(_forward, _backward)
+_inverse.defvjp(_forward, _backward)

@@ -32,9 +32,10 @@ def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, sca
 def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
     """Select by probability mass."""
     B, T, H, K = q_BTHK.shape
+    q_BTHK, scale = _with_sign(q_BTHK, scale), abs(scale) or 1.0
     tile = tiles("exact", K, chunk_size, q_BTHK.dtype)
     ptx = "" if interpreter.is_chosen() else kernels.exponentials(tile.poly, scale * LOG2_E)
-    bounded_BH = score_bound(q_BTHK, k_BTGK) * abs(scale) * LOG2_E <= kernels.BOUND
+    bounded_BH = score_bound(q_BTHK, k_BTGK) * scale * LOG2_E <= kernels.BOUND
     (sel_BTH,) = runtime.launch(
         kernels.exact_kernel,
         q_BTHK,
@@ -60,13 +61,18 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Arr
     return sel_BTH
 
 
+def _with_sign(q_BTHK: Array, scale: float) -> Array:
+    """Return q times the sign of the scale: the kernels mask scores with -inf before they scale them."""
+    return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
+
+
 def best_key(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
     """Select by the largest score. Of the scale, the sign alone moves an argmax."""
     B, T, H, K = q_BTHK.shape
     tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
     (sel_BTH,) = runtime.launch(
         kernels.best_key_kernel,
-        q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype),
+        _with_sign(q_BTHK, scale),
         k_BTGK,
         out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
