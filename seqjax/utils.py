@@ -184,7 +184,10 @@ def explained() -> Iterator[None]:
     try:
         yield
     except BackendError as error:
-        fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
+        fix = (
+            "Give another config.model.mixer.implementation, or config.model.loss_implementation for cross_entropy; None "
+            "takes the fastest that can."
+        )
         raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
