@@ -10,8 +10,6 @@ from jax import Array
 class CrossEntropy(Protocol):
     """The losses and the gradient of their weighted sum."""
 
-    def run(
-        self, logits_BCO: Array, targets_BC: Array, weights_BC: Array, *, dtype: jnp.dtype
-    ) -> tuple[Array, Array]:
+    def run(self, logits_BCO: Array, targets_BC: Array, weights_BC: Array, *, dtype: jnp.dtype) -> tuple[Array, Array]:
         """Return (losses_BC, the gradient g_BCO in `dtype`). Operands as in `api.cross_entropy`."""
         ...
