@@ -79,6 +79,14 @@ def test_equals_double_precision(implementation, n_vocab, scale, dtype) -> None:
     assert_right(arrays, op(*arrays, dtype=dtype, implementation=implementation), implementation, dtype)
 
 
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+def test_large_logits_that_are_alike(implementation, offset) -> None:
+    """Of which none is ruled out by the others."""
+    logits, *rest = draw(37, 1.0)
+    arrays = (logits + offset, *rest)
+    assert_right(arrays, op(*arrays, implementation=implementation), implementation)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n_vocab", [4096, 32000, 50257])
 @pytest.mark.parametrize("implementation", ["triton"])
