@@ -67,7 +67,7 @@ def _cross_entropy(
     w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(loss_B, xs):
-        return loss_B + _losses_and_gradient(w_DO, *xs, implementation)[0], None
+        return loss_B + _losses_and_gradient(w_DO, *xs, implementation=implementation)[0], None
 
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
     return jnp.sum(jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0])
@@ -164,7 +164,7 @@ def _logits(w_DO: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array
 
 
 def _losses_and_gradient(
-    w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array, implementation: str | None
+    w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array, *, implementation: str | None
 ) -> tuple[Array, Array]:
     """Return the weighted losses, summed over a chunk of time, and the gradient of its logits."""
     losses_BC, g_BCO = kernels_pallas.cross_entropy(
@@ -190,7 +190,7 @@ def _forward(
     cast_w_DO, pieces = w_DO.astype(h_BTD.dtype), len(copies_NDO)
 
     def body(carry, xs):
-        loss_B, g_BCO = _losses_and_gradient(cast_w_DO, *xs, implementation)
+        loss_B, g_BCO = _losses_and_gradient(cast_w_DO, *xs, implementation=implementation)
         dw_MO = constrain_pieces(carry[1] + _weight_gradients(xs[0], g_BCO, pieces), pieces)
         return (carry[0] + loss_B, dw_MO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
 

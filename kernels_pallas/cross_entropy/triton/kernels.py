@@ -24,7 +24,7 @@ def load_block(ptr, at, n_vocab: tl.constexpr, BOUNDED: tl.constexpr, POLICY: tl
 def loss_kernel(
     logits_ptr, targets_ptr, weights_ptr, losses_ptr, gradient_ptr, O: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """losses [N] fp32 and gradient [N, O] of logits [N, O] fp32, targets [N] int32 and weights [N] fp32."""
+    """The losses [N] fp32 and gradient [N, O] of logits [N, O] fp32, targets [N] int32 and weights [N] fp32."""
     n_blocks: tl.constexpr = (O + BLOCK - 1) // BLOCK
     BOUNDED: tl.constexpr = O % BLOCK != 0
     token = tl.program_id(0).to(tl.int64)
@@ -33,7 +33,7 @@ def loss_kernel(
     lane = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
-    for block in range(0, n_blocks):
+    for block in range(n_blocks):
         x = load_block(logits_ptr, block * BLOCK + lane, O, BOUNDED, "evict_last")
         above = x - top
         e = tl.exp(-tl.abs(above))
@@ -50,7 +50,7 @@ def loss_kernel(
     tl.store(losses_ptr + token, tl.log(s) + (m - x_y))
 
     per_s = 1.0 / s
-    for i in range(0, n_blocks):
+    for i in range(n_blocks):
         at = (n_blocks - 1 - i) * BLOCK + lane
         x = load_block(logits_ptr, at, O, BOUNDED, "evict_first")
         g = (tl.exp(x - m) * per_s - tl.where(at == y, 1.0, 0.0)) * weight

@@ -20,9 +20,9 @@ class Tile(NamedTuple):
     warps: int
 
 
-# Chosen by what the compiler reports for sm80 and sm90: at most 57 registers a thread, of any vocabulary, so that two or
-# three programs share a multiprocessor; one of 8,192 logits has up to 104 where 4 does not divide the vocabulary, whose
-# rows are then read by single numbers. It was not run on a GPU.
+# Chosen by what the compiler reports for sm80 and sm90: at most 57 registers a thread at every vocabulary tried, so that
+# two or three programs share a multiprocessor. With 8,192 logits there are up to 104, where 4 does not divide the
+# vocabulary and rows are read number by number. It was not run on a GPU.
 TILES = {"loss": Tile(4096, 16)}
 
 
