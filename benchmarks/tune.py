@@ -1,12 +1,14 @@
-"""Tile sizes of the Triton kernels of Top-1 Element and of the delta rule on the GPU at hand:
+"""Tile sizes of the Triton kernels of Top-1 Element, the delta rule and the loss on the GPU at hand:
 
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
+    python -m benchmarks.tune --kernels=loss
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
-2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Nothing is written: the winner goes by hand, with its reason,
-into kernels_pallas/top1_element/triton/tile_sizes.py or kernels_pallas/delta_rule/triton/scan.py.
+2,048 tokens, 6 heads of 96 keys and 192 values, bf16. The loss has a chunk of 4,096 tokens and a vocabulary of 32,000.
+Nothing is written: the winner goes by hand, with its reason, into kernels_pallas/top1_element/triton/tile_sizes.py,
+kernels_pallas/delta_rule/triton/scan.py or kernels_pallas/cross_entropy/triton/loss.py.
 """
 
 from benchmarks.harness import options
@@ -38,6 +40,7 @@ from seqjax.utils import UserError, run_command
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
+LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
 
 
@@ -110,7 +113,27 @@ def delta_candidates(first: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def fastest(kernel: str, table: dict, key: tuple, tiles: list[Any], made: Callable, end: float) -> None:
+def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
+    """A jitted function of no arguments that makes the losses and the gradient of a chunk's logits."""
+    from kernels_pallas.cross_entropy.triton import loss
+
+    shape = (1, n_tokens)
+    logits = 3 * jax.random.normal(jax.random.key(0), (*shape, n_vocab))
+    targets = jax.random.randint(jax.random.key(1), shape, 0, n_vocab)
+    run = jax.jit(partial(loss.run, dtype=jnp.dtype("bfloat16")))
+    return lambda: run(logits, targets, jnp.ones(shape))
+
+
+def loss_candidates(first: Any) -> list[Any]:
+    """The table's entry, then others: 2,048 to 16,384 logits of a token at a time, 8 to 32 of them per thread."""
+    found = [first]
+    for block, warps in product((2048, 4096, 8192, 16384), (4, 8, 16, 32)):
+        if 8 <= block // (32 * warps) <= 32:
+            found.append(first._replace(block=block, warps=warps))
+    return list(dict.fromkeys(found))
+
+
+def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable, end: float) -> None:
     """Time `made()`, which reads `table[key]`, with each of the tiles while there is time; print the best."""
     first, rows = table[key], []
     for entry in tiles:
@@ -132,7 +155,7 @@ def fastest(kernel: str, table: dict, key: tuple, tiles: list[Any], made: Callab
 def main(argv: list[str]) -> None:
     """Measure and print."""
     given = FLAGS.parse_args(argv)
-    options.check_known("kernels", given.kernels, (*KERNELS, *DELTA_KERNELS))
+    options.check_known("kernels", given.kernels, (*KERNELS, *DELTA_KERNELS, *LOSS_KERNELS))
     capability = device.compute_capability()
     if capability is None:
         raise UserError("benchmarks.tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
@@ -148,6 +171,10 @@ def main(argv: list[str]) -> None:
 
             key = (kernel, 16)
             fastest(kernel, TILES, key, delta_candidates(TILES[key]), calls[kernel], end)
+        elif kernel in LOSS_KERNELS:
+            from kernels_pallas.cross_entropy.triton import loss
+
+            fastest(kernel, loss.TILES, kernel, loss_candidates(loss.TILES[kernel]), loss_call, end)
         else:
             entry = "forward" if kernel == "evaluate" else kernel
             key = (entry, 64 if given.dim <= 64 else 128, True, capability >= 90)

@@ -9,6 +9,7 @@
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
     delta_rule              DeltaNet and Gated DeltaNet
+    cross_entropy           losses of tokens, with the gradient of their logits as a result
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
 `backends_used` says which one ran, and `register_backend` adds one of your own. See docs/kernels.md.
@@ -27,6 +28,7 @@ from kernels_pallas.chunks import (
     split_chunks,
     to_chunks,
 )
+from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
@@ -49,6 +51,7 @@ __all__ = [
     "carry_precision",
     "causal_attention",
     "chunk_means",
+    "cross_entropy",
     "delta_rule",
     "from_chunks",
     "join_chunks",

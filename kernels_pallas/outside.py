@@ -6,6 +6,7 @@ from kernels_pallas.validation import check_choice
 # The names under which ops pick their backends (`backend.pick`).
 OPS = (
     "causal_attention",
+    "cross_entropy",
     "delta_rule",
     "select_chunk",
     "selective_scan",

@@ -170,7 +170,7 @@ def load(path: str | os.PathLike[str], *, mixers: Sequence[type[base.Mixer]] = (
 
 # Settings of a model that do not change what it computes with the same parameters, but for the order of sums.
 MAY_DIFFER = re.compile(
-    r"model\.(dtype|residual_dtype|remat|scan_layers|loss_chunk|init|mlp\.rescale_init|mixer(\[\d+\])?\.implementation):"
+    r"model\.(dtype|residual_dtype|remat|scan_layers|loss_(chunk|implementation)|init|mlp\.rescale_init|mixer(\[\d+\])?\.implementation):"
 )
 
 

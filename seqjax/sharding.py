@@ -152,6 +152,15 @@ def splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
     return n_pieces > 1 and seq_len % n_pieces == 0
 
 
+def splits_vocabulary(n_vocab: int) -> bool:
+    """Return whether the mesh splits a vocabulary of that size, and so the logits; False outside a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return False
+    (mesh_axis,) = _mesh_axes(mesh.shape, ("vocab",), (n_vocab,))
+    return mesh_axis is not None and mesh.shape[mesh_axis] > 1
+
+
 def batch_axes(mesh: AbstractMesh, n_batch: int) -> tuple[str, ...] | None:
     """Return the mesh axes over which a batch is split; None for one that they do not divide."""
     return BATCH[0] if n_batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None

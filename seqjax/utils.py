@@ -184,7 +184,8 @@ def explained() -> Iterator[None]:
     try:
         yield
     except BackendError as error:
-        fix = "Give another config.model.mixer.implementation; None takes the fastest that can."
+        setting = "loss_implementation" if "cross_entropy" in str(error) else "mixer.implementation"
+        fix = f"Give another config.model.{setting}; None takes the fastest that can."
         raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):

@@ -14,6 +14,7 @@ import pytest
 from seqjax import utils
 from seqjax.commands import cli, generate
 from seqjax.config import from_config_dict, presets, to_dict
+from seqjax.models import Model
 from seqjax.training import lock, loop
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.workdir import Mirror
@@ -80,6 +81,17 @@ def test_a_platform_that_is_not_there(monkeypatch):
     monkeypatch.setattr(jax, "devices", devices)
     with pytest.raises(UserError, match=r"JAX_PLATFORMS=cuda .* Unset it"), utils.explained():
         jax.devices()
+
+
+@pytest.mark.parametrize("setting", ["mixer.implementation", "loss_implementation"])
+def test_an_implementation_that_cannot_run_is_named_by_its_setting(setting):
+    config = presets.get_config("debug", name="top1_chunk", mixer={"name": "top1_chunk", "implementation": None})
+    with config.unlocked():
+        config.update_from_flattened_dict({f"model.{setting}": "nowhere"})
+    model = Model(from_config_dict(config).model, max_len=128)
+    tokens = jax.ShapeDtypeStruct((1, 129), "int32")
+    with pytest.raises(UserError, match=rf"Give another config\.model\.{setting};"), utils.explained():
+        jax.eval_shape(model.loss, model.shapes, tokens)
 
 
 def test_training_without_compilation(tmp_path):

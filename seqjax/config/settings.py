@@ -58,6 +58,7 @@ class ModelConfig:
     remat: Literal["none", "full", "dots", "attention"] = "none"  # see seqjax/models/remat.py
     scan_layers: bool = True
     loss_chunk: Positive = 4096  # number of tokens of a device whose logits exist at a time in the loss
+    loss_implementation: str | None = None  # of the loss and its gradient in training; None = chosen by device
 
     @property
     def mixers(self) -> tuple[Any, ...]:

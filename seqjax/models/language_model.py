@@ -143,7 +143,15 @@ class Model:
         h_BTD = self._hidden(params, self.initial_state(params, inputs_BT, embed_NOD=embed_NOD))
         h_BAD, head_DO = _at(h_BTD, positions_BA), embedder.unembedding
         with jax.named_scope("loss"):
-            total = cross_entropy(h_BAD, head_DO, targets_BT, weights_BT, self.config.loss_chunk, embed_NOD)
+            total = cross_entropy(
+                h_BAD,
+                head_DO,
+                targets_BT,
+                weights_BT,
+                self.config.loss_chunk,
+                embed_NOD,
+                implementation=self.config.loss_implementation,
+            )
         return total, jnp.sum(weights_BT)
 
     def continuation_scores(

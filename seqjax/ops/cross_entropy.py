@@ -3,7 +3,8 @@
 L = sum_i w_i (logsumexp_o(h_i W_o) - h_i W_{y_i}), in nats. At T = 102,400 and a vocabulary of 32,000 the float32
 logits would take 13 GB, so tokens are processed in chunks of `chunk`. The loss is a scalar, so its gradient is linear
 in the incoming cotangent. The forward pass computes dL/dh and dL/dW of each chunk while its logits exist, and the
-backward pass only scales them. This takes three matrix products instead of the four with recomputation.
+backward pass only scales them. This takes three matrix products instead of the four with recomputation. Between the
+products, `kernels_pallas.cross_entropy` makes a chunk's losses and the gradient of its logits.
 
 Devices that share the tokens, along B, T or both, each process `chunk` tokens at a time and accumulate their own dL/dW.
 These are summed once, after all chunks: each is the gradient of a copy of W (`seqjax.sharding.copies`).
@@ -15,7 +16,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from seqjax.sharding import constrain_pieces, copies, rows_to_time, time_pieces, time_to_rows, token_pieces
+import kernels_pallas
+from seqjax.sharding import (
+    constrain_pieces,
+    copies,
+    rows_to_time,
+    splits_vocabulary,
+    time_pieces,
+    time_to_rows,
+    token_pieces,
+)
 from seqjax.types import Array
 
 
@@ -26,29 +36,38 @@ def cross_entropy(
     weights_BT: Float[Array, "B T"],
     chunk: int = 4096,
     table_NOD: Float[Array, "N O D"] | None = None,
+    *,
+    implementation: str | None = None,
 ) -> Float[Array, ""]:
     """Return the weighted sum over tokens in nats, float32 [].
 
     `chunk` bounds the number of tokens whose logits exist at a time on a device (at least one per row). It is
     differentiable in `h_BTD` and `w_DO`. If `w_DO` is the transpose of a table with another use, it is differentiable
     in the copies `table_NOD` instead (`seqjax.ops.lookup.table_copies`). Logits are computed in the dtype of `h_BTD`
-    with float32 accumulation.
+    with float32 accumulation. `implementation` is as in `kernels_pallas`.
     """
     pieces = token_pieces(h_BTD)
     copies_NDO = copies(w_DO, pieces) if table_NOD is None else jnp.swapaxes(table_NOD, 1, 2)
     h_RTD, targets_RT, weights_RT = (time_to_rows(x) for x in (h_BTD, targets_BT, weights_BT))
-    return _cross_entropy(h_RTD, jax.lax.stop_gradient(w_DO), copies_NDO, targets_RT, weights_RT, chunk * pieces)
+    w_DO = jax.lax.stop_gradient(w_DO)
+    return _cross_entropy(h_RTD, w_DO, copies_NDO, targets_RT, weights_RT, chunk * pieces, implementation)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _cross_entropy(
-    h_BTD: Array, w_DO: Array, copies_NDO: Array, targets_BT: Array, weights_BT: Array, chunk: int
+    h_BTD: Array,
+    w_DO: Array,
+    copies_NDO: Array,
+    targets_BT: Array,
+    weights_BT: Array,
+    chunk: int,
+    implementation: str | None,
 ) -> Array:
     del copies_NDO
     w_DO = w_DO.astype(h_BTD.dtype)
 
     def body(loss_B, xs):
-        return loss_B + _logits_and_losses(w_DO, *xs)[2], None
+        return loss_B + _losses_and_gradient(w_DO, *xs, implementation=implementation)[0], None
 
     init_B = jnp.zeros(h_BTD.shape[0], jnp.float32)
     return jnp.sum(jax.lax.scan(body, init_B, _time_chunks(h_BTD, targets_BT, weights_BT, chunk))[0])
@@ -144,21 +163,35 @@ def _logits(w_DO: Array, h_BCD: Array, y_BC: Array) -> tuple[Array, Array, Array
     return logits_BCO, lse_BC, target_logit_BC
 
 
-def _logits_and_losses(w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array) -> tuple[Array, Array, Array]:
-    logits_BCO, lse_BC, target_logit_BC = _logits(w_DO, h_BCD, y_BC)
-    return logits_BCO, lse_BC, jnp.sum(weight_BC * (lse_BC - target_logit_BC), axis=1)
+def _losses_and_gradient(
+    w_DO: Array, h_BCD: Array, y_BC: Array, weight_BC: Array, *, implementation: str | None
+) -> tuple[Array, Array]:
+    """Return the weighted losses, summed over a chunk of time, and the gradient of its logits."""
+    losses_BC, g_BCO = kernels_pallas.cross_entropy(
+        jnp.einsum("bcd,do->bco", h_BCD, w_DO, preferred_element_type=jnp.float32),
+        y_BC,
+        weight_BC,
+        dtype=h_BCD.dtype,
+        is_vocabulary_split=splits_vocabulary(w_DO.shape[1]),
+        implementation=implementation,
+    )
+    return jnp.sum(weight_BC * losses_BC, axis=1), g_BCO
 
 
-def _forward(h_BTD: Array, w_DO: Array, copies_NDO: Array, targets_BT: Array, weights_BT: Array, chunk: int):
+def _forward(
+    h_BTD: Array,
+    w_DO: Array,
+    copies_NDO: Array,
+    targets_BT: Array,
+    weights_BT: Array,
+    chunk: int,
+    implementation: str | None,
+):
     cast_w_DO, pieces = w_DO.astype(h_BTD.dtype), len(copies_NDO)
 
     def body(carry, xs):
-        h_BCD, y_BC, weight_BC = xs
-        logits_BCO, lse_BC, loss_B = _logits_and_losses(cast_w_DO, *xs)
-        p_BCO = jnp.exp(logits_BCO - lse_BC[..., None])
-        one_hot_BCO = y_BC[..., None] == jnp.arange(cast_w_DO.shape[1])
-        g_BCO = ((p_BCO - one_hot_BCO) * weight_BC[..., None]).astype(h_BCD.dtype)
-        dw_MO = constrain_pieces(carry[1] + _weight_gradients(h_BCD, g_BCO, pieces), pieces)
+        loss_B, g_BCO = _losses_and_gradient(cast_w_DO, *xs, implementation=implementation)
+        dw_MO = constrain_pieces(carry[1] + _weight_gradients(xs[0], g_BCO, pieces), pieces)
         return (carry[0] + loss_B, dw_MO), jnp.einsum("bco,do->bcd", g_BCO, cast_w_DO)
 
     (n_batch, seq_len, dim), n_vocab = h_BTD.shape, w_DO.shape[1]
@@ -185,8 +218,8 @@ def _weight_gradients(h_BCD: Array, g_BCO: Array, pieces: int) -> Array:
     return dw_NDO.reshape(-1, dw_NDO.shape[-1])
 
 
-def _backward(chunk: int, grads: tuple[Array, Array], cotangent: Array):
-    del chunk
+def _backward(chunk: int, implementation: str | None, grads: tuple[Array, Array], cotangent: Array):
+    del chunk, implementation
     dh_BTD, d_copies_NDO = grads
     return (
         dh_BTD * cotangent.astype(dh_BTD.dtype),

@@ -122,7 +122,13 @@ def test_another_model_is_refused_by_its_first_setting(source, blocks_dir, tmp_p
 
 
 def test_settings_that_do_not_change_the_model_are_free(source, blocks_dir, tmp_path):
-    free = {"model__remat": "full", "model__scan_layers": False, "model__loss_chunk": 16, "train__steps": 1}
+    free = {
+        "model__remat": "full",
+        "model__scan_layers": False,
+        "model__loss_chunk": 16,
+        "model__loss_implementation": "xla",
+        "train__steps": 1,
+    }
     begin(blocks_dir, tmp_path, f"--init_from={source}", **STILL | free)
     assert sha256(tmp_path) == sha256(source)
 

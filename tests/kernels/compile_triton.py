@@ -148,7 +148,18 @@ def delta_rule(*, dim: int, dtype: str, gated: bool) -> None:
     arrays(call, k, k, v, row, row, state, v, state)
 
 
+def cross_entropy(*, dim: int, dtype: str, n_vocab: int) -> None:
+    from kernels_pallas.cross_entropy.triton import loss as backend
+
+    del dim  # of heads: there are none
+    call = partial(backend.run, dtype=jnp.dtype(dtype))
+    arrays(call, ((2, 100, n_vocab), "float32"), ((2, 100), "int32"), ((2, 100), "float32"))
+
+
 CASES = [
+    Case("cross-entropy", partial(cross_entropy, n_vocab=32000)),
+    Case("cross-entropy-50257", partial(cross_entropy, n_vocab=50257), again=True),
+    Case("cross-entropy-262144", partial(cross_entropy, n_vocab=262144), again=True),
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("ssd", ssd),

@@ -40,6 +40,7 @@ MODEL = {
     "remat": ("full", "backward"),
     "scan_layers": (False, "forward"),
     "loss_chunk": (5, "forward"),
+    "loss_implementation": ("nowhere", "refused"),
 }
 ATTENTION = {
     "heads": (2, "forward"),

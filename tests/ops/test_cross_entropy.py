@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+import kernels_pallas
+from kernels_pallas.cross_entropy import xla
+from kernels_pallas.triton import interpreter, runtime
 from seqjax.ops.cross_entropy import cross_entropy, sequence_losses, token_losses
 from seqjax.sharding import make_mesh
+from tests import extras
 
 B, T, D, O = 3, 11, 8, 29  # 11 is a prime: no chunk but 1 and 11 divides it
 
@@ -128,12 +132,62 @@ def test_the_logits_of_the_batch_are_never_there(with_grad):
     assert temporaries(batch * length) > all_logits / 2, "the measure does not see logits at all"
 
 
-@pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
-@pytest.mark.parametrize(
-    "sizes", [{"data": 2}, {"data": 2, "fsdp": 2}, {"seq": 2}, {"data": 2, "seq": 2, "tensor": 2}], ids=str
-)
+@pytest.fixture
+def shares(monkeypatch):
+    """Array code in the place of the Triton launch, so that the rules around it are tested; the shapes it is given."""
+    extras.need("triton")
+    from kernels_pallas.cross_entropy.triton import loss
+
+    seen = []
+
+    def launch(*arrays, dtype):
+        seen.append(arrays[0].shape)
+        return xla.run(*arrays, dtype=dtype)
+
+    monkeypatch.setattr(loss, "_run", launch)
+    monkeypatch.setattr(interpreter, "is_chosen", lambda: False)
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    return seen
+
+
+MESHES = [{"data": 2}, {"data": 2, "fsdp": 2}, {"seq": 2}, {"data": 2, "seq": 2, "tensor": 2}]
+eight_devices = pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
+
+
+@eight_devices
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_devices_add_up_their_gradients_once(sizes):
     """Tokens on several devices: the dense numbers, and nothing goes between devices while there are chunks."""
+    add_up_once(sizes, None)
+
+
+@eight_devices
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_every_device_runs_the_kernel_on_its_own_tokens(shares, sizes):
+    """29 tokens in a vocabulary are whole on every device, also where `tensor` is 2."""
+    pieces = add_up_once(sizes, "triton")
+    rows, length = 12 * sizes.get("seq", 1), 22 // sizes.get("seq", 1)
+    assert shares[-1] == (rows // pieces, min(length, 24 // rows), O)
+
+
+@eight_devices
+def test_a_vocabulary_that_devices_share_is_xla_s(shares):
+    """By name Triton refuses it; where the sizes do not divide it, it is whole."""
+    mesh = make_mesh(tensor=2, devices=jax.devices()[:2])
+    h, w, targets, weights = problem()
+    even = jnp.pad(w, ((0, 0), (0, 1)), constant_values=-1e9)
+    with jax.set_mesh(mesh):
+        function = jax.jit(cross_entropy, static_argnames=("chunk", "implementation"))
+        with pytest.raises(kernels_pallas.BackendError, match="triton: devices share the vocabulary"):
+            function(h, even, targets, weights, implementation="triton")
+        np.testing.assert_allclose(
+            function(h, w, targets, weights, implementation="triton"), dense(*problem())[0], rtol=1e-6
+        )
+    assert shares
+
+
+def add_up_once(sizes, implementation):
+    """How many pieces the tokens of 12 sequences of 22 were in."""
     n_devices = math.prod(sizes.values())
     mesh = make_mesh(**sizes, devices=jax.devices()[:n_devices])
     pieces = n_devices // sizes.get("tensor", 1)
@@ -143,7 +197,9 @@ def test_devices_add_up_their_gradients_once(sizes):
     split = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "seq"))
     whole = NamedSharding(mesh, PartitionSpec())
     function = jax.jit(
-        jax.value_and_grad(lambda h, w, y, m: cross_entropy(h, w, y, m, 24 // pieces), argnums=(0, 1)),
+        jax.value_and_grad(
+            lambda h, w, y, m: cross_entropy(h, w, y, m, 24 // pieces, implementation=implementation), argnums=(0, 1)
+        ),
         in_shardings=(split, whole, split, split),
         out_shardings=(whole, (split, whole)),
     )
@@ -160,3 +216,4 @@ def test_devices_add_up_their_gradients_once(sizes):
     loops, entry = text.split("\nENTRY ")
     assert "while(" in entry and "all-reduce" in entry
     assert not re.search(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\(", loops)
+    return pieces

@@ -1,0 +1,36 @@
+"""The `triton` backend of the cross-entropy: sm80 and later."""
+
+from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.cross_entropy.interface import CrossEntropy
+from kernels_pallas.triton import limits
+
+# Whether this kernel was measured on a GPU and won. Until then it runs only where a caller names it.
+IS_MEASURED = False
+
+
+def refusal(problem: Problem) -> str | None:
+    """Say why it refuses: the machine, the dtypes, a vocabulary that devices share, or that nobody named it."""
+    reason = limits.machine(problem)
+    if reason is not None:
+        return reason
+    logits, targets, weights = problem.operands
+    if limits.dtype_names(logits, weights) != ["float32"] or limits.dtype_names(targets) != ["int32"]:
+        names = " and ".join(limits.dtype_names(logits, weights, targets))
+        return f"operands are {names}; logits and weights must be float32, targets int32"
+    if problem.options["dtype"].name not in limits.DTYPES:
+        return f"the gradient's dtype is {problem.options['dtype'].name}; it may be {', '.join(limits.DTYPES)}"
+    if problem.options["is_vocabulary_split"]:
+        return "devices share the vocabulary (a mesh with tensor above 1), and it reads whole rows"
+    if not (IS_MEASURED or problem.is_named):
+        return "not measured on a GPU yet: it runs only when selected by name"
+    return None
+
+
+def load() -> CrossEntropy:
+    """Import the kernel."""
+    from kernels_pallas.cross_entropy.triton import loss
+
+    return loss
+
+
+BACKEND = Backend("triton", load, refusal)
