@@ -7,8 +7,8 @@ With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the ful
     approx    argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
     random    argmax_c random_scores(i, head, c)        (random_scores.py)
 
-With top_k, the chunks of the k largest. Ties go to the smallest chunk. Queries of the first chunk have no candidate: -1.
-Source: arXiv 2505.18522, Top-1 Chunk.
+With top_k, the chunks of the k largest. Ties go to the smallest chunk. Queries of the first chunk have no candidate:
+-1. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax

@@ -2,8 +2,8 @@
 
     sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {own chunk up to the query}
 
-With top_k, the one softmax is over the k chunks of the largest scores and the own one. MoBA (arXiv 2502.13189) is approx
-with its k less 1, since it counts the own chunk.
+With top_k, the one softmax is over the k chunks of the largest scores and the own one. MoBA (arXiv 2502.13189) is
+approx with its k less 1, since it counts the own chunk.
 
 There is no gradient through the selection, as in the paper (arXiv 2505.18522): q and k learn from the softmax
 over the keys that were read. With `jax.ad_checkpoint.checkpoint_name` the forward rule names the residuals of the

@@ -2,8 +2,8 @@
 
 The caches have a static length S, `length` says how many of their tokens are real, the new one included.
 "exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by
-`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and the local chunk; "random" needs no
-table. Source: arXiv 2505.18522, Top-1 Chunk.
+`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and the local chunk; "random"
+needs no table. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax.numpy as jnp

@@ -174,7 +174,7 @@ def top1_element(m, q, k, v):
 
 
 def top1_chunk(m, q, k, v):
-    """The chunks of the past that lead by mass, best key or mean key (approx), per query and head, and the own chunk."""
+    """The best chunks of the past by mass, best key or mean key (approx), per query and head, and the own chunk."""
     size, scale = m.chunk_size, 1 / math.sqrt(q.shape[-1])
     o = np.zeros((*q.shape[:2], v.shape[-1]))
     for t in range(len(q)):
