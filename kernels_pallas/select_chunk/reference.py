@@ -5,13 +5,17 @@ With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the ful
     exact     argmax_c logsumexp_{j in c} s_ij
     best_key  argmax_c max_{j in c} s_ij
     approx    argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
+    random    argmax_c random_scores(i, head, c)        (random_scores.py)
 
-Ties go to the smallest chunk. Queries of the first chunk have no candidate: -1. Source: arXiv 2505.18522, Top-1 Chunk.
+With top_k, the chunks of the k largest. Ties go to the smallest chunk. Queries of the first chunk have no candidate:
+-1. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
+
+from kernels_pallas.select_chunk.random_scores import random_scores
 
 
 def chunk_scores(
@@ -31,8 +35,11 @@ def chunk_scores(
     if selection in ("exact", "best_key"):
         s_BTHcC = scale * jnp.einsum("bthk,bcshk->bthcs", q_BTHK, k_BcCHK, precision="highest")
         score_BTHc = jax.nn.logsumexp(s_BTHcC, axis=-1) if selection == "exact" else s_BTHcC.max(-1)
-    else:
+    elif selection == "approx":
         score_BTHc = jnp.einsum("bthk,bchk->bthc", q_BTHK, k_BcCHK.mean(2), precision="highest")
+    else:
+        score_THc = random_scores(jnp.arange(T)[:, None, None], jnp.arange(H)[:, None], jnp.arange(n_full))
+        score_BTHc = jnp.broadcast_to(score_THc, (B, T, H, n_full))
     is_past_Tc = jnp.arange(n_full)[None, :] < jnp.arange(T)[:, None] // chunk_size
     return jnp.where(is_past_Tc[None, :, None, :], score_BTHc, -jnp.inf)
 
@@ -43,15 +50,18 @@ def select_chunk(
     *,
     chunk_size: int,
     selection: str = "exact",
+    top_k: int = 1,
     scale: float | None = None,
-) -> Int32[Array, "B T H"]:
-    """The chunk that every query selects, -1 in the first chunk."""
+) -> Int32[Array, "B T H *k"]:
+    """The chunk that every query selects, -1 in the first chunk; with a top_k above 1 that many, [B, T, H, k]."""
     B, T, H, _ = q_BTHK.shape
-    if chunk_size > T:
-        return jnp.full((B, T, H), -1, jnp.int32)
-    score_BTHc = chunk_scores(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
-    best_BTH = jnp.argmax(score_BTHc, axis=-1).astype(jnp.int32)
-    return jnp.where((jnp.arange(T) < chunk_size)[None, :, None], -1, best_BTH)
+    sel_BTHk = jnp.full((B, T, H, top_k), -1, jnp.int32)
+    if chunk_size <= T:
+        score_BTHc = chunk_scores(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
+        best_BTHk = jnp.argsort(-score_BTHc, axis=-1, stable=True)[..., :top_k].astype(jnp.int32)
+        is_past_Tk = jnp.arange(best_BTHk.shape[-1]) < jnp.arange(T)[:, None] // chunk_size
+        sel_BTHk = sel_BTHk.at[..., : best_BTHk.shape[-1]].set(jnp.where(is_past_Tk[:, None], best_BTHk, -1))
+    return sel_BTHk if top_k > 1 else sel_BTHk[..., 0]
 
 
 def in_one_dtype_per_head(q_BTHK: Array, *others: Array) -> tuple[Array, ...]:

@@ -5,11 +5,13 @@ exact     a scan over the tiles of the causal half. Each tile is one product q k
           per head.
 best_key  the same with the chunks' largest scores in place of logsumexp.
 approx    a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
+random    the same scan with hashes in place of products; every batch entry has the same.
 
-All visit chunks in ascending order and replace on strictly greater, so ties go to the smallest chunk.
+All visit chunks in ascending order and replace on strictly greater, so ties go to the smallest chunk. The k best of a
+tile's chunks are found in k rounds of argmax, and inserted into the k best so far: nothing is sorted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from kernels_pallas import xla_tiles
 from kernels_pallas.backend import Backend
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.select_chunk.interface import ChunkSelection
+from kernels_pallas.select_chunk.random_scores import random_scores
 
 
 def load() -> ChunkSelection:
@@ -31,19 +34,37 @@ def load() -> ChunkSelection:
 BACKEND = Backend("xla", load)
 
 
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
-    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
+def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int = 1, scale: float) -> Array:
+    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
+
+    With a top_k above 1, sel_BTHk: the best first, -1 after the last past chunk.
+    """
     T, H, G = q_BTHK.shape[1], q_BTHK.shape[2], k_BTGK.shape[2]
+    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
     q_BGMK = xla_tiles.to_rows(q_BTHK, G)
     k_BGSK = k_BTGK.transpose(0, 2, 1, 3)
-    if chunk_size >= T:  # no query has a full chunk before it
-        sel_BGM = jnp.full_like(q_BGMK[..., 0], -1, dtype=jnp.int32)
+    if k_most == 0:
+        sel_kBGM = []
     elif selection == "approx":
-        sel_BGM = _approx(q_BGMK, k_BGSK, chunk_size, H // G)
+        sel_kBGM = _approx(q_BGMK, k_BGSK, chunk_size, H // G, k_most)
+    elif selection == "random":
+        sel_kBGM = _random(q_BGMK.shape[:3], chunk_size, H // G, T // chunk_size, k_most)
     else:
         of_chunk = jax.nn.logsumexp if selection == "exact" else jnp.max
-        sel_BGM = _by_every_key(q_BGMK, k_BGSK, chunk_size, H // G, scale, of_chunk)
-    return xla_tiles.scalar_from_rows(sel_BGM, H)
+        sel_kBGM = _by_every_key(q_BGMK, k_BGSK, chunk_size, H // G, scale, of_chunk, k_most)
+    none_BGM = jnp.full_like(q_BGMK[..., 0], -1, dtype=jnp.int32)
+    sel_BGMk = jnp.stack([*sel_kBGM, *[none_BGM] * (top_k - k_most)], axis=-1)
+    sel_BTHk = xla_tiles.from_rows(sel_BGMk, H)
+    return sel_BTHk if top_k > 1 else sel_BTHk[..., 0]
+
+
+def best_chunks(score: Array, top_k: int) -> Iterator[tuple[Array, Array]]:
+    """Yield (largest score, its chunk) along the last axis, `top_k` times; ties go to the smallest chunk."""
+    for rank in range(top_k):
+        chunk = jnp.argmax(score, axis=-1).astype(jnp.int32)
+        yield score.max(-1), chunk
+        if rank + 1 < top_k:
+            score = jnp.where(jnp.arange(score.shape[-1]) == chunk[..., None], -jnp.inf, score)
 
 
 def _chunk_means(k_BGSK: Array, chunk_size: int) -> Array:
@@ -54,7 +75,9 @@ def _chunk_means(k_BGSK: Array, chunk_size: int) -> Array:
     return k_BGcCK.astype(accumulation_dtype(k_BGSK)).mean(3)
 
 
-def _by_every_key(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, of_chunk: Callable[..., Array]) -> Array:
+def _by_every_key(
+    q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, of_chunk: Callable[..., Array], top_k: int
+) -> list[Array]:
     """Select by `of_chunk`, which reduces the scores of a chunk's keys, the last axis, to that of the chunk."""
     B, G, M, _ = q_BGMK.shape
     T = M // R
@@ -66,7 +89,7 @@ def _by_every_key(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, of
 
     def visit(best_and_arg, tile):
         row, col = tile
-        best_BGM, arg_BGM = best_and_arg
+        best_kBGM, arg_kBGM = best_and_arg
         q_BGmK = xla_tiles.block(q_BGMK, row, rows)
         k_BGsK = xla_tiles.block(k_BGSK, col, plan.side)
         s_BGms = scale * jnp.einsum("bgmk,bgsk->bgms", q_BGmK, k_BGsK, preferred_element_type=acc)
@@ -74,37 +97,71 @@ def _by_every_key(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, of
         own_m = (row * plan.side + jnp.arange(rows) // R) // C
         chunk_c = col * chunks + jnp.arange(chunks)
         score_BGmc = jnp.where(chunk_c < own_m[:, None], score_BGmc, -jnp.inf)
-        top_BGm = score_BGmc.max(-1)
-        top_chunk_BGm = col * chunks + jnp.argmax(score_BGmc, axis=-1).astype(jnp.int32)
-        old_BGm = xla_tiles.block(best_BGM, row, rows)
-        is_better = top_BGm > old_BGm
-        arg_BGm = jnp.where(is_better, top_chunk_BGm, xla_tiles.block(arg_BGM, row, rows))
-        best_BGM = xla_tiles.set_block(best_BGM, jnp.maximum(top_BGm, old_BGm), row, rows)
-        return (best_BGM, xla_tiles.set_block(arg_BGM, arg_BGm, row, rows)), None
+        best_kBGm = [xla_tiles.block(best_BGM, row, rows) for best_BGM in best_kBGM]
+        arg_kBGm = [xla_tiles.block(arg_BGM, row, rows) for arg_BGM in arg_kBGM]
+        for top_BGm, chunk_BGm in best_chunks(score_BGmc, min(top_k, chunks)):
+            _insert(best_kBGm, arg_kBGm, top_BGm, col * chunks + chunk_BGm)
+        best_kBGM = [xla_tiles.set_block(x, y, row, rows) for x, y in zip(best_kBGM, best_kBGm, strict=True)]
+        arg_kBGM = [xla_tiles.set_block(x, y, row, rows) for x, y in zip(arg_kBGM, arg_kBGm, strict=True)]
+        return (best_kBGM, arg_kBGM), None
 
     init = (
-        jnp.full_like(q_BGMK[..., 0], -jnp.inf, dtype=acc),
-        jnp.full_like(q_BGMK[..., 0], -1, dtype=jnp.int32),
+        [jnp.full_like(q_BGMK[..., 0], -jnp.inf, dtype=acc)] * top_k,
+        [jnp.full_like(q_BGMK[..., 0], -1, dtype=jnp.int32)] * top_k,
     )
-    (_, arg_BGM), _ = jax.lax.scan(visit, init, (plan.rows, plan.cols))
-    return arg_BGM[:, :, :M]
+    (_, arg_kBGM), _ = jax.lax.scan(visit, init, (plan.rows, plan.cols))
+    return [arg_BGM[:, :, :M] for arg_BGM in arg_kBGM]
 
 
-def _approx(q_BGMK: Array, k_BGSK: Array, C: int, R: int) -> Array:
+def _insert(best: list[Array], arg: list[Array], new: Array, new_arg: Array) -> None:
+    """Insert a score and its chunk into lists in descending order, behind all that are as good; the last one leaves."""
+    is_better = [new > old for old in best]
+    for rank in reversed(range(len(best))):
+        entry, entry_arg = new, new_arg
+        if rank:  # its place is further up, or here
+            entry = jnp.minimum(new, best[rank - 1])
+            entry_arg = jnp.where(is_better[rank - 1], arg[rank - 1], new_arg)
+        arg[rank] = jnp.where(is_better[rank], entry_arg, arg[rank])
+        best[rank] = jnp.maximum(entry, best[rank])
+
+
+def _approx(q_BGMK: Array, k_BGSK: Array, C: int, R: int, top_k: int) -> list[Array]:
     B, G, M, K = q_BGMK.shape
     mean_BGcK = _chunk_means(k_BGSK, C)
     n_full = mean_BGcK.shape[2]
     steps, rows = xla_tiles.segments(M, B * G * max(n_full, K))
     q_BGMK = xla_tiles.pad_to(q_BGMK, steps * rows, axis=2)
 
-    def visit(_, step):
+    def score(step: Array) -> Array:
         q_BGmK = xla_tiles.block(q_BGMK, step, rows).astype(mean_BGcK.dtype)
         # full precision: 1/C of the exact work, and a near tie decides which keys are read
-        score_BGmc = jnp.einsum("bgmk,bgck->bgmc", q_BGmK, mean_BGcK, precision="highest")
-        own_m = (step * rows + jnp.arange(rows)) // (R * C)
-        is_past_mc = jnp.arange(n_full) < own_m[:, None]
-        arg_BGm = jnp.argmax(jnp.where(is_past_mc, score_BGmc, -jnp.inf), axis=-1).astype(jnp.int32)
-        return None, jnp.where(own_m == 0, -1, arg_BGm)
+        return jnp.einsum("bgmk,bgck->bgmc", q_BGmK, mean_BGcK, precision="highest")
 
-    _, sel_sBGm = jax.lax.scan(visit, None, jnp.arange(steps))
-    return jnp.moveaxis(sel_sBGm, 0, 2).reshape(B, G, steps * rows)[:, :, :M]
+    return [sel_BGM[:, :, :M] for sel_BGM in _by_chunk(score, steps, rows, R * C, top_k)]
+
+
+def _random(size: tuple[int, ...], C: int, R: int, n_full: int, top_k: int) -> list[Array]:
+    B, G, M = size
+    steps, rows = xla_tiles.segments(M, G * n_full)
+
+    def score(step: Array) -> Array:
+        m_m1 = (step * rows + jnp.arange(rows))[:, None]
+        head_Gm1 = R * jnp.arange(G)[:, None, None] + m_m1 % R
+        return random_scores(m_m1 // R, head_Gm1, jnp.arange(n_full))[None]
+
+    ranks = _by_chunk(score, steps, rows, R * C, top_k)
+    return [jnp.broadcast_to(sel_1GM[:, :, :M], (B, G, M)) for sel_1GM in ranks]
+
+
+def _by_chunk(score: Callable[[Array], Array], steps: int, rows: int, rows_per_chunk: int, top_k: int) -> list[Array]:
+    """Select by `score(step)`, that of `rows` rows and every full chunk; returns [B, G, steps * rows] for each rank."""
+
+    def visit(_, step):
+        score_BGmc = score(step)
+        own_m = (step * rows + jnp.arange(rows)) // rows_per_chunk
+        is_past_mc = jnp.arange(score_BGmc.shape[-1]) < own_m[:, None]
+        best = best_chunks(jnp.where(is_past_mc, score_BGmc, -jnp.inf), top_k)
+        return None, [jnp.where(own_m <= rank, -1, chunk_BGm) for rank, (_, chunk_BGm) in enumerate(best)]
+
+    _, sel_ksBGm = jax.lax.scan(visit, None, jnp.arange(steps))
+    return [jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], steps * rows) for x in sel_ksBGm]

@@ -2,6 +2,9 @@
 
     sel = stop_gradient(select(q, k));  o = softmax over {selected chunk} and {own chunk up to the query}
 
+With top_k, the one softmax is over the k chunks of the largest scores and the own one. MoBA (arXiv 2502.13189) is
+approx with its k less 1, since it counts the own chunk.
+
 There is no gradient through the selection, as in the paper (arXiv 2505.18522): q and k learn from the softmax
 over the keys that were read. With `jax.ad_checkpoint.checkpoint_name` the forward rule names the residuals of the
 backward rule: `top1_selection` (int32), `attention_out` and `attention_lse`. A rematerialised layer whose policy saves
@@ -33,6 +36,7 @@ class Call(NamedTuple):
     chunk_size: int
     selection: str
     scale: float
+    top_k: int = 1
 
 
 def top1_chunk_attention(
@@ -42,18 +46,20 @@ def top1_chunk_attention(
     *,
     chunk_size: int = 128,
     selection: str = "exact",
+    top_k: int = 1,
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Return causal attention over the local chunk and the single past chunk that each query and head selects.
+    """Return causal attention over the local chunk and the past chunk, or `top_k` of them, that each query selects.
 
     Args:
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key) or "approx" (largest
-        q . mean key).
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "approx" (largest
+        q . mean key) or "random" (the same past chunks for any q and k: a control). Every head selects for itself.
+      top_k: past chunks that a query reads; all of them where there are fewer.
       scale: of the scores; 1 / sqrt(K) when None.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
@@ -61,20 +67,21 @@ def top1_chunk_attention(
       o_BTHV in v's dtype. Scores, softmax and sums are fp32.
 
     Raises:
-      ValueError: shapes that disagree, an unknown selection, a chunk_size below 1.
+      ValueError: shapes that disagree, an unknown selection, a chunk_size or top_k below 1.
       BackendError: (a ValueError) the named implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
-    select_api.check_options(chunk_size, selection)
-    options = {"chunk_size": chunk_size, "selection": selection}
+    select_api.check_options(chunk_size, selection, top_k)
+    options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
     call = Call(
         select_api.pick_backend(q_BTHK, k_BTGK, implementation=implementation, **options),
         backend.pick("top1_chunk_attention", BACKENDS, implementation, (q_BTHK, k_BTGK, v_BTGV), options),
         chunk_size,
         selection,
         numerics.softmax_scale(scale, q_BTHK.shape[-1]),
+        min(top_k, max(1, (q_BTHK.shape[1] - 1) // chunk_size)),  # no query has more chunks before its own
     )
     return attend(q_BTHK, k_BTGK, v_BTGV, call)
 
@@ -87,7 +94,7 @@ def attend(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array:
 
 def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[Array, tuple]:
     options = {"chunk_size": call.chunk_size, "scale": call.scale}
-    sel_BTH = call.selector.select(q_BTHK, k_BTGK, selection=call.selection, **options)
+    sel_BTH = call.selector.select(q_BTHK, k_BTGK, selection=call.selection, top_k=call.top_k, **options)
     # named before use, so that a policy which saves only the selection also skips it when the rest is
     # recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")

@@ -2,8 +2,8 @@
 
 The caches have a static length S, `length` says how many of their tokens are real, the new one included.
 "exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by
-`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunk and the local chunk. Source:
-arXiv 2505.18522, Top-1 Chunk.
+`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and the local chunk; "random"
+needs no table. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ def top1_chunk_decode(
     *,
     chunk_size: int = 128,
     selection: str = "exact",
+    top_k: int = 1,
     scale: float | None = None,
     chunk_mean_BcGK: Float[Array, "B c G K"] | None = None,
     implementation: str | None = None,
@@ -35,8 +36,9 @@ def top1_chunk_decode(
       k_BSGK: key cache; slots from `length` on are never read into the result.
       v_BSGV: value cache.
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
-      chunk_size: as in `top1_chunk_attention`, like `selection` and `scale`.
-      selection: "exact", "best_key" or "approx".
+      chunk_size: as in `top1_chunk_attention`, like `selection`, `top_k` and `scale`.
+      selection: "exact", "best_key", "approx" or "random".
+      top_k: past chunks that the query reads.
       scale: of the scores; 1 / sqrt(K) when None.
       chunk_mean_BcGK: for "approx": mean key per chunk, at least S // C rows (`chunk_means`,
         `update_chunk_means`). Made from the cache when None, which reads all of it.
@@ -46,13 +48,13 @@ def top1_chunk_decode(
       o_BHV in v's dtype.
 
     Raises:
-      ValueError: shapes that disagree, a table with too few rows, an unknown selection, a chunk_size below 1.
+      ValueError: shapes that disagree, a table with too few rows, an unknown selection, a chunk_size or top_k below 1.
       BackendError: (a ValueError) the named implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk.
     """
     validation.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
-    check_options(chunk_size, selection)
+    check_options(chunk_size, selection, top_k)
     B, S, G, K = k_BSGK.shape
     n_full = S // chunk_size
     if selection == "approx" and chunk_mean_BcGK is None:
@@ -65,17 +67,16 @@ def top1_chunk_decode(
                 f"{chunk_size}; got {tuple(chunk_mean_BcGK.shape)}"
             )
         chunk_mean_BcGK = chunk_mean_BcGK[:, :n_full]
-    options = {"chunk_size": chunk_size, "selection": selection}
+    options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
     kernels = backend.pick("top1_chunk_decode", BACKENDS, implementation, (q_BHK, k_BSGK, v_BSGV), options)
     return kernels.decode(
         q_BHK,
         k_BSGK,
         v_BSGV,
         jnp.asarray(length, jnp.int32),
-        chunk_size=chunk_size,
-        selection=selection,
         scale=numerics.softmax_scale(scale, K),
         chunk_mean_BcGK=chunk_mean_BcGK if selection == "approx" else None,
+        **options,
     )
 
 

@@ -7,7 +7,11 @@ from jax import Array
 
 @runtime_checkable
 class ChunkAttention(Protocol):
-    """Attention given the selection, and its gradient. Hashable: it is a static argument."""
+    """Attention given the selection, and its gradient. Hashable: it is a static argument.
+
+    Where a query selects several chunks, which a backend may refuse (`top_k` among the options of a problem), the
+    selection is sel_BTHk: different chunks, -1 after the last.
+    """
 
     def forward(
         self, q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, chunk_size: int, scale: float
@@ -45,6 +49,7 @@ class ChunkDecoding(Protocol):
         *,
         chunk_size: int,
         selection: str,
+        top_k: int,
         scale: float,
         chunk_mean_BcGK: Array | None,
     ) -> Array:

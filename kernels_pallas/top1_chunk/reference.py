@@ -4,9 +4,11 @@ With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the ful
 
     exact   c*_i = argmax_c logsumexp_{j in c} s_ij
     approx  c*_i = argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
+    random  c*_i by a hash of i and the head                 (select_chunk/random_scores.py)
     o_i = sum_j p_ij v_j,  p_i = softmax of s_i over {j in c*_i} and {n(i) C <= j <= i}
 
-Ties go to the smallest chunk. Queries of the first chunk have no candidate: selection -1, own chunk only.
+With top_k, the softmax is over the k best past chunks and the own one. Ties go to the smallest chunk. Queries of the
+first chunk have no candidate: selection -1, own chunk only.
 Source: arXiv 2505.18522, Top-1 Chunk. The argmax routes and has no gradient.
 """
 
@@ -21,12 +23,12 @@ def attend(
     q_BTHK: Float[Array, "B T H K"],
     k_BTGK: Float[Array, "B T G K"],
     v_BTGV: Float[Array, "B T G V"],
-    sel_BTH: Int32[Array, "B T H"],
+    sel_BTH: Int32[Array, "B T H *k"],
     *,
     chunk_size: int,
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Attention over the selected chunk and the own chunk up to the query; differentiable by JAX."""
+    """Attention over the selected chunks and the own chunk up to the query; differentiable by JAX."""
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     dtype = v_BTGV.dtype
     q_BTHK, k_BTHK, v_BTHV = in_one_dtype_per_head(q_BTHK, k_BTGK, v_BTGV)
@@ -34,7 +36,8 @@ def attend(
     s_BTHS = scale * jnp.einsum("bthk,bshk->bths", q_BTHK, k_BTHK, precision="highest")
     t_T1, s_1S = jnp.arange(T)[:, None], jnp.arange(T)[None, :]
     is_local_TS = (s_1S // chunk_size == t_T1 // chunk_size) & (s_1S <= t_T1)
-    is_seen_BTHS = is_local_TS[None, :, None, :] | (sel_BTH[..., None] == s_1S[0] // chunk_size)
+    sel_BTHk = sel_BTH.reshape(*q_BTHK.shape[:3], -1)
+    is_seen_BTHS = is_local_TS[None, :, None, :] | (sel_BTHk[..., None] == s_1S[0] // chunk_size).any(-2)
     p_BTHS = jax.nn.softmax(jnp.where(is_seen_BTHS, s_BTHS, -jnp.inf), axis=-1)
     return jnp.einsum("bths,bshv->bthv", p_BTHS, v_BTHV, precision="highest").astype(dtype)
 
@@ -46,8 +49,9 @@ def top1_chunk_attention(
     *,
     chunk_size: int = 128,
     selection: str = "exact",
+    top_k: int = 1,
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
     """Selection, then attention; the same contract as `kernels_pallas.top1_chunk_attention`."""
-    sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
+    sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, top_k=top_k, scale=scale)
     return attend(q_BTHK, k_BTGK, v_BTGV, jax.lax.stop_gradient(sel_BTH), chunk_size=chunk_size, scale=scale)

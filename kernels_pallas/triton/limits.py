@@ -34,6 +34,20 @@ def attention(problem: Problem) -> str | None:
     return None
 
 
+def one_chunk(problem: Problem) -> str | None:
+    """Say why the kernels of Top-1 Chunk refuse: a query reads several selected chunks, or as all attentions do."""
+    top_k = problem.options.get("top_k", 1)
+    if top_k > 1:
+        return f"it reads one selected chunk per query, not top_k={top_k}; implementation='xla' reads several"
+    return attention(problem)
+
+
+def random_selection(problem: Problem) -> str | None:
+    """Say that the selection is random, which has no kernel."""
+    is_random = problem.options.get("selection") == "random"
+    return "it has no random selection; implementation='xla' has" if is_random else None
+
+
 def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:
     """Return the names of the operands' dtypes, each once, in order."""
     return sorted({jnp.dtype(x.dtype).name for x in operands})

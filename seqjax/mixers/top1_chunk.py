@@ -1,10 +1,14 @@
-"""Top-1 Chunk: each query attends to its local chunk and to one selected chunk of the past.
+"""Top-1 Chunk: each query attends to its local chunk and to one selected chunk of the past, or to `top_k` of them.
 
 With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
 (arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass.
 Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it. Best key, which the paper does not
-have: c* = argmax_c max_{j in c} s_ij, the chunk of the key that full attention weighs most. No gradient flows through
-the selection.
+have: c* = argmax_c max_{j in c} s_ij, the chunk of the key that full attention weighs most. Random, a control: c* is a
+hash of the position and the head, the same in every layer. No gradient flows through the selection.
+
+With `top_k` the softmax is over the k chunks of the largest scores and the own one, over all that there are for a query
+with fewer past chunks. MoBA (arXiv 2502.13189) selects by the mean key too, on queries and keys without `qk_norm`, and
+its top-k counts the own chunk: selection=approx with `top_k` one less.
 """
 
 import functools
@@ -30,7 +34,7 @@ class Top1Cache(NamedTuple):
 
 
 class Top1Chunk(AttentionMixer):
-    """Attention to the local chunk and to one selected past chunk."""
+    """Attention to the local chunk and to one selected past chunk, or to `top_k` of them."""
 
     def __init__(
         self,
@@ -46,8 +50,9 @@ class Top1Chunk(AttentionMixer):
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         chunk_size: int = 128,
-        # exact and best_key score every past key, approx one mean key per chunk
-        selection: Literal["exact", "best_key", "approx"] = "exact",
+        # exact and best_key score every past key, approx one mean key per chunk; random reads no key, as a control
+        selection: Literal["exact", "best_key", "approx", "random"] = "exact",
+        top_k: int = 1,  # the number of past chunks that a query reads; above 1 on XLA alone
         implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
@@ -57,7 +62,12 @@ class Top1Chunk(AttentionMixer):
                 f"chunk_size={chunk_size} does not fit max_len={layer.max_len}: choose a chunk of 1 to {layer.max_len} "
                 "tokens (the paper: 128), or longer sequences."
             )
-        self.chunk_size, self.selection, self.implementation = chunk_size, selection, implementation
+        if top_k < 1:
+            raise UserError(
+                f"top_k={top_k} selects no past chunk: choose 1, as the paper does, or more; attention to near tokens "
+                "alone is transformer_pp with a window."
+            )
+        self.chunk_size, self.selection, self.top_k, self.implementation = chunk_size, selection, top_k, implementation
         super().__init__(
             dim,
             heads=heads,
@@ -80,6 +90,7 @@ class Top1Chunk(AttentionMixer):
             v_BTGK,
             chunk_size=self.chunk_size,
             selection=self.selection,
+            top_k=self.top_k,
             implementation=self.implementation,
         )
 
@@ -125,6 +136,7 @@ class Top1Chunk(AttentionMixer):
             length,
             chunk_size=self.chunk_size,
             selection=self.selection,
+            top_k=self.top_k,
             chunk_mean_BcGK=cache.mean_BcGK,
             implementation=implementation,
         )
@@ -138,6 +150,8 @@ class Top1Chunk(AttentionMixer):
         return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
 
     def _selection_flops(self, seq_len: int) -> float:
+        if self.selection == "random":
+            return 0.0
         n_chunks, chunk = seq_len // self.chunk_size, self.chunk_size
         # The queries of chunk n score n past chunks; those of a trailing partial chunk score all.
         scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
@@ -148,5 +162,6 @@ class Top1Chunk(AttentionMixer):
         chunk = self.chunk_size
         n_chunks, remainder = divmod(seq_len, chunk)
         local = (n_chunks * chunk * (chunk + 1) + remainder * (remainder + 1)) / 2
-        remote = max(0, seq_len - chunk) * chunk
+        # The queries from chunk n on read an n-th selected chunk.
+        remote = chunk * sum(seq_len - n * chunk for n in range(1, min(self.top_k, n_chunks) + 1))
         return 4 * self.heads * self.head_dim * (local + remote) / seq_len

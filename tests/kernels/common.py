@@ -20,13 +20,23 @@ TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-
 SCHEDULES = {"masked": xla_attention.MASKED, "sorted": xla_attention.SORTED}
 
 
-def chunk_attention(q, k, v, *, how: str, chunk_size: int = 8, selection: str = "exact", scale: float | None = None):
+def chunk_attention(
+    q,
+    k,
+    v,
+    *,
+    how: str,
+    chunk_size: int = 8,
+    selection: str = "exact",
+    top_k: int = 1,
+    scale: float | None = None,
+):
     """Top-1 Chunk by one of the ways of HOW: a schedule of the xla backend, or the Triton kernels."""
     if how == "triton":
-        options = {"chunk_size": chunk_size, "selection": selection, "scale": scale}
+        options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k, "scale": scale}
         return kp.top1_chunk_attention(q, k, v, implementation="triton", **options)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return chunk_api.attend(q, k, v, chunk_api.Call(select_xla, SCHEDULES[how], chunk_size, selection, scale))
+    return chunk_api.attend(q, k, v, chunk_api.Call(select_xla, SCHEDULES[how], chunk_size, selection, scale, top_k))
 
 
 OPS = {

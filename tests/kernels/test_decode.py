@@ -12,7 +12,16 @@ from tests.kernels.common import Shape, assert_close, fast_jit, qkv
 
 
 def decode_all(
-    q, k, v, *, max_len: int, selection: str, chunk_size: int, with_table: bool, implementation: str = "xla"
+    q,
+    k,
+    v,
+    *,
+    max_len: int,
+    selection: str,
+    chunk_size: int,
+    with_table: bool,
+    top_k: int = 1,
+    implementation: str = "xla",
 ) -> jax.Array:
     """Feeds the tokens one by one into a cache whose unwritten slots are NaN."""
     B, T, G, K = k.shape
@@ -31,6 +40,7 @@ def decode_all(
             t + 1,
             chunk_size=chunk_size,
             selection=selection,
+            top_k=top_k,
             chunk_mean_BcGK=table if with_table else None,
             implementation=implementation,
         )

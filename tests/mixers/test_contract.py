@@ -128,6 +128,7 @@ STATE = {
     "top1_chunk": lambda n: 64 * n,
     "top1_chunk/gqa": lambda n: 32 * n,
     "top1_chunk/approx": lambda n: 64 * n + 32 * (n // 4),  # and a mean key per chunk
+    "top1_chunk/approx_top_k": lambda n: 64 * n + 32 * (n // 4),
     "top1_chunk/approx_gqa": lambda n: 16 * n + 8 * (n // 4),
     "top1_chunk/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
     "top1_chunk/conv_approx_gqa": lambda n: 32 * n + 16 * (n // 4) + 3 * (32 + 16 + 16),
@@ -226,7 +227,7 @@ def test_flops_count_the_keys_that_are_read(mixer, variant):
 def test_flops_of_the_selection():
     """Exact selection multiplies each query with the keys of its past chunks, approx with one mean per chunk."""
     past_chunks = sum(t // 4 for t in range(T))
-    for variant, keys in (("exact", 4), ("best_key", 4), ("approx", 1)):
+    for variant, keys in (("exact", 4), ("best_key", 4), ("approx", 1), ("top_k", 4), ("random", 0)):
         bound = built("top1_chunk", variant).model
         mixer = bound.abstract_blocks()[0].mixer
         attention = (mixer.train_flops_per_token(T) - mixer.flops_per_token(T)) / 2
@@ -234,12 +235,15 @@ def test_flops_of_the_selection():
 
 
 # ----------------------------------------------------------------------------------------------------- chunk semantics
-@pytest.mark.parametrize(("chunk", "selection"), [(T, "exact"), (12, "exact"), (12, "best_key"), (12, "approx")])
-def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection):
-    """Own chunk and a past chunk are everything up to two chunks: parameters of Transformer++ give its outputs."""
+@pytest.mark.parametrize(
+    ("chunk", "selection", "top_k"),
+    [(T, "exact", 1), (12, "exact", 1), (12, "best_key", 1), (12, "approx", 1), (4, "approx", 8), (12, "random", 1)],
+)
+def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection, top_k):
+    """Own chunk and k past chunks are everything up to k + 1 chunks: parameters of Transformer++ give its outputs."""
     full = support.tiny_model("transformer_pp", model__mixer__qk_norm=True)
     weights = support.random_params(full)
-    overrides = {"model__mixer__chunk_size": chunk, "model__mixer__selection": selection}
+    overrides = {"model__mixer__chunk_size": chunk, "model__mixer__selection": selection, "model__mixer__top_k": top_k}
     chunked = support.tiny_model("top1_chunk", **overrides)
     tokens = support.random_tokens((2, T))
     want, got = jax.jit(full.logits)(weights, tokens), jax.jit(chunked.logits)(weights, tokens)

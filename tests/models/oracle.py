@@ -174,7 +174,7 @@ def top1_element(m, q, k, v):
 
 
 def top1_chunk(m, q, k, v):
-    """One chunk of the past per query and head, by its mass, best key or mean key (approx), and the own chunk."""
+    """The best chunks of the past by mass, best key or mean key (approx), per query and head, and the own chunk."""
     size, scale = m.chunk_size, 1 / math.sqrt(q.shape[-1])
     o = np.zeros((*q.shape[:2], v.shape[-1]))
     for t in range(len(q)):
@@ -190,7 +190,7 @@ def top1_chunk(m, q, k, v):
                     score = [s[list(c)].max() for c in past]
                 else:
                     score = [k[list(c), h].mean(0) @ q[t, h] for c in past]
-                at = [*past[int(np.argmax(score))], *at]
+                at = [*(j for c in np.argsort(score)[::-1][: m.top_k] for j in past[c]), *at]
             o[t, h] = softmax(s[at]) @ v[at, h]
     return o
 
@@ -358,7 +358,7 @@ class Core:
 
     def __init__(self, m):
         self.heads, self.position, self.rope_base = m.heads, m.position, m.rope_base
-        self.chunk_size, self.selection = m.chunk_size, m.core.removeprefix("top1_")
+        self.chunk_size, self.selection, self.top_k = m.chunk_size, m.core.removeprefix("top1_"), 1
         self.qk_norm = m.core.startswith("top1") if m.qk_norm is None else m.qk_norm
         self.window = m.window if m.core == "window" else None
 

@@ -98,7 +98,7 @@ MIXERS = {
         "bias": (False, "shapes"), "qkv_bias": (False, "shapes"),
     } | {key: (value, kind, "model.mixer.position=rope", *also) for key, (value, kind, *also) in ROPE.items()},
     "transformer_pp": SOFTMAX,
-    "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward")},
+    "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward"), "top_k": (2, "forward")},
     "top1_element": TOP1 | {"v_grad": ("soft", "backward")},
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},

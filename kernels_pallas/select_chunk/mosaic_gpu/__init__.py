@@ -19,6 +19,8 @@ def refusal(problem: Problem) -> str | None:
     """Say why the kernel refuses: the machine, the selection, the dtypes, the head dim, or the chunk."""
     if problem.options.get("selection") != "exact":
         return "it has the exact selection only"
+    if (top_k := problem.options.get("top_k", 1)) > 1:
+        return f"it selects one chunk per query, not top_k={top_k}; implementation='xla' selects several"
     dtypes = sorted({jnp.dtype(x.dtype).name for x in problem.operands})
     if len(dtypes) > 1 or dtypes[0] not in DTYPES:
         return f"operands are {' and '.join(dtypes)}; it takes one dtype for all, of {', '.join(DTYPES)}"

@@ -28,9 +28,9 @@ class Tiles(NamedTuple):
     poly: int = 2
 
 
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
+def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int = 1, scale: float) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
-    assert selection == "exact", selection
+    assert (selection, top_k) == ("exact", 1), (selection, top_k)
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     f = partial(exact, chunk_size=chunk_size, scale=scale)

@@ -1,6 +1,6 @@
-"""The `triton` backend of chunk selection: exact and approx, sm80 and later."""
+"""The `triton` backend of chunk selection: exact, best_key and approx, sm80 and later."""
 
-from kernels_pallas.backend import Backend
+from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.select_chunk.interface import ChunkSelection
 from kernels_pallas.triton import limits
 
@@ -12,4 +12,9 @@ def load() -> ChunkSelection:
     return select
 
 
-BACKEND = Backend("triton", load, limits.attention)
+def refusal(problem: Problem) -> str | None:
+    """Say why selection refuses: the rule, or as Top-1 Chunk attention does."""
+    return limits.random_selection(problem) or limits.one_chunk(problem)
+
+
+BACKEND = Backend("triton", load, refusal)

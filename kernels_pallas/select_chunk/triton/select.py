@@ -17,8 +17,9 @@ from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision
 
 
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, scale: float) -> Array:
+def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int = 1, scale: float) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
+    assert top_k == 1, top_k
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     if selection == "approx":

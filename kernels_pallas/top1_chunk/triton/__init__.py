@@ -15,10 +15,10 @@ def load() -> ChunkAttention:
 
 
 def decode_refusal(problem: Problem) -> str | None:
-    """Say why decoding refuses: as attention does, and the chunk must fit the tile of one step."""
+    """Say why decoding refuses: as attention and selection do, and the chunk must fit the tile of one step."""
     if problem.options["chunk_size"] > MAX_CHUNK:
         return f"chunk_size {problem.options['chunk_size']} is larger than {MAX_CHUNK}"
-    return limits.attention(problem)
+    return limits.random_selection(problem) or limits.one_chunk(problem)
 
 
 def load_decoding() -> ChunkDecoding:
@@ -28,5 +28,5 @@ def load_decoding() -> ChunkDecoding:
     return decode
 
 
-BACKEND = Backend("triton", load, limits.attention)
+BACKEND = Backend("triton", load, limits.one_chunk)
 DECODE_BACKEND = Backend("triton", load_decoding, decode_refusal)

@@ -29,10 +29,12 @@ def decode(
     *,
     chunk_size: int,
     selection: str,
+    top_k: int = 1,
     scale: float,
     chunk_mean_BcGK: Array | None,
 ) -> Array:
     """Return o_BHV; there is a table of means for approximate selection alone."""
+    assert top_k == 1, top_k
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
     tables = () if chunk_mean_BcGK is None else (chunk_mean_BcGK,)
     rule = f"b (g r) k, b s g k, b s g v, b{', b c g k' if tables else ''} -> b (g r) v"

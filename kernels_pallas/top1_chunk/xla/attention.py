@@ -1,9 +1,9 @@
 """Attention given the selection, in plain XLA. Two schedules have the same result:
 
     masked   masked attention over the causal half (masked.py): T^2 K work, no sort; short sequences
-    sorted   queries sorted by selection, each chunk against the queries that chose it (sorted.py): T C K work
+    sorted   queries sorted by selection, each chunk against the queries that chose it (sorted.py): k T C K work
 
-The length picks (MASKED_UP_TO, docs/kernels.md); tests and benchmarks also take each by itself.
+The length picks (`is_short`, docs/kernels.md); tests and benchmarks also take each by itself.
 """
 
 from typing import NamedTuple
@@ -30,11 +30,11 @@ class Attention(NamedTuple):
     ) -> tuple[Array, Array]:
         """Return (o_BTHV in v's dtype, lse_BTH in the accumulation dtype)."""
         H, G = q_BTHK.shape[2], k_BTGK.shape[2]
-        o_BGMV, lse_BGM = self._of_length(q_BTHK.shape[1]).forward(
+        o_BGMV, lse_BGM = self._pick(sel_BTH, chunk_size).forward(
             xla_tiles.to_rows(q_BTHK, G),
             k_BTGK.transpose(0, 2, 1, 3),
             v_BTGV.transpose(0, 2, 1, 3),
-            xla_tiles.scalar_to_rows(sel_BTH, G),
+            _selection_to_rows(sel_BTH, G),
             chunk_size=chunk_size,
             heads_per_group=H // G,
             scale=scale,
@@ -57,11 +57,11 @@ class Attention(NamedTuple):
         """Return (dq, dk, dv), each in the layout and dtype of its primal."""
         H, G = q_BTHK.shape[2], k_BTGK.shape[2]
         D_BTH = jnp.sum(do_BTHV.astype(lse_BTH.dtype) * o_BTHV.astype(lse_BTH.dtype), axis=-1)
-        dq_BGMK, dk_BGSK, dv_BGSV = self._of_length(q_BTHK.shape[1]).backward(
+        dq_BGMK, dk_BGSK, dv_BGSV = self._pick(sel_BTH, chunk_size).backward(
             xla_tiles.to_rows(q_BTHK, G),
             k_BTGK.transpose(0, 2, 1, 3),
             v_BTGV.transpose(0, 2, 1, 3),
-            xla_tiles.scalar_to_rows(sel_BTH, G),
+            _selection_to_rows(sel_BTH, G),
             xla_tiles.scalar_to_rows(lse_BTH, G),
             xla_tiles.scalar_to_rows(D_BTH, G),
             xla_tiles.to_rows(do_BTHV, G),
@@ -73,8 +73,22 @@ class Attention(NamedTuple):
         dk_BTGK = dk_BGSK.transpose(0, 2, 1, 3).astype(k_BTGK.dtype)
         return dq_BTHK, dk_BTGK, dv_BGSV.transpose(0, 2, 1, 3).astype(v_BTGV.dtype)
 
-    def _of_length(self, length: int):
-        return SCHEDULES[self.schedule or ("masked" if length <= MASKED_UP_TO else "sorted")]
+    def _pick(self, sel_BTH: Array, chunk_size: int):
+        top_k = sel_BTH.shape[3] if sel_BTH.ndim == 4 else 1
+        return SCHEDULES[self.schedule or ("masked" if is_short(sel_BTH.shape[1], chunk_size, top_k) else "sorted")]
+
+
+def is_short(length: int, chunk_size: int, top_k: int) -> bool:
+    """Whether the masked schedule runs: up to a length that was measured for one selected chunk.
+
+    With several, also where the k + 1 chunks of a query are no fewer keys than the causal half, its work.
+    """
+    return length <= (MASKED_UP_TO if top_k == 1 else max(MASKED_UP_TO, 2 * (top_k + 1) * chunk_size))
+
+
+def _selection_to_rows(sel_BTH: Array, groups: int) -> Array:
+    """Rearrange [B, T, H], or [B, T, H, k], to [B, G, T * R, k]; one chunk is k = 1."""
+    return xla_tiles.to_rows(sel_BTH if sel_BTH.ndim == 4 else sel_BTH[..., None], groups)
 
 
 BY_LENGTH, MASKED, SORTED = Attention(None), Attention("masked"), Attention("sorted")

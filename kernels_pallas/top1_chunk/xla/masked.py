@@ -1,6 +1,6 @@
 """Attention given the selection, as masked attention over the causal half: the schedule for short sequences.
 
-A scan over the causal tiles with an online softmax; a key counts for a query when its chunk is the selected
+A scan over the causal tiles with an online softmax; a key counts for a query when its chunk is a selected
 one, or the own one and not later. Does the work of full attention, T^2 K, but needs no sort and no gather.
 The backward pass scans the same tiles and recomputes the probabilities from the saved log-sum-exp:
 
@@ -20,7 +20,7 @@ def forward(
     q_BGMK: Array,
     k_BGSK: Array,
     v_BGSV: Array,
-    sel_BGM: Array,
+    sel_BGMk: Array,
     *,
     chunk_size: int,
     heads_per_group: int,
@@ -29,15 +29,15 @@ def forward(
     """Return (o_BGMV, lse_BGM), both in the accumulation dtype."""
     acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
     M, R = q_BGMK.shape[2], heads_per_group
-    plan, rows, (q_BGMK, sel_BGM), (k_BGSK, v_BGSV) = _plan((q_BGMK, sel_BGM), (k_BGSK, v_BGSV), chunk_size, R)
+    plan, rows, (q_BGMK, sel_BGMk), (k_BGSK, v_BGSV) = _plan((q_BGMK, sel_BGMk), (k_BGSK, v_BGSV), chunk_size, R)
 
     def visit(carry, tile):
         row, col = tile
         m_BGM, l_BGM, o_BGMV = carry
         v_BGsV = xla_tiles.block(v_BGSV, col, plan.side)
-        q_BGmK, sel_BGm = (xla_tiles.block(x, row, rows) for x in (q_BGMK, sel_BGM))
+        q_BGmK, sel_BGmk = (xla_tiles.block(x, row, rows) for x in (q_BGMK, sel_BGMk))
         s_BGms = scale * _dot("bgmk,bgsk->bgms", q_BGmK, xla_tiles.block(k_BGSK, col, plan.side), acc)
-        is_seen = _is_seen(sel_BGm, row, col, plan.side, chunk_size, R)
+        is_seen = _is_seen(sel_BGmk, row, col, plan.side, chunk_size, R)
         s_BGms = jnp.where(is_seen, s_BGms, MASKED)
         m_BGm = xla_tiles.block(m_BGM, row, rows)
         m_new_BGm = jnp.maximum(m_BGm, s_BGms.max(-1))
@@ -60,7 +60,7 @@ def backward(
     q_BGMK: Array,
     k_BGSK: Array,
     v_BGSV: Array,
-    sel_BGM: Array,
+    sel_BGMk: Array,
     lse_BGM: Array,
     D_BGM: Array,
     do_BGMV: Array,
@@ -74,16 +74,16 @@ def backward(
     M, S, R = q_BGMK.shape[2], k_BGSK.shape[2], heads_per_group
     # padded rows have do = 0 and D = 0, so whatever their probabilities are, they add nothing
     plan, rows, per_row, (k_BGSK, v_BGSV) = _plan(
-        (q_BGMK, sel_BGM, lse_BGM, D_BGM, do_BGMV), (k_BGSK, v_BGSV), chunk_size, R
+        (q_BGMK, sel_BGMk, lse_BGM, D_BGM, do_BGMV), (k_BGSK, v_BGSV), chunk_size, R
     )
 
     def visit(carry, tile):
         row, col = tile
         dq_BGMK, dk_BGSK, dv_BGSV = carry
-        q_BGmK, sel_BGm, lse_BGm, D_BGm, do_BGmV = (xla_tiles.block(x, row, rows) for x in per_row)
+        q_BGmK, sel_BGmk, lse_BGm, D_BGm, do_BGmV = (xla_tiles.block(x, row, rows) for x in per_row)
         k_BGsK, v_BGsV = (xla_tiles.block(x, col, plan.side) for x in (k_BGSK, v_BGSV))
         s_BGms = scale * _dot("bgmk,bgsk->bgms", q_BGmK, k_BGsK, acc)
-        is_seen = _is_seen(sel_BGm, row, col, plan.side, chunk_size, R)
+        is_seen = _is_seen(sel_BGmk, row, col, plan.side, chunk_size, R)
         p_BGms = jnp.where(is_seen, jnp.exp(s_BGms - lse_BGm[..., None]), 0)
         dp_BGms = _dot("bgmv,bgsv->bgms", do_BGmV, v_BGsV, acc)
         ds_BGms = (scale * p_BGms * (dp_BGms - D_BGm[..., None])).astype(k_BGsK.dtype)
@@ -105,12 +105,15 @@ def _plan(per_row: tuple, per_key: tuple, chunk_size: int, R: int) -> tuple:
     return plan, plan.side * R, per_row, per_key
 
 
-def _is_seen(sel_BGm: Array, row: Array, col: Array, side: int, C: int, R: int) -> Array:
-    """[B, G, rows, side]: the key's chunk is the selected one, or the own one up to the query."""
+def _is_seen(sel_BGmk: Array, row: Array, col: Array, side: int, C: int, R: int) -> Array:
+    """[B, G, rows, side]: the key's chunk is a selected one, or the own one up to the query."""
     t_m = row * side + jnp.arange(side * R) // R
     s_s = col * side + jnp.arange(side)
     is_local_ms = (s_s // C == t_m[:, None] // C) & (s_s <= t_m[:, None])
-    return (sel_BGm[..., None] == s_s // C) | is_local_ms
+    is_seen_BGms = is_local_ms
+    for rank in range(sel_BGmk.shape[-1]):
+        is_seen_BGms |= sel_BGmk[..., rank, None] == s_s // C
+    return is_seen_BGms
 
 
 def _dot(spec: str, a: Array, b: Array, acc: jnp.dtype) -> Array:

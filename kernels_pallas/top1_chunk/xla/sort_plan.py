@@ -1,8 +1,8 @@
 """Which block computes which rows: the static-shape schedule of the sorted pass.
 
 Rows (query position and head, xla_tiles.py) of one key-value head are sorted by the chunk that they selected and cut
-into blocks of `block` rows that share a chunk. How many blocks a chunk gets depends on the data, their total does not
-have to:
+into blocks of `block` rows that share a chunk. A row that selected k chunks is sorted k times. How many blocks a chunk
+gets depends on the data, their total does not have to:
 
     sum_c ceil(count_c / block) <= floor(rows / block) + number of chunks
 
@@ -22,20 +22,21 @@ class Plan(NamedTuple):
 
     row_BGnr: Array  # [B, G, blocks, block] row of every slot
     chunk_BGn: Array  # [B, G, blocks] the chunk whose keys the block reads
-    slot_BGM: Array  # [B, G, M] slot of every row
+    slot_BGMk: Array  # [B, G, M, k] slots of every row
 
 
 def count_blocks(rows: int, n_chunks: int, block: int) -> int:
-    """Blocks that are enough for any selection of one out of `n_chunks` chunks by each of `rows` rows."""
+    """Blocks that are enough for `rows` selections of one out of `n_chunks` chunks, whatever they are."""
     return rows // block + min(n_chunks, rows)
 
 
-def make(sel_BGM: Array, *, n_chunks: int, n_blocks: int, block: int) -> Plan:
+def make(sel_BGMk: Array, *, n_chunks: int, n_blocks: int, block: int) -> Plan:
     """The plan of every batch entry and key-value head; rows with sel = -1 get no slot."""
-    return jax.vmap(jax.vmap(lambda sel_M: _make_one(sel_M, n_chunks, n_blocks, block)))(sel_BGM)
+    return jax.vmap(jax.vmap(lambda sel_Mk: _make_one(sel_Mk, n_chunks, n_blocks, block)))(sel_BGMk)
 
 
-def _make_one(sel_M: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
+def _make_one(sel_Mk: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
+    sel_M, top_k = sel_Mk.ravel(), sel_Mk.shape[1]  # from here on M counts a row once for each of its chunks
     M = sel_M.shape[0]
     key_M = jnp.where(sel_M < 0, n_chunks, sel_M)  # rows without a selection go last
     if (n_chunks + 1) * M < 2**31:  # chunk and row in one integer: a single-operand sort, and a stable one
@@ -58,4 +59,4 @@ def _make_one(sel_M: Array, n_chunks: int, n_blocks: int, block: int) -> Plan:
 
     n_slots = n_blocks * block
     slot_M = jnp.full_like(sel_M, n_slots).at[row_nr.ravel()].set(jnp.arange(n_slots, dtype=jnp.int32), mode="drop")
-    return Plan(row_nr, chunk_n, slot_M)
+    return Plan(row_nr // top_k, chunk_n, slot_M.reshape(sel_Mk.shape))

@@ -1,15 +1,15 @@
 """Attention given the selection, with queries sorted by what they selected: the schedule for long sequences.
 
-Work T C K instead of T^2 K. Two passes and a merge, one joint softmax:
+Work T C K (remote, times k chunks) instead of T^2 K. Two passes and a merge, one joint softmax:
 
     remote   per block of rows that selected one chunk (sort_plan.py): gather the rows of q, one product with the
-             chunk's keys, (o, lse) per slot; every row fetches its own back
+             chunk's keys, (o, lse) per slot; every row fetches its own back, one for each chunk that it selected
     local    per chunk: causal attention inside it, (o, lse) per row
-    merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l
+    merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l, chunk by chunk
 
 Backward runs the same two passes with p = exp(s - lse) (formulas in masked.py): dq goes back by slot, dk and dv
 of a block are added to its chunk. Both passes scan over groups of blocks, one group of scores alive at a time: memory
-O(T).
+O(T), for the slots O(k T).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from kernels_pallas.numerics import MASKED, accumulation_dtype
 from kernels_pallas.top1_chunk.xla import sort_plan
 
 # Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of
-# each chunk's list. The limit is a chunk's number of rows, the average number of rows that select it.
+# each chunk's list. The limit is k times a chunk's number of rows, the average number of rows that select it.
 BLOCK = 64
 
 
@@ -31,7 +31,7 @@ def forward(
     q_BGMK: Array,
     k_BGSK: Array,
     v_BGSV: Array,
-    sel_BGM: Array,
+    sel_BGMk: Array,
     *,
     chunk_size: int,
     heads_per_group: int,
@@ -56,7 +56,7 @@ def forward(
 
     _, (o_BGcrV, lse_BGcr) = _scan_blocks(local, None, C, _in_blocks(q_BGMK, C * R), k_BGcCK, v_BGcCV)
     o_BGMV, lse_BGM = _from_blocks(o_BGcrV, M), _from_blocks(lse_BGcr, M)
-    plan = _plan(sel_BGM, k_BGcCK.shape[2], C, R)
+    plan = _plan(sel_BGMk, k_BGcCK.shape[2], C, R)
     if plan is None:
         return o_BGMV, lse_BGM
 
@@ -65,19 +65,22 @@ def forward(
         return carry, attend(_take(q_BGMK, row_BGnr), k_BGnCK, v_BGnCV, True)
 
     _, (remote_o_BGnrV, remote_lse_BGnr) = _scan_blocks(remote, None, C, plan.row_BGnr, plan.chunk_BGn)
-    remote_o_BGMV = _take(_from_blocks(remote_o_BGnrV), plan.slot_BGM)
-    remote_lse_BGM = _take(_from_blocks(remote_lse_BGnr), plan.slot_BGM, fill=MASKED)
-    joint_BGM = jnp.logaddexp(lse_BGM, remote_lse_BGM)
-    o_BGMV = jnp.exp(lse_BGM - joint_BGM)[..., None] * o_BGMV
-    o_BGMV += jnp.exp(remote_lse_BGM - joint_BGM)[..., None] * remote_o_BGMV
-    return o_BGMV, joint_BGM
+    remote_o_BGSV, remote_lse_BGS = _from_blocks(remote_o_BGnrV), _from_blocks(remote_lse_BGnr)
+    for rank in range(plan.slot_BGMk.shape[-1]):
+        slot_BGM = plan.slot_BGMk[..., rank]
+        remote_o_BGMV, remote_lse_BGM = _take(remote_o_BGSV, slot_BGM), _take(remote_lse_BGS, slot_BGM, fill=MASKED)
+        joint_BGM = jnp.logaddexp(lse_BGM, remote_lse_BGM)
+        o_BGMV = jnp.exp(lse_BGM - joint_BGM)[..., None] * o_BGMV
+        o_BGMV += jnp.exp(remote_lse_BGM - joint_BGM)[..., None] * remote_o_BGMV
+        lse_BGM = joint_BGM
+    return o_BGMV, lse_BGM
 
 
 def backward(
     q_BGMK: Array,
     k_BGSK: Array,
     v_BGSV: Array,
-    sel_BGM: Array,
+    sel_BGMk: Array,
     lse_BGM: Array,
     D_BGM: Array,
     do_BGMV: Array,
@@ -108,7 +111,7 @@ def backward(
     rows = tuple(_in_blocks(x, C * R) for x in (q_BGMK, lse_BGM, D_BGM, do_BGMV))
     _, (dq_BGcrK, dk_BGcCK, dv_BGcCV) = _scan_blocks(local, None, C, *rows, k_BGcCK, v_BGcCV)
     dq_BGMK = _from_blocks(dq_BGcrK, M)
-    plan = _plan(sel_BGM, k_BGcCK.shape[2], C, R)
+    plan = _plan(sel_BGMk, k_BGcCK.shape[2], C, R)
     if plan is not None:
 
         def remote(carry, row_BGnr, chunk_BGn):
@@ -119,20 +122,22 @@ def backward(
             return tuple(_add_at(x, chunk_BGn, y) for x, y in zip(carry, dkv, strict=True)), dq_BGnrK
 
         (dk_BGcCK, dv_BGcCV), remote_dq = _scan_blocks(remote, (dk_BGcCK, dv_BGcCV), C, plan.row_BGnr, plan.chunk_BGn)
-        dq_BGMK += _take(_from_blocks(remote_dq), plan.slot_BGM)
+        for rank in range(plan.slot_BGMk.shape[-1]):
+            dq_BGMK += _take(_from_blocks(remote_dq), plan.slot_BGMk[..., rank])
     return dq_BGMK, _from_blocks(dk_BGcCK, S), _from_blocks(dv_BGcCV, S)
 
 
-def _plan(sel_BGM: Array, n_chunks: int, C: int, R: int) -> sort_plan.Plan | None:
+def _plan(sel_BGMk: Array, n_chunks: int, C: int, R: int) -> sort_plan.Plan | None:
     """None when no row lies after the first chunk. The last chunk is nobody's past: one chunk less to choose from."""
-    B, G, M = sel_BGM.shape
-    rows = M - R * C
-    if rows <= 0:
+    B, G, M, top_k = sel_BGMk.shape
+    # a row of chunk n selects n chunks at most
+    rows = sum(max(0, M - rank * R * C) for rank in range(1, top_k + 1))
+    if rows == 0:
         return None
-    block = min(BLOCK, C * R)
+    block = min(BLOCK, top_k * C * R)
     n_blocks = sort_plan.count_blocks(rows, n_chunks - 1, block)
     steps, each = xla_tiles.segments(n_blocks, B * G * block * C)
-    return sort_plan.make(sel_BGM, n_chunks=n_chunks, n_blocks=steps * each, block=block)
+    return sort_plan.make(sel_BGMk, n_chunks=n_chunks, n_blocks=steps * each, block=block)
 
 
 def _scan_blocks(body: Callable, carry, C: int, *operands: Array) -> tuple:

@@ -1,0 +1,246 @@
+"""Several selected chunks per query, and the random selection, against a plain definition in float64."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas import xla_tiles
+from kernels_pallas.select_chunk import mosaic_gpu
+from kernels_pallas.select_chunk import reference as select_reference
+from kernels_pallas.select_chunk import triton as select_triton
+from kernels_pallas.top1_chunk import reference
+from kernels_pallas.top1_chunk import triton as chunk_triton
+from kernels_pallas.triton import runtime
+from tests import support
+from tests.kernels.common import (
+    NAMES,
+    SCHEDULES,
+    Shape,
+    assert_close,
+    chunk_attention,
+    cotangent,
+    fast_jit,
+    qkv,
+    temporary_bytes,
+    value_and_grads,
+    with_grads,
+)
+from tests.kernels.test_decode import decode_all
+from tests.kernels.test_triton_refusals import problem
+
+RULES = ("exact", "best_key", "approx", "random")
+
+
+def random_score(position: int, head: int, chunk: int) -> int:
+    """The hash in integers of Python."""
+    bits = 0
+    for x in (position, head, chunk):
+        bits = (bits + x + 0x9E3779B9) % 2**32
+        bits = (bits ^ (bits >> 16)) * 0x85EBCA6B % 2**32
+        bits = (bits ^ (bits >> 13)) * 0xC2B2AE35 % 2**32
+        bits ^= bits >> 16
+    return bits >> 8
+
+
+def plain(q, k, v, do, *, chunk_size: int, selection: str, top_k: int):
+    """Query by query: the selection, one softmax over the best past chunks and the own one, and its gradient."""
+    (B, T, H, K), C = q.shape, chunk_size
+    scale, R = K**-0.5, H // k.shape[2]
+    sel = np.full((B, T, H, top_k), -1)
+    o = np.zeros((B, T, H, v.shape[-1]))
+    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    for b, t, h in np.ndindex(B, T, H):
+        g, own = h // R, t // C
+        s = scale * k[b, :, g] @ q[b, t, h]
+        score = []
+        for c in range(own):
+            of_chunk = s[c * C : (c + 1) * C]
+            if selection == "exact":
+                score.append(np.exp(of_chunk).sum())
+            elif selection == "best_key":
+                score.append(of_chunk.max())
+            elif selection == "approx":
+                score.append(k[b, c * C : (c + 1) * C, g].mean(0) @ q[b, t, h])
+            else:
+                score.append(random_score(t, h, c))
+        chosen = sorted(range(own), key=lambda c, score=score: (-score[c], c))[:top_k]
+        sel[b, t, h, : len(chosen)] = chosen
+        at = [j for c in chosen for j in range(c * C, (c + 1) * C)] + list(range(own * C, t + 1))
+        p = np.exp(s[at] - s[at].max())
+        p /= p.sum()
+        o[b, t, h] = p @ v[b, at, g]
+        ds = scale * p * (v[b, at, g] @ do[b, t, h] - o[b, t, h] @ do[b, t, h])
+        dq[b, t, h] = ds @ k[b, at, g]
+        dk[b, at, g] += np.outer(ds, q[b, t, h])
+        dv[b, at, g] += np.outer(p, do[b, t, h])
+    return sel, o, (dq, dk, dv)
+
+
+def check(f, shape: Shape, *, selection: str, top_k: int) -> None:
+    options = {"chunk_size": shape.C, "selection": selection, "top_k": top_k}
+    with jax.enable_x64(True):
+        q, k, v = qkv(shape, dtype="float64")
+        got = value_and_grads(partial(f, **options), q, k, v)
+        do = cotangent(got[0])
+        sel, *want = plain(*(np.asarray(x) for x in (q, k, v, do)), **options)
+        got_sel = kp.select_chunk(q, k, implementation="xla", **options)
+        np.testing.assert_array_equal(got_sel, sel if top_k > 1 else sel[..., 0])
+        np.testing.assert_array_equal(select_reference.select_chunk(q, k, **options), got_sel)
+        jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, tuple(want))
+
+
+QUICK = {("exact", 2, "masked"), ("exact", 8, "sorted"), ("best_key", 4, "sorted"), ("approx", 4, "masked")}
+QUICK |= {("random", 1, "masked"), ("random", 2, "sorted")}
+
+
+@pytest.mark.parametrize(
+    ("selection", "top_k", "schedule"),
+    support.slow_unless(
+        lambda *case: case in QUICK, [(r, k, s) for r in RULES for k in (1, 2, 4, 8) for s in SCHEDULES]
+    ),
+)
+def test_equals_the_plain_definition(small_tiles, selection, top_k, schedule) -> None:
+    """At 61 tokens in chunks of 8: seven past chunks at most, so 8 is more than there are."""
+    check(partial(chunk_attention, how=schedule), Shape(T=61, C=8), selection=selection, top_k=top_k)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk", "top_k"),
+    support.slow_unless(lambda _, chunk, top_k: (chunk, top_k) == (32, 4), [(299, 64, 2), (541, 128, 2), (541, 32, 4)]),
+)
+def test_chunk_sizes(length, chunk, top_k) -> None:
+    """By the public function, whose schedule goes by length."""
+    f = partial(kp.top1_chunk_attention, implementation="xla")
+    check(f, Shape(B=1, G=1, T=length, C=chunk), selection="exact", top_k=top_k)
+
+
+def test_the_dense_reference_is_the_plain_definition() -> None:
+    check(reference.top1_chunk_attention, Shape(T=45, C=8), selection="approx", top_k=3)
+
+
+@pytest.mark.parametrize("selection", ["exact", "approx"])
+def test_as_many_chunks_as_there_are_is_full_attention(selection) -> None:
+    q, k, v = qkv(Shape(T=61, C=8, V=8))
+    options = {"chunk_size": 8, "selection": selection}
+    got = fast_jit(partial(kp.top1_chunk_attention, top_k=10**9, **options))(q, k, v)
+    assert_close(got, kp.causal_attention(q, k, v, implementation="xla"), "float32")
+
+
+@pytest.mark.parametrize("selection", RULES[:3])
+def test_ties_go_to_the_smallest_chunks(small_tiles, selection) -> None:
+    shape = Shape(T=64, C=8, B=1)
+    q, k, _ = qkv(shape)
+    select = jax.jit(partial(kp.select_chunk, chunk_size=8, selection=selection, top_k=3, scale=1.0))
+    sel = np.asarray(select(jnp.zeros_like(q), k))
+    own_T11 = np.arange(shape.T)[:, None, None] // 8
+    np.testing.assert_array_equal(
+        sel[0], np.broadcast_to(np.where(np.arange(3) < own_T11, np.arange(3), -1), sel[0].shape)
+    )
+    # chunks 0 and 1 differ, the rest repeat them in turn; small integers, so that equal scores are equal bits
+    rng = np.random.default_rng(0)
+    pair = rng.integers(-2, 3, size=(16, shape.G, shape.K))
+    k = jnp.asarray(np.tile(pair, (4, 1, 1))[None], jnp.float32)
+    q = jnp.asarray(rng.integers(-2, 3, size=q.shape), jnp.float32)
+    want = select_reference.select_chunk(q, k, chunk_size=8, selection=selection, top_k=3, scale=1.0)
+    np.testing.assert_array_equal(select(q, k), want)
+
+
+@pytest.mark.parametrize(("selection", "schedule"), [("exact", "masked"), ("approx", "sorted"), ("random", "sorted")])
+def test_causal_to_the_last_bit(small_tiles, selection, schedule) -> None:
+    """Changing token t leaves every earlier output as it was: not nearly, exactly."""
+    q, k, v = qkv(Shape(T=61, C=8, B=1), gain=2)
+    run = jax.jit(partial(chunk_attention, chunk_size=8, selection=selection, top_k=3, how=schedule))
+    before = np.asarray(run(q, k, v))
+    for t in (1, 8, 23, 40, 60):
+        after = np.asarray(run(*(x.at[:, t].multiply(-3) for x in (q, k, v))))
+        np.testing.assert_array_equal(after[:, :t], before[:, :t])
+        assert (after[:, t:] != before[:, t:]).any()
+
+
+DECODED = [
+    ("exact", False, 2, 5),
+    ("best_key", False, 4, 0),
+    ("approx", True, 2, 8),
+    ("approx", False, 8, 3),
+    ("random", False, 1, 5),
+    ("random", True, 3, 0),
+]
+
+
+@pytest.mark.parametrize(("selection", "with_table", "top_k", "spare"), DECODED)
+def test_decoding_equals_the_parallel_form(selection, with_table, top_k, spare) -> None:
+    """Into a cache with `spare` slots that stay empty; every fourth case selects more chunks than there are."""
+    q, k, v = qkv(Shape(T=45))
+    options = {"selection": selection, "chunk_size": 8, "top_k": top_k}
+    o = decode_all(q, k, v, max_len=45 + spare, with_table=with_table, **options)
+    assert_close(o, jax.jit(partial(kp.top1_chunk_attention, **options))(q, k, v), "float32")
+
+
+def test_decoding_into_a_cache_shorter_than_a_chunk() -> None:
+    q, k, v = qkv(Shape(T=10))
+    options = {"selection": "random", "chunk_size": 16, "top_k": 2}
+    o = decode_all(q, k, v, max_len=10, with_table=True, **options)
+    assert_close(o, fast_jit(partial(kp.top1_chunk_attention, **options))(q, k, v), "float32")
+
+
+def test_a_random_selection_reads_positions_and_heads_alone() -> None:
+    """Any queries, keys, batch entries and lengths have the same one; a query's chunks differ, and so do heads."""
+    shape = Shape(T=803, C=8)
+    options = {"chunk_size": 8, "selection": "random", "top_k": 2}
+    select = jax.jit(partial(kp.select_chunk, **options))
+    (q, k, _), (other_q, other_k, _) = qkv(shape), qkv(shape, seed=1)
+    sel = np.asarray(select(q, k))
+    np.testing.assert_array_equal(sel, select(other_q, other_k))
+    np.testing.assert_array_equal(sel[:, :300], select(q[:, :300], k[:, :300]))
+    np.testing.assert_array_equal(sel[0], sel[1])
+    sel = sel[0, 16:]  # from here on there are two chunks
+    assert (sel[..., 0] != sel[..., 1]).all()
+    assert (sel[:, 0] != sel[:, 1]).any()
+    # The chunks are drawn evenly: shares of past chunks are uniform in [0, 1), within four standard deviations.
+    own_T11 = (np.arange(16, 803) // 8)[:, None, None]
+    share = ((sel + 0.5) / own_T11)[-400:].ravel()
+    assert abs(share.mean() - 0.5) < 4 * np.sqrt(1 / 12 / share.size)
+    assert abs((share < 0.25).mean() - 0.25) < 4 * np.sqrt(3 / 16 / share.size)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
+    monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
+    monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**14)
+    op = with_grads(partial(chunk_attention, how=schedule, top_k=4))
+    two, four = (temporary_bytes(op, *[jax.ShapeDtypeStruct((1, T, 2, 8), jnp.float32)] * 3) for T in (2048, 4096))
+    assert four < 2.2 * two
+
+
+def test_saved_residuals_give_the_same_bits(small_tiles) -> None:
+    op, (q, k, v) = partial(chunk_attention, how="sorted", top_k=2), qkv(Shape(T=40))
+    saved = jax.checkpoint(op, policy=jax.checkpoint_policies.save_only_these_names(*NAMES))
+    want, got = (fast_jit(with_grads(f))(q, k, v) for f in (op, saved))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_what_other_backends_lack_names_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv(Shape(T=20))
+    for call in (
+        partial(kp.top1_chunk_attention, q, k, v),
+        partial(kp.select_chunk, q, k),
+        partial(kp.top1_chunk_decode, q[:, 0], k, v, 4),
+    ):
+        with pytest.raises(kp.BackendError, match=r"triton: .*top_k=2; implementation='xla'"):
+            call(chunk_size=8, top_k=2, implementation="triton")
+        with pytest.raises(kp.BackendError, match=r"triton: it has no random selection; implementation='xla' has"):
+            call(chunk_size=8, selection="random", implementation="triton")
+        with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+            call(chunk_size=8, top_k=0)
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    taken = problem(chunk_size=64, selection="exact", top_k=1)
+    for backend in (select_triton.BACKEND, chunk_triton.BACKEND, chunk_triton.DECODE_BACKEND):
+        assert backend.refusal(taken) is None
+        assert "top_k=2" in str(backend.refusal(problem(chunk_size=64, selection="exact", top_k=2)))
+    assert "top_k=2" in str(mosaic_gpu.refusal(problem(chunk_size=64, selection="exact", top_k=2)))
+    # attention does not select: it takes what a random selection of another backend gave
+    assert chunk_triton.BACKEND.refusal(problem(chunk_size=64, selection="random", top_k=1)) is None
