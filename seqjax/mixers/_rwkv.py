@@ -71,7 +71,7 @@ class GroupNorm(nnx.Module):
     def __call__(self, y_BTHV: Array) -> Array:
         """Map [B, T, H, V] to float32 [B, T, H * V]."""
         g_HV, b_HV = (p[...].reshape(y_BTHV.shape[-2:]) for p in (self.g, self.b))
-        y_BTHV = layer_norm(y_BTHV, g_HV, b_HV, self.eps, jnp.float32)
+        y_BTHV = layer_norm(y_BTHV, g_HV, b_HV, eps=self.eps, dtype=jnp.float32)
         return y_BTHV.reshape(*y_BTHV.shape[:-2], -1)
 
 

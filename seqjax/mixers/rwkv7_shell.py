@@ -131,7 +131,7 @@ class RWKV7Shell(TimeMix):
     def _gated(self, o_BTHK: Array, g_BTD: Array | None) -> Array:
         """Return the norm per head times the gate, [B, T, D]; `g_BTD` is the gate's lerp, None without a gate."""
         y_BTD = o_BTHK.reshape(*o_BTHK.shape[:2], -1) if self.norm is None else self.norm(o_BTHK)
-        y_BTD = y_BTD if self.g_lora is None else y_BTD * self.g_lora(g_BTD)
+        y_BTD = y_BTD if self.g_lora is None or g_BTD is None else y_BTD * self.g_lora(g_BTD)
         return y_BTD.astype(o_BTHK.dtype)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:

@@ -102,16 +102,20 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Map [..., D] to [..., D]."""
-        y: Any = layer_norm(x, self.g[...], self.b[...], self.eps, x.dtype)
-        return y
+        return layer_norm(x, self.g[...], self.b[...], eps=self.eps, dtype=x.dtype)
+
+
+def layer_norm(x: Array, g: Array, b: Array, *, eps: float, dtype: Any) -> Array:
+    """Return (x - mean) / sqrt(var + eps) * g + b in `dtype`, normalised over the last axis.
+
+    Gain and bias have the last axes of x: [D], or [H, D] for a gain of its own in each head.
+    """
+    y: Any = _layer_norm(x, g, b, eps, dtype)
+    return y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def layer_norm(x: Array, g: Array, b: Array, eps: float, dtype: Any) -> Array:
-    """Return (x - mean) / sqrt(var + eps) * g + b in `dtype`, normalised over the last axis.
-
-    Gain and bias have the last axes of x: [D], or [H, D] for gains of their own in each head.
-    """
+def _layer_norm(x: Array, g: Array, b: Array, eps: float, dtype: Any) -> Array:
     return _layer_norm_forward(x, g, b, eps, dtype)[0]
 
 
@@ -135,7 +139,7 @@ def _layer_norm_backward(eps: float, dtype: Any, saved: tuple[Array, ...], dy: A
     return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=leading), jnp.sum(dy32, axis=leading)
 
 
-layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}

@@ -1,4 +1,4 @@
-"""What a layer saves for its backward pass: at the size 110m, in bfloat16, 16 sequences of 2,048 tokens; shapes only."""
+"""What a layer saves for its backward pass: 16 x 2,048 tokens at the size 110m in bfloat16, by shapes alone."""
 
 import dataclasses
 

@@ -1,6 +1,7 @@
 """Norms and MLPs against the same equations in float64, and what their gradients keep."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +48,14 @@ def test_layer_norm_has_autodiffs_gradient(gain):
     with jax.enable_x64(True):
         loss = lambda *inputs: jnp.sum(layer_norm_by_autodiff(*inputs) * weight)  # noqa: E731
         want = jax.grad(loss, (0, 1, 2))(*(jnp.asarray(x) for x in inputs))
-    loss = lambda *inputs: jnp.sum(layer_norm(*inputs, 1e-3, jnp.float32) * weight)  # noqa: E731
+    loss = lambda *inputs: jnp.sum(layer_norm(*inputs, eps=1e-3, dtype=jnp.float32) * weight)  # noqa: E731
     got = jax.grad(loss, (0, 1, 2))(*(jnp.asarray(x, jnp.float32) for x in inputs))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums over up to 288 numbers of order 1, in float32
 
 
 def gated_norm(x, g, b, gate, w):
-    return (layer_norm(jnp.exp(x), g, b, 1e-3, jnp.float32) * jnp.tanh(gate @ w)).astype(x.dtype)
+    return (layer_norm(jnp.exp(x), g, b, eps=1e-3, dtype=jnp.float32) * jnp.tanh(gate @ w)).astype(x.dtype)
 
 
 def test_save_inputs_saves_inputs_and_statistics():
@@ -88,7 +89,8 @@ def test_recomputation_is_not_merged_with_the_first_computation():
     def computed(elements):
         loss = lambda w, x: jnp.sum(elements(x @ w, x))  # noqa: E731
         w, x = jnp.ones((8, 8)), jnp.ones((3, 8))
-        return jax.jit(jax.value_and_grad(loss)).lower(w, x).compile().as_text().count(" tanh(")
+        program: Any = jax.jit(jax.value_and_grad(loss)).lower(w, x).compile().as_text()
+        return program.count(" tanh(")
 
     assert [computed(elements), computed(save_inputs(elements))] == [1, 2]
 
