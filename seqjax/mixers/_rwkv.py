@@ -18,7 +18,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
-from seqjax.nn.layers import Linear
+from seqjax.nn.layers import Linear, layer_norm, save_inputs
 from seqjax.nn.params import param
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
@@ -42,9 +42,22 @@ def token_shift(x_BTD: Array, last_BD: Array | None = None) -> Array:
     return jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1)
 
 
-def lerp(x: Array, delta: Array, mu: Any) -> Array:
-    """Return x + delta * mu, the interpolation between x and token_shift(x), where delta = token_shift(x) - x."""
-    return x + delta * mu[...].astype(x.dtype)
+@save_inputs
+def lerps(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return lerp(x; mu) for each mu [D]; `last_BD` (default zero) precedes the first token."""
+    delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
+    return tuple(x_BTD + delta_BTD * mu_D.astype(x_BTD.dtype) for mu_D in mus)
+
+
+@save_inputs
+def squared_relu(x: Array) -> Array:
+    """Return relu(x)^2."""
+    return jnp.square(jax.nn.relu(x))
+
+
+@save_inputs
+def _sigmoid_gate(gate: Array, y: Array) -> Array:
+    return jax.nn.sigmoid(gate) * y
 
 
 class GroupNorm(nnx.Module):
@@ -57,10 +70,9 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, y_BTHV: Array) -> Array:
         """Map [B, T, H, V] to float32 [B, T, H * V]."""
-        y_BTHV = y_BTHV.astype(jnp.float32)
-        y_BTHV = y_BTHV - jnp.mean(y_BTHV, axis=-1, keepdims=True)
-        y_BTHV = y_BTHV * jax.lax.rsqrt(jnp.mean(y_BTHV * y_BTHV, axis=-1, keepdims=True) + self.eps)
-        return y_BTHV.reshape(*y_BTHV.shape[:-2], -1) * self.g[...] + self.b[...]
+        g_HV, b_HV = (p[...].reshape(y_BTHV.shape[-2:]) for p in (self.g, self.b))
+        y_BTHV = layer_norm(y_BTHV, g_HV, b_HV, eps=self.eps, dtype=jnp.float32)
+        return y_BTHV.reshape(*y_BTHV.shape[:-2], -1)
 
 
 def group_norm_gain(layer: Layer) -> Init:
@@ -86,12 +98,9 @@ class ChannelMix(nnx.Module):
 
     def __call__(self, x_BTD: Array, last_BD: Array | None = None) -> Array:
         """Map [B, T, D] to [B, T, D]; `last_BD` (default zero) is the token before the first."""
-        delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
-        hidden_BTE = jnp.square(jax.nn.relu(self.k(lerp(x_BTD, delta_BTD, self.mu_k))))
-        y_BTD = self.v(hidden_BTE)
-        if self.r is None or self.mu_r is None:
-            return y_BTD
-        return jax.nn.sigmoid(self.r(lerp(x_BTD, delta_BTD, self.mu_r))) * y_BTD
+        k_BTD, *r_BTD = lerps(x_BTD, last_BD, tuple(mu[...] for mu in (self.mu_k, self.mu_r) if mu is not None))
+        y_BTD = self.v(squared_relu(self.k(k_BTD)))
+        return y_BTD if self.r is None else _sigmoid_gate(self.r(*r_BTD), y_BTD)
 
 
 class BlockCache(NamedTuple):

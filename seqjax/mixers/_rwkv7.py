@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp, token_shift
+from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
 from seqjax.mixers.base import Carry
 from seqjax.nn.initializers import constant, orthogonal, values
+from seqjax.nn.layers import save_inputs
 from seqjax.nn.params import param
 from seqjax.types import Array, Layer
 
@@ -63,9 +64,13 @@ class ValueResidual(Lora):
 
     def mix(self, x_BTD: Array, v_BTD: Array, v_first_BTD: Array, layer: Array | int) -> Array:
         """Return the values of `layer`, mixed with those of the first layer by a ratio computed from `x_BTD`."""
-        ratio_BTD = jax.nn.sigmoid(self(x_BTD))
-        mixed_BTD = v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * ratio_BTD
-        return jnp.where(layer == 0, v_BTD, mixed_BTD.astype(v_BTD.dtype))
+
+        @save_inputs
+        def mixed(x_BTD: Array, v_BTD: Array, v_first_BTD: Array) -> Array:
+            ratio_BTD = jax.nn.sigmoid(self(x_BTD))
+            return (v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * ratio_BTD).astype(v_BTD.dtype)
+
+        return jnp.where(layer == 0, v_BTD, mixed(x_BTD, v_BTD, v_first_BTD))
 
 
 class TokenShift(nnx.Module):
@@ -80,8 +85,8 @@ class TokenShift(nnx.Module):
 
     def __call__(self, x_BTD: Array, last_BD: Array | None) -> dict[str, Array]:
         """Return the interpolations [B, T, D] with the previous token, by name; `last_BD` precedes the first token."""
-        delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
-        return {name: lerp(x_BTD, delta_BTD, getattr(self, name)) for name in self.names}
+        mus = tuple(getattr(self, name)[...] for name in self.names)
+        return dict(zip(self.names, lerps(x_BTD, last_BD, mus), strict=True))
 
 
 def centred(dim: int) -> Array:

@@ -20,7 +20,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
-from seqjax.nn.layers import Linear
+from seqjax.nn.layers import Linear, save_inputs
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.selective_scan import selective_scan
@@ -74,7 +74,9 @@ class Mamba1(base.RecurrentMixer):
         if self.delta is None or self.dt is None or self.dt_bias is None:
             assert self.decay is not None
             return jnp.broadcast_to(self.decay.step_size(x_BTE)[..., None], x_BTE.shape)
-        return jax.nn.softplus(self.dt(self.delta(x_BTE)).astype(jnp.float32) + self.dt_bias[...])
+        dt, bias_E = self.dt, self.dt_bias[...]
+        step_size = save_inputs(lambda delta_BTR: jax.nn.softplus(dt(delta_BTR).astype(jnp.float32) + bias_E))
+        return step_size(self.delta(x_BTE))
 
     def _scan(self, x_BTE: Array, state_BEN: Array) -> tuple[Array, Array]:
         dt_BTE, chunk = self._step_size(x_BTE), self.chunk_size
@@ -107,7 +109,8 @@ class Mamba1(base.RecurrentMixer):
         else:
             x_BTE, past_BWE = self.conv.extend(x_BTE, past_BWE)
         y_BTE, state_BEN = self._scan(x_BTE, cache.state_BEN)
-        return self.out(y_BTE * jax.nn.silu(self.z(u_BTD))), Mamba1Cache(past_BWE, state_BEN)
+        y_BTE = save_inputs(lambda y, z: y * jax.nn.silu(z))(y_BTE, self.z(u_BTD))
+        return self.out(y_BTE), Mamba1Cache(past_BWE, state_BEN)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba1Cache:
         """Return an empty cache."""

@@ -21,7 +21,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, out_init
 from seqjax.nn.initializers import constant, dt_bias, uniform
-from seqjax.nn.layers import Linear, RMSNorm
+from seqjax.nn.layers import Linear, RMSNorm, save_inputs
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.ssd import CHUNK, ssd
@@ -113,10 +113,14 @@ class Mamba2(base.RecurrentMixer):
             return_state=True,
             chunk_size=self.chunk_size,
         )
-        y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
-        y_BTE = y_BTHV.reshape(n_batch, seq_len, -1) * jax.nn.silu(self.z(u_BTD))
-        y_BTE = y_BTE if self.norm is None else self.norm(y_BTE)
+        y_BTE = save_inputs(self._gated)(y_BTHV, x_BTHV, self.z(u_BTD))
         return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
+
+    def _gated(self, y_BTHV: Array, x_BTHV: Array, z_BTE: Array) -> Array:
+        """Return RMSNorm((y + D x) * silu(z)), or that without the norm."""
+        y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
+        y_BTE = y_BTHV.reshape(z_BTE.shape) * jax.nn.silu(z_BTE)
+        return y_BTE if self.norm is None else self.norm(y_BTE)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return an empty cache."""

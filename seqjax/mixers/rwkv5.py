@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._rwkv import GroupNorm, RwkvBlock, depth, group_norm_gain, lerp, ramp, token_shift
+from seqjax.mixers._rwkv import GroupNorm, RwkvBlock, depth, group_norm_gain, lerps, ramp
 from seqjax.nn.initializers import constant, orthogonal, values
-from seqjax.nn.layers import Linear
+from seqjax.nn.layers import Linear, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK, wkv6
 from seqjax.types import Array, Layer
@@ -86,15 +86,18 @@ class RWKV5(base.RecurrentMixer):
         mu_PD = jnp.stack([1 - x_D for x_D in (fast_D, slow_D, slow_D + 0.3 * rho, fast_D)])
         self.mu = param(rngs, values(mu_PD), mu_PD.shape, ("state", "embed"))
 
-    def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D])."""
-        r_BTD, k_BTD, v_BTD, g_BTD = (lerp(x_BTD, delta_BTD, mu_D) for mu_D in self.mu[...])
+    def _shifted_inputs(self, x_BTD: Array, last_BD: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return the inputs of r, k, v, g, and the log decay (here [1, 1, D]); `last_BD` precedes the first token."""
+        r_BTD, k_BTD, v_BTD, g_BTD = lerps(x_BTD, last_BD, tuple(self.mu[...]))
         return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(self.omega[...])[None, None]
+
+    def _gated(self, y_BTHV: Array, g_BTD: Array) -> Array:
+        """Return the norm per head times silu(g), [B, T, D]."""
+        return self.norm(y_BTHV).astype(g_BTD.dtype) * jax.nn.silu(g_BTD)
 
     def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        delta_BTD = token_shift(x_BTD, cache.last_BD) - x_BTD
-        r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, delta_BTD)
+        r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, cache.last_BD)
 
         def split_heads(x: Array) -> Array:
             return x.reshape(*x.shape[:2], self.heads, self.head_dim)
@@ -109,7 +112,7 @@ class RWKV5(base.RecurrentMixer):
             return_state=True,
             chunk_size=self.chunk_size,
         )
-        y_BTD = self.norm(y_BTHV).astype(x_BTD.dtype) * jax.nn.silu(self.g(g_BTD))
+        y_BTD = save_inputs(self._gated)(y_BTHV, self.g(g_BTD))
         return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state_BHKV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._rwkv import RwkvBlock, depth, lerp, ramp
+from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp, token_shift
 from seqjax.mixers.rwkv5 import RWKV5
 from seqjax.nn.initializers import constant, uniform, values
-from seqjax.nn.layers import Linear
+from seqjax.nn.layers import Linear, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK
 from seqjax.types import Array, Layer
@@ -59,11 +59,18 @@ class RWKV6(RWKV5):
         self.d1 = Linear(dim, self.decay_rank, axes=("embed", "rank"), init=zeros, rngs=rngs)
         self.d2 = Linear(self.decay_rank, dim, axes=("rank", "heads"), init=uniform(0.01), rngs=rngs)
 
-    def _shifted_inputs(self, x_BTD: Array, delta_BTD: Array) -> tuple[Array, Array, Array, Array, Array]:
-        hidden_BTM = jnp.tanh(self.w1(lerp(x_BTD, delta_BTD, self.mu_x)))
-        hidden_BTPM = hidden_BTM.reshape(*x_BTD.shape[:2], 5, self.shift_rank)
+    def _shifted_inputs(self, x_BTD: Array, last_BD: Array) -> tuple[Array, Array, Array, Array, Array]:
+        (s_BTD,) = lerps(x_BTD, last_BD, (self.mu_x[...],))
+        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = save_inputs(self._lerps)(x_BTD, last_BD, self.w1(s_BTD))
+        return r_BTD, k_BTD, v_BTD, g_BTD, save_inputs(self._log_decay)(w_BTD)
+
+    def _lerps(self, x_BTD: Array, last_BD: Array, hidden_BTM: Array) -> tuple[Array, ...]:
+        """Return the five lerps, their mu moved by the product of W_2 and tanh(hidden)."""
+        hidden_BTPM = jnp.tanh(hidden_BTM).reshape(*x_BTD.shape[:2], 5, self.shift_rank)
         delta_mu_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
         mu_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + delta_mu_PBTD
-        w_BTD, k_BTD, v_BTD, r_BTD, g_BTD = x_BTD + delta_BTD * mu_PBTD
+        return tuple(x_BTD + (token_shift(x_BTD, last_BD) - x_BTD) * mu_PBTD)
+
+    def _log_decay(self, w_BTD: Array) -> Array:
         omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)
-        return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(omega_BTD)
+        return -jnp.exp(omega_BTD)

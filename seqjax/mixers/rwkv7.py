@@ -24,7 +24,7 @@ from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual
 from seqjax.mixers._rwkv7 import gate_rank as published_gate_rank
 from seqjax.mixers._rwkv7 import value_rank as published_value_rank
 from seqjax.nn.initializers import constant, orthogonal, values
-from seqjax.nn.layers import Linear
+from seqjax.nn.layers import Linear, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7
 from seqjax.types import Array, Layer
@@ -120,41 +120,46 @@ class RWKV7(TimeMix):
     ) -> tuple[Array, Array, Any]:
         """Return the output, this layer's own values [B, T, D] and the cache; `cache` is None in training."""
         del continues  # an empty cache is a state like any other
-        dtype = x_BTD.dtype
         x = self.mu(x_BTD, None if cache is None else cache.last_BD)
         r_BTD, k_BTD, own_v_BTD = self.r(x["r"]), self.k(x["k"]), self.v(x["v"])
         v_BTD = own_v_BTD
         if v_first_BTD is not None:
             v_BTD = self.v_lora.mix(x["v"], own_v_BTD, v_first_BTD, layer)
-        log_w_BTD = -jnp.exp(-0.5) * jax.nn.sigmoid(self.w_lora(x["w"]))
-        eta_BTD = jax.nn.sigmoid(self.a_lora(x["a"]))
-        gate_BTD = self.g_lora(x["g"])
-        kappa_BTHK = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
-        square_BTH1 = jnp.sum(kappa_BTHK * kappa_BTHK, -1, keepdims=True)
-        kappa_BTHK = kappa_BTHK * jax.lax.rsqrt(jnp.maximum(square_BTH1, 1e-24))
-        k_BTD = (k_BTD * (1 + (eta_BTD - 1) * self.k_a[...])).astype(dtype)
-
-        r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, eta_BTHK = (
-            self._split_heads(y) for y in (r_BTD, k_BTD, v_BTD, log_w_BTD, eta_BTD)
-        )
+        r_BTHK, v_BTHV = self._split_heads(r_BTD), self._split_heads(v_BTD)
+        k_BTHK, *transition = save_inputs(self._keys)(k_BTD, x["w"], x["a"])
         result: Any = wkv7(
             r_BTHK,
             k_BTHK,
             v_BTHV,
-            log_w_BTHK,
-            -kappa_BTHK.astype(dtype),
-            (kappa_BTHK * eta_BTHK).astype(dtype),
+            *transition,
             initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
             chunk_size=self.chunk_size,
         )
         o_BTHV, s_BHKV = result
-        r_k_HK = self._split_heads(self.r_k[...])
-        bonus_BTHV = jnp.sum(r_BTHK.astype(jnp.float32) * k_BTHK * r_k_HK, -1, keepdims=True) * v_BTHV
-        y_BTD = (self.norm(o_BTHV) + bonus_BTHV.reshape(x_BTD.shape)) * gate_BTD
+        y_BTD = save_inputs(self._gated)(o_BTHV, r_BTHK, k_BTHK, v_BTHV, x["g"])
         if cache is not None:
             cache = Rwkv7Cache(s_BHKV, x_BTD[:, -1].astype(cache.last_BD.dtype))
-        return self.out(y_BTD.astype(dtype)), own_v_BTD, cache
+        return self.out(y_BTD), own_v_BTD, cache
+
+    def _keys(self, k_BTD: Array, w_BTD: Array, a_BTD: Array) -> tuple[Array, ...]:
+        """Return k, log w, a and b of the recurrence, [B, T, H, K], from x_k W_k and the lerps of w and a."""
+        dtype = k_BTD.dtype
+        log_w_BTD = -jnp.exp(-0.5) * jax.nn.sigmoid(self.w_lora(w_BTD))
+        eta_BTD = jax.nn.sigmoid(self.a_lora(a_BTD))
+        kappa_BTHK = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
+        square_BTH1 = jnp.sum(kappa_BTHK * kappa_BTHK, -1, keepdims=True)
+        kappa_BTHK = kappa_BTHK * jax.lax.rsqrt(jnp.maximum(square_BTH1, 1e-24))
+        k_BTD = (k_BTD * (1 + (eta_BTD - 1) * self.k_a[...])).astype(dtype)
+        k_BTHK, log_w_BTHK, eta_BTHK = (self._split_heads(y) for y in (k_BTD, log_w_BTD, eta_BTD))
+        return k_BTHK, log_w_BTHK, -kappa_BTHK.astype(dtype), (kappa_BTHK * eta_BTHK).astype(dtype)
+
+    def _gated(self, o_BTHV: Array, r_BTHK: Array, k_BTHK: Array, v_BTHV: Array, g_BTD: Array) -> Array:
+        """Return the norm per head with the bonus, times the gate, [B, T, D]; `g_BTD` is the gate's lerp."""
+        r_k_HK = self._split_heads(self.r_k[...])
+        bonus_BTHV = jnp.sum(r_BTHK.astype(jnp.float32) * k_BTHK * r_k_HK, -1, keepdims=True) * v_BTHV
+        y_BTD = (self.norm(o_BTHV) + bonus_BTHV.reshape(g_BTD.shape)) * self.g_lora(g_BTD)
+        return y_BTD.astype(g_BTD.dtype)
 
     def _split_heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:-1], self.heads, self.head_dim)

@@ -1,7 +1,7 @@
 """The building blocks of mixers and models: parameters, their initialisers, and the layers that architectures share."""
 
 from seqjax.nn.initializers import constant, normal, orthogonal, residual_init, uniform, values
-from seqjax.nn.layers import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize
+from seqjax.nn.layers import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize, save_inputs
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 
@@ -17,6 +17,7 @@ __all__ = [
     "orthogonal",
     "param",
     "residual_init",
+    "save_inputs",
     "uniform",
     "values",
 ]

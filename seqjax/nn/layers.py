@@ -1,20 +1,37 @@
 """The layers that architectures share: projections, norms and MLPs.
 
 Parameters are float32 and are cast to the dtype of the input on use; the statistics of norms are always float32.
+
+Autodiff saves what the derivative of every elementwise operation needs, much of it in float32, which costs more memory
+and time than the operations. So norms and the gate of the MLP have gradients of their own, and `save_inputs` gives one
+to other elementwise functions.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from seqjax.nn.initializers import GPT_INIT, Init, constant
 from seqjax.nn.params import param
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
+STATISTICS = "norm_statistics"  # the name of what norms save beside their inputs: a number or two per token and head
+
+
+def save_inputs(elements: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `elements` with a gradient that saves its inputs and the statistics of its norms alone.
+
+    The backward pass computes everything else again. That pays between products: elementwise operations, and products
+    so narrow that they cost no more than reading their results. Inputs and gradients are then arrays in memory, before
+    which XLA's fusion ends in any case, so the barriers that keep the recomputation apart cost nothing.
+    """
+    return jax.checkpoint(elements, policy=jax.checkpoint_policies.save_only_these_names(STATISTICS))
 
 
 class Linear(nnx.Module):
@@ -52,7 +69,6 @@ class RMSNorm(nnx.Module):
         return y
 
 
-# This has its own gradient because autodiff keeps float32 copies of x, which cost more than the norm itself.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
     return _rms_norm_forward(x, g_D, eps)[0]
@@ -60,7 +76,7 @@ def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
 
 def _rms_norm_forward(x: Array, g_D: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
     x32 = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    scale = checkpoint_name(jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps), STATISTICS)
     return (x32 * scale * g_D).astype(x.dtype), (x, g_D, scale)
 
 
@@ -86,10 +102,44 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Map [..., D] to [..., D]."""
-        x32 = x.astype(jnp.float32)
-        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return (x32 * scale * self.g[...] + self.b[...]).astype(x.dtype)
+        return layer_norm(x, self.g[...], self.b[...], eps=self.eps, dtype=x.dtype)
+
+
+def layer_norm(x: Array, g: Array, b: Array, *, eps: float, dtype: Any) -> Array:
+    """Return (x - mean) / sqrt(var + eps) * g + b in `dtype`, normalised over the last axis.
+
+    Gain and bias have the last axes of x: [D], or [H, D] for a gain of its own in each head.
+    """
+    y: Any = _layer_norm(x, g, b, eps, dtype)
+    return y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _layer_norm(x: Array, g: Array, b: Array, eps: float, dtype: Any) -> Array:
+    return _layer_norm_forward(x, g, b, eps, dtype)[0]
+
+
+def _layer_norm_forward(x: Array, g: Array, b: Array, eps: float, dtype: Any) -> tuple[Array, tuple[Array, ...]]:
+    x32 = x.astype(jnp.float32)
+    mean = checkpoint_name(jnp.mean(x32, axis=-1, keepdims=True), STATISTICS)
+    x32 = x32 - mean
+    scale = checkpoint_name(jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps), STATISTICS)
+    return (x32 * scale * g + b).astype(dtype), (x, g, mean, scale)
+
+
+def _layer_norm_backward(eps: float, dtype: Any, saved: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array]:
+    del eps, dtype
+    x, g, mean, scale = saved
+    unit, dy32 = (x.astype(jnp.float32) - mean) * scale, dy.astype(jnp.float32)
+    du = dy32 * g
+    # Both means are of the same pass over memory; autodiff's second one would wait for the first.
+    along = jnp.mean(du * unit, axis=-1, keepdims=True)
+    dx = scale * (du - jnp.mean(du, axis=-1, keepdims=True) - unit * along)
+    leading = tuple(range(x.ndim - g.ndim))
+    return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=leading), jnp.sum(dy32, axis=leading)
+
+
+_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}

@@ -56,7 +56,6 @@ def wkv6(
         y_BHV, state_BHKV = _step(r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0], log_w_BHK, u_HK, initial_state.astype(acc))
         return y_BHV[:, None], state_BHKV
     r_BTHK, k_BTHK, v_BTHV, log_w_BTHK = (time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK))
-    log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
     chunk = min(chunk_size or CHUNK, seq_len)
     y_BTHV, state_BHKV = _chunked(r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, u_HK, initial_state.astype(acc), chunk)
     y_BTHV = heads_to_time(y_BTHV)
@@ -77,7 +76,8 @@ def _step(
 def _chunked(
     r_BTHK: Array, k_BTHK: Array, v_BTHV: Array, log_w_BTHK: Array, u_HK: Array, initial_BHKV: Array, chunk: int
 ) -> tuple[Array, Array]:
-    acc, dtype, seq_len = log_w_BTHK.dtype, v_BTHV.dtype, v_BTHV.shape[1]
+    acc, dtype, seq_len = initial_BHKV.dtype, v_BTHV.dtype, v_BTHV.shape[1]
+    log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
     # The zero padding at the end neither decays the state nor adds to it.
     r_BcHCK, k_BcHCK, v_BcHCV, log_w_BcHCK = (
         jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK)

@@ -1,13 +1,16 @@
-"""Norms and MLPs against the same equations in float64 numpy."""
+"""Norms and MLPs against the same equations in float64, and what their gradients keep."""
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from seqjax.nn import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize
+from seqjax.nn import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize, save_inputs
+from seqjax.nn.layers import layer_norm
 from tests.nn.common import fill, rng, value
 
 
@@ -31,6 +34,65 @@ def test_layernorm(dtype):
     want = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * value(norm.g) + value(norm.b)
     tolerance = 1e-4 if dtype == jnp.float32 else 2**-6
     np.testing.assert_allclose(np.asarray(norm(x), np.float64), want, rtol=tolerance, atol=tolerance)
+
+
+def layer_norm_by_autodiff(x, g, b):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * g + b
+
+
+@pytest.mark.parametrize("gain", [(24,), (4, 24)], ids=["one", "per_head"])
+def test_layer_norm_has_autodiffs_gradient(gain):
+    weight = rng.standard_normal((3, 4, 24))
+    inputs = [rng.standard_normal(shape) + shift for shape, shift in (((3, 4, 24), 5), (gain, 1), (gain, 0))]
+    with jax.enable_x64(True):
+        loss = lambda *inputs: jnp.sum(layer_norm_by_autodiff(*inputs) * weight)  # noqa: E731
+        want = jax.grad(loss, (0, 1, 2))(*(jnp.asarray(x) for x in inputs))
+    loss = lambda *inputs: jnp.sum(layer_norm(*inputs, eps=1e-3, dtype=jnp.float32) * weight)  # noqa: E731
+    got = jax.grad(loss, (0, 1, 2))(*(jnp.asarray(x, jnp.float32) for x in inputs))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums over up to 288 numbers of order 1, in float32
+
+
+def gated_norm(x, g, b, gate, w):
+    return (layer_norm(jnp.exp(x), g, b, eps=1e-3, dtype=jnp.float32) * jnp.tanh(gate @ w)).astype(x.dtype)
+
+
+def test_save_inputs_saves_inputs_and_statistics():
+    """Inputs are bfloat16; what is computed from them is float32."""
+    shapes = [(3, 5, 24), (24,), (24,), (3, 5, 2), (2, 24)]
+    inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    saved = {
+        fn: [x.shape for x in jax.tree.leaves(jax.eval_shape(lambda *x, fn=fn: jax.vjp(fn, *x)[1], *inputs))]
+        for fn in (gated_norm, save_inputs(gated_norm))
+    }
+    plain, own = saved.values()
+    assert plain.count((3, 5, 24)) > 3
+    statistics = (3, 5, 1)
+    assert sorted(own) == sorted([*shapes, statistics, statistics])
+
+
+def test_save_inputs_changes_no_gradient():
+    with jax.enable_x64(True):
+        inputs = [jnp.asarray(rng.standard_normal(shape)) for shape in ((3, 5, 24), (24,), (24,), (3, 5, 2), (2, 24))]
+        want, got = (
+            jax.grad(lambda *x, fn=fn: jnp.sum(fn(*x) ** 3), (0, 1, 2, 3, 4))(*inputs)
+            for fn in (gated_norm, save_inputs(gated_norm))
+        )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), got, want)
+
+
+def test_recomputation_is_not_merged_with_the_first_computation():
+    """In a compiled program; without the barrier, XLA would keep the results after all."""
+    elements = lambda gate, x: jnp.tanh(gate) * x  # noqa: E731
+
+    def computed(elements):
+        loss = lambda w, x: jnp.sum(elements(x @ w, x))  # noqa: E731
+        w, x = jnp.ones((8, 8)), jnp.ones((3, 8))
+        program: Any = jax.jit(jax.value_and_grad(loss)).lower(w, x).compile().as_text()
+        return program.count(" tanh(")
+
+    assert [computed(elements), computed(save_inputs(elements))] == [1, 2]
 
 
 erf = np.vectorize(math.erf)
