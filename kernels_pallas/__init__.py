@@ -9,6 +9,7 @@
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
     delta_rule              DeltaNet and Gated DeltaNet
+    linear_attention        RWKV-5 and 6, GLA: a decay per key channel
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
 `backends_used` says which one ran, and `register_backend` adds one of your own. See docs/kernels.md.
@@ -28,6 +29,7 @@ from kernels_pallas.chunks import (
     to_chunks,
 )
 from kernels_pallas.delta_rule.api import delta_rule
+from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
 from kernels_pallas.select_chunk.api import select_chunk
@@ -52,6 +54,7 @@ __all__ = [
     "delta_rule",
     "from_chunks",
     "join_chunks",
+    "linear_attention",
     "product",
     "register_backend",
     "rematerialized",

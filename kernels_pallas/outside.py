@@ -7,6 +7,7 @@ from kernels_pallas.validation import check_choice
 OPS = (
     "causal_attention",
     "delta_rule",
+    "linear_attention",
     "select_chunk",
     "selective_scan",
     "ssd",

@@ -1,8 +1,38 @@
-"""Choices that the launches of several ops share: padding, precision of products, shares of a decoding step."""
+"""Choices that the launches of several ops share: chunks, blocks, padding, precision of products, shares of a decoding
+step.
+"""
+
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from kernels_pallas import device
 from kernels_pallas.triton import interpreter
+
+CHUNK, SHORT_CHUNK = 64, 32  # positions at most of the recurrences whose tiles hold a whole chunk along one axis
+
+
+class Tile(NamedTuple):
+    """Of a recurrence's kernel: columns of the values per block at most, warps, blocks or chunks in flight."""
+
+    block: int
+    warps: int
+    stages: int
+
+
+def longest_chunk(dtype: Any) -> int:
+    """Return the positions per chunk at most: 32 before Hopper, whose products take operands from shared memory.
+
+    There, and for float32 everywhere, operands lie in registers, of which chunks of 64 need more than there are.
+    """
+    is_hopper = (device.compute_capability() or device.AMPERE) >= device.HOPPER
+    return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
+
+
+def block_of(entry: Tile, value_dim: int) -> int:
+    """Return the columns per block: half of the table's where that leaves no block in part empty (96 is 3 x 32)."""
+    block = min(entry.block, padded(value_dim))
+    return block // 2 if block > 32 and value_dim % block and value_dim % (block // 2) == 0 else block
 
 
 def padded(dim: int) -> int:
