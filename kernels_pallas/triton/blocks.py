@@ -2,7 +2,7 @@
 step.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -10,14 +10,6 @@ from kernels_pallas import device
 from kernels_pallas.triton import interpreter
 
 CHUNK, SHORT_CHUNK = 64, 32  # positions at most of the recurrences whose tiles hold a whole chunk along one axis
-
-
-class Tile(NamedTuple):
-    """Of a recurrence's kernel: columns of the values per block at most, warps, blocks or chunks in flight."""
-
-    block: int
-    warps: int
-    stages: int
 
 
 def longest_chunk(dtype: Any) -> int:
@@ -29,10 +21,10 @@ def longest_chunk(dtype: Any) -> int:
     return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
 
 
-def block_of(entry: Tile, value_dim: int) -> int:
-    """Return the columns per block: half of the table's where that leaves no block in part empty (96 is 3 x 32)."""
-    block = min(entry.block, padded(value_dim))
-    return block // 2 if block > 32 and value_dim % block and value_dim % (block // 2) == 0 else block
+def block_of(most: int, dim: int) -> int:
+    """Return the columns per block: `most`, or half of that where it leaves no block in part empty (96 is 3 x 32)."""
+    block = min(most, padded(dim))
+    return block // 2 if block > 32 and dim % block and dim % (block // 2) == 0 else block
 
 
 def padded(dim: int) -> int:

@@ -7,7 +7,7 @@ those states. It goes back over the chunks for the states' gradients, then makes
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,16 @@ from kernels_pallas.batching import fold_vmap
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.delta_rule.triton import bwd_kernels, fwd_kernels
 from kernels_pallas.triton import interpreter, runtime
-from kernels_pallas.triton.blocks import Tile, block_of, longest_chunk, padded, precision
+from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
+
+
+class Tile(NamedTuple):
+    """Columns of the values per block at most, warps, blocks or chunks in flight."""
+
+    block: int
+    warps: int
+    stages: int
+
 
 # By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones do not spill, on sm80 or sm90, with
 # the chunks of `longest_chunk`, and load the next block or chunk while they compute; fp32, whose products are three
@@ -127,7 +136,7 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, shapes: tuple, has_gate:
     """Launch `kernel` over the chunks of every head, or the pass over time that it is, for shapes of q, v and beta."""
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)
-    block = block_of(entry, V)
+    block = block_of(entry.block, V)
     constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
     return runtime.launch(
         kernel,

@@ -172,8 +172,8 @@ def keys_kernel(
         if REVERSE:
             others_VK = load_tile(others_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
             overlap_K += tl.sum(s_VK.to(tl.float32) * others_VK.to(tl.float32), 0)
-    x_CK = load_tile(x_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K).to(tl.float32)
-    y_CK = load_tile(y_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K).to(tl.float32)
+    x_CK = load_tile(x_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+    y_CK = load_tile(y_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
     x_sums_CK = load_sums(g_ptr + in_g, i[:, None], at_K[None, :], H * K, K, X_BEFORE)
     y_sums_CK = load_sums(g_ptr + in_g, i[:, None], at_K[None, :], H * K, K, Y_BEFORE)
     end_K = tl.load(g_ptr + in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)

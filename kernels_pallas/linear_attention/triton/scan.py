@@ -6,7 +6,7 @@ those states. It makes g again, goes back over the chunks for the states' gradie
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,31 +16,35 @@ from jax.ad_checkpoint import checkpoint_name
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.linear_attention.triton import kernels
 from kernels_pallas.triton import interpreter, runtime
-from kernels_pallas.triton.blocks import Tile, block_of, longest_chunk, padded, precision
+from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
-KEYS = 64  # keys of a head in a tile at most, where they need not all be there
 
-# By kernel and bits of the inputs. Chosen by what the compiler reports; none was run on a GPU.
+class Tile(NamedTuple):
+    """Columns of the values and keys per block at most, warps, blocks or chunks in flight."""
+
+    block: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports. None
+# was run on a GPU.
 TILES = {
-    ("sums", 16): Tile(1, 4, 1),
-    ("state", 16): Tile(32, 4, 2),
-    ("out", 16): Tile(64, 4, 1),
-    ("keys", 16): Tile(64, 8, 1),
-    ("sums", 32): Tile(1, 4, 1),
-    ("state", 32): Tile(16, 4, 1),
-    ("out", 32): Tile(16, 4, 1),
-    ("keys", 32): Tile(16, 4, 1),
+    ("sums", 16): Tile(16, 128, 4, 1),
+    ("state", 16): Tile(32, 128, 4, 2),
+    ("out", 16): Tile(64, 32, 8, 1),
+    ("keys", 16): Tile(32, 64, 8, 1),
+    ("sums", 32): Tile(16, 128, 4, 1),
+    ("state", 32): Tile(16, 128, 4, 1),
+    ("out", 32): Tile(16, 32, 4, 1),
+    ("keys", 32): Tile(16, 32, 4, 1),
 }
 
 
 def tile(kernel: str, dtype: Any) -> Tile:
     """Return the table's entry; the interpreter's is so small that tests see several blocks."""
-    return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
-
-
-def keys_of(key_dim: int) -> int:
-    """Return the keys per block, few in the interpreter."""
-    return min(16 if interpreter.is_chosen() else KEYS, padded(key_dim))
+    return Tile(16, 16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
 
 
 def run(
@@ -136,7 +140,7 @@ def _launch(kind: str, *arrays, out: list, shapes: tuple, chunk: int, has_bonus:
     """Launch a kernel over the chunks of every head, or the pass over time that it is, for the shapes of r and v."""
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     entry = tile(kind, shapes[0].dtype)
-    block, keys = block_of(entry, V), keys_of(K)
+    block, keys = block_of(entry.block, V), block_of(entry.keys, K)
     programs = {"state": -(-V // block), "keys": -(-T // chunk) * -(-K // keys)}.get(kind, -(-T // chunk))
     constants: dict[str, Any] = {"T": T, "H": H, "K": K, "C": chunk, "REVERSE": reverse}
     constants |= {"KEYS": keys} if kind in ("out", "keys") else {"KP": padded(K)}
