@@ -9,7 +9,7 @@
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
     delta_rule              DeltaNet and Gated DeltaNet
-    linear_attention        RWKV-5 and 6, GLA: a decay per key channel
+    linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
 `backends_used` says which one ran, and `register_backend` adds one of your own. See docs/kernels.md.

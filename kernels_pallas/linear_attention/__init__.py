@@ -1,1 +1,1 @@
-"""Linear attention with a decay per key channel: a state of key-value pairs, each channel of which forgets by itself."""
+"""Linear attention with a decay per key channel, with or without a low-rank part of the state's transition."""

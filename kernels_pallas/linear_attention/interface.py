@@ -16,6 +16,8 @@ class LinearAttention(Protocol):
         v_BTHV: Array,
         log_w_BTHK: Array,
         u_HK: Array | None,
+        a_BTHK: Array | None,
+        b_BTHK: Array | None,
         initial_BHKV: Array,
         *,
         chunk_size: int,

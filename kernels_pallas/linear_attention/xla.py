@@ -5,6 +5,7 @@ recursively. Their lower left quarter is the product of r e^{g' - g*} and k e^{g
 g* the sum up to the middle, with exponents at most 0. The diagonal quarters are halved again down to blocks of 16, in
 which the exponential of the difference itself is computed. Decays, states and sums are float32, products take the dtype
 of v; only the inputs are saved for the backward pass. JAX differentiates all but the scores.
+`xla_low_rank.py` has the form with a and b.
 """
 
 import functools
@@ -16,6 +17,7 @@ from jax import Array
 
 from kernels_pallas.backend import Backend
 from kernels_pallas.chunks import join_chunks, split_chunks
+from kernels_pallas.linear_attention import xla_low_rank
 from kernels_pallas.linear_attention.interface import LinearAttention
 from kernels_pallas.state_scan.api import state_passing
 
@@ -38,12 +40,16 @@ def run(
     v_BTHV: Array,
     log_w_BTHK: Array,
     u_HK: Array | None,
+    a_BTHK: Array | None,
+    b_BTHK: Array | None,
     initial_BHKV: Array,
     *,
     chunk_size: int,
 ) -> tuple[Array, Array]:
     """Return (o_BTHV, the last state)."""
     chunk = min(chunk_size, v_BTHV.shape[1])
+    if a_BTHK is not None:
+        return xla_low_rank.chunked(chunk, r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK, initial_BHKV)
     return _chunked(r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, u_HK, initial_BHKV, chunk)
 
 

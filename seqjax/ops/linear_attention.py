@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 import kernels_pallas
-from kernels_pallas.linear_attention.api import FLOOR
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array
 
@@ -40,7 +39,7 @@ def wkv6(
         acc = kernels_pallas.accumulation_dtype(v_BTHV, log_w_BTHK)
         shape = (*r_BTHK.shape[:1], *r_BTHK.shape[2:], v_BTHV.shape[-1])
         s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
-        log_w_BHK = jnp.maximum(log_w_BTHK[:, 0].astype(acc), FLOOR)
+        log_w_BHK = log_w_BTHK[:, 0].astype(acc)
         y_BHV, s_BHKV = _step(r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0], log_w_BHK, u_HK, s_BHKV)
         return y_BHV[:, None], s_BHKV
     y_BTHV, s_BHKV = kernels_pallas.linear_attention(

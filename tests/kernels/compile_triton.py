@@ -148,23 +148,25 @@ def delta_rule(*, dim: int, dtype: str, gated: bool) -> None:
     arrays(call, k, k, v, row, row, state, v, state)
 
 
-def linear_attention(*, dim: int, dtype: str, bonus: bool) -> None:
+def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
-    B, T, H, V = 2, 1024, 6, dim * (2 - bonus)  # GLA's values are twice as wide as its keys
+    B, T, H, V = 2, 1024, 6, dim * (2 if kind == "gla" else 1)  # GLA's values are twice as wide as its keys
     k, v, state = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, H, dim, V), "float32")
 
-    def call(r, k, v, log_w, u, initial, *cotangents):
+    def call(r, k, v, log_w, u, a, b, initial, *cotangents):
         f = partial(backend.run, chunk_size=64)
-        out, pull = jax.vjp(f, r, k, v, log_w, u if bonus else None, initial)
+        low, u = (a, b) if kind == "low_rank" else (None, None), u if kind == "bonus" else None
+        out, pull = jax.vjp(f, r, k, v, log_w, u, *low, initial)
         return out, pull(cotangents)
 
-    arrays(call, k, k, v, (k[0], "float32"), ((H, dim), "float32"), state, v, state)
+    arrays(call, k, k, v, (k[0], "float32"), ((H, dim), "float32"), k, k, state, v, state)
 
 
 CASES = [
-    Case("linear-attention", partial(linear_attention, bonus=True)),
-    Case("linear-attention-without-bonus", partial(linear_attention, bonus=False), again=True),
+    Case("linear-attention-low-rank", partial(linear_attention, "low_rank")),
+    Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
+    Case("linear-attention", partial(linear_attention, "gla"), again=True),
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("ssd", ssd),

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_tile
-
-SOLVE = tl.constexpr(16)  # rows of a block of the inverse that forward substitution makes
+from kernels_pallas.triton.triangular import unit_lower_inverse
 
 
 @triton.jit
@@ -33,39 +32,14 @@ def solve_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head.
-
-    Blocks of SOLVE rows on the diagonal by forward substitution, row r of all of them at a time; then pairs of blocks
-    are merged: with L what A has between both, and X block diagonal, X - X L X is the inverse of the pair. Products of
-    float32 in three parts, whatever the inputs: where keys are much alike and beta is near 2, one TF32 product loses a
-    tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the rounding of X to bf16).
-    """
+    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head."""
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, C)
     row = start + i
     k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
     beta_C = tl.load(beta_ptr + head * C + i)
-    later, earlier = i[:, None], i[None, :]
     a_CC = tl.dot(k_CK, tl.trans(k_CK), input_precision=PRECISION) * beta_C[:, None]
-    a_CC = tl.where(later > earlier, a_CC, 0.0)
-    is_own_CC = later // SOLVE == earlier // SOLVE
-    x_CC = tl.where(is_own_CC, -a_CC, 0.0)
-    for r in range(2, SOLVE):
-        # Row r of a block is still that of -A: its entry of column l, by l, times row l of X, which is done for l < r.
-        is_row_C1 = later % SOLVE == r
-        factors_C = tl.sum(tl.where(is_row_C1, x_CC, 0.0), 0)
-        add_C = tl.sum(factors_C[:, None] * x_CC, 0)
-        x_CC += tl.where(is_row_C1 & is_own_CC, add_C[None, :], 0.0)
-    x_CC += tl.where(later == earlier, 1.0, 0.0)
-    if C > SOLVE:
-        is_pair_CC = later // (2 * SOLVE) == earlier // (2 * SOLVE)
-        low_CC = tl.where(is_pair_CC & (later // SOLVE != earlier // SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
-        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
-    if C > 2 * SOLVE:
-        low_CC = tl.where(later // (2 * SOLVE) != earlier // (2 * SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
-        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
+    x_CC = unit_lower_inverse(tl.where(i[:, None] > i[None, :], a_CC, 0.0), C)
     store_tile(x_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, x_CC)
 
 

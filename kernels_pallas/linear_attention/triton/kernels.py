@@ -5,23 +5,22 @@ values is what flows back from dO through the writers, as the outputs are what f
 the gradient of the state is a state. So one kernel makes states and their gradients, one o and dv, one dr, dk, da, db:
 
     sums      g, or the gradient of log w from that of g
-    solve     X = (I - a|b)^-1 of every chunk                                                     LOW_RANK alone
-    mix       X (a|k) V and X a~, from which U follows given S; in REVERSE the same for dY        LOW_RANK alone
+    solve     X = (I - a|b)^-1 of every chunk                                            LOW_RANK alone, low_rank.py
+    mix       X (a|k) V and X a~, from which U follows given S; in REVERSE those of dY   LOW_RANK alone, low_rank.py
     state     S (and U) over all chunks; in REVERSE L (and dY)
     out       O; in REVERSE dV
     keys      dr or da; in REVERSE dk or db; and what each gives dg
 
-A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` and `mix` as a
-whole, padded to KP, and values in blocks of BLOCK. Sums are float32, products of the inputs' dtype. g is
-[B, c C, H, K] float32, constant behind T, `levels` [B, c, H]; rows behind T of every other array read as zeros. No tile
-that is computed is transposed for a product (compilers got that wrong on Hopper). No atomics: two runs give the same
-bits.
+A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` as a whole, padded
+to KP, and values in blocks of BLOCK. Sums are float32, products of the inputs' dtype. g is [B, c C, H, K] float32,
+constant behind T, `levels` [B, c, H]; rows behind T of every other array read as zeros. No tile that is computed is
+transposed for a product (compilers got that wrong on Hopper). No atomics: two runs give the same bits.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.linear_attention.triton.weights import load_sums, pairs, scores, weights, with_diagonal
+from kernels_pallas.linear_attention.triton.weights import from_pairs, load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
 
 BOUND = tl.constexpr(60.0)  # what a weight may have as exponent; log w is at least its negative
@@ -56,15 +55,16 @@ def sums_kernel(
 
 @triton.jit
 def state_kernel(
-    x_ptr, y_ptr, g_ptr, start_ptr, states_ptr, last_ptr,
+    x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, last_ptr, z_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{g_C} S + K^^T V over all chunks, for one batch entry, head and BLOCK columns of S; x is k and y is v.
+    """S <- e^{g_C} S + K^^T V + B^^T U over all chunks, for one batch entry, head and BLOCK columns of S.
 
-    In REVERSE L <- e^{g_C} L + R~^T dO from the last chunk on; x is r and y is do. states [B, c, H, K, V] are those
-    before a chunk is added; start and last [B, H, K, V] float32.
+    x is k, y is v, and with LOW_RANK low is b and z is U [B, T, H, V], which this makes of what `mix` has made. In
+    REVERSE L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk on: x is r, y is do, low is a, z is dY. states
+    [B, c, H, K, V] are those before a chunk is added; start and last [B, H, K, V] float32.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
@@ -85,21 +85,32 @@ def state_kernel(
         end_K = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
         store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_KV)
         by_KC = tl.exp(sums_KC if REVERSE else end_K[:, None] - sums_KC)
+        if LOW_RANK:
+            x_mixed_CK = load_rows(x_mixed_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
+            z_CV = load_tile(z_mixed_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+            z_CV = tl.dot(x_mixed_CK, s_KV.to(dtype), z_CV.to(tl.float32), input_precision=PRECISION).to(dtype)
+            store_tile(z_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, z_CV)
         s_KV *= tl.exp(end_K)[:, None]
         s_KV = tl.dot((x_KC * by_KC).to(dtype), y_CV, s_KV, input_precision=PRECISION)
+        if LOW_RANK:
+            low_KC = load_tile(low_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
+            if REVERSE:
+                by_KC = tl.exp(load_sums(in_g, i[None, :], at_K[:, None], H * K, K, True))
+            s_KV = tl.dot((low_KC * by_KC).to(dtype), z_CV, s_KV, input_precision=PRECISION)
     store_tile(last_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, s_KV)
 
 
 @triton.jit
 def out_kernel(
-    x_ptr, y_ptr, z_ptr, u_ptr, g_ptr, levels_ptr, states_ptr, out_ptr,
+    x_ptr, y_ptr, z_ptr, y_low_ptr, z_low_ptr, u_ptr, g_ptr, levels_ptr, states_ptr, out_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """O = (r|k) V + R~ S of one chunk of a head: x is r, y is k, z is v, states those before the chunks.
+    """O = (r|k) V + (r|b) U + R~ S of one chunk of a head: x is r, y is k, z is v, states those before the chunks.
 
-    In REVERSE dV = (r|k)^T dO + K^ L: x is k, y is r, z is do, states the gradients behind the chunks.
+    In REVERSE dV = (r|k)^T dO + (a|k)^T dY + K^ L: x is k, y is r, z is do, states the gradients behind the chunks. With
+    LOW_RANK y_low and z_low are b and U, or a and dY.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
@@ -118,10 +129,24 @@ def out_kernel(
     )
     at_u = u_ptr + (b * H + h) * K
     a_CC = with_diagonal(a_CC, x_ptr + in_K, y_ptr + in_K, at_u, start, T, H, K, KEYS, C, BONUS, BOUNDED).to(dtype)
+    low_CC = a_CC
+    if LOW_RANK:
+        low_CC = scores(
+            x_ptr + in_K, y_low_ptr + in_K, in_g, start, levels, T, H, K, KEYS, C, not REVERSE, REVERSE, BOUNDED,
+            PRECISION,
+        )  # fmt: skip
+        if not REVERSE:
+            low_CC = with_diagonal(
+                low_CC, x_ptr + in_K, y_low_ptr + in_K, at_u, start, T, H, K, KEYS, C, False, BOUNDED
+            )
+        low_CC = low_CC.to(dtype)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_V = block * BLOCK + tl.arange(0, BLOCK)
         z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         out_CV = tl.dot(a_CC, z_CV, input_precision=PRECISION)
+        if LOW_RANK:
+            z_low_CV = load_tile(z_low_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+            out_CV = tl.dot(low_CC, z_low_CV, out_CV, input_precision=PRECISION)
         for keys in tl.static_range(0, n_keys):
             at_K = keys * KEYS + tl.arange(0, KEYS)
             s_KV = load_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, PART_K, PART)
@@ -135,31 +160,34 @@ def out_kernel(
 
 @triton.jit
 def keys_kernel(
-    x_ptr, z_ptr, y_ptr, zy_ptr, u_ptr, g_ptr, levels_ptr, states_ptr, others_ptr, dg_in_ptr,
+    x_ptr, z_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, u_ptr, g_ptr, levels_ptr, states_ptr, others_ptr, dg_in_ptr,
     dx_ptr, dg_ptr, du_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, IS_LOW: tl.constexpr, REVERSE: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dr of KEYS keys of a chunk of a head, what r gives dg [B, c C, H, K], and du [B, c, H, K].
 
-    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk, and what k and the decay
-    of the state give dg, added to `dg_in`: x and z are k and v, y and zy are r and do, states the gradients behind the
-    chunks, others the states.
+    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk: x and z are k and v, y and
+    zy are r and do, states the gradients behind the chunks, others the states, whose decay gives dg as well. With
+    LOW_RANK y_low and zy_low are b and U, or a and dY; IS_LOW makes da or db: x and z are a and dY, or b and U. All but
+    dr add to `dg_in`.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = V % BLOCK != 0
     PART_K: tl.constexpr = K % KEYS != 0
-    X_BEFORE: tl.constexpr = BONUS and not REVERSE
+    X_BEFORE: tl.constexpr = (BONUS or IS_LOW) and not REVERSE
     Y_BEFORE: tl.constexpr = BONUS and REVERSE
+    DIAGONAL: tl.constexpr = REVERSE or not IS_LOW  # whether y's pairs with x have a diagonal: not those of a
+    DIAGONAL_LOW: tl.constexpr = LOW_RANK and not (REVERSE or IS_LOW)
     b, h, start, head = place_of(tl.program_id(0) // n_keys, T, H, C)
     i, at_K = tl.arange(0, C), tl.program_id(0) % n_keys * KEYS + tl.arange(0, KEYS)
     row = start + i
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
     in_g = head // H * (C * H * K) + h * K
     dtype = x_ptr.dtype.element_ty
-    da_CC = tl.zeros([C, C], tl.float32)
+    da_CC, da_low_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     dx_CK = tl.zeros([C, KEYS], tl.float32)
     overlap_K = tl.zeros([KEYS], tl.float32)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
@@ -169,38 +197,45 @@ def keys_kernel(
         s_VK = load_tile(states_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
         da_CC = tl.dot(z_CV, zy_VC, da_CC, input_precision=PRECISION)
         dx_CK = tl.dot(z_CV, s_VK, dx_CK, input_precision=PRECISION)
-        if REVERSE:
+        if LOW_RANK:
+            zy_VC = load_tile(zy_low_ptr + in_V, at_V, row, 1, H * V, V, T, PART, BOUNDED)
+            da_low_CC = tl.dot(z_CV, zy_VC, da_low_CC, input_precision=PRECISION)
+        if REVERSE and not IS_LOW:
             others_VK = load_tile(others_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
             overlap_K += tl.sum(s_VK.to(tl.float32) * others_VK.to(tl.float32), 0)
     x_CK = load_tile(x_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
     y_CK = load_tile(y_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
     x_sums_CK = load_sums(g_ptr + in_g, i[:, None], at_K[None, :], H * K, K, X_BEFORE)
-    y_sums_CK = load_sums(g_ptr + in_g, i[:, None], at_K[None, :], H * K, K, Y_BEFORE)
     end_K = tl.load(g_ptr + in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
     dx_CK *= tl.exp(end_K[None, :] - x_sums_CK if REVERSE else x_sums_CK)
     if REVERSE:
         end_K = tl.exp(end_K) * overlap_K + tl.sum(x_CK * dx_CK, 0)
     levels = tl.load(levels_ptr + head)
-    half = levels * 0 + C // 2
-    for level in range(0, levels + 1):
-        is_last = level == levels
-        by_x_CK = weights(g_ptr + in_g, x_sums_CK, i[:, None], at_K[None, :], half, is_last, H * K, K, not REVERSE)
-        by_y_CK = weights(g_ptr + in_g, y_sums_CK, i[:, None], at_K[None, :], half, is_last, H * K, K, REVERSE)
-        near_CC = tl.where(pairs(i[:, None], i[None, :], half, not REVERSE), da_CC, 0.0).to(dtype)
-        dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(dtype), input_precision=PRECISION)
-        half = half >> 1
+    dx_CK = from_pairs(
+        dx_CK, da_CC, y_CK, x_sums_CK, g_ptr + in_g, i, at_K, levels, H * K, K, C, not REVERSE, Y_BEFORE, PRECISION
+    )
+    own_CK = tl.zeros([C, KEYS], tl.float32)
+    if DIAGONAL:
+        own_CK = tl.sum(tl.where(i[:, None] == i[None, :], da_CC, 0.0), 1)[:, None] * y_CK
+    if LOW_RANK:
+        y_low_CK = load_tile(y_low_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        dx_CK = from_pairs(
+            dx_CK, da_low_CC, y_low_CK, x_sums_CK, g_ptr + in_g, i, at_K, levels, H * K, K, C, not REVERSE, REVERSE,
+            PRECISION,
+        )  # fmt: skip
+        if DIAGONAL_LOW:
+            own_CK += tl.sum(tl.where(i[:, None] == i[None, :], da_low_CC, 0.0), 1)[:, None] * y_low_CK
     at_CK = i[:, None] * (H * K) + at_K[None, :]
     is_K = (at_K < K)[None, :]
     dg_CK = x_CK * dx_CK
     if REVERSE:
-        dg_CK = tl.load(dg_in_ptr + in_g + at_CK, mask=is_K, other=0.0) - dg_CK
-        dg_CK += tl.where(i[:, None] == C - 1, end_K[None, :], 0.0)
-    elif BONUS:  # r has the sum before it
+        dg_CK = -dg_CK + tl.where(i[:, None] == C - 1, end_K[None, :], 0.0)
+    if X_BEFORE:  # the sum at the position before
         dg_CK = tl.where(i[:, None] == 0, 0.0, dg_CK)
         at_CK = (i[:, None] + C - 1) % C * (H * K) + at_K[None, :]
+    if REVERSE or IS_LOW:
+        dg_CK += tl.load(dg_in_ptr + in_g + at_CK, mask=is_K, other=0.0)
     tl.store(dg_ptr + in_g + at_CK, dg_CK, mask=is_K)
-    bonus_C = tl.sum(tl.where(i[:, None] == i[None, :], da_CC, 0.0), 1)
-    own_CK = bonus_C[:, None] * y_CK
     if BONUS:
         if not REVERSE:
             tl.store(du_ptr + head * K + at_K, tl.sum(own_CK * x_CK, 0), mask=at_K < K)

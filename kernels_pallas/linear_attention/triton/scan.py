@@ -1,8 +1,10 @@
-"""Linear attention with a decay per channel in Triton: launches of kernels.py, tile sizes.
+"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank.py, tile sizes.
 
-Forward: the running sums g of log w, [B, c C, H, K] float32; one pass over the chunks that leaves the states at their
-starts, [B, c, H, K, V] in the dtype of v; then every chunk makes its outputs. The backward pass keeps the inputs and
-those states. It makes g again, goes back over the chunks for the states' gradients, then makes those of the inputs.
+Forward: the running sums g of log w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
+[B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
+[B, c, H, K, V], and U, [B, T, H, V], in the dtype of v; then every chunk makes its outputs. The backward pass keeps the
+inputs, those states, X and U. It makes g again, goes back over the chunks for the states' gradients, then makes those
+of the inputs.
 """
 
 from functools import partial
@@ -14,7 +16,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
-from kernels_pallas.linear_attention.triton import kernels
+from kernels_pallas.linear_attention.triton import kernels, low_rank
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
@@ -32,10 +34,14 @@ class Tile(NamedTuple):
 # was run on a GPU.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
+    ("solve", 16): Tile(16, 32, 4, 1),
+    ("mix", 16): Tile(32, 32, 8, 1),
     ("state", 16): Tile(32, 128, 4, 2),
     ("out", 16): Tile(64, 32, 8, 1),
     ("keys", 16): Tile(32, 64, 8, 1),
     ("sums", 32): Tile(16, 128, 4, 1),
+    ("solve", 32): Tile(16, 32, 4, 1),
+    ("mix", 32): Tile(16, 32, 4, 1),
     ("state", 32): Tile(16, 128, 4, 1),
     ("out", 32): Tile(16, 32, 4, 1),
     ("keys", 32): Tile(16, 32, 4, 1),
@@ -53,6 +59,8 @@ def run(
     v_BTHV: Array,
     log_w_BTHK: Array,
     u_HK: Array | None,
+    a_BTHK: Array | None,
+    b_BTHK: Array | None,
     initial_BHKV: Array,
     *,
     chunk_size: int,
@@ -60,72 +68,97 @@ def run(
     """Return (o [B, T, H, V], the last state)."""
     dtype = v_BTHV.dtype
     chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
+    r, k = r_BTHK.astype(dtype), k_BTHK.astype(dtype)
+    low = () if a_BTHK is None or b_BTHK is None else (a_BTHK.astype(dtype), b_BTHK.astype(dtype))
     # by sequence, because vmap and meshes need a batch first
-    u_BHK = None if u_HK is None else jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape))
-    out: Any = _chunked(chunk, r_BTHK.astype(dtype), k_BTHK.astype(dtype), v_BTHV, log_w_BTHK, u_BHK, initial_BHKV)
+    bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
+    out: Any = _chunked(chunk, r, k, v_BTHV, log_w_BTHK, bonus, low, initial_BHKV)
     return out
 
 
-# Of a sharding rule (batching.py): r, k, v, log w and, with a bonus, u; `g` for the heads.
-_OPERANDS = "b t g k, b t g k, b t g v, b t g k"
+# Of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part; X and U. `g` stands for the heads.
+_INPUTS = "b t g k, b t g k, b t g v, b t g k"
+_BONUS, _LOW, _SOLVED, _STATES = ", b g k", ", b t g k, b t g k", ", b t g q, b t g v", "b c g k v"
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(chunk: int, r, k, v, log_w, u, initial) -> tuple[Array, Array]:
-    return _forward(chunk, r, k, v, log_w, u, initial)[0]
+def _chunked(chunk: int, r, k, v, log_w, bonus, low, initial) -> tuple[Array, Array]:
+    return _forward(chunk, r, k, v, log_w, bonus, low, initial)[0]
 
 
-def _forward(chunk: int, r, k, v, log_w, u, initial):
-    bonus = [] if u is None else [u]
-    operands = _OPERANDS + ", b g k" * len(bonus)
-    run = fold_vmap(partial(_run_forward, chunk=chunk), f"{operands}, b g k v -> b t g v, b g k v, b c g k v")
-    o, last, states = run(r, k, v, log_w, *bonus, initial)
+def _forward(chunk: int, r, k, v, log_w, bonus, low, initial):
+    rule = _INPUTS + _BONUS * len(bonus) + _LOW * bool(low)
+    rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED * bool(low)
+    body = partial(_run_forward, chunk=chunk, has_bonus=bool(bonus), is_low_rank=bool(low))
+    o, last, states, *solved = fold_vmap(body, rule)(r, k, v, log_w, *bonus, *low, initial)
     # Named as those of the other recurrences, so that one policy of rematerialisation keeps either.
     states = checkpoint_name(states, "chunk_states")
-    return (o, last), (r, k, v, log_w, u, states)
+    solved = [checkpoint_name(x, name) for x, name in zip(solved, ("chunk_inverse", "chunk_states"), strict=False)]
+    return (o, last), (r, k, v, log_w, bonus, low, states, solved)
 
 
 def _backward(chunk: int, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
-    r, k, v, log_w, u, states = saved
-    bonus = [] if u is None else [u]
-    more = ", b g k" * len(bonus)
-    rule = f"{_OPERANDS}{more}, b c g k v, b t g v, b g k v -> {_OPERANDS}, b g k v{more}"
-    run = fold_vmap(partial(_run_backward, chunk=chunk), rule)
-    dr, dk, dv, dlog_w, d_initial, *du = run(r, k, v, log_w, *bonus, states, *cotangents)
-    return dr, dk, dv, dlog_w, du[0] if du else None, d_initial
+    r, k, v, log_w, bonus, low, states, solved = saved
+    more = _BONUS * len(bonus) + _LOW * bool(low)
+    rule = f"{_INPUTS}{more}, {_STATES}{_SOLVED * bool(low)}, b t g v, b g k v -> {_INPUTS}{more}, b g k v"
+    body = partial(_run_backward, chunk=chunk, has_bonus=bool(bonus), is_low_rank=bool(low))
+    dr, dk, dv, dlog_w, *rest, d_initial = fold_vmap(body, rule)(
+        r, k, v, log_w, *bonus, *low, states, *solved, *cotangents
+    )
+    return dr, dk, dv, dlog_w, tuple(rest[: len(bonus)]), tuple(rest[len(bonus) :]), d_initial
 
 
 _chunked.defvjp(_forward, _backward)
 
 
-def _run_forward(r, k, v, log_w, *rest, chunk: int) -> tuple[Array, Array, Array]:
-    *bonus, initial = rest
+def _run_forward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool) -> tuple[Array, ...]:
+    *rest, initial = rest
+    bonus, (a, b) = rest[:has_bonus], rest[has_bonus:] if is_low_rank else (r, k)
     (B, T, H, K), V = r.shape, v.shape[-1]
-    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=bool(bonus), reverse=False)
+    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
     g, levels = _sums(launch, log_w, chunk)
-    states, last = launch(
-        "state", k, v, g, initial, out=[jax.ShapeDtypeStruct((B, -(-T // chunk), H, K, V), r.dtype), initial]
-    )
-    (o,) = launch("out", r, k, v, bonus[0] if bonus else g, g, levels, states, out=[v])
-    return o, last, states
+    u = bonus[0] if has_bonus else g  # what is not read is some array
+    inverse, z, x = v, v, v
+    if is_low_rank:
+        (inverse,) = launch("solve", a, b, g, levels, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
+        z, x = launch("mix", inverse, a, k, v, g, levels, out=[v, r])
+    states = jax.ShapeDtypeStruct((B, -(-T // chunk), H, K, V), v.dtype)
+    states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if is_low_rank else _none(v)])
+    (o,) = launch("out", r, k, v, b, z, u, g, levels, states, out=[v])
+    return o, last, states, *((inverse, z) if is_low_rank else ())
 
 
-def _run_backward(r, k, v, log_w, *rest, chunk: int) -> tuple[Array, ...]:
-    *bonus, states, do, d_last = rest
-    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=bool(bonus))
-    forward, reverse = partial(launch, reverse=False), partial(launch, reverse=True)
-    g, levels = _sums(forward, log_w, chunk)
-    u = bonus[0] if bonus else g
-    nothing = jax.ShapeDtypeStruct((1,), g.dtype)  # what is not written has one entry
-    by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype)
-    d_states, d_initial = reverse("state", r, do, g, d_last, out=[states, d_last])
-    (dv,) = reverse("out", k, r, do, u, g, levels, d_states, out=[v])
-    dr, dg, du = forward(
-        "keys", r, do, k, v, u, g, levels, states, states, g, out=[r, g, by_chunk if bonus else nothing]
+def _run_backward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool) -> tuple[Array, ...]:
+    *rest, do, d_last = rest
+    bonus, rest = rest[:has_bonus], rest[has_bonus:]
+    a, b, states, inverse, z = rest if is_low_rank else (r, k, rest[0], v, v)
+    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
+    reverse = partial(launch, is_reverse=True)
+    g, levels = _sums(launch, log_w, chunk)
+    u, no = bonus[0] if has_bonus else g, _none(g)
+    by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
+    dz, x = do, r
+    if is_low_rank:
+        dz, x = reverse("mix", inverse, b, r, do, g, levels, out=[v, r])
+    d_states, d_initial, dz = reverse(
+        "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if is_low_rank else _none(v)]
     )
-    dk, dg, _ = reverse("keys", k, v, r, do, u, g, levels, d_states, states, dg, out=[k, g, nothing])
-    dlog_w, _ = reverse("sums", dg, out=[log_w, jax.ShapeDtypeStruct((1,), levels.dtype)])
-    return dr, dk, dv, dlog_w, d_initial, *([du.sum(1)] if bonus else [])
+    (dv,) = reverse("out", k, r, do, a, dz, u, g, levels, d_states, out=[v])
+    writers, readers, d_low = (k, v, b, z, u, g, levels, states, states), (r, do, a, dz, u, g, levels), ()
+    readers = (*readers, d_states, states)
+    dr, dg, du = launch("keys", r, do, *writers, g, out=[r, g, by_chunk])
+    if is_low_rank:
+        da, dg, _ = launch("keys", a, dz, *writers, dg, is_low=True, out=[r, g, no])
+        db, dg, _ = reverse("keys", b, z, *readers, dg, is_low=True, out=[r, g, no])
+        d_low = (da, db)
+    dk, dg, _ = reverse("keys", k, v, *readers, dg, out=[k, g, no])
+    dlog_w, _ = reverse("sums", dg, out=[log_w, _none(levels)])
+    return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
+
+
+def _none(like: Array) -> jax.ShapeDtypeStruct:
+    """Return the shape of a result that is not written."""
+    return jax.ShapeDtypeStruct((1,), like.dtype)
 
 
 def _sums(launch: Any, log_w: Array, chunk: int) -> tuple[Array, Array]:
@@ -136,24 +169,45 @@ def _sums(launch: Any, log_w: Array, chunk: int) -> tuple[Array, Array]:
     return launch("sums", log_w, out=[sums, jax.ShapeDtypeStruct((B, n_chunks, H), jnp.int32)])
 
 
-def _launch(kind: str, *arrays, out: list, shapes: tuple, chunk: int, has_bonus: bool, reverse: bool) -> Any:
+KERNELS = {
+    "sums": kernels.sums_kernel,
+    "solve": low_rank.solve_kernel,
+    "mix": low_rank.mix_kernel,
+    "state": kernels.state_kernel,
+    "out": kernels.out_kernel,
+    "keys": kernels.keys_kernel,
+}
+
+
+def _launch(
+    kind: str,
+    *arrays,
+    out: list,
+    shapes: tuple,
+    chunk: int,
+    has_bonus: bool,
+    is_low_rank: bool,
+    is_reverse: bool = False,
+    is_low: bool = False,
+) -> Any:
     """Launch a kernel over the chunks of every head, or the pass over time that it is, for the shapes of r and v."""
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
-    entry = tile(kind, shapes[0].dtype)
+    dtype = shapes[1].dtype
+    entry = tile(kind, dtype)
     block, keys = block_of(entry.block, V), block_of(entry.keys, K)
     programs = {"state": -(-V // block), "keys": -(-T // chunk) * -(-K // keys)}.get(kind, -(-T // chunk))
-    constants: dict[str, Any] = {"T": T, "H": H, "K": K, "C": chunk, "REVERSE": reverse}
-    constants |= {"KEYS": keys} if kind in ("out", "keys") else {"KP": padded(K)}
-    if kind != "sums":
-        constants |= {"V": V, "BLOCK": block, "BONUS": has_bonus, "STAGES": entry.stages, "BOUNDED": T % chunk != 0}
-        constants["PRECISION"] = precision(shapes[0].dtype)
+    constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
+    constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": is_low_rank, "IS_LOW": is_low}
+    constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "STAGES": entry.stages}
+    constants["PRECISION"] = precision(dtype)
+    kernel = KERNELS[kind]
     return runtime.launch(
-        getattr(kernels, f"{kind}_kernel"),
+        kernel,
         *arrays,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
         grid=(B * H * programs,),
         num_warps=entry.warps,
         num_stages=entry.stages,
-        name=f"linear_attention_{kind}{'_reverse' if reverse else ''}",
-        **constants,
+        name=f"linear_attention_{kind}{'_reverse' if is_reverse else ''}",
+        **{name: value for name, value in constants.items() if name in kernel.arg_names},
     )

@@ -100,3 +100,23 @@ def with_diagonal(
             y_CK *= tl.load(u_ptr + at_K, mask=at_K < K, other=0.0)[None, :]
         diagonal_C += tl.sum(x_CK * y_CK, 1)
     return tl.where(i[:, None] == i[None, :], diagonal_C[:, None], a_CC)
+
+
+@triton.jit
+def from_pairs(
+    dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, i, at_K, levels,
+    stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, Y_BEFORE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`dx_CK` and sum_j da_ij y_jn e^{...}: what the gradient of `scores` without diagonal gives x, of some keys."""
+    position, key = i[:, None], at_K[None, :]
+    y_sums_CK = load_sums(g_ptr, position, key, stride, K, Y_BEFORE)
+    half = levels * 0 + C // 2
+    for level in range(0, levels + 1):
+        is_last = level == levels
+        by_x_CK = weights(g_ptr, x_sums_CK, position, key, half, is_last, stride, K, READS)
+        by_y_CK = weights(g_ptr, y_sums_CK, position, key, half, is_last, stride, K, not READS)
+        near_CC = tl.where(pairs(position, i[None, :], half, READS), da_CC, 0.0).to(y_CK.dtype)
+        dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
+        half = half >> 1
+    return dx_CK
