@@ -8,7 +8,8 @@ a and b. RWKV-7 (arXiv 2503.14456) has a = -kappa, b = kappa eta; KDA (arXiv 251
 here beta k. In a chunk, with g the running sum of log w from its start, g' the sum up to the position before, S the
 state before it, and x|y for a reader x (r with g, or g' where there is u; a with g') and a writer y (k, b)
 
-    (x|y)_ij = sum_n x_in y_jn e^{g_in - g_jn} for j < i,   (r|k)_ii = r_i . u k_i,   (r|b)_ii = r_i . b_i,   (a|.)_ii = 0
+    (x|y)_ij = sum_n x_in y_jn e^{g_in - g_jn} for j < i
+    (r|k)_ii = r_i . k_i, or r_i . (u k_i),   (r|b)_ii = r_i . b_i,   (a|k)_ii = (a|b)_ii = 0
     x~_i = x_i e^{g_i},   y^_j = y_j e^{g_C - g_j},   X = (I - a|b)^{-1}
 
     U = X ((a|k) V + a~ S)                   O = (r|k) V + (r|b) U + r~ S

@@ -16,6 +16,7 @@ from kernels_pallas.triangular import unit_lower_inverse
 
 @rematerialized
 def chunked(chunk: int, r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK, s_BHKV) -> tuple[Array, Array]:
+    """Return (o_BTHV, the last state)."""
     # In the products, i and j index positions within a chunk.
     seq_len, dtype, acc = v_BTHV.shape[1], v_BTHV.dtype, s_BHKV.dtype
     r_cBHCK, k_cBHCK, v_cBHCV, a_cBHCK, b_cBHCK = (

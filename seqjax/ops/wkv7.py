@@ -2,10 +2,10 @@
 
     S_t = diag(e^{lw_t}) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   y_t = r_t^T S_t,   S [K, V], float32
 
-RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) uses a = -kappa and b = kappa * eta. KDA (arXiv
-2510.26692) is a = -e^{lw} k and b = beta k, with keys beta k. `kernels_pallas/linear_attention` has the chunked form, its
-gradient, and Triton kernels beside the XLA form, in which a chunk may not decay by more than e^-80 in all: RWKV-7's
-lw > -0.6066 allows 128 positions; the default is 64.
+RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) uses a = -kappa and b = kappa * eta. KDA
+(arXiv 2510.26692) is a = -e^{lw} k and b = beta k, with keys beta k. `kernels_pallas/linear_attention` has the chunked
+form, its gradient, and Triton kernels beside the XLA form, in which a chunk may not decay by more than e^-80 in all:
+RWKV-7's lw > -0.6066 allows 128 positions; the default is 64.
 """
 
 import jax.numpy as jnp

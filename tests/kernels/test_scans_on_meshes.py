@@ -203,7 +203,8 @@ def plain_channel_decays(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_
 
     def one(state, xs):
         r, k, v, log_w, *low = xs
-        o, last = linear_attention_reference.linear_attention(r, k, v, log_w, u, *(low or (None, None)), state)
+        a, b = low or (None, None)
+        o, last = linear_attention_reference.linear_attention(r, k, v, log_w, u, a, b, state)
         return last, (o, state)
 
     xs = tuple(jnp.moveaxis(split_chunks(t, chunk), 1, 0) for t in (r, k, v, log_w, *low))
@@ -286,7 +287,9 @@ MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
 # by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
 QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
-QUICK |= {(name, "2x2x2") for name in ("ssd", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")}
+QUICK |= {
+    (name, "2x2x2") for name in ("ssd", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")
+}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ the gradient of the state is a state. So one kernel makes states and their gradi
     out       O; in REVERSE dV
     keys      dr or da; in REVERSE dk or db; and what each gives dg
 
-A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` as a whole, padded
-to KP, and values in blocks of BLOCK. Sums are float32, products of the inputs' dtype. g is [B, c C, H, K] float32,
-constant behind T, `levels` [B, c, H]; rows behind T of every other array read as zeros. No tile that is computed is
-transposed for a product (compilers got that wrong on Hopper). No atomics: two runs give the same bits.
+A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` as a whole,
+padded to KP, and values in blocks of BLOCK. Sums are float32, products of the inputs' dtype. g is [B, c C, H, K]
+float32, constant behind T and rows behind T of every other array read as zeros. No tile that is
+computed is transposed for a product (compilers got that wrong on Hopper). No atomics: two runs give the same bits.
 """
 
 import triton
@@ -23,34 +23,21 @@ import triton.language as tl
 from kernels_pallas.linear_attention.triton.weights import from_pairs, load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
 
-BOUND = tl.constexpr(60.0)  # what a weight may have as exponent; log w is at least its negative
-
 
 @triton.jit
 def sums_kernel(
-    x_ptr, sums_ptr, levels_ptr,
+    x_ptr, sums_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """g [B, c C, H, K] of log w [B, T, H, K], and the levels of halving that a chunk of a head needs.
-
-    In REVERSE the sums from a chunk's end, [B, T, H, K] of [B, c C, H, K]; then levels, of one entry, is not written.
-    """
+    """The sums g [B, c C, H, K] of log w [B, T, H, K]; in REVERSE those from a chunk's end, the other way round."""
     PADDED: tl.constexpr = (T + C - 1) // C * C
     ROWS_IN: tl.constexpr = PADDED if REVERSE else T
     ROWS_OUT: tl.constexpr = T if REVERSE else PADDED
-    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    b, h, start, _ = place_of(tl.program_id(0), T, H, C)
     row = start + tl.arange(0, C)
     x_CK = load_rows(x_ptr + b * ROWS_IN * H * K + h * K, row, H * K, ROWS_IN, K, KP, T != PADDED)
     sums_CK = tl.cumsum(x_CK, 0, reverse=REVERSE)
     store_rows(sums_ptr + b * ROWS_OUT * H * K + h * K, row, H * K, ROWS_OUT, sums_CK, K, KP)
-    if not REVERSE:
-        largest = tl.max(tl.max(-x_CK, 1), 0)
-        levels = 0
-        half: tl.constexpr = C // 2
-        for level in tl.static_range(0, 5):
-            if half >> level > 1:
-                levels += (largest * (half >> level) > BOUND).to(tl.int32)
-        tl.store(levels_ptr + head, levels)
 
 
 @triton.jit
@@ -102,15 +89,15 @@ def state_kernel(
 
 @triton.jit
 def out_kernel(
-    x_ptr, y_ptr, z_ptr, y_low_ptr, z_low_ptr, u_ptr, g_ptr, levels_ptr, states_ptr, out_ptr,
+    x_ptr, y_ptr, z_ptr, y_low_ptr, z_low_ptr, u_ptr, g_ptr, states_ptr, out_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """O = (r|k) V + (r|b) U + R~ S of one chunk of a head: x is r, y is k, z is v, states those before the chunks.
 
-    In REVERSE dV = (r|k)^T dO + (a|k)^T dY + K^ L: x is k, y is r, z is do, states the gradients behind the chunks. With
-    LOW_RANK y_low and z_low are b and U, or a and dY.
+    In REVERSE dV = (r|k)^T dO + (a|k)^T dY + K^ L: x is k, y is r, z is do, states the gradients behind the chunks.
+    With LOW_RANK y_low and z_low are b and U, or a and dY.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
@@ -123,16 +110,16 @@ def out_kernel(
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
     in_g = g_ptr + head // H * (C * H * K) + h * K
     dtype = x_ptr.dtype.element_ty
-    levels = tl.load(levels_ptr + head)
     a_CC = scores(
-        x_ptr + in_K, y_ptr + in_K, in_g, start, levels, T, H, K, KEYS, C, not REVERSE, BONUS, BOUNDED, PRECISION
-    )
+        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, BEFORE, BONUS and REVERSE, BOUNDED,
+        PRECISION,
+    )  # fmt: skip
     at_u = u_ptr + (b * H + h) * K
     a_CC = with_diagonal(a_CC, x_ptr + in_K, y_ptr + in_K, at_u, start, T, H, K, KEYS, C, BONUS, BOUNDED).to(dtype)
     low_CC = a_CC
     if LOW_RANK:
         low_CC = scores(
-            x_ptr + in_K, y_low_ptr + in_K, in_g, start, levels, T, H, K, KEYS, C, not REVERSE, REVERSE, BOUNDED,
+            x_ptr + in_K, y_low_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, False, REVERSE, BOUNDED,
             PRECISION,
         )  # fmt: skip
         if not REVERSE:
@@ -160,16 +147,16 @@ def out_kernel(
 
 @triton.jit
 def keys_kernel(
-    x_ptr, z_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, u_ptr, g_ptr, levels_ptr, states_ptr, others_ptr, dg_in_ptr,
+    x_ptr, z_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, u_ptr, g_ptr, states_ptr, others_ptr, dg_in_ptr,
     dx_ptr, dg_ptr, du_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, IS_LOW: tl.constexpr, REVERSE: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dr of KEYS keys of a chunk of a head, what r gives dg [B, c C, H, K], and du [B, c, H, K].
+    """Of KEYS keys of a chunk of a head dr, what r gives dg [B, c C, H, K], and du [B, c, H, K].
 
-    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk: x and z are k and v, y and
-    zy are r and do, states the gradients behind the chunks, others the states, whose decay gives dg as well. With
+    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk: x and z are k and v, y
+    and zy are r and do, states the gradients behind the chunks, others the states, whose decay gives dg as well. With
     LOW_RANK y_low and zy_low are b and U, or a and dY; IS_LOW makes da or db: x and z are a and dY, or b and U. All but
     dr add to `dg_in`.
     """
@@ -186,7 +173,6 @@ def keys_kernel(
     row = start + i
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
     in_g = head // H * (C * H * K) + h * K
-    dtype = x_ptr.dtype.element_ty
     da_CC, da_low_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     dx_CK = tl.zeros([C, KEYS], tl.float32)
     overlap_K = tl.zeros([KEYS], tl.float32)
@@ -210,9 +196,8 @@ def keys_kernel(
     dx_CK *= tl.exp(end_K[None, :] - x_sums_CK if REVERSE else x_sums_CK)
     if REVERSE:
         end_K = tl.exp(end_K) * overlap_K + tl.sum(x_CK * dx_CK, 0)
-    levels = tl.load(levels_ptr + head)
     dx_CK = from_pairs(
-        dx_CK, da_CC, y_CK, x_sums_CK, g_ptr + in_g, i, at_K, levels, H * K, K, C, not REVERSE, Y_BEFORE, PRECISION
+        dx_CK, da_CC, y_CK, x_sums_CK, g_ptr + in_g, i, at_K, H * K, K, C, not REVERSE, Y_BEFORE, PRECISION
     )
     own_CK = tl.zeros([C, KEYS], tl.float32)
     if DIAGONAL:
@@ -220,7 +205,7 @@ def keys_kernel(
     if LOW_RANK:
         y_low_CK = load_tile(y_low_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
         dx_CK = from_pairs(
-            dx_CK, da_low_CC, y_low_CK, x_sums_CK, g_ptr + in_g, i, at_K, levels, H * K, K, C, not REVERSE, REVERSE,
+            dx_CK, da_low_CC, y_low_CK, x_sums_CK, g_ptr + in_g, i, at_K, H * K, K, C, not REVERSE, REVERSE,
             PRECISION,
         )  # fmt: skip
         if DIAGONAL_LOW:

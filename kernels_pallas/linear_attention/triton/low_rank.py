@@ -14,7 +14,7 @@ from kernels_pallas.triton.triangular import unit_lower_inverse
 
 @triton.jit
 def solve_kernel(
-    a_ptr, b_ptr, g_ptr, levels_ptr, x_ptr,
+    a_ptr, b_ptr, g_ptr, x_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -23,16 +23,13 @@ def solve_kernel(
     i = tl.arange(0, C)
     in_K = b * T * H * K + h * K
     in_g = g_ptr + head // H * (C * H * K) + h * K
-    levels = tl.load(levels_ptr + head)
-    m_CC = scores(
-        a_ptr + in_K, b_ptr + in_K, in_g, start, levels, T, H, K, KEYS, C, True, True, BOUNDED, PRECISION
-    )
+    m_CC = scores(a_ptr + in_K, b_ptr + in_K, in_g, start, T, H, K, KEYS, C, True, True, False, BOUNDED, PRECISION)
     store_tile(x_ptr + (b * T * H + h) * C, start + i, i, H * C, 1, T, C, unit_lower_inverse(-m_CC, C))
 
 
 @triton.jit
 def mix_kernel(
-    inverse_ptr, x_ptr, y_ptr, z_ptr, g_ptr, levels_ptr, z_mixed_ptr, x_mixed_ptr,
+    inverse_ptr, x_ptr, y_ptr, z_ptr, g_ptr, z_mixed_ptr, x_mixed_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -50,9 +47,8 @@ def mix_kernel(
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
     in_g = g_ptr + head // H * (C * H * K) + h * K
     dtype = x_ptr.dtype.element_ty
-    levels = tl.load(levels_ptr + head)
     m_CC = scores(
-        x_ptr + in_K, y_ptr + in_K, in_g, start, levels, T, H, K, KEYS, C, not REVERSE, not REVERSE, BOUNDED, PRECISION
+        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, not REVERSE, False, BOUNDED, PRECISION
     )
     if REVERSE:
         m_CC = with_diagonal(m_CC, x_ptr + in_K, y_ptr + in_K, x_ptr, start, T, H, K, KEYS, C, False, BOUNDED)

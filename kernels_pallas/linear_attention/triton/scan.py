@@ -30,8 +30,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports. None
-# was run on a GPU.
+# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports: no
+# 16-bit one spills on sm90, none more than 12 bytes on sm80, with the chunks of `longest_chunk`. None was run on a GPU.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("solve", 16): Tile(16, 32, 4, 1),
@@ -116,15 +116,15 @@ def _run_forward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank
     bonus, (a, b) = rest[:has_bonus], rest[has_bonus:] if is_low_rank else (r, k)
     (B, T, H, K), V = r.shape, v.shape[-1]
     launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
-    g, levels = _sums(launch, log_w, chunk)
+    (g,) = launch("sums", log_w, out=[_sums_of(log_w, chunk)])
     u = bonus[0] if has_bonus else g  # what is not read is some array
     inverse, z, x = v, v, v
     if is_low_rank:
-        (inverse,) = launch("solve", a, b, g, levels, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
-        z, x = launch("mix", inverse, a, k, v, g, levels, out=[v, r])
+        (inverse,) = launch("solve", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
+        z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
     states = jax.ShapeDtypeStruct((B, -(-T // chunk), H, K, V), v.dtype)
     states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if is_low_rank else _none(v)])
-    (o,) = launch("out", r, k, v, b, z, u, g, levels, states, out=[v])
+    (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
     return o, last, states, *((inverse, z) if is_low_rank else ())
 
 
@@ -134,17 +134,17 @@ def _run_backward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_ran
     a, b, states, inverse, z = rest if is_low_rank else (r, k, rest[0], v, v)
     launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
     reverse = partial(launch, is_reverse=True)
-    g, levels = _sums(launch, log_w, chunk)
+    (g,) = launch("sums", log_w, out=[_sums_of(log_w, chunk)])
     u, no = bonus[0] if has_bonus else g, _none(g)
     by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
     dz, x = do, r
     if is_low_rank:
-        dz, x = reverse("mix", inverse, b, r, do, g, levels, out=[v, r])
+        dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
     d_states, d_initial, dz = reverse(
         "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if is_low_rank else _none(v)]
     )
-    (dv,) = reverse("out", k, r, do, a, dz, u, g, levels, d_states, out=[v])
-    writers, readers, d_low = (k, v, b, z, u, g, levels, states, states), (r, do, a, dz, u, g, levels), ()
+    (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
+    writers, readers, d_low = (k, v, b, z, u, g, states, states), (r, do, a, dz, u, g), ()
     readers = (*readers, d_states, states)
     dr, dg, du = launch("keys", r, do, *writers, g, out=[r, g, by_chunk])
     if is_low_rank:
@@ -152,21 +152,19 @@ def _run_backward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_ran
         db, dg, _ = reverse("keys", b, z, *readers, dg, is_low=True, out=[r, g, no])
         d_low = (da, db)
     dk, dg, _ = reverse("keys", k, v, *readers, dg, out=[k, g, no])
-    dlog_w, _ = reverse("sums", dg, out=[log_w, _none(levels)])
+    (dlog_w,) = reverse("sums", dg, out=[log_w])
     return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
+
+
+def _sums_of(log_w: Array, chunk: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of the running sums, which go on to the end of the last chunk."""
+    B, T, H, K = log_w.shape
+    return jax.ShapeDtypeStruct((B, -(-T // chunk) * chunk, H, K), log_w.dtype)
 
 
 def _none(like: Array) -> jax.ShapeDtypeStruct:
     """Return the shape of a result that is not written."""
     return jax.ShapeDtypeStruct((1,), like.dtype)
-
-
-def _sums(launch: Any, log_w: Array, chunk: int) -> tuple[Array, Array]:
-    """Return the running sums of log w in the chunks, and how often the halving of each must halve."""
-    B, T, H, K = log_w.shape
-    n_chunks = -(-T // chunk)
-    sums = jax.ShapeDtypeStruct((B, n_chunks * chunk, H, K), log_w.dtype)
-    return launch("sums", log_w, out=[sums, jax.ShapeDtypeStruct((B, n_chunks, H), jnp.int32)])
 
 
 KERNELS = {
