@@ -30,8 +30,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports: no
-# 16-bit one spills on sm90, none more than 12 bytes on sm80, with the chunks of `longest_chunk`. None was run on a GPU.
+# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports:
+# with 64 keys no 16-bit one spills more than 16 bytes on sm90, with the chunks of `longest_chunk`. None was run on a GPU.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("solve", 16): Tile(16, 32, 4, 1),

@@ -136,17 +136,17 @@ def from_pairs(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`dx_CK` and sum_j da_ij y_jn e^{...}: what the gradient of `scores` without diagonal gives x, of some keys."""
-    position, key, dtype = i[:, None], at_K[None, :], y_CK.dtype
+    position, key = i[:, None], at_K[None, :]
     y_sums_CK = load_sums(g_ptr, position, key, stride, K, Y_BEFORE)
     is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_CK, C, READS, 1)
-    near_CC = tl.where(is_pair_CC & is_mild, da_CC, 0.0).to(dtype)
-    right_CK = (y_CK * from_start(y_sums_CK, not READS)).to(dtype)
+    near_CC = tl.where(is_pair_CC & is_mild, da_CC, 0.0).to(y_CK.dtype)
+    right_CK = (y_CK * from_start(y_sums_CK, not READS)).to(y_CK.dtype)
     dx_CK += from_start(x_sums_CK, READS) * tl.dot(near_CC, right_CK, input_precision=PRECISION)
     half = halvings * 0 + C // 2
     for _ in range(halvings):
         by_x_CK = from_middle(g_ptr, x_sums_CK, position, key, half, stride, K, READS)
         by_y_CK = from_middle(g_ptr, y_sums_CK, position, key, half, stride, K, not READS)
-        near_CC = tl.where(near(position, i[None, :], half) & (is_mild == 0), da_CC, 0.0).to(dtype)
-        dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(dtype), input_precision=PRECISION)
+        near_CC = tl.where(near(position, i[None, :], half) & (is_mild == 0), da_CC, 0.0).to(y_CK.dtype)
+        dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
         half = half >> 1
     return dx_CK
