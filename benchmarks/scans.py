@@ -4,11 +4,12 @@
 
 ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16),
 state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8
-heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). One layer each, 16-bit inputs where the
-mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
-implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
-largest entry. Writes benchmarks/results/scans.json; a quick or
-partial run writes to runs/benchmarks/.
+heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). wkv6 and wkv7 are the recurrences of
+RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4 heads of 96 x 192) and KDA (6 of 128 x 128). One layer
+each, 16-bit inputs where the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one
+run; and how far each implementation is from xla in float32 at full precision: the largest difference of results and
+gradients over the largest entry. Writes benchmarks/results/scans.json; a quick or partial run writes to
+runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -29,10 +30,11 @@ import jax.numpy as jnp
 from benchmarks.harness import report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
-from kernels_pallas import delta_rule, selective_scan, ssd, state_scan
+from kernels_pallas import delta_rule, linear_attention, selective_scan, ssd, state_scan
 from seqjax.utils import run_command
 
-CASES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule")
+CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
+CASES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
 TABLE = report.Table(
     26,
     (
@@ -69,6 +71,24 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
         k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(q.dtype)
         inputs = (q, k, v, jax.nn.sigmoid(normal(3, B, T, H)), normal(4, B, H, K, V))
         return (*inputs, -jax.nn.softplus(normal(5, B, T, H))) if is_gated else inputs
+    if case in CHANNEL_DECAYS:
+        H, K, V = (2, 8, 8) if small else CHANNEL_DECAYS[case]
+        r, v, log_w = (
+            half(1, B, T, H, K, scale=1 / K),
+            half(2, B, T, H, V),
+            -0.6 * jax.nn.sigmoid(normal(3, B, T, H, K)),
+        )
+        k, initial = half(0, B, T, H, K, scale=K**-0.5), normal(4, B, H, K, V)
+        if case == "wkv6":
+            return r, k, v, log_w, initial, normal(5, H, K)
+        if case == "gla":
+            return r, k, v, log_w, initial
+        unit = normal(6, B, T, H, K)
+        unit = unit / jnp.linalg.norm(unit, axis=-1, keepdims=True)
+        step = jax.nn.sigmoid(normal(7, B, T, H, K if case == "wkv7" else 1))
+        a = -unit if case == "wkv7" else -jnp.exp(log_w) * unit
+        b = (step * unit).astype(r.dtype)
+        return r, k if case == "wkv7" else b, v, log_w, initial, a.astype(r.dtype), b
     H, K = (2, 8) if small else (12, 64)
     n_chunks = -(-T // 64)
     decay = jax.nn.sigmoid(normal(0, n_chunks, B, H, K))
@@ -85,6 +105,11 @@ def function(case: str, implementation: str) -> Callable:
     if case in ("delta_rule", "gated_delta_rule"):
         run = partial(delta_rule, chunk_size=64, implementation=implementation)
         return lambda q, k, v, beta, initial, log_g=None: run(q, k, v, beta, log_g, initial)
+    if case in CHANNEL_DECAYS:
+        attend = partial(linear_attention, chunk_size=64, implementation=implementation)
+        if case in ("wkv6", "gla"):
+            return lambda r, k, v, log_w, initial, u=None: attend(r, k, v, log_w, u, initial)
+        return lambda r, k, v, log_w, initial, a, b: attend(r, k, v, log_w, None, initial, low_rank=(a, b))
     return partial(state_scan, precision=jax.lax.Precision.DEFAULT, implementation=implementation)
 
 

@@ -1,14 +1,17 @@
-"""Tile sizes of the Triton kernels of Top-1 Element, the delta rule and the loss on the GPU at hand:
+"""Tile sizes of the Triton kernels of Top-1 Element, of two recurrences and of the loss on the GPU at hand:
 
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
+    python -m benchmarks.tune --kernels=channel_sums,channel_solve,channel_mix,channel_state,channel_out,channel_keys
     python -m benchmarks.tune --kernels=loss
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
-2,048 tokens, 6 heads of 96 keys and 192 values, bf16. The loss has a chunk of 4,096 tokens and a vocabulary of 32,000.
-Nothing is written: the winner goes by hand, with its reason, into kernels_pallas/top1_element/triton/tile_sizes.py,
-kernels_pallas/delta_rule/triton/scan.py or kernels_pallas/cross_entropy/triton/loss.py.
+2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third are linear attention's with a decay per
+channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together. The loss
+has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason,
+into kernels_pallas/top1_element/triton/tile_sizes.py, `triton/scan.py` of kernels_pallas/delta_rule or
+kernels_pallas/linear_attention, or kernels_pallas/cross_entropy/triton/loss.py.
 """
 
 from benchmarks.harness import options
@@ -40,6 +43,7 @@ from seqjax.utils import UserError, run_command
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
+CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "solve", "mix", "state", "out", "keys"))
 LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
 
@@ -73,43 +77,72 @@ def call(kernel: str, args: tuple) -> Callable:
     return f
 
 
-def delta_calls(*, B: int = 16, T: int = 2048, H: int = 6, K: int = 96, V: int = 192) -> dict[str, Callable]:
-    """Functions of no arguments that run one kernel of the delta rule each, with the tiles that its table has then."""
-    from kernels_pallas.delta_rule.triton import scan
+def scan_calls(scan: Any, f: Callable, *sizes: tuple) -> dict[str, Callable]:
+    """Functions of no arguments that run one kernel of a recurrence each, with the tiles that its table has then.
 
-    seen: dict[str, Callable] = {}
+    `scan` is the module that launches them for `f`, which is traced with its gradient for arrays of `sizes`. A kernel
+    that is launched several times, for outputs and gradients, runs as often.
+    """
+    seen: dict[str, list[Callable]] = {}
     launch = scan._launch  # its arguments are what a kernel runs on
 
-    def recorder(kind: str, kernel: Any, *arrays: Any, out: list, shapes: tuple, has_gate: bool) -> tuple:
+    def recorder(kind: str, *given: Any, out: list, shapes: tuple, **options: Any) -> tuple:
         like = partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-        options = {"out": like(out), "shapes": like(shapes), "has_gate": has_gate}
-
-        def call() -> Any:
-            keys = jax.random.split(jax.random.key(0), len(arrays))
-            given = [0.1 * jax.random.uniform(key, x.shape).astype(x.dtype) for key, x in zip(keys, like(arrays))]
-            run = jax.jit(lambda *x: launch(kind, kernel, *x, **options))
-            return lambda: run(*given)
-
-        seen[kind] = call
+        arrays, kernel = (
+            [x for x in given if isinstance(x, jax.Array)],
+            [x for x in given if not isinstance(x, jax.Array)],
+        )
+        run = partial(launch, kind, *kernel, out=like(out), shapes=like(shapes), **options)
+        seen.setdefault(kind, []).append(partial(jitted, run, like(arrays)))
         return tuple(jnp.zeros(x.shape, x.dtype) for x in out)
 
-    def both(q, k, v, beta, log_g, initial):
-        out, pull = jax.vjp(partial(scan.run, chunk_size=64), q, k, v, beta, log_g, initial)
+    def jitted(run: Callable, shapes: list) -> Callable:
+        keys = jax.random.split(jax.random.key(0), len(shapes))
+        given = [0.1 * jax.random.uniform(key, x.shape) for key, x in zip(keys, shapes, strict=True)]
+        given = [x.astype(shape.dtype) for x, shape in zip(given, shapes, strict=True)]
+        program = jax.jit(lambda *x: run(*x))
+        return lambda: program(*given)
+
+    def together(makers: list[Callable]) -> Callable:
+        programs = [make() for make in makers]
+        return lambda: [program() for program in programs]
+
+    def both(*arrays: jax.Array) -> Any:
+        out, pull = jax.vjp(f, *arrays)
         return pull(out)
 
-    rows = (B, T, H)
-    sizes = [((*rows, K), "bfloat16"), ((*rows, K), "bfloat16"), ((*rows, V), "bfloat16"), (rows, "float32")]
-    sizes += [(rows, "float32"), ((B, H, K, V), "float32")]
     with mock.patch.object(scan, "_launch", recorder):
         jax.eval_shape(both, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in sizes))
-    return seen
+    return {kind: partial(together, makers) for kind, makers in seen.items()}
 
 
-def delta_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: blocks of 32 and 64 values, 4 and 8 warps, up to 3 blocks or chunks in flight."""
+def delta_calls(*, B: int = 16, T: int = 2048, H: int = 6, K: int = 96, V: int = 192) -> dict[str, Callable]:
+    """The kernels of the delta rule, as in Gated DeltaNet."""
+    from kernels_pallas.delta_rule.triton import scan
+
+    rows, half, wide = (B, T, H), "bfloat16", "float32"
+    sizes = [((*rows, K), half), ((*rows, K), half), ((*rows, V), half), (rows, wide), (rows, wide)]
+    return scan_calls(scan, partial(scan.run, chunk_size=64), *sizes, ((B, H, K, V), wide))
+
+
+def channel_calls(*, B: int = 16, T: int = 2048, H: int = 12, K: int = 64, V: int = 64) -> dict[str, Callable]:
+    """The kernels of linear attention with a decay per channel and a low-rank part, as in RWKV-7."""
+    from kernels_pallas.linear_attention.triton import scan
+
+    def f(r: jax.Array, k: jax.Array, v: jax.Array, log_w: jax.Array, *rest: jax.Array) -> Any:
+        return scan.run(r, k, v, log_w, None, *rest, chunk_size=64)
+
+    k, v, half, wide = (B, T, H, K), (B, T, H, V), "bfloat16", "float32"
+    calls = scan_calls(scan, f, (k, half), (k, half), (v, half), (k, wide), (k, half), (k, half), ((B, H, K, V), wide))
+    return {f"channel_{kind}": call for kind, call in calls.items()}
+
+
+def scan_candidates(first: Any) -> list[Any]:
+    """The table's entry, then others: blocks of 32 and 64 values (and keys), 4 and 8 warps, 1 to 3 in flight."""
     found = [first]
     for block, warps, stages in product((32, 64), (4, 8), (1, 2, 3)):
-        found.append(first._replace(block=block, warps=warps, stages=stages))
+        entry = first._replace(block=block, warps=warps, stages=stages)
+        found += [entry._replace(keys=keys) for keys in (32, 64)] if hasattr(first, "keys") else [entry]
     return list(dict.fromkeys(found))
 
 
@@ -155,7 +188,8 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
 def main(argv: list[str]) -> None:
     """Measure and print."""
     given = FLAGS.parse_args(argv)
-    options.check_known("kernels", given.kernels, (*KERNELS, *DELTA_KERNELS, *LOSS_KERNELS))
+    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *LOSS_KERNELS)
+    options.check_known("kernels", given.kernels, known)
     capability = device.compute_capability()
     if capability is None:
         raise UserError("benchmarks.tune times Triton kernels, and JAX sees no GPU here; run it on a machine with one.")
@@ -163,14 +197,18 @@ def main(argv: list[str]) -> None:
     if set(given.kernels) & set(KERNELS):
         args = operands(limits.Sizes(1, given.length, 12, given.dim), "bfloat16")
     if set(given.kernels) & set(DELTA_KERNELS):
-        calls = delta_calls()
+        calls |= delta_calls()
+    if set(given.kernels) & set(CHANNEL_KERNELS):
+        calls |= channel_calls()
     end = time.monotonic() + given.seconds
     for kernel in given.kernels:
-        if kernel in DELTA_KERNELS:
-            from kernels_pallas.delta_rule.triton.scan import TILES
+        if kernel in calls:
+            from kernels_pallas.delta_rule.triton import scan as delta
+            from kernels_pallas.linear_attention.triton import scan as channel
 
-            key = (kernel, 16)
-            fastest(kernel, TILES, key, delta_candidates(TILES[key]), calls[kernel], end)
+            table: Any = (channel if kernel in CHANNEL_KERNELS else delta).TILES
+            key = (kernel.removeprefix("channel_"), 16)
+            fastest(kernel, table, key, scan_candidates(table[key]), calls[kernel], end)
         elif kernel in LOSS_KERNELS:
             from kernels_pallas.cross_entropy.triton import loss
 

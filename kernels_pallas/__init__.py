@@ -9,6 +9,7 @@
     selective_scan          Mamba-1: a decay per channel and state
     ssd                     Mamba-2: a decay per head
     delta_rule              DeltaNet and Gated DeltaNet
+    linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
     cross_entropy           losses of tokens, with the gradient of their logits as a result
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
@@ -30,6 +31,7 @@ from kernels_pallas.chunks import (
 )
 from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
+from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
 from kernels_pallas.select_chunk.api import select_chunk
@@ -55,6 +57,7 @@ __all__ = [
     "delta_rule",
     "from_chunks",
     "join_chunks",
+    "linear_attention",
     "product",
     "register_backend",
     "rematerialized",

@@ -1,8 +1,30 @@
-"""Choices that the launches of several ops share: padding, precision of products, shares of a decoding step."""
+"""Choices that the launches of several ops share: chunks, blocks, padding, precision of products, shares of a decoding
+step.
+"""
+
+from typing import Any
 
 import jax.numpy as jnp
 
+from kernels_pallas import device
 from kernels_pallas.triton import interpreter
+
+CHUNK, SHORT_CHUNK = 64, 32  # positions at most of the recurrences whose tiles hold a whole chunk along one axis
+
+
+def longest_chunk(dtype: Any) -> int:
+    """Return the positions per chunk at most: 32 before Hopper, whose products take operands from shared memory.
+
+    There, and for float32 everywhere, operands lie in registers, of which chunks of 64 need more than there are.
+    """
+    is_hopper = (device.compute_capability() or device.AMPERE) >= device.HOPPER
+    return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
+
+
+def block_of(most: int, dim: int) -> int:
+    """Return the columns per block: `most`, or half of that where it leaves no block in part empty (96 is 3 x 32)."""
+    block = min(most, padded(dim))
+    return block // 2 if block > 32 and dim % block and dim % (block // 2) == 0 else block
 
 
 def padded(dim: int) -> int:

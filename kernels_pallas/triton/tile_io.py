@@ -1,7 +1,8 @@
 """Device functions that the Triton kernels share: tiles of rows in and out of `[..., rows, heads, dim]` arrays.
 
-A tile is [rows, DP], with DP the dim D padded to a power of two of at least 16, as the matrix units require. The
-padding reads as zero and is not written. Offsets within one batch entry are int32; its base is int64.
+A tile of rows is [rows, DP], with DP the dim D padded to a power of two of at least 16, as the matrix units require.
+The padding reads as zero and is not written. `load_tile` and `store_tile` take any two axes, either way round. Offsets
+within one batch entry are int32; its base is int64.
 """
 
 import triton
@@ -30,3 +31,34 @@ def store_rows(ptr, row_R, stride: tl.constexpr, n_rows, x_RD, D: tl.constexpr, 
     d = tl.arange(0, DP)
     mask = (row_R < n_rows)[:, None] & (d < D)[None, :]
     tl.store(ptr + row_R[:, None] * stride + d[None, :], x_RD.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def place_of(pid, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr):
+    """Batch entry, head, first position and index into [B, c, H] of a program that has a chunk of a head."""
+    n_chunks: tl.constexpr = (T + C - 1) // C
+    h, chunk, b = pid % H, pid // H % n_chunks, (pid // (H * n_chunks)).to(tl.int64)
+    return b, h, chunk * C, (b * n_chunks + chunk) * H + h
+
+
+@triton.jit
+def load_tile(
+    ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr,
+    BOUND_R: tl.constexpr, BOUND_C: tl.constexpr,
+):  # fmt: skip
+    """[r, c] of a matrix whose rows and columns are so far apart; zeros from n_r and n_c on, where bounded."""
+    ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
+    if BOUND_R and BOUND_C:
+        return tl.load(ptrs, mask=(r < n_r)[:, None] & (c < n_c)[None, :], other=0.0)
+    if BOUND_R:
+        return tl.load(ptrs, mask=(r < n_r)[:, None], other=0.0)
+    if BOUND_C:
+        return tl.load(ptrs, mask=(c < n_c)[None, :], other=0.0)
+    return tl.load(ptrs)
+
+
+@triton.jit
+def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr, x):
+    """Writes what `load_tile` reads."""
+    ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
+    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=(r < n_r)[:, None] & (c < n_c)[None, :])

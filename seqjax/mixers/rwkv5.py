@@ -60,13 +60,15 @@ class RWKV5(base.RecurrentMixer):
         *,
         head_dim: int = 64,
         chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
+        implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
         if head_dim < 1 or dim % head_dim:
             raise UserError(f"head_dim={head_dim} must divide dim={dim}.")
         base.at_least(1, chunk_size=chunk_size)
-        self.dim, self.heads, self.head_dim, self.chunk_size = dim, dim // head_dim, head_dim, chunk_size
+        self.dim, self.heads, self.head_dim = dim, dim // head_dim, head_dim
+        self.chunk_size, self.implementation = chunk_size, implementation
 
         def square(init: Any, axes: tuple[str, str] = ("embed", "heads")) -> Linear:
             return Linear(dim, dim, axes=axes, init=init, rngs=rngs)
@@ -111,6 +113,7 @@ class RWKV5(base.RecurrentMixer):
             initial_state=cache.state_BHKV,
             return_state=True,
             chunk_size=self.chunk_size,
+            implementation=self.implementation,
         )
         y_BTD = save_inputs(self._gated)(y_BTHV, self.g(g_BTD))
         return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state_BHKV)

@@ -39,12 +39,15 @@ class RWKV6(RWKV5):
         shift_rank: int = 32,
         decay_rank: int = 64,
         chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
+        implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
         base.at_least(1, shift_rank=shift_rank, decay_rank=decay_rank)
         self.shift_rank, self.decay_rank = shift_rank, decay_rank
-        super().__init__(dim, head_dim=head_dim, chunk_size=chunk_size, layer=layer, rngs=rngs)
+        super().__init__(
+            dim, head_dim=head_dim, chunk_size=chunk_size, implementation=implementation, layer=layer, rngs=rngs
+        )
 
     def _init_token_shift(self, layer: Layer, rngs: nnx.Rngs) -> None:
         dim, rank, zeros = self.dim, self.shift_rank, constant(0.0)

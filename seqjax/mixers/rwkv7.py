@@ -74,6 +74,7 @@ class RWKV7(TimeMix):
         value_rank: int | None = None,
         gate_rank: int | None = None,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
+        implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
@@ -85,7 +86,8 @@ class RWKV7(TimeMix):
             raise UserError(
                 f"chunk_size={chunk_size} must be 1 to 128: over more positions the decay does not fit float32."
             )
-        self.dim, self.heads, self.head_dim, self.chunk_size = dim, heads, dim // heads, chunk_size
+        self.dim, self.heads, self.head_dim = dim, heads, dim // heads
+        self.chunk_size, self.implementation = chunk_size, implementation
         rho = depth(layer)[0]
         linear_D = centred(dim)
         position_D = (jnp.arange(dim) % self.head_dim) * 2 / max(1, self.head_dim - 1) - 1
@@ -135,6 +137,7 @@ class RWKV7(TimeMix):
             initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
             chunk_size=self.chunk_size,
+            implementation=self.implementation,
         )
         o_BTHV, s_BHKV = result
         y_BTD = save_inputs(self._gated)(o_BTHV, r_BTHK, k_BTHK, v_BTHV, x["g"])

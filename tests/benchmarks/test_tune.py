@@ -1,6 +1,9 @@
 """The search for tiles, as far as it goes without a GPU."""
 
+from collections.abc import Callable
+
 import jax
+import pytest
 
 from benchmarks import tune
 from tests import extras
@@ -8,9 +11,14 @@ from tests import extras
 extras.need("torch", "triton")
 
 
-def test_every_kernel_of_the_delta_rule_runs_alone() -> None:
-    calls = tune.delta_calls(B=1, T=16, H=1, K=16, V=16)
-    assert tuple(calls) == tune.DELTA_KERNELS
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(tune.delta_calls, tune.DELTA_KERNELS), (tune.channel_calls, tune.CHANNEL_KERNELS)],
+    ids=["delta", "channel"],
+)
+def test_every_kernel_of_a_recurrence_runs_alone(make: Callable, names: tuple[str, ...]) -> None:
+    calls = make(B=1, T=16, H=1, K=16, V=16)
+    assert set(calls) == set(names)
     for call in calls.values():
         assert all(x.size for x in jax.tree.leaves(call()()))
 
@@ -22,12 +30,13 @@ def test_the_loss_runs_alone() -> None:
 
 def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.cross_entropy.triton import loss
-    from kernels_pallas.delta_rule.triton.scan import TILES
+    from kernels_pallas.delta_rule.triton import scan as delta
+    from kernels_pallas.linear_attention.triton import scan as channel
 
-    first = TILES["rows", 16]
-    tiles = tune.delta_candidates(first)
-    assert tiles[0] == first
-    assert len(tiles) == len(set(tiles)) == 12
+    for first, n in ((delta.TILES["rows", 16], 12), (channel.TILES["keys", 16], 24)):
+        tiles = tune.scan_candidates(first)
+        assert tiles[0] == first
+        assert len(tiles) == len(set(tiles)) == n
     tiles = tune.loss_candidates(loss.TILES["loss"])
     assert tiles[0] == loss.TILES["loss"]
     assert len(tiles) == len(set(tiles)) == 10

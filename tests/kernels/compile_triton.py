@@ -156,7 +156,25 @@ def cross_entropy(*, dim: int, dtype: str, n_vocab: int) -> None:
     arrays(call, ((2, 100, n_vocab), "float32"), ((2, 100), "int32"), ((2, 100), "float32"))
 
 
+def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
+    from kernels_pallas.linear_attention.triton import scan as backend
+
+    B, T, H, V = 2, 1024, 6, dim * (2 if kind == "gla" else 1)  # GLA's values are twice as wide as its keys
+    k, v, state = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, H, dim, V), "float32")
+
+    def call(r, k, v, log_w, u, a, b, initial, *cotangents):
+        f = partial(backend.run, chunk_size=64)
+        low, u = (a, b) if kind == "low_rank" else (None, None), u if kind == "bonus" else None
+        out, pull = jax.vjp(f, r, k, v, log_w, u, *low, initial)
+        return out, pull(cotangents)
+
+    arrays(call, k, k, v, (k[0], "float32"), ((H, dim), "float32"), k, k, state, v, state)
+
+
 CASES = [
+    Case("linear-attention-low-rank", partial(linear_attention, "low_rank")),
+    Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
+    Case("linear-attention", partial(linear_attention, "gla"), again=True),
     Case("cross-entropy", partial(cross_entropy, n_vocab=32000)),
     Case("cross-entropy-50257", partial(cross_entropy, n_vocab=50257), again=True),
     Case("cross-entropy-262144", partial(cross_entropy, n_vocab=262144), again=True),

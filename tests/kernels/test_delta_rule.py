@@ -14,6 +14,7 @@ from kernels_pallas import backend
 from kernels_pallas.delta_rule import reference, triton
 from kernels_pallas.delta_rule.triton import refusal, scan
 from kernels_pallas.triton import runtime
+from kernels_pallas.triton.blocks import block_of
 from tests import support
 from tests.kernels.common import assert_close, count_primitive, fast_jit
 
@@ -251,4 +252,4 @@ def test_a_chunk_has_a_position() -> None:
 
 @pytest.mark.parametrize(("V", "block"), [(64, 64), (96, 32), (128, 64), (192, 64), (256, 64), (100, 64), (20, 32)])
 def test_blocks_of_values_leave_little_empty(V, block) -> None:
-    assert scan.block_of(scan.Tile(64, 8, 1), V) == block
+    assert block_of(64, V) == block

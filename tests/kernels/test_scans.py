@@ -186,6 +186,7 @@ def test_ops_on_triton_equal_themselves_on_xla(monkeypatch, name, implementation
     jax.clear_caches()  # jax.checkpoint remembers the trace, and with it the choice
     monkeypatch.setattr(backend, "pick", lambda op, backends, _, *rest: pick(op, backends, implementation, *rest))
     assert_trees_close(with_gradients(run, arrays), want)
-    op = {"ssd": "ssd", "gated_delta_rule": "delta_rule"}.get(name, "state_scan")
+    own = {"ssd": "ssd", "gated_delta_rule": "delta_rule", "wkv6": "linear_attention", "wkv7": "linear_attention"}
+    op = own.get(name, "state_scan")
     assert kp.backends_used()[op] == implementation
     jax.clear_caches()

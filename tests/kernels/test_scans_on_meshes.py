@@ -18,9 +18,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import delta_rule, selective_scan, ssd, state_scan
+from kernels_pallas import delta_rule, linear_attention, selective_scan, ssd, state_scan
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
+from kernels_pallas.linear_attention import reference as linear_attention_reference
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.selective_scan import xla as selective_scan_xla
 from kernels_pallas.ssd import xla as ssd_xla
@@ -91,7 +92,25 @@ def correction(*, has_gate: bool) -> Case:
     return Case(plain, (*arrays[:4], arrays[5]), (*specs[:4], specs[5]), ("B T H v", "B H k v"))
 
 
+def channel_decays(kind: str) -> Case:
+    k = (B, T, H, K)
+    r, k, v, log_w, s, u, a, b = arrays_of(k, k, (B, T, H, V), k, (B, H, K, V), (H, K), k, k)
+    arrays = (r / 4, k / 4, v, -jax.nn.softplus(log_w), s)
+    specs = ("B T H k", "B T H k", "B T H v", "B T H k", "B H k v")
+    f, out = partial(linear_attention, chunk_size=16, implementation="triton"), ("B T H v", "B H k v")
+    if kind == "low_rank":
+        low = lambda r, k, v, log_w, s, a, b: f(r, k, v, log_w, None, s, low_rank=(a, b))  # noqa: E731
+        return Case(low, (*arrays, a / 16, b / 16), (*specs, "B T H k", "B T H k"), out)
+    if kind == "bonus":
+        bonus = lambda r, k, v, log_w, s, u: f(r, k, v, log_w, u, s)  # noqa: E731
+        return Case(bonus, (*arrays, u), (*specs, "H k"), out, over_batch=(5,))
+    return Case(lambda r, k, v, log_w, s: f(r, k, v, log_w, None, s), arrays, specs, out)
+
+
 CASES = {
+    "linear_attention": partial(channel_decays, "plain"),
+    "linear_attention_bonus": partial(channel_decays, "bonus"),
+    "linear_attention_low_rank": partial(channel_decays, "low_rank"),
     "delta_rule": partial(correction, has_gate=False),
     "gated_delta_rule": partial(correction, has_gate=True),
     "state_scan": states,
@@ -178,6 +197,30 @@ def plain_correction_backward(q, k, v, beta, g, x, states, do, d_last, *, has_ga
     return dq, dk, dv, dbeta, d_initial, *([dg] if has_gate else [])
 
 
+def plain_channel_decays(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool):
+    *rest, initial = rest
+    u, low = rest[0] if has_bonus else None, rest[has_bonus:]
+
+    def one(state, xs):
+        r, k, v, log_w, *low = xs
+        a, b = low or (None, None)
+        o, last = linear_attention_reference.linear_attention(r, k, v, log_w, u, a, b, state)
+        return last, (o, state)
+
+    xs = tuple(jnp.moveaxis(split_chunks(t, chunk), 1, 0) for t in (r, k, v, log_w, *low))
+    last, (o, states) = jax.lax.scan(one, initial, xs)
+    solved = (jnp.zeros((*v.shape[:3], chunk)), jnp.zeros_like(v)) if is_low_rank else ()  # not read below
+    return join_chunks(jnp.moveaxis(o, 0, 1), v.shape[1]), last, jnp.moveaxis(states, 0, 1), *solved
+
+
+def plain_channel_decays_backward(*arrays, is_low_rank: bool, **options):
+    *arrays, do, d_last = arrays
+    *inputs, states = arrays[:-2] if is_low_rank else arrays
+    f = partial(plain_channel_decays, is_low_rank=is_low_rank, **options)
+    _, vjp = jax.vjp(lambda *xs: f(*xs)[:2], *inputs, states[:, 0])
+    return vjp((do, d_last))
+
+
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
@@ -185,6 +228,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     if ON_GPU:
         return seen
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
+    from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
     from kernels_pallas.ssd.triton import scan as ssd_triton
     from kernels_pallas.state_scan.triton import scan as state_scan_triton
@@ -205,6 +249,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (ssd_triton, "_run_backward", plain_duality_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
         (delta_rule_triton, "_run_backward", plain_correction_backward),
+        (linear_attention_triton, "_run_forward", plain_channel_decays),
+        (linear_attention_triton, "_run_backward", plain_channel_decays_backward),
     ):
         monkeypatch.setattr(module, name, watched(body))
     monkeypatch.setattr(interpreter, "is_chosen", lambda: False)
@@ -241,7 +287,9 @@ MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
 # by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
 QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
-QUICK |= {("ssd", "2x2x2"), ("gated_delta_rule", "2x2x2")}
+QUICK |= {
+    (name, "2x2x2") for name in ("ssd", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")
+}
 
 
 @pytest.mark.parametrize(

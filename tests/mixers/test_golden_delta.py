@@ -134,11 +134,13 @@ def test_rwkv7_model(chunk):
     assert_close(jax.jit(model.logits)(weights, z["tokens"][None])[0], z["logits"])
 
 
-@pytest.mark.parametrize("name", ["deltanet", "gated_deltanet"])
+@pytest.mark.parametrize("name", ["deltanet", "gated_deltanet", "rwkv5", "rwkv6", "rwkv7"])
 def test_the_named_implementation_is_asked(name):
-    layer = mixers.load(name)(16, heads=2, implementation="pallas", rngs=nnx.Rngs(0))
+    heads = {"head_dim": 8} if name in ("rwkv5", "rwkv6") else {"heads": 2}
+    op = "linear_attention" if name.startswith("rwkv") else "delta_rule"
+    layer = mixers.load(name)(16, **heads, implementation="pallas", rngs=nnx.Rngs(0))
     x_BTD = jnp.ones((1, 4, 16))
-    with pytest.raises(kernels_pallas.BackendError, match="delta_rule has no pallas kernel"):
+    with pytest.raises(kernels_pallas.BackendError, match=f"{op} has no pallas kernel"):
         layer(x_BTD)
-    with pytest.raises(kernels_pallas.BackendError, match="delta_rule has no pallas kernel"):
+    with pytest.raises(kernels_pallas.BackendError, match=f"{op} has no pallas kernel"):
         layer.prefill(x_BTD, layer.init_cache(1, 4, jnp.float32))

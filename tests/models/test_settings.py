@@ -91,7 +91,7 @@ SSM = {
     "decay": ("one", "shapes"),
     "chunk_size": (5, "forward"),
 }
-RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward")}
+RWKV = {"head_dim": (8, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
 MIXERS = {
     "transformer": SOFTMAX | {
         "position": ("rope", "forward"), "rope_base": (37.0, "forward", "model.mixer.position=rope"),
@@ -106,7 +106,7 @@ MIXERS = {
     "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
-    "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward")}
+    "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
     | {f"{name}_rank": (2, "shapes") for name in ("decay", "eta", "value", "gate")},
     "rwkv7_shell": {
         "heads": (2, "shapes"), "core": ("top1_approx", "forward"), "window": (3, "forward", "model.mixer.core=window"),

@@ -12,8 +12,8 @@ positions that cancel do so whatever the dtype. No atomics: two runs give the sa
 import triton
 import triton.language as tl
 
-from kernels_pallas.delta_rule.triton.fwd_kernels import decays, load_tile, place_of, store_tile
-from kernels_pallas.triton.tile_io import load_rows, store_rows
+from kernels_pallas.delta_rule.triton.fwd_kernels import decays
+from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
 
 
 @triton.jit

@@ -13,40 +13,8 @@ round is computed so, from tiles that are loaded.
 import triton
 import triton.language as tl
 
-from kernels_pallas.triton.tile_io import load_rows
-
-SOLVE = tl.constexpr(16)  # rows of a block of the inverse that forward substitution makes
-
-
-@triton.jit
-def place_of(pid, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr):
-    """Batch entry, head, first position and index into [B, c, H] of a program that has a chunk of a head."""
-    n_chunks: tl.constexpr = (T + C - 1) // C
-    h, chunk, b = pid % H, pid // H % n_chunks, (pid // (H * n_chunks)).to(tl.int64)
-    return b, h, chunk * C, (b * n_chunks + chunk) * H + h
-
-
-@triton.jit
-def load_tile(
-    ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr,
-    BOUND_R: tl.constexpr, BOUND_C: tl.constexpr,
-):  # fmt: skip
-    """[r, c] of a matrix whose rows and columns are so far apart; zeros from n_r and n_c on, where bounded."""
-    ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
-    if BOUND_R and BOUND_C:
-        return tl.load(ptrs, mask=(r < n_r)[:, None] & (c < n_c)[None, :], other=0.0)
-    if BOUND_R:
-        return tl.load(ptrs, mask=(r < n_r)[:, None], other=0.0)
-    if BOUND_C:
-        return tl.load(ptrs, mask=(c < n_c)[None, :], other=0.0)
-    return tl.load(ptrs)
-
-
-@triton.jit
-def store_tile(ptr, r, c, stride_r: tl.constexpr, stride_c: tl.constexpr, n_r: tl.constexpr, n_c: tl.constexpr, x):
-    """Writes what `load_tile` reads."""
-    ptrs = ptr + r[:, None] * stride_r + c[None, :] * stride_c
-    tl.store(ptrs, x.to(ptr.dtype.element_ty), mask=(r < n_r)[:, None] & (c < n_c)[None, :])
+from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_tile
+from kernels_pallas.triton.triangular import SOLVE
 
 
 @triton.jit

@@ -14,14 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from kernels_pallas import device
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.delta_rule.triton import bwd_kernels, fwd_kernels
 from kernels_pallas.triton import interpreter, runtime
-from kernels_pallas.triton.blocks import padded, precision
-
-CHUNK, SHORT_CHUNK = 64, 32  # positions at most: a tile holds a whole chunk along one axis
+from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
 
 class Tile(NamedTuple):
@@ -51,24 +48,9 @@ TILES = {
 }
 
 
-def longest_chunk(dtype: Any) -> int:
-    """Return the positions per chunk at most: 32 before Hopper, whose products take operands from shared memory.
-
-    There, and for float32 everywhere, operands lie in registers, of which chunks of 64 need more than there are.
-    """
-    is_hopper = (device.compute_capability() or device.AMPERE) >= device.HOPPER
-    return CHUNK if interpreter.is_chosen() or (is_hopper and jnp.finfo(dtype).bits == 16) else SHORT_CHUNK
-
-
 def tile(kernel: str, dtype: Any) -> Tile:
     """Return the table's entry; the interpreter's is so small that tests see several blocks."""
     return Tile(16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
-
-
-def block_of(entry: Tile, value_dim: int) -> int:
-    """Return the columns per block: half of the table's where that leaves no block in part empty (96 is 3 x 32)."""
-    block = min(entry.block, padded(value_dim))
-    return block // 2 if block > 32 and value_dim % block and value_dim % (block // 2) == 0 else block
 
 
 def run(
@@ -154,7 +136,7 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, shapes: tuple, has_gate:
     """Launch `kernel` over the chunks of every head, or the pass over time that it is, for shapes of q, v and beta."""
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)
-    block = block_of(entry, V)
+    block = block_of(entry.block, V)
     constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
     return runtime.launch(
         kernel,

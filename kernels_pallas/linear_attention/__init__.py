@@ -1,0 +1,1 @@
+"""Linear attention with a decay per key channel, with or without a low-rank part of the state's transition."""

@@ -1,0 +1,95 @@
+"""Linear attention with a decay per key channel as a differentiable function over interchangeable backends.
+
+    S_t = diag(w_t) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t (x) v_t                            S [K, V] per head
+    o_t = r_t^T S_t, or with u and without a and b  r_t^T (S_{t-1} + diag(u) k_t (x) v_t)
+
+RWKV-6 (arXiv 2404.05892) has the bonus u; RWKV-5's decay is constant in time; GLA (arXiv 2312.06635) has neither u nor
+a and b. RWKV-7 (arXiv 2503.14456) has a = -kappa, b = kappa eta; KDA (arXiv 2510.26692) a = -w k, b = beta k, its keys
+here beta k. In a chunk, with g the running sum of log w from its start, g' the sum up to the position before, S the
+state before it, and x|y for a reader x (r with g, or g' where there is u; a with g') and a writer y (k, b)
+
+    (x|y)_ij = sum_n x_in y_jn e^{g_in - g_jn} for j < i
+    (r|k)_ii = r_i . k_i, or r_i . (u k_i),   (r|b)_ii = r_i . b_i,   (a|k)_ii = (a|b)_ii = 0
+    x~_i = x_i e^{g_i},   y^_j = y_j e^{g_C - g_j},   X = (I - a|b)^{-1}
+
+    U = X ((a|k) V + a~ S)                   O = (r|k) V + (r|b) U + r~ S
+    S <- diag(e^{g_C}) S + k^^T V + b^^T U
+
+With L the gradient of the state after a chunk, the gradients mirror this: writers read and readers write.
+
+    dY = X^T ((r|b)^T dO + b^ L)             dV = (r|k)^T dO + (a|k)^T dY + k^ L
+    L <- diag(e^{g_C}) L + r~^T dO + a~^T dY
+    d(r|k) = dO V^T,   d(r|b) = dO U^T,   d(a|k) = dY V^T,   d(a|b) = dY U^T  (none through the inverse)
+    dr_i = e^{g_i} (S dO_i) + sum over j of what d(r|k) and d(r|b) give, da likewise with dY
+    dk_j = e^{g_C - g_j} (L v_j) + sum over i of what d(r|k) and d(a|k) give, db likewise with U
+    dg of a reader is x dx, of a writer -y dy, each without the diagonals' terms, which cancel; the last position of a
+    chunk also gets e^{g_C} rowsum(S * L) and the sum over j of k_j e^{g_C - g_j} (L v_j) + b_j e^{g_C - g_j} (L u_j).
+
+xla is plain array code; triton defines its derivative itself, for reverse mode, once.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from kernels_pallas import backend
+from kernels_pallas.batching import vary_alike
+from kernels_pallas.linear_attention import triton, xla
+from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.validation import check_chunk_size
+
+BACKENDS = (triton.BACKEND, xla.BACKEND)
+# A decay of e^-60 is negligible in float32; below it, differences of sums of log w would lose precision.
+FLOOR = -60.0
+
+
+def linear_attention(
+    r_BTHK: Float[Array, "B T H K"],
+    k_BTHK: Float[Array, "B T H K"],
+    v_BTHV: Float[Array, "B T H V"],
+    log_w_BTHK: Float[Array, "#B #T H K"],
+    u_HK: Float[Array, "H K"] | None = None,
+    initial_BHKV: Float[Array, "B H K V"] | None = None,
+    *,
+    low_rank: tuple[Float[Array, "B T H K"], Float[Array, "B T H K"]] | None = None,
+    chunk_size: int,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+    """Return the outputs of all positions, and the state after the last.
+
+    Args:
+      r_BTHK: receptances, or queries, scaled.
+      k_BTHK: keys.
+      v_BTHV: values; fp32, bf16 or fp16 (fp64 under x64), and any T >= 1. Products are made in its dtype.
+      log_w_BTHK: logarithms of the decays, <= 0 without a lower bound. They, u and the states are fp32 (fp64), the
+        dtype of all sums. B and T may be 1: a constant decay.
+      u_HK: the bonus of the current token, which r then reads before it decays the state; None reads after that.
+      initial_BHKV: the state before the first position; None is zero.
+      low_rank: a and b of the low-rank part, not together with u. On xla the sum of log w over a chunk must then be
+        above -80.
+      chunk_size: positions per chunk, which the result does not depend on; triton takes at most 64.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Returns:
+      (o_BTHV in the dtype of `v_BTHV`, last_BHKV in fp32, or fp64).
+
+    Raises:
+      ValueError: a chunk size below 1, or both u and a low-rank part.
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2404.05892 and 2503.14456.
+    """
+    check_chunk_size(chunk_size)
+    if u_HK is not None and low_rank is not None:
+        raise ValueError("linear attention has a bonus u or a low-rank part; give one of the two")
+    acc = accumulation_dtype(v_BTHV, log_w_BTHK)
+    if initial_BHKV is None:
+        (B, _, H, K), V = r_BTHK.shape, v_BTHV.shape[-1]
+        initial_BHKV = jnp.zeros((B, H, K, V), acc)
+    log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
+    bonus, low = () if u_HK is None else (u_HK.astype(acc),), low_rank or ()
+    operands = (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, initial_BHKV.astype(acc), *bonus)
+    options = {"chunk_size": chunk_size}
+    kernels = backend.pick("linear_attention", BACKENDS, implementation, operands, options)
+    r, k, v, log_w, initial, *rest = vary_alike(*operands, *low)
+    u, a, b = (rest[0], None, None) if bonus else (None, *rest) if low else (None, None, None)
+    return kernels.run(r, k, v, log_w, u, a, b, initial, chunk_size=chunk_size)

@@ -1,0 +1,38 @@
+"""The `triton` backend of linear attention with a decay per channel: sm80 and later."""
+
+from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.linear_attention.interface import LinearAttention
+from kernels_pallas.triton import limits
+
+# Whether these kernels were measured on a GPU and won. Until then they run only where a caller names them.
+IS_MEASURED = False
+DTYPES = ("bfloat16", "float32")  # weights of e^60 do not fit float16
+MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; GLA has 192 at 110m
+
+
+def refusal(problem: Problem) -> str | None:
+    """Say why it refuses: the machine, the dtypes (r and k follow v), a head's dims, or that nobody named it."""
+    reason = limits.machine(problem)
+    if reason is not None:
+        return reason
+    r, _, v, *wide = problem.operands
+    if set(limits.dtype_names(v)) - set(DTYPES) or limits.dtype_names(*wide) != ["float32"]:
+        names = " and ".join(limits.dtype_names(v, *wide))
+        return f"operands are {names}; v may be {', '.join(DTYPES)}, decays, u and states float32"
+    if r.shape[-1] > limits.MAX_DIM:
+        return f"key dim {r.shape[-1]} is larger than {limits.MAX_DIM}"
+    if v.shape[-1] > MAX_VALUE_DIM:
+        return f"value dim {v.shape[-1]} is larger than {MAX_VALUE_DIM}"
+    if not (IS_MEASURED or problem.is_named):
+        return "not measured on a GPU yet: it runs only when selected by name"
+    return None
+
+
+def load() -> LinearAttention:
+    """Import the kernels."""
+    from kernels_pallas.linear_attention.triton import scan
+
+    return scan
+
+
+BACKEND = Backend("triton", load, refusal)

@@ -1,0 +1,72 @@
+"""Triton kernels of linear attention's low-rank part, beside those of kernels.py: what a chunk's corrections need.
+
+U = X (a|k) V + X a~ S, so with both factors made here for all chunks side by side one product per chunk waits for the
+state. The gradient dY = X^T (r|b)^T dO + X^T b^ L mirrors it. Shapes and flags as in kernels.py.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.linear_attention.triton.weights import load_sums, scores, with_diagonal
+from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
+from kernels_pallas.triton.triangular import unit_lower_inverse
+
+
+@triton.jit
+def solve_kernel(
+    a_ptr, b_ptr, g_ptr, x_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """X = (I - a|b)^{-1} [B, T, H, C] of one chunk of a head."""
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i = tl.arange(0, C)
+    in_K = b * T * H * K + h * K
+    in_g = g_ptr + head // H * (C * H * K) + h * K
+    m_CC = scores(a_ptr + in_K, b_ptr + in_K, in_g, start, T, H, K, KEYS, C, True, True, False, BOUNDED, PRECISION)
+    store_tile(x_ptr + (b * T * H + h) * C, start + i, i, H * C, 1, T, C, unit_lower_inverse(-m_CC, C))
+
+
+@triton.jit
+def mix_kernel(
+    inverse_ptr, x_ptr, y_ptr, z_ptr, g_ptr, z_mixed_ptr, x_mixed_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """X (a|k) V [B, T, H, V] and X a~ [B, T, H, K] of one chunk of a head: x is a, y is k, z is v.
+
+    In REVERSE X^T (r|b)^T dO and X^T b^: x is b, y is r, z is do.
+    """
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
+    PART: tl.constexpr = V % BLOCK != 0
+    PART_K: tl.constexpr = K % KEYS != 0
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i = tl.arange(0, C)
+    row = start + i
+    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
+    in_g = g_ptr + head // H * (C * H * K) + h * K
+    dtype = x_ptr.dtype.element_ty
+    m_CC = scores(
+        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, not REVERSE, False, BOUNDED, PRECISION
+    )
+    if REVERSE:
+        m_CC = with_diagonal(m_CC, x_ptr + in_K, y_ptr + in_K, x_ptr, start, T, H, K, KEYS, C, False, BOUNDED)
+        inverse_CC = load_tile(inverse_ptr + (b * T * H + h) * C, i, row, 1, H * C, C, T, False, BOUNDED)
+    else:
+        inverse_CC = load_tile(inverse_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, BOUNDED, False)
+    m_CC = m_CC.to(dtype)
+    for block in tl.range(0, n_blocks, num_stages=STAGES):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        z_CV = tl.dot(m_CC, z_CV, input_precision=PRECISION).to(dtype)
+        z_CV = tl.dot(inverse_CC, z_CV, input_precision=PRECISION)
+        store_tile(z_mixed_ptr + in_V, row, at_V, H * V, 1, T, V, z_CV)
+    for keys in tl.range(0, n_keys, num_stages=STAGES):
+        at_K = keys * KEYS + tl.arange(0, KEYS)
+        x_CK = load_tile(x_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        sums_CK = load_sums(in_g, i[:, None], at_K[None, :], H * K, K, not REVERSE)
+        if REVERSE:
+            sums_CK = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)[None, :] - sums_CK
+        x_CK = tl.dot(inverse_CC, (x_CK * tl.exp(sums_CK)).to(dtype), input_precision=PRECISION)
+        store_tile(x_mixed_ptr + in_K, row, at_K, H * K, 1, T, K, x_CK)

@@ -1,0 +1,211 @@
+"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank.py, tile sizes.
+
+Forward: the running sums g of log w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
+[B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
+[B, c, H, K, V], and U, [B, T, H, V], in the dtype of v; then every chunk makes its outputs. The backward pass keeps the
+inputs, those states, X and U. It makes g again, goes back over the chunks for the states' gradients, then makes those
+of the inputs.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.linear_attention.triton import kernels, low_rank
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
+
+
+class Tile(NamedTuple):
+    """Columns of the values and keys per block at most, warps, blocks or chunks in flight."""
+
+    block: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports:
+# with 64 keys no 16-bit one spills more than 16 bytes on sm90, with the chunks of `longest_chunk`. None was run on a GPU.
+TILES = {
+    ("sums", 16): Tile(16, 128, 4, 1),
+    ("solve", 16): Tile(16, 32, 4, 1),
+    ("mix", 16): Tile(32, 32, 8, 1),
+    ("state", 16): Tile(32, 128, 4, 2),
+    ("out", 16): Tile(64, 32, 8, 1),
+    ("keys", 16): Tile(32, 64, 8, 1),
+    ("sums", 32): Tile(16, 128, 4, 1),
+    ("solve", 32): Tile(16, 32, 4, 1),
+    ("mix", 32): Tile(16, 32, 4, 1),
+    ("state", 32): Tile(16, 128, 4, 1),
+    ("out", 32): Tile(16, 32, 4, 1),
+    ("keys", 32): Tile(16, 32, 4, 1),
+}
+
+
+def tile(kernel: str, dtype: Any) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
+    return Tile(16, 16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
+
+
+def run(
+    r_BTHK: Array,
+    k_BTHK: Array,
+    v_BTHV: Array,
+    log_w_BTHK: Array,
+    u_HK: Array | None,
+    a_BTHK: Array | None,
+    b_BTHK: Array | None,
+    initial_BHKV: Array,
+    *,
+    chunk_size: int,
+) -> tuple[Array, Array]:
+    """Return (o [B, T, H, V], the last state)."""
+    dtype = v_BTHV.dtype
+    chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
+    r, k = r_BTHK.astype(dtype), k_BTHK.astype(dtype)
+    low = () if a_BTHK is None or b_BTHK is None else (a_BTHK.astype(dtype), b_BTHK.astype(dtype))
+    # by sequence, because vmap and meshes need a batch first
+    bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
+    out: Any = _chunked(chunk, r, k, v_BTHV, log_w_BTHK, bonus, low, initial_BHKV)
+    return out
+
+
+# Of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part; X and U. `g` stands for the heads.
+_INPUTS = "b t g k, b t g k, b t g v, b t g k"
+_BONUS, _LOW, _SOLVED, _STATES = ", b g k", ", b t g k, b t g k", ", b t g q, b t g v", "b c g k v"
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunked(chunk: int, r, k, v, log_w, bonus, low, initial) -> tuple[Array, Array]:
+    return _forward(chunk, r, k, v, log_w, bonus, low, initial)[0]
+
+
+def _forward(chunk: int, r, k, v, log_w, bonus, low, initial):
+    rule = _INPUTS + _BONUS * len(bonus) + _LOW * bool(low)
+    rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED * bool(low)
+    body = partial(_run_forward, chunk=chunk, has_bonus=bool(bonus), is_low_rank=bool(low))
+    o, last, states, *solved = fold_vmap(body, rule)(r, k, v, log_w, *bonus, *low, initial)
+    # Named as those of the other recurrences, so that one policy of rematerialisation keeps either.
+    states = checkpoint_name(states, "chunk_states")
+    solved = [checkpoint_name(x, name) for x, name in zip(solved, ("chunk_inverse", "chunk_states"), strict=False)]
+    return (o, last), (r, k, v, log_w, bonus, low, states, solved)
+
+
+def _backward(chunk: int, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
+    r, k, v, log_w, bonus, low, states, solved = saved
+    more = _BONUS * len(bonus) + _LOW * bool(low)
+    rule = f"{_INPUTS}{more}, {_STATES}{_SOLVED * bool(low)}, b t g v, b g k v -> {_INPUTS}{more}, b g k v"
+    body = partial(_run_backward, chunk=chunk, has_bonus=bool(bonus), is_low_rank=bool(low))
+    dr, dk, dv, dlog_w, *rest, d_initial = fold_vmap(body, rule)(
+        r, k, v, log_w, *bonus, *low, states, *solved, *cotangents
+    )
+    return dr, dk, dv, dlog_w, tuple(rest[: len(bonus)]), tuple(rest[len(bonus) :]), d_initial
+
+
+_chunked.defvjp(_forward, _backward)
+
+
+def _run_forward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool) -> tuple[Array, ...]:
+    *rest, initial = rest
+    bonus, (a, b) = rest[:has_bonus], rest[has_bonus:] if is_low_rank else (r, k)
+    (B, T, H, K), V = r.shape, v.shape[-1]
+    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
+    (g,) = launch("sums", log_w, out=[_sums_of(log_w, chunk)])
+    u = bonus[0] if has_bonus else g  # what is not read is some array
+    inverse, z, x = v, v, v
+    if is_low_rank:
+        (inverse,) = launch("solve", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
+        z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
+    states = jax.ShapeDtypeStruct((B, -(-T // chunk), H, K, V), v.dtype)
+    states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if is_low_rank else _none(v)])
+    (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
+    return o, last, states, *((inverse, z) if is_low_rank else ())
+
+
+def _run_backward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool) -> tuple[Array, ...]:
+    *rest, do, d_last = rest
+    bonus, rest = rest[:has_bonus], rest[has_bonus:]
+    a, b, states, inverse, z = rest if is_low_rank else (r, k, rest[0], v, v)
+    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
+    reverse = partial(launch, is_reverse=True)
+    (g,) = launch("sums", log_w, out=[_sums_of(log_w, chunk)])
+    u, no = bonus[0] if has_bonus else g, _none(g)
+    by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
+    dz, x = do, r
+    if is_low_rank:
+        dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
+    d_states, d_initial, dz = reverse(
+        "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if is_low_rank else _none(v)]
+    )
+    (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
+    writers, readers, d_low = (k, v, b, z, u, g, states, states), (r, do, a, dz, u, g), ()
+    readers = (*readers, d_states, states)
+    dr, dg, du = launch("keys", r, do, *writers, g, out=[r, g, by_chunk])
+    if is_low_rank:
+        da, dg, _ = launch("keys", a, dz, *writers, dg, is_low=True, out=[r, g, no])
+        db, dg, _ = reverse("keys", b, z, *readers, dg, is_low=True, out=[r, g, no])
+        d_low = (da, db)
+    dk, dg, _ = reverse("keys", k, v, *readers, dg, out=[k, g, no])
+    (dlog_w,) = reverse("sums", dg, out=[log_w])
+    return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
+
+
+def _sums_of(log_w: Array, chunk: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of the running sums, which go on to the end of the last chunk."""
+    B, T, H, K = log_w.shape
+    return jax.ShapeDtypeStruct((B, -(-T // chunk) * chunk, H, K), log_w.dtype)
+
+
+def _none(like: Array) -> jax.ShapeDtypeStruct:
+    """Return the shape of a result that is not written."""
+    return jax.ShapeDtypeStruct((1,), like.dtype)
+
+
+KERNELS = {
+    "sums": kernels.sums_kernel,
+    "solve": low_rank.solve_kernel,
+    "mix": low_rank.mix_kernel,
+    "state": kernels.state_kernel,
+    "out": kernels.out_kernel,
+    "keys": kernels.keys_kernel,
+}
+
+
+def _launch(
+    kind: str,
+    *arrays,
+    out: list,
+    shapes: tuple,
+    chunk: int,
+    has_bonus: bool,
+    is_low_rank: bool,
+    is_reverse: bool = False,
+    is_low: bool = False,
+) -> Any:
+    """Launch a kernel over the chunks of every head, or the pass over time that it is, for the shapes of r and v."""
+    (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
+    dtype = shapes[1].dtype
+    entry = tile(kind, dtype)
+    block, keys = block_of(entry.block, V), block_of(entry.keys, K)
+    programs = {"state": -(-V // block), "keys": -(-T // chunk) * -(-K // keys)}.get(kind, -(-T // chunk))
+    constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
+    constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": is_low_rank, "IS_LOW": is_low}
+    constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "STAGES": entry.stages}
+    constants["PRECISION"] = precision(dtype)
+    kernel = KERNELS[kind]
+    return runtime.launch(
+        kernel,
+        *arrays,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
+        grid=(B * H * programs,),
+        num_warps=entry.warps,
+        num_stages=entry.stages,
+        name=f"linear_attention_{kind}{'_reverse' if is_reverse else ''}",
+        **{name: value for name, value in constants.items() if name in kernel.arg_names},
+    )

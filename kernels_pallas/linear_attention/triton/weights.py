@@ -1,0 +1,152 @@
+"""Device functions for decays per key channel: running sums of log w, weights of readers and writers, score tiles.
+
+With g the running sum of log w from a chunk's start, a writer of position j has the weight e^{-g_j}, a reader of
+position i e^{g_i}, or e^{g_{i-1}} if it reads BEFORE its own decay. Only their products are bounded. Readers whose sums
+are above -BOUND, which they mostly are, take them as they are, in one product: the writers before them have at most
+e^BOUND. For the others, if there are any, the chunk is halved down to single positions. Pairs in different halves of a
+block are taken relative to the sum at the end of its first half: the reader lies behind it, the writer before it, and
+both weights are at most 1 whatever the decays. All blocks of one size are one masked product. What a reader gets does
+not depend on positions behind it, to the bit.
+
+Positions are [C, 1] or [1, C] and keys the other way, so weights come in the orientation that a product needs.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.triton.tile_io import load_tile
+
+BOUND = tl.constexpr(60.0)
+
+
+@triton.jit
+def load_sums(g_ptr, position, key, stride: tl.constexpr, K: tl.constexpr, BEFORE: tl.constexpr):
+    """The sums g at or before the positions of a chunk that begins at `g_ptr`; zeros before the chunk and from K on."""
+    if BEFORE:
+        position -= 1
+    return tl.load(g_ptr + position * stride + key, mask=(position >= 0) & (key < K), other=0.0)
+
+
+@triton.jit
+def from_start(sums, READS: tl.constexpr):
+    """Weights of readers or of writers with these sums, relative to the start of the chunk."""
+    if READS:
+        return tl.exp(sums)
+    return tl.exp(tl.minimum(-sums, BOUND))
+
+
+@triton.jit
+def from_middle(g_ptr, sums, position, key, half, stride: tl.constexpr, K: tl.constexpr, READS: tl.constexpr):
+    """The same relative to the middle of blocks of 2 * half positions; 0 for writers behind it and readers before."""
+    middle = (position | (2 * half - 1)) - half
+    distance = sums - load_sums(g_ptr, middle, key, stride, K, False)
+    is_late = (position & half) != 0
+    if READS:
+        return tl.exp(tl.where(is_late, distance, float("-inf")))
+    return tl.exp(tl.where(is_late, float("-inf"), -distance))
+
+
+@triton.jit
+def near(row, column, half):
+    """Whether row and column lie in the same block of 2 * half positions."""
+    return (row | (2 * half - 1)) == (column | (2 * half - 1))
+
+
+@triton.jit
+def readers(x_sums_CK, y_sums, C: tl.constexpr, READS: tl.constexpr, Y_AXIS: tl.constexpr):
+    """[C, C] pairs with a writer before the reader; [C, 1] or [1, C] which readers are above -BOUND; halvings to make.
+
+    x belongs to the rows and is the reader or, unless READS, the writer. The keys of y lie along Y_AXIS.
+    """
+    HALVINGS: tl.constexpr = 6 if C == 64 else 5 if C == 32 else 4
+    i = tl.arange(0, C)
+    if READS:
+        is_pair_CC = i[None, :] < i[:, None]
+        least_C = tl.min(x_sums_CK, 1)
+        is_mild = (least_C >= -BOUND)[:, None]
+    else:
+        is_pair_CC = i[:, None] < i[None, :]
+        least_C = tl.min(y_sums, Y_AXIS)
+        is_mild = (least_C >= -BOUND)[None, :]
+    return is_pair_CC, is_mild, tl.where(tl.min(least_C, 0) >= -BOUND, 0, HALVINGS)
+
+
+@triton.jit
+def scores(
+    x_ptr, y_ptr, g_ptr, start,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    READS: tl.constexpr, X_BEFORE: tl.constexpr, Y_BEFORE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[C, C] without its diagonal: sum_n x_in y_jn e^{...} of a chunk, x the reader and y the writer or, unless READS,
+    the other way round. Keys in blocks of KEYS. Pointers are those of the head, g's that of the chunk.
+    """
+    n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
+    PART: tl.constexpr = K % KEYS != 0
+    i = tl.arange(0, C)
+    a_CC = tl.zeros([C, C], tl.float32)
+    for block in range(n_blocks):
+        at_K = block * KEYS + tl.arange(0, KEYS)
+        x_CK = load_tile(x_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART)
+        y_KC = load_tile(y_ptr, at_K, start + i, 1, H * K, K, T, PART, BOUNDED)
+        x_sums_CK = load_sums(g_ptr, i[:, None], at_K[None, :], H * K, K, X_BEFORE)
+        y_sums_KC = load_sums(g_ptr, i[None, :], at_K[:, None], H * K, K, Y_BEFORE)
+        is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_KC, C, READS, 0)
+        left_CK = (x_CK * from_start(x_sums_CK, READS)).to(x_CK.dtype)
+        right_KC = (y_KC * from_start(y_sums_KC, not READS)).to(x_CK.dtype)
+        product_CC = tl.dot(left_CK, right_KC, input_precision=PRECISION)
+        a_CC += tl.where(is_pair_CC & is_mild, product_CC, 0.0)
+        half = halvings * 0 + C // 2
+        for _ in range(halvings):
+            by_CK = from_middle(g_ptr, x_sums_CK, i[:, None], at_K[None, :], half, H * K, K, READS)
+            by_KC = from_middle(g_ptr, y_sums_KC, i[None, :], at_K[:, None], half, H * K, K, not READS)
+            left_CK, right_KC = (x_CK * by_CK).to(x_CK.dtype), (y_KC * by_KC).to(x_CK.dtype)
+            product_CC = tl.dot(left_CK, right_KC, input_precision=PRECISION)
+            is_pair = near(i[:, None], i[None, :], half) & (is_mild == 0)
+            a_CC += tl.where(is_pair, product_CC, 0.0)
+            half = half >> 1
+    return a_CC
+
+
+@triton.jit
+def with_diagonal(
+    a_CC, x_ptr, y_ptr, u_ptr, start,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, BONUS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """`a_CC` with x_i . y_i, or with BONUS x_i . (u y_i), on its diagonal."""
+    n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
+    PART: tl.constexpr = K % KEYS != 0
+    i = tl.arange(0, C)
+    diagonal_C = tl.zeros([C], tl.float32)
+    for block in range(n_blocks):
+        at_K = block * KEYS + tl.arange(0, KEYS)
+        x_CK = load_tile(x_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
+        y_CK = load_tile(y_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART).to(tl.float32)
+        if BONUS:
+            y_CK *= tl.load(u_ptr + at_K, mask=at_K < K, other=0.0)[None, :]
+        diagonal_C += tl.sum(x_CK * y_CK, 1)
+    return tl.where(i[:, None] == i[None, :], diagonal_C[:, None], a_CC)
+
+
+@triton.jit
+def from_pairs(
+    dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, i, at_K,
+    stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, Y_BEFORE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`dx_CK` and sum_j da_ij y_jn e^{...}: what the gradient of `scores` without diagonal gives x, of some keys."""
+    position, key = i[:, None], at_K[None, :]
+    y_sums_CK = load_sums(g_ptr, position, key, stride, K, Y_BEFORE)
+    is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_CK, C, READS, 1)
+    near_CC = tl.where(is_pair_CC & is_mild, da_CC, 0.0).to(y_CK.dtype)
+    right_CK = (y_CK * from_start(y_sums_CK, not READS)).to(y_CK.dtype)
+    dx_CK += from_start(x_sums_CK, READS) * tl.dot(near_CC, right_CK, input_precision=PRECISION)
+    half = halvings * 0 + C // 2
+    for _ in range(halvings):
+        by_x_CK = from_middle(g_ptr, x_sums_CK, position, key, half, stride, K, READS)
+        by_y_CK = from_middle(g_ptr, y_sums_CK, position, key, half, stride, K, not READS)
+        near_CC = tl.where(near(position, i[None, :], half) & (is_mild == 0), da_CC, 0.0).to(y_CK.dtype)
+        dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
+        half = half >> 1
+    return dx_CK

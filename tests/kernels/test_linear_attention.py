@@ -1,0 +1,277 @@
+"""Linear attention with a decay per channel: both backends against the recurrence in double precision, with gradients.
+
+`bonus` is RWKV-5 and 6, `plain` GLA, `low_rank` RWKV-7, and `correction` KDA, a setting of it.
+"""
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas import backend
+from kernels_pallas.linear_attention import reference, triton
+from kernels_pallas.linear_attention.triton import refusal, scan
+from kernels_pallas.triton import runtime
+from tests import support
+from tests.kernels.common import assert_close, count_primitive, fast_jit
+
+NAMES = ("r", "k", "v", "log_w", "u", "a", "b", "state")
+KINDS = ("bonus", "plain", "low_rank", "correction")
+
+
+def draw(kind, T, K, V, *, decay: float, B=1, H=2, dtype="float32", seed=0) -> list[Any]:
+    """r, k, v, log_w, u, a, b, state: decays around -`decay`; of the low-rank part what the mixers have."""
+    rng = np.random.default_rng(seed)
+    keys = (B, T, H, K)
+    r, k, kappa = (rng.normal(size=keys) for _ in range(3))
+    r, k, kappa = r / math.sqrt(K), k / math.sqrt(K), kappa / np.linalg.norm(kappa, axis=-1, keepdims=True)
+    v, state, u = rng.normal(size=(B, T, H, V)), rng.normal(size=(B, H, K, V)), rng.normal(size=(H, K))
+    log_w = -decay * np.exp(0.5 * rng.normal(size=keys))
+    a, b = -kappa, kappa / (1 + np.exp(-2 * rng.normal(size=keys)))
+    if kind == "correction":
+        beta = 1 / (1 + np.exp(-2 * rng.normal(size=(B, T, H, 1))))
+        k, a, b = beta * kappa, -np.exp(log_w) * kappa, beta * kappa
+    wide = [jnp.asarray(x, jnp.float32) for x in (log_w, u, state)]
+    r, k, v, a, b = (jnp.asarray(x, dtype) for x in (r, k, v, a, b))
+    low = (a, b) if kind in ("low_rank", "correction") else (None, None)
+    return [r, k, v, wide[0], wide[1] if kind == "bonus" else None, *low, wide[2]]
+
+
+def op(r, k, v, log_w, u, a, b, state, *, chunk=64, implementation=None):
+    low_rank = None if a is None else (a, b)
+    options = {"chunk_size": chunk, "implementation": implementation}
+    return kp.linear_attention(r, k, v, log_w, u, state, low_rank=low_rank, **options)
+
+
+def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
+    """(f(*arrays), the cotangents of arrays) for fixed random cotangents, rounded as results are; float64 if `wide`."""
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(partial(op, implementation="xla"), *arrays)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    with jax.enable_x64(wide):
+        if wide:
+            arrays, cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), cotangents))
+
+        @fast_jit
+        def run(arrays, cotangents):
+            out, pull = jax.vjp(f, *arrays)
+            return out, dict(zip(NAMES, pull(cotangents), strict=True))
+
+        return jax.tree.map(np.asarray, run(tuple(arrays), cotangents))
+
+
+def assert_trees_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0) -> None:
+    """Within `slack` times what the dtype costs elsewhere, at the scale of each array.
+
+    The gradient of log w is a difference of sums of products of entries of 1: strong decays leave only their rounding.
+    """
+    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+    for (path, g), (_, w) in zip(leaves, wanted, strict=True):
+        name = jax.tree_util.keystr(path)
+        assert_close(g, w, dtype, name, scale=slack * max(np.abs(w).max(), 1.0 if "log_w" in name else 1e-3))
+
+
+# Several chunks, the last of part; values and keys of several blocks, of part of one, and of another width; a chunk to
+# the position, one more and one less; decays that forget within a position, that need some levels of halving, that
+# need none, and that hardly forget.
+CASES = [
+    ("low_rank", (70, 20, 8), 64, 3.0),
+    ("bonus", (70, 8, 20), 64, 0.3),
+    ("plain", (1, 5, 6), 64, 0.3),
+    ("correction", (65, 8, 16), 64, 3.0),
+    ("bonus", (5, 6, 3), 64, 1e-3),
+    ("bonus", (64, 20, 20), 64, 3.0),
+    ("bonus", (64, 8, 20), 64, 30.0),
+    ("low_rank", (63, 8, 20), 64, 1e-3),
+    ("plain", (130, 20, 40), 64, 10.0),
+    ("plain", (65, 16, 16), 32, 0.3),
+    ("correction", (130, 20, 24), 64, 30.0),
+    ("low_rank", (45, 8, 8), 5, 0.6),
+    ("low_rank", (1, 5, 6), 64, 0.3),
+]
+QUICK = CASES[:4]
+
+
+@cache  # one for all implementations
+def wanted(kind: str, shape: tuple[int, ...], decay: float) -> Any:
+    return with_gradients(reference.linear_attention, draw(kind, *shape, decay=decay), wide=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "chunk", "decay"), support.slow_unless(lambda *case: case in QUICK, CASES), ids=str
+)
+def test_equals_the_recurrence(implementation, kind, shape, chunk, decay) -> None:
+    if implementation == "xla" and kind in ("low_rank", "correction"):
+        # its factors grow: over a chunk decays sum to less than 80
+        chunk = min(chunk, max(1, int(20 / decay)))
+    got = with_gradients(partial(op, chunk=chunk, implementation=implementation), draw(kind, *shape, decay=decay))
+    # With a bonus xla takes g - log w, of sums that decays of e^-30 bring to 2,000, where float32 has steps of 1.2e-4.
+    slack = 6 if implementation == "xla" and kind == "bonus" and decay == 30.0 else 1
+    assert_trees_close(got, wanted(kind, shape, decay), slack=slack)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_decays_of_every_size_in_a_chunk(implementation, kind) -> None:
+    """Sums of log w reach -1,000, whose rounding is 6e-5: that much of a decay is lost, three times 2e-5."""
+    arrays = draw(kind, 130, 8, 20, decay=1.0)
+    sizes = np.random.default_rng(2).choice([1e-4, 0.05, 1.0, 30.0], size=arrays[3].shape)
+    arrays[3] = jnp.asarray(-sizes, jnp.float32).at[:, 50].set(-1e4)  # below the floor
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert_trees_close(got, with_gradients(reference.linear_attention, arrays, wide=True), slack=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_gradients_are_those_of_the_xla_form(implementation, kind) -> None:
+    arrays = draw(kind, 100, 8, 20, decay=0.3, B=2)
+
+    def grad(name: str) -> Any:
+        return with_gradients(partial(op, implementation=name), arrays)
+
+    assert_trees_close(grad(implementation), grad("xla"))
+
+
+# Of a gradient, the roundings to 16 bits on its longest path, that with a low-rank part: in S and U of the forward pass
+# (a|k, Y, X, a~, E, S, U), in dY (r|b, X, b^, F, L, dY), then d(a|b), its partner's weight, and the result. Independent
+# errors of at most u each add up to sqrt(16) u of the terms' size.
+ROUNDINGS, UNIT = 16, 2.0**-8
+
+
+def assert_16_bits_close(got: Any, want: Any) -> None:
+    for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        worst = np.abs(g.astype(np.float64) - w).max() / np.abs(w).max()
+        assert worst <= math.sqrt(ROUNDINGS) * UNIT, (jax.tree_util.keystr(path), worst)
+
+
+@pytest.mark.parametrize(
+    ("kind", "decay"),
+    support.slow_unless(
+        lambda *case: case == ("low_rank", 0.3), [(kind, decay) for kind in KINDS[:3] for decay in (0.3, 0.01)]
+    ),
+)
+def test_16_bit_inputs_round_operands_only(implementation, kind, decay) -> None:
+    arrays = draw(kind, 130, 16, 24, decay=decay, dtype="bfloat16")
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert [x.dtype for x in got[0]] == [jnp.bfloat16, np.float32]
+    for name, x in zip(NAMES, arrays, strict=True):
+        assert x is None or got[1][name].dtype == x.dtype
+    assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "K", "V"), [("bonus", 64, 64), ("low_rank", 64, 64), ("plain", 96, 192)])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, kind, K, V) -> None:
+    monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])
+    arrays = draw(kind, 70, K, V, decay=0.1, dtype="bfloat16", H=1)
+    got = with_gradients(partial(op, implementation=implementation), arrays)
+    assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
+
+
+def test_a_constant_decay_and_no_state(implementation) -> None:
+    r, k, v, log_w, u, *_, state = draw("bonus", 20, 8, 6, decay=0.3)
+    f = partial(kp.linear_attention, chunk_size=64, implementation=implementation)
+    got = fast_jit(f)(r, k, v, log_w[:1, :1], u)
+    want = fast_jit(reference.linear_attention)(
+        r, k, v, jnp.broadcast_to(log_w[:, :1], log_w.shape), u, None, None, jnp.zeros_like(state)
+    )
+    assert_trees_close(got, want)
+
+
+@pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS[:3]))
+def test_is_causal_and_repeats_its_bits(implementation, kind) -> None:
+    arrays = draw(kind, 70, 6, 4, decay=0.3)
+    run = partial(op, implementation=implementation)
+    first, again = with_gradients(run, arrays), with_gradients(run, arrays)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    changed = [
+        x.at[:, 29:].multiply(0.5) if name not in ("u", "state") and x is not None else x
+        for name, x in zip(NAMES, arrays, strict=True)
+    ]
+    np.testing.assert_array_equal(with_gradients(run, changed)[0][0][:, :29], first[0][0][:, :29])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bonus", "low_rank"])
+def test_chunk_size_changes_nothing(implementation, kind) -> None:
+    arrays = draw(kind, 50, 6, 4, decay=0.3)
+    want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
+    for chunk in (5, 48, 300):  # triton takes 16, 64, 64
+        assert_trees_close(with_gradients(partial(op, chunk=chunk, implementation=implementation), arrays), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bonus", "low_rank"])
+def test_under_vmap_and_checkpoint_equals_a_loop(implementation, kind) -> None:
+    each = [draw(kind, 19, 4, 6, decay=0.3, seed=seed) for seed in range(2)]
+    run = partial(op, implementation=implementation)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *each)
+    want = jax.tree.map(lambda *x: np.stack(x), *(with_gradients(run, x)[0] for x in each))
+    assert_trees_close(fast_jit(jax.vmap(run))(*stacked), want)
+    assert_trees_close(with_gradients(jax.checkpoint(run), each[0]), with_gradients(run, each[0]))
+    grad = jax.grad(lambda *a: run(*a)[0].sum(), argnums=3)
+    assert_close(fast_jit(jax.vmap(grad))(*stacked)[1], fast_jit(grad)(*each[1]), "float32")
+
+
+@pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", ("bonus", "low_rank")))
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementation, kind) -> None:
+    arrays = draw(kind, 20, 4, 4, decay=0.3)
+
+    def passes(policy: Any) -> int:
+        """Forward, backward, and forward again."""
+        run = jax.checkpoint(lambda *x: op(*x, implementation=implementation)[0].sum(), policy=policy)
+        return count_primitive(jax.make_jaxpr(jax.grad(run))(*arrays).jaxpr, "custom_vmap_call")
+
+    saved = jax.checkpoint_policies.save_only_these_names("chunk_inverse", "chunk_states")
+    assert (passes(saved), passes(None)) == (2, 3)
+
+
+def problem(*, dtype="bfloat16", K=96, V=192, wide="float32", is_named=True) -> backend.Problem:
+    k, v, state = ((1, 8, 2, K), dtype), ((1, 8, 2, V), dtype), ((1, 2, K, V), wide)
+    operands = tuple(
+        jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in (k, k, v, (k[0], wide), state, ((2, K), wide))
+    )
+    return backend.Problem("gpu", operands, {"chunk_size": 64}, is_named)
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert refusal(problem()) is None
+    assert refusal(problem(dtype="float32", K=5, V=3)) is None
+    assert "key dim 160 is larger than 128" in str(refusal(problem(K=160)))
+    assert "value dim 320 is larger than 256" in str(refusal(problem(V=320)))
+    assert "operands are bfloat16" in str(refusal(problem(wide="bfloat16")))
+    assert "operands are float16 and float32; v may be bfloat16, float32" in str(refusal(problem(dtype="float16")))
+
+
+def test_what_was_not_measured_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert "not measured on a GPU yet" in str(refusal(problem(is_named=False)))
+    monkeypatch.setattr(triton, "IS_MEASURED", True)
+    assert refusal(problem(is_named=False)) is None
+
+
+def test_double_precision_is_xla_s() -> None:
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw("bonus", 20, 4, 4, decay=0.3))
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+            op(*arrays, implementation="triton")
+        assert [x.dtype for x in jax.eval_shape(op, *arrays)] == [jnp.float64] * 2
+    assert kp.backends_used()["linear_attention"] == "xla"
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    r, k, v, log_w, u, a, b, state = draw("low_rank", 4, 4, 4, decay=0.3)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        op(r, k, v, log_w, u, a, b, state, chunk=0)
+    with pytest.raises(ValueError, match="a bonus u or a low-rank part; give one of the two"):
+        op(r, k, v, log_w, jnp.ones((2, 4)), a, b, state)
