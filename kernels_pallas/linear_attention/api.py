@@ -38,8 +38,6 @@ from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.validation import check_chunk_size
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
-# A decay of e^-60 is negligible in float32; below it, differences of sums of log w would lose precision.
-FLOOR = -60.0
 
 
 def linear_attention(
@@ -85,9 +83,8 @@ def linear_attention(
     if initial_BHKV is None:
         (B, _, H, K), V = r_BTHK.shape, v_BTHV.shape[-1]
         initial_BHKV = jnp.zeros((B, H, K, V), acc)
-    log_w_BTHK = jnp.broadcast_to(jnp.maximum(log_w_BTHK.astype(acc), FLOOR), r_BTHK.shape)
     bonus, low = () if u_HK is None else (u_HK.astype(acc),), low_rank or ()
-    operands = (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, initial_BHKV.astype(acc), *bonus)
+    operands = (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK.astype(acc), initial_BHKV.astype(acc), *bonus)
     options = {"chunk_size": chunk_size}
     kernels = backend.pick("linear_attention", BACKENDS, implementation, operands, options)
     r, k, v, log_w, initial, *rest = vary_alike(*operands, *low)

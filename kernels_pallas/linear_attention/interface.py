@@ -2,7 +2,16 @@
 
 from typing import Protocol, runtime_checkable
 
+import jax.numpy as jnp
 from jax import Array
+
+# A decay of e^-60 is negligible in float32; below it, differences of sums of log w would lose precision.
+FLOOR = -60.0
+
+
+def every_decay(log_w_BTHK: Array, like_BTHK: Array) -> Array:
+    """Return log w from FLOOR on, of every token: a backend's gradient keeps the smaller array that was given."""
+    return jnp.broadcast_to(jnp.maximum(log_w_BTHK, FLOOR), like_BTHK.shape)
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from jax import Array
 from kernels_pallas.backend import Backend
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.linear_attention import xla_low_rank
-from kernels_pallas.linear_attention.interface import LinearAttention
+from kernels_pallas.linear_attention.interface import LinearAttention, every_decay
 from kernels_pallas.state_scan.api import state_passing
 
 BLOCK = 16  # side of the diagonal blocks that are not halved
@@ -58,6 +58,7 @@ def _chunked(
     r_BTHK: Array, k_BTHK: Array, v_BTHV: Array, log_w_BTHK: Array, u_HK: Array | None, initial_BHKV: Array, chunk: int
 ) -> tuple[Array, Array]:
     acc, dtype, seq_len = log_w_BTHK.dtype, v_BTHV.dtype, v_BTHV.shape[1]
+    log_w_BTHK = every_decay(log_w_BTHK, r_BTHK)
     # The zero padding at the end neither decays the state nor adds to it.
     r_BcHCK, k_BcHCK, v_BcHCV, log_w_BcHCK = (
         jnp.moveaxis(split_chunks(t, chunk), 3, 2) for t in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK)

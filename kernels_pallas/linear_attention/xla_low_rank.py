@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.chunks import carry_precision, from_chunks, product, rematerialized, to_chunks
+from kernels_pallas.linear_attention.interface import every_decay
 from kernels_pallas.state_scan.api import state_scan
 from kernels_pallas.triangular import unit_lower_inverse
 
@@ -22,7 +23,7 @@ def chunked(chunk: int, r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK, s_BH
     r_cBHCK, k_cBHCK, v_cBHCV, a_cBHCK, b_cBHCK = (
         to_chunks(x.astype(dtype), chunk) for x in (r_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK)
     )
-    log_w_cBHCK = to_chunks(log_w_BTHK.astype(acc), chunk)
+    log_w_cBHCK = to_chunks(every_decay(log_w_BTHK.astype(acc), r_BTHK), chunk)
     g_cBHCK = jnp.cumsum(log_w_cBHCK, -2)
     grow_cBHCK, shrink_cBHCK = jnp.exp(g_cBHCK), jnp.exp(-g_cBHCK)
     decay_to_end_cBHCK = jnp.exp(g_cBHCK[..., -1:, :] - g_cBHCK)

@@ -16,6 +16,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
+from kernels_pallas.linear_attention.interface import every_decay
 from kernels_pallas.linear_attention.triton import kernels, low_rank
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
@@ -69,11 +70,11 @@ def run(
     """Return (o [B, T, H, V], the last state)."""
     dtype = v_BTHV.dtype
     chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
-    r, k = r_BTHK.astype(dtype), k_BTHK.astype(dtype)
+    r, k, log_w = r_BTHK.astype(dtype), k_BTHK.astype(dtype), every_decay(log_w_BTHK, r_BTHK)
     low = () if a_BTHK is None or b_BTHK is None else (a_BTHK.astype(dtype), b_BTHK.astype(dtype))
     # by sequence, because vmap and meshes need a batch first
     bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
-    out: Any = _chunked(chunk, r, k, v_BTHV, log_w_BTHK, bonus, low, initial_BHKV)
+    out: Any = _chunked(chunk, r, k, v_BTHV, log_w, bonus, low, initial_BHKV)
     return out
 
 
