@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports:
-# with 64 keys no 16-bit one spills more than 16 bytes on sm90, with the chunks of `longest_chunk`. None was run on a GPU.
+# with 64 keys no 16-bit one spills more than 16 bytes on sm90, in chunks of `longest_chunk`. None was run on a GPU.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("solve", 16): Tile(16, 32, 4, 1),
