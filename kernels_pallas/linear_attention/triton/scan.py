@@ -1,4 +1,4 @@
-"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank.py, tile sizes.
+"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank_kernels.py, tile sizes.
 
 Forward: the running sums g of log w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
 [B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
@@ -16,7 +16,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
-from kernels_pallas.linear_attention.triton import kernels, low_rank
+from kernels_pallas.linear_attention.triton import kernels, low_rank_kernels
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
@@ -169,8 +169,8 @@ def _none(like: Array) -> jax.ShapeDtypeStruct:
 
 KERNELS = {
     "sums": kernels.sums_kernel,
-    "solve": low_rank.solve_kernel,
-    "mix": low_rank.mix_kernel,
+    "solve": low_rank_kernels.solve_kernel,
+    "mix": low_rank_kernels.mix_kernel,
     "state": kernels.state_kernel,
     "out": kernels.out_kernel,
     "keys": kernels.keys_kernel,
