@@ -5,8 +5,8 @@ values is what flows back from dO through the writers, as the outputs are what f
 the gradient of the state is a state. So one kernel makes states and their gradients, one o and dv, one dr, dk, da, db:
 
     sums      g, or the gradient of log w from that of g
-    solve     X = (I - a|b)^-1 of every chunk                                            LOW_RANK alone, low_rank.py
-    mix       X (a|k) V and X a~, from which U follows given S; in REVERSE those of dY   LOW_RANK alone, low_rank.py
+    solve     X = (I - a|b)^-1 of every chunk                        LOW_RANK alone, in low_rank_kernels.py
+    mix       X (a|k) V and X a~, of which U is made given S; in REVERSE those of dY         likewise
     state     S (and U) over all chunks; in REVERSE L (and dY)
     out       O; in REVERSE dV
     keys      dr or da; in REVERSE dk or db; and what each gives dg
@@ -20,7 +20,7 @@ computed is transposed for a product (compilers got that wrong on Hopper). No at
 import triton
 import triton.language as tl
 
-from kernels_pallas.linear_attention.triton.weights import from_pairs, load_sums, scores, with_diagonal
+from kernels_pallas.linear_attention.triton.weight_kernels import from_pairs, load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
 
 

@@ -1,4 +1,4 @@
-"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank.py, tile sizes.
+"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank_kernels.py, tile sizes.
 
 Forward: the running sums g of log w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
 [B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.linear_attention.interface import every_decay
-from kernels_pallas.linear_attention.triton import kernels, low_rank
+from kernels_pallas.linear_attention.triton import kernels, low_rank_kernels
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
@@ -32,8 +32,7 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports:
-# with 64 keys no 16-bit one spills more than 16 bytes on sm90, with the chunks of `longest_chunk`. None was run on a
-# GPU.
+# with 64 keys no 16-bit one spills more than 16 bytes on sm90, in chunks of `longest_chunk`. None was run on a GPU.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("solve", 16): Tile(16, 32, 4, 1),
@@ -171,8 +170,8 @@ def _none(like: Array) -> jax.ShapeDtypeStruct:
 
 KERNELS = {
     "sums": kernels.sums_kernel,
-    "solve": low_rank.solve_kernel,
-    "mix": low_rank.mix_kernel,
+    "solve": low_rank_kernels.solve_kernel,
+    "mix": low_rank_kernels.mix_kernel,
     "state": kernels.state_kernel,
     "out": kernels.out_kernel,
     "keys": kernels.keys_kernel,

@@ -58,7 +58,6 @@ def readers(x_sums_CK, y_sums, C: tl.constexpr, READS: tl.constexpr, Y_AXIS: tl.
 
     x belongs to the rows and is the reader or, unless READS, the writer. The keys of y lie along Y_AXIS.
     """
-    HALVINGS: tl.constexpr = 6 if C == 64 else 5 if C == 32 else 4
     i = tl.arange(0, C)
     if READS:
         is_pair_CC = i[None, :] < i[:, None]
@@ -68,7 +67,7 @@ def readers(x_sums_CK, y_sums, C: tl.constexpr, READS: tl.constexpr, Y_AXIS: tl.
         is_pair_CC = i[:, None] < i[None, :]
         least_C = tl.min(y_sums, Y_AXIS)
         is_mild = (least_C >= -BOUND)[None, :]
-    return is_pair_CC, is_mild, tl.where(tl.min(least_C, 0) >= -BOUND, 0, HALVINGS)
+    return is_pair_CC, is_mild, tl.where(tl.min(least_C, 0) >= -BOUND, 0, 6 if C == 64 else 5 if C == 32 else 4)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ state. The gradient dY = X^T (r|b)^T dO + X^T b^ L mirrors it. Shapes and flags 
 import triton
 import triton.language as tl
 
-from kernels_pallas.linear_attention.triton.weights import load_sums, scores, with_diagonal
+from kernels_pallas.linear_attention.triton.weight_kernels import load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
 from kernels_pallas.triton.triangular import unit_lower_inverse
 
