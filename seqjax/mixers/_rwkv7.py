@@ -66,11 +66,11 @@ class ValueResidual(Lora):
         """Return the values of `layer`, mixed with those of the first layer by a ratio computed from `x_BTD`."""
 
         @save_inputs
-        def mixed(x_BTD: Array, v_BTD: Array, v_first_BTD: Array) -> Array:
-            ratio_BTD = jax.nn.sigmoid(self(x_BTD))
+        def mixed(score_BTD: Array, v_BTD: Array, v_first_BTD: Array) -> Array:
+            ratio_BTD = jax.nn.sigmoid(score_BTD)
             return (v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * ratio_BTD).astype(v_BTD.dtype)
 
-        return jnp.where(layer == 0, v_BTD, mixed(x_BTD, v_BTD, v_first_BTD))
+        return jnp.where(layer == 0, v_BTD, mixed(self(x_BTD), v_BTD, v_first_BTD))
 
 
 class TokenShift(nnx.Module):

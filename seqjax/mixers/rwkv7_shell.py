@@ -126,12 +126,16 @@ class RWKV7Shell(TimeMix):
         o_BTHK, core_cache = attend(q_BTD, k_BTD, v_BTD, None if cache is None else cache.core)
         if cache is not None:
             cache = ShellCache(core_cache, x_BTD[:, -1].astype(cache.last_BD.dtype))
-        return self.core.out(save_inputs(self._gated)(o_BTHK, x.get("g"))), own_v_BTD, cache
+        return (
+            self.core.out(save_inputs(self._gated)(o_BTHK, None if self.g_lora is None else self.g_lora(x["g"]))),
+            own_v_BTD,
+            cache,
+        )
 
-    def _gated(self, o_BTHK: Array, g_BTD: Array | None) -> Array:
-        """Return the norm per head times the gate, [B, T, D]; `g_BTD` is the gate's lerp, None without a gate."""
+    def _gated(self, o_BTHK: Array, gate_BTD: Array | None) -> Array:
+        """Return the norm per head times the gate, [B, T, D]; `gate_BTD` is None without a gate."""
         y_BTD = o_BTHK.reshape(*o_BTHK.shape[:2], -1) if self.norm is None else self.norm(o_BTHK)
-        y_BTD = y_BTD if self.g_lora is None or g_BTD is None else y_BTD * self.g_lora(g_BTD)
+        y_BTD = y_BTD if gate_BTD is None else y_BTD * gate_BTD
         return y_BTD.astype(o_BTHK.dtype)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:

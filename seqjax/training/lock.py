@@ -29,6 +29,7 @@ STALE_SECONDS = 180.0  # without a sign of life, after which a run that cannot b
 BEAT_SECONDS = 20.0
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = 0.5  # in which other runs that saw the same dead lock remove it
+MOMENT_SECONDS = 0.05  # the same, for a run that saw no lock: one may have been removed a moment before
 
 
 class Holder(NamedTuple):
@@ -150,11 +151,12 @@ def locked(workdir: str | os.PathLike[str], *, wait: bool = False) -> Iterator[W
 
 def _acquire(workdir: str, *, wait: bool = False) -> Holder:
     """Create the lock and return its holder; raise `UserError` that names the holder if it is taken."""
-    lock, pid, since, removed = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z"), False
+    lock, pid, since = f"{workdir}/{FILE}", os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    seconds = MOMENT_SECONDS
     mine = Holder(socket.gethostname(), pid_space(), pid, start_of(pid), since, uuid.uuid4().hex)
     for _ in range(5):
         if _create(lock, _content(mine)):
-            time.sleep(SETTLE_SECONDS if removed else 0.0)
+            time.sleep(seconds)  # Another that saw a dead lock here may yet remove this one, taking it for that.
             if (found := _read(lock)) is not None and found.token == mine.token:
                 return mine
         elif (age := _age(lock)) is not None:
@@ -164,7 +166,7 @@ def _acquire(workdir: str, *, wait: bool = False) -> Holder:
             if age is not None:
                 _require_dead(workdir, holder, age)
                 store.remove(lock)
-                removed = True
+                seconds = SETTLE_SECONDS
     raise UserError(f"{workdir}: other runs start in it at the same time; give another --workdir.")
 
 
