@@ -20,15 +20,7 @@ Papers: arXiv 2505.18522 (Top-1 Chunk and Element), 2312.00752, 2405.21060, 2406
 from kernels_pallas.attention.api import causal_attention
 from kernels_pallas.backend import Backend, BackendError, Problem
 from kernels_pallas.backend import used as backends_used
-from kernels_pallas.chunks import (
-    carry_precision,
-    from_chunks,
-    join_chunks,
-    product,
-    rematerialized,
-    split_chunks,
-    to_chunks,
-)
+from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
 from kernels_pallas.linear_attention.api import linear_attention
@@ -50,24 +42,19 @@ __all__ = [
     "Problem",
     "accumulation_dtype",
     "backends_used",
-    "carry_precision",
     "causal_attention",
     "chunk_means",
     "cross_entropy",
     "delta_rule",
-    "from_chunks",
     "join_chunks",
     "linear_attention",
-    "product",
     "register_backend",
-    "rematerialized",
     "select_chunk",
     "selective_scan",
     "split_chunks",
     "ssd",
     "state_passing",
     "state_scan",
-    "to_chunks",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",

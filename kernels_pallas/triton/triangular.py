@@ -1,9 +1,28 @@
-"""The inverse of a unit lower triangular tile, which every recurrence with a correction needs inside a chunk."""
+"""Inverses of unit lower triangular matrices, which recurrences with a correction need: of a block, and of a tile."""
 
 import triton
 import triton.language as tl
 
 SOLVE = tl.constexpr(16)  # rows of a block of the inverse that forward substitution makes
+
+
+@triton.jit
+def unit_inverse(a_RR):
+    """(I + A)^{-1} of a strictly lower [SOLVE, SOLVE] A, by forward substitution."""
+    i = tl.arange(0, SOLVE)
+    x_RR = -a_RR
+    for r in range(2, SOLVE):
+        # Row r is still that of -A: its entry of column l, by l, times row l of the inverse, which is done for l < r.
+        is_row_R1 = (i == r)[:, None]
+        factors_R = tl.sum(tl.where(is_row_R1, x_RR, 0.0), 0)
+        x_RR += tl.where(is_row_R1, tl.sum(factors_R[:, None] * x_RR, 0)[None, :], 0.0)
+    return x_RR + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+
+
+@triton.jit
+def product(a_RR, b_RR):
+    """Of two float32 matrices, in three parts."""
+    return tl.dot(a_RR, b_RR, input_precision="tf32x3")
 
 
 @triton.jit
@@ -30,10 +49,10 @@ def unit_lower_inverse(a_CC, C: tl.constexpr):
     if C > SOLVE:
         is_pair_CC = later // (2 * SOLVE) == earlier // (2 * SOLVE)
         low_CC = tl.where(is_pair_CC & (later // SOLVE != earlier // SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
-        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
+        product_CC = product(x_CC, low_CC)
+        x_CC -= product(product_CC, x_CC)
     if C > 2 * SOLVE:
         low_CC = tl.where(later // (2 * SOLVE) != earlier // (2 * SOLVE), a_CC, 0.0)
-        product_CC = tl.dot(x_CC, low_CC, input_precision="tf32x3")
-        x_CC -= tl.dot(product_CC, x_CC, input_precision="tf32x3")
+        product_CC = product(x_CC, low_CC)
+        x_CC -= product(product_CC, x_CC)
     return x_CC

@@ -126,11 +126,8 @@ class RWKV7Shell(TimeMix):
         o_BTHK, core_cache = attend(q_BTD, k_BTD, v_BTD, None if cache is None else cache.core)
         if cache is not None:
             cache = ShellCache(core_cache, x_BTD[:, -1].astype(cache.last_BD.dtype))
-        return (
-            self.core.out(save_inputs(self._gated)(o_BTHK, None if self.g_lora is None else self.g_lora(x["g"]))),
-            own_v_BTD,
-            cache,
-        )
+        gate_BTD = None if self.g_lora is None else self.g_lora(x["g"])
+        return self.core.out(save_inputs(self._gated)(o_BTHK, gate_BTD)), own_v_BTD, cache
 
     def _gated(self, o_BTHK: Array, gate_BTD: Array | None) -> Array:
         """Return the norm per head times the gate, [B, T, D]; `gate_BTD` is None without a gate."""

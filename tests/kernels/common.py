@@ -1,8 +1,9 @@
 """Inputs and comparisons that the kernel tests share."""
 
 import os
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import jax
@@ -145,6 +146,38 @@ def loss_of(op):
 
 def with_grads(op):
     return jax.value_and_grad(loss_of(op), argnums=(0, 1, 2))
+
+
+def outputs_and_gradients(f: Any, arrays: Any, wide: bool = False, *, like: Any, names: Sequence[str]) -> Any:
+    """(f(*arrays), the cotangents of arrays by name) for fixed random cotangents, rounded as results of `like` are.
+
+    In float64 if `wide`.
+    """
+    rng = np.random.default_rng(1)
+    shapes = jax.eval_shape(like, *arrays)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    with jax.enable_x64(wide):
+        if wide:
+            arrays, cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), cotangents))
+
+        @fast_jit
+        def run(arrays, cotangents):
+            out, pull = jax.vjp(f, *arrays)
+            return out, dict(zip(names, pull(cotangents), strict=True))
+
+        return jax.tree.map(np.asarray, run(tuple(arrays), cotangents))
+
+
+def assert_each_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0, *, of_ones: str) -> None:
+    """Within `slack` times what the dtype costs elsewhere, at the scale of each array.
+
+    The gradient named `of_ones` is a difference of sums of products of entries of 1: strong decays leave only their
+    rounding.
+    """
+    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+    for (path, g), (_, w) in zip(leaves, wanted, strict=True):
+        name = jax.tree_util.keystr(path)
+        assert_close(g, w, dtype, name, scale=slack * max(np.abs(w).max(), 1.0 if of_ones in name else 1e-3))
 
 
 def assert_trees_close(got, want, atol: float = 2e-5) -> None:

@@ -18,7 +18,7 @@ from kernels_pallas.linear_attention import reference, triton
 from kernels_pallas.linear_attention.triton import refusal, scan
 from kernels_pallas.triton import runtime
 from tests import support
-from tests.kernels.common import assert_close, count_primitive, fast_jit
+from tests.kernels.common import assert_close, assert_each_close, count_primitive, fast_jit, outputs_and_gradients
 
 NAMES = ("r", "k", "v", "log_w", "u", "a", "b", "state")
 KINDS = ("bonus", "plain", "low_rank", "correction")
@@ -48,32 +48,8 @@ def op(r, k, v, log_w, u, a, b, state, *, chunk=64, implementation=None):
     return kp.linear_attention(r, k, v, log_w, u, state, low_rank=low_rank, **options)
 
 
-def with_gradients(f: Any, arrays: Any, wide: bool = False) -> Any:
-    """(f(*arrays), the cotangents of arrays) for fixed random cotangents, rounded as results are; float64 if `wide`."""
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(partial(op, implementation="xla"), *arrays)
-    cotangents = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
-    with jax.enable_x64(wide):
-        if wide:
-            arrays, cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (tuple(arrays), cotangents))
-
-        @fast_jit
-        def run(arrays, cotangents):
-            out, pull = jax.vjp(f, *arrays)
-            return out, dict(zip(NAMES, pull(cotangents), strict=True))
-
-        return jax.tree.map(np.asarray, run(tuple(arrays), cotangents))
-
-
-def assert_trees_close(got: Any, want: Any, dtype: str = "float32", slack: float = 1.0) -> None:
-    """Within `slack` times what the dtype costs elsewhere, at the scale of each array.
-
-    The gradient of log w is a difference of sums of products of entries of 1: strong decays leave only their rounding.
-    """
-    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
-    for (path, g), (_, w) in zip(leaves, wanted, strict=True):
-        name = jax.tree_util.keystr(path)
-        assert_close(g, w, dtype, name, scale=slack * max(np.abs(w).max(), 1.0 if "log_w" in name else 1e-3))
+with_gradients = partial(outputs_and_gradients, like=partial(op, implementation="xla"), names=NAMES)
+assert_trees_close = partial(assert_each_close, of_ones="log_w")
 
 
 # Several chunks, the last of part; values and keys of several blocks, of part of one, and of another width; a chunk to

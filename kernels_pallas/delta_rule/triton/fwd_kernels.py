@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_tile
-from kernels_pallas.triton.triangular import SOLVE
+from kernels_pallas.triton.triangular import SOLVE, product, unit_inverse
 
 
 @triton.jit
@@ -27,28 +27,9 @@ def decays(later, earlier, g_later, g_earlier, HAS_GATE: tl.constexpr):
 
 
 @triton.jit
-def unit_inverse(a_RR):
-    """(I + A)^{-1} of a strictly lower [SOLVE, SOLVE] A, by forward substitution."""
-    i = tl.arange(0, SOLVE)
-    x_RR = -a_RR
-    for r in range(2, SOLVE):
-        # Row r is still that of -A: its entry of column l, by l, times row l of the inverse, which is done for l < r.
-        is_row_R1 = (i == r)[:, None]
-        factors_R = tl.sum(tl.where(is_row_R1, x_RR, 0.0), 0)
-        x_RR += tl.where(is_row_R1, tl.sum(factors_R[:, None] * x_RR, 0)[None, :], 0.0)
-    return x_RR + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-
-
-@triton.jit
 def corrected(beta_R, k_RK, earlier_RK, PRECISION: tl.constexpr):
     """The block of A = beta K K^T of these rows and those columns."""
     return beta_R[:, None] * tl.dot(k_RK, tl.trans(earlier_RK), input_precision=PRECISION)
-
-
-@triton.jit
-def product(a_RR, b_RR):
-    """Of two float32 blocks, in three parts."""
-    return tl.dot(a_RR, b_RR, input_precision="tf32x3")
 
 
 @triton.jit
