@@ -279,9 +279,13 @@ def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
     run.log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "seqjax.study.train_run", f"--study={study}", f"--run={run.index}"]
-    # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on.
+    # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on. Should this
+    # process be killed, the pipe ends, and with it the run.
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with run.log.open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            [*command, "--stop_with_stdin"], stdout=log, env=environment, start_new_session=True, **pipes
+        )
 
 
 def _last_output(run: Run) -> str:

@@ -4,7 +4,10 @@
 several processes, which launch/slurm_study.sbatch starts; stopped before the end, they save and end with status 130.
 """
 
+import os
+import signal
 import sys
+import threading
 
 from absl import logging
 
@@ -21,7 +24,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--study", required=True, help="as for seqjax study")
     parser.add_argument("--run", required=True, type=int, help="index of the run in the study")
     parser.add_argument("--distributed", action="store_true", help="one process of several, as for seqjax train")
+    parser.add_argument("--stop_with_stdin", action="store_true", help="save and stop when standard input ends")
     args = parser.parse_args(argv)
+    if args.stop_with_stdin:
+        threading.Thread(target=_stop_with_stdin, daemon=True).start()
     if args.distributed:
         with joined():
             complete = train_one(args.study, args.run)
@@ -36,6 +42,12 @@ def train_one(study: str, index: int) -> bool:
     run = load_study(study).runs[index]
     assert run.config is not None, "the runner starts only what can be trained"
     return train(run.config, run.workdir)
+
+
+def _stop_with_stdin() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from seqjax.study import __main__ as study
 from seqjax.study import runner
 from seqjax.study.studies import load_study
 from seqjax.training import eval_losses, metrics
+from seqjax.training.lock import Holder
 from seqjax.training.loop import train
 from seqjax.utils import UserError
 from tests import support
@@ -264,18 +265,27 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     assert min(outside) < row["eval_mean/out_of_domain/natural"] < max(outside)
 
 
-def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path, number):
     """The runs save where they are and the same command goes on; here they are stopped while they compile."""
     command = [sys.executable, "-m", "seqjax.study", f"--study={trained_study}", f"--out={tmp_path / 'out'}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=support.ROOT)
+    lock = tmp_path / "slow" / "run.lock"
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "slow" / "log.txt").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
+        _wait(lock.exists)
+        process.send_signal(number)
         process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == (130 if number == signal.SIGTERM else -number)
+    _wait(lambda: not lock.exists() or not Holder(**json.loads(lock.read_text())).alive)
+    assert not load_study(str(trained_study)).runs[0].complete
     assert not (tmp_path / "bad").exists()
     assert not (tmp_path / "fast").exists()
+
+
+def _wait(done) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
