@@ -35,10 +35,10 @@ class Tile(NamedTuple):
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
     ("state", 16): Tile(32, 4, 2),
-    ("out", 16): Tile(32, 4, 2),
-    ("dstate", 16): Tile(32, 4, 2),
-    ("rows", 16): Tile(32, 8, 1),  # with 2, Triton 3.6 overwrites on Hopper what its products still read
-    ("columns", 16): Tile(64, 8, 2),
+    ("out", 16): Tile(64, 4, 1),
+    ("dstate", 16): Tile(64, 4, 1),
+    ("rows", 16): Tile(64, 8, 1),  # with 2, Triton 3.6 overwrites on Hopper what its products still read
+    ("columns", 16): Tile(64, 4, 1),
     ("solve", 32): Tile(16, 1, 1),
     ("state", 32): Tile(16, 4, 1),
     ("out", 32): Tile(16, 4, 1),

@@ -35,11 +35,11 @@ class Tile(NamedTuple):
 # with 64 keys no 16-bit one spills more than 16 bytes on sm90, in chunks of `longest_chunk`. None was run on a GPU.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
-    ("solve", 16): Tile(16, 32, 4, 1),
-    ("mix", 16): Tile(32, 32, 8, 1),
+    ("solve", 16): Tile(16, 64, 4, 1),
+    ("mix", 16): Tile(64, 64, 4, 1),
     ("state", 16): Tile(32, 128, 4, 2),
-    ("out", 16): Tile(64, 32, 8, 1),
-    ("keys", 16): Tile(32, 64, 8, 1),
+    ("out", 16): Tile(64, 64, 4, 1),
+    ("keys", 16): Tile(64, 32, 4, 1),
     ("sums", 32): Tile(16, 128, 4, 1),
     ("solve", 32): Tile(16, 32, 4, 1),
     ("mix", 32): Tile(16, 32, 4, 1),
