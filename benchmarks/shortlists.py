@@ -1,0 +1,228 @@
+"""How many chunks a shortlist must hold, on queries and keys of a trained run:
+
+    python -m benchmarks.shortlists --run=WORKDIR [--domain=arxiv] [--blocks=4] [--groups=32] [--seq_len=102400]
+
+Top-1 Chunk must find the chunk with the most mass ("exact") or with the best key ("best_key") among all past ones. A
+shortlist takes the first m chunks by a table of a few numbers per chunk, and looks at the keys of those alone. For
+every layer and head of a run of Top-1 Chunk or Transformer++, on held-out text, this measures how often the chunk is
+among the first m. Tables, with s = scale q . k over the keys of a chunk, estimated from
+
+    mean            the mean key
+    2, 4, 8 means   the largest of the means of 2, 4, 8 parts of the chunk
+    mean, variance  the mean and half the variance of s, from the variance of every key channel
+    mean, leading   the same, from the largest eigenvalue of the keys' covariance and its eigenvector
+
+`own` lists belong to one query, `shared` ones to 64 neighbouring queries (a whole chunk if it is shorter), which a
+kernel reads once: their chunks are those of the largest share, over the queries, of the table's softmax. Queries with
+more than m past chunks count. Beside them stand the mass that exact and best key read, as a share of all past mass, and
+the gaps between the best two. Prints tables in Markdown; writes a report and a picture to
+runs/benchmarks/shortlists.json, or --json.
+"""
+
+from benchmarks.harness import options
+
+FLAGS = options.flags(__doc__)
+FLAGS.add_argument("--run", required=True, help="a workdir with a checkpoint")
+FLAGS.add_argument("--domain", default="arxiv", help="domain of the text (arxiv)")
+FLAGS.add_argument("--blocks", type=int, default=4, help="sequences (4)")
+FLAGS.add_argument("--groups", type=int, default=32, help="groups of 64 queries of each sequence, evenly spread (32)")
+FLAGS.add_argument("--seq_len", type=int, default=0, help="tokens of a sequence; that of the run by default")
+FLAGS.add_argument("--chunk_size", type=int, default=128, help="keys of a chunk (128)")
+options.parse_early(FLAGS, __name__)
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import kernels_pallas
+from benchmarks.harness import plot, report
+from benchmarks.harness.machine import machine
+from seqjax.data import open_corpus
+from seqjax.pictures import End, label_ends
+from seqjax.training.evaluate import restore
+from seqjax.types import Array
+from seqjax.utils import UserError, run_command
+
+GROUP = 64  # neighbouring queries, at most: all of one chunk
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # of shortlists
+TARGETS = ("exact", "best_key")
+OPS = ("top1_chunk_attention", "causal_attention")
+
+
+def tables(q_QHK: Array, k_cCHK: Array, scale: float) -> dict[str, Array]:
+    """{name: [Q, H, c]}: what each table says of every chunk, in nats of the largest or of the mean exponential."""
+    mean_cHK = k_cCHK.mean(1)
+    of_mean_QHc = scale * jnp.einsum("qhk,chk->qhc", q_QHK, mean_cHK)
+    found = {"mean": of_mean_QHc}
+    n_chunks, size = k_cCHK.shape[:2]
+    for parts in (2, 4, 8):
+        means = k_cCHK.reshape(n_chunks, parts, size // parts, *k_cCHK.shape[2:]).mean(2)
+        found[f"{parts} means"] = scale * jnp.einsum("qhk,cphk->qhcp", q_QHK, means).max(-1)
+    centred_cCHK = k_cCHK - mean_cHK[:, None]
+    variance_cHK = jnp.square(centred_cCHK).mean(1)
+    found["mean, variance"] = of_mean_QHc + 0.5 * scale**2 * jnp.einsum("qhk,chk->qhc", q_QHK**2, variance_cHK)
+    values_cHK, vectors_cHKK = jnp.linalg.eigh(jnp.einsum("cshk,cshl->chkl", centred_cCHK, centred_cCHK) / size)
+    along_QHc = jnp.einsum("qhk,chk->qhc", q_QHK, vectors_cHKK[..., -1])
+    found["mean, leading"] = of_mean_QHc + 0.5 * scale**2 * jnp.square(along_QHc) * values_cHK[..., -1].T[None]
+    return found
+
+
+def rank(score_c: Array, target: Array) -> Array:
+    """How many chunks come before `target`, by score and then by number; along the last axis."""
+    at = jnp.take_along_axis(score_c, target[..., None], -1)
+    is_before = (score_c > at) | ((score_c == at) & (jnp.arange(score_c.shape[-1]) < target[..., None]))
+    return is_before.sum(-1)
+
+
+@partial(jax.jit, static_argnames="chunk_size")
+def of_group(q_QHK: Array, k_cCHK: Array, first: Array, *, chunk_size: int) -> dict[str, Any]:
+    """What is measured at the queries of a group, whose first position is `first`: [Q, H] each."""
+    scale = q_QHK.shape[-1] ** -0.5
+    is_past_c = jnp.arange(k_cCHK.shape[0]) < first // chunk_size  # one for a group, which lies in one chunk
+    scores_QHcC = scale * jnp.einsum("qhk,cshk->qhcs", q_QHK, k_cCHK)
+    of_chunk = {"exact": jax.nn.logsumexp(scores_QHcC, -1), "best_key": scores_QHcC.max(-1)}
+    of_chunk = {name: jnp.where(is_past_c, x, -jnp.inf) for name, x in of_chunk.items()}
+    log_share_QHc = jax.nn.log_softmax(of_chunk["exact"], -1)
+    found: dict[str, Any] = {"past": jnp.broadcast_to(first // chunk_size, q_QHK.shape[:2])}
+    chosen = {name: x.argmax(-1) for name, x in of_chunk.items()}
+    for name, x in of_chunk.items():
+        best, second = jnp.moveaxis(jax.lax.top_k(x, 2)[0], -1, 0)
+        found[f"gap/{name}"] = best - second
+        found[f"share/{name}"] = jnp.exp(jnp.take_along_axis(log_share_QHc, chosen[name][..., None], -1)[..., 0])
+    for name, table in tables(q_QHK, k_cCHK, scale).items():
+        own_QHc = jnp.where(is_past_c, table, -jnp.inf)
+        shared_Hc = jax.nn.log_softmax(own_QHc, -1).max(0)
+        lists = {"own": own_QHc, "shared": jnp.broadcast_to(shared_Hc, own_QHc.shape)}
+        for target, kind in ((t, k) for t in TARGETS for k in lists):
+            found[f"rank/{target}/{kind}/{name}"] = rank(lists[kind], chosen[target])
+    return found
+
+
+def operands(run: str, domain: str, *, blocks: int, seq_len: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """Queries [T, H, K] and keys [T, G, K] that every attention of a run makes: by sequence, by layer."""
+    config, model, params, _, _ = restore(run)
+    params = jax.device_put(params, jax.devices()[0])  # callbacks come in order on one device alone
+    length = seq_len or config.train.seq_len
+    corpus = open_corpus(config.data, seq_len=config.train.seq_len, vocab_size=config.model.vocab_size)
+    if domain not in corpus.eval_domains:
+        raise UserError(f"--domain={domain}: {run} is evaluated on {', '.join(corpus.eval_domains)}.")
+    each = -(-length // config.train.seq_len)
+    tokens = corpus.eval_blocks(domain, count=blocks * each).tokens[:, :-1]
+    found: list[list[tuple[np.ndarray, np.ndarray]]] = []
+
+    def note(q: np.ndarray, k: np.ndarray) -> None:
+        found[-1].append((np.asarray(q, np.float32), np.asarray(k, np.float32)))
+
+    def noted(op):
+        def call(q: Array, k: Array, v: Array, **settings) -> Array:
+            jax.debug.callback(note, q[0], k[0], ordered=True)
+            return op(q, k, v, **settings)
+
+        return call
+
+    with contextlib.ExitStack() as patches:
+        for name in OPS:
+            op = noted(getattr(kernels_pallas, name))
+            patches.enter_context(mock.patch.object(kernels_pallas, name, op))
+        for at in range(min(blocks, len(tokens) // each)):
+            found.append([])
+            model.hidden(params, jnp.asarray(tokens[at * each : (at + 1) * each].reshape(1, -1)[:, :length]))
+            jax.effects_barrier()
+    if not found or not found[0]:
+        raise UserError(f"--run={run}: it has no layer of Top-1 Chunk or attention, or less text than --seq_len.")
+    return found
+
+
+def measure(q: np.ndarray, k: np.ndarray, *, groups: int, chunk_size: int) -> dict[str, np.ndarray]:
+    """What `of_group` finds at evenly spread groups of one layer and sequence, [n, Q, H]."""
+    n_chunks = len(q) // chunk_size
+    size = min(GROUP, chunk_size)
+    starts = np.arange(2 * chunk_size, len(q) - size + 1, size)
+    starts = starts[np.unique(np.linspace(0, len(starts) - 1, min(groups, len(starts))).round().astype(int))]
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1).astype(np.float32)
+    k_cCHK = jnp.asarray(k[: n_chunks * chunk_size].reshape(n_chunks, chunk_size, *k.shape[1:]))
+    found = [
+        of_group(jnp.asarray(q[at : at + size], jnp.float32), k_cCHK, jnp.asarray(at), chunk_size=chunk_size)
+        for at in starts
+    ]
+    return {key: np.stack([np.asarray(one[key]) for one in found]) for key in found[0]}
+
+
+def summary(found: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Recall by target, kind and table; mean shares of mass; quantiles of the gaps."""
+    joined = {key: np.concatenate([one[key].ravel() for one in found]) for key in found[0]}
+    past, recall = joined["past"], {}
+    for key, ranks in joined.items():
+        if key.startswith("rank/"):
+            sizes = [m for m in SIZES if (past > m).any()]
+            recall[key.removeprefix("rank/")] = {str(m): float((ranks[past > m] < m).mean()) for m in sizes}
+    return {
+        "recall": recall,
+        "share": {name: float(joined[f"share/{name}"].mean()) for name in TARGETS},
+        "gap_quantiles": {
+            name: [float(x) for x in np.quantile(joined[f"gap/{name}"], (0.1, 0.5, 0.9))] for name in TARGETS
+        },
+        "chunks": int(past.max()),
+        "queries": past.size,
+    }
+
+
+def markdown(result: dict[str, Any], target: str, kind: str) -> str:
+    """Recall as a table: one row per table, one column per size of the shortlist."""
+    rows = {key.split("/")[2]: row for key, row in result["recall"].items() if key.startswith(f"{target}/{kind}/")}
+    sizes = list(next(iter(rows.values())))
+    cells = [[name, *(f"{100 * row[m]:.1f}" for m in sizes)] for name, row in rows.items()]
+    return report.markdown([f"{target}, {kind} list: % found among", *sizes], cells)
+
+
+def draw(result: dict[str, Any], path: Path, title: str) -> None:
+    """Recall of the best key over the size of the shortlist, one panel for own and one for shared lists."""
+    made, panels = plot.figure(9, 3.6, panels=2)
+    ends = {}
+    for axes, kind in zip(panels, ("own", "shared"), strict=True):
+        of_kind = {key: row for key, row in result["recall"].items() if key.startswith(f"best_key/{kind}/")}
+        ends[axes] = []
+        for (key, row), color in zip(of_kind.items(), plot.COLORS, strict=False):
+            sizes, values = [int(m) for m in row], [100 * v for v in row.values()]
+            axes.plot(sizes, values, color=color, marker="o", markersize=3.5, linewidth=1.4)
+            ends[axes].append(End(sizes[-1], values[-1], key.split("/")[2], color))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(m) for m in sizes])
+        axes.set_xlabel(f"chunks of a list {'of its own' if kind == 'own' else f'shared by {GROUP} queries'}")
+        axes.grid(axis="y", alpha=0.3)
+    panels[0].set_ylabel("queries whose best key's chunk is listed, %")
+    made.suptitle(title, fontsize=9.5, x=0.01, ha="left")
+    label_ends(ends)
+    plot.save(made, path)
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print and draw."""
+    given = FLAGS.parse_args(argv)
+    if given.chunk_size % min(GROUP, given.chunk_size):
+        raise UserError(f"--chunk_size={given.chunk_size}: choose at most {GROUP} or a multiple of it.")
+    layers: list[list[dict[str, np.ndarray]]] = []
+    for sequence in operands(given.run, given.domain, blocks=given.blocks, seq_len=given.seq_len):
+        layers = layers or [[] for _ in sequence]
+        for of_layer, (q, k) in zip(layers, sequence, strict=True):
+            of_layer.append(measure(q, k, groups=given.groups, chunk_size=given.chunk_size))
+    result = summary([one for of_layer in layers for one in of_layer])
+    by_layer = [summary(of_layer) for of_layer in layers]
+    for target in TARGETS:
+        print(markdown(result, target, "own"), markdown(result, target, "shared"), sep="\n\n", end="\n\n")
+    print("Share of the past mass that is read:", {name: round(x, 3) for name, x in result["share"].items()})
+    out = Path(given.json or options.UNRECORDED / "shortlists.json")
+    settings = {key: value for key, value in vars(given).items() if key != "json"}
+    report.save(out, {"machine": machine(), "settings": settings, "result": result, "layers": by_layer})
+    draw(result, out.with_suffix(".png"), f"{Path(given.run).name}, {given.domain}: {result['chunks']} past chunks")
+    print(f"Wrote {out}.")
+
+
+if __name__ == "__main__":
+    run_command(main)
