@@ -61,11 +61,12 @@ def marks(records: Records) -> list[Mark]:
     main, found = comparison.main_quantity(records), list[Mark]()
     for reference in references(records):
         for row in equal_loss.compare(records, reference) if records.protocol == 2 else ():
-            if row.gaps is None:
-                continue
-            if row.over_rates is not None and row.n_pairs > 1:
+            # Without overlap at the best rates, others that are as good may overlap.
+            if row.over_rates is not None and (row.n_pairs > 1 or row.gaps is None):
                 low, high = row.over_rates
                 found.append(Mark(reference, row.model, OVER_RATES, (low + high) / 2, (high - low) / 2))
+            if row.gaps is None:
+                continue
             estimate = row.gaps[main].estimate
             what = FEW if estimate.half_width is None else ENOUGH
             found.append(Mark(reference, row.model, what, estimate.gap, estimate.half_width))
@@ -95,6 +96,8 @@ def order(records: Records) -> list[str]:
         known |= found.keys()
     if records.protocol == 2 and last not in known:
         del place[last]
+    for mark in marks(records):  # of some models there is a range alone
+        place.setdefault(mark.model, mark.gap)
     return sorted(place, key=place.__getitem__)
 
 
