@@ -9,7 +9,7 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas import backend
-from kernels_pallas.cross_entropy import reference, triton
+from kernels_pallas.cross_entropy import reference
 from kernels_pallas.cross_entropy.triton import loss, refusal
 from kernels_pallas.triton import runtime
 from seqjax.ops import cross_entropy as chunked
@@ -148,10 +148,10 @@ def test_the_loss_in_chunks_has_the_gradients_of_xla(implementation) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6), got, want)
 
 
-def problem(*, logits="float32", targets="int32", dtype="bfloat16", split=False, is_named=True) -> backend.Problem:
+def problem(*, logits="float32", targets="int32", dtype="bfloat16", split=False) -> backend.Problem:
     shapes = (((2, 8, 32000), logits), ((2, 8), targets), ((2, 8), "float32"))
     operands = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in shapes)
-    return backend.Problem("gpu", operands, {"dtype": jnp.dtype(dtype), "is_vocabulary_split": split}, is_named)
+    return backend.Problem("gpu", operands, {"dtype": jnp.dtype(dtype), "is_vocabulary_split": split})
 
 
 def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +162,6 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "targets int32" in str(refusal(problem(targets="uint16")))
     assert "the gradient's dtype is int8" in str(refusal(problem(dtype="int8")))
     assert "devices share the vocabulary" in str(refusal(problem(split=True)))
-
-
-def test_what_was_not_measured_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
-    assert "not measured on a GPU yet" in str(refusal(problem(is_named=False)))
-    monkeypatch.setattr(triton, "IS_MEASURED", True)
-    assert refusal(problem(is_named=False)) is None
 
 
 def test_double_precision_is_xla_s() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas import backend
-from kernels_pallas.delta_rule import reference, triton
+from kernels_pallas.delta_rule import reference
 from kernels_pallas.delta_rule.triton import refusal, scan
 from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import block_of
@@ -202,10 +202,10 @@ def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementatio
     assert (passes(saved), passes(None)) == (2, 3)
 
 
-def problem(*, dtype="bfloat16", K=96, V=192, wide="float32", is_named=True) -> backend.Problem:
+def problem(*, dtype="bfloat16", K=96, V=192, wide="float32") -> backend.Problem:
     k, v, row, state = ((1, 8, 2, K), dtype), ((1, 8, 2, V), dtype), ((1, 8, 2), wide), ((1, 2, K, V), wide)
     operands = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in (k, k, v, row, state, row))
-    return backend.Problem("gpu", operands, {"chunk_size": 64}, is_named)
+    return backend.Problem("gpu", operands, {"chunk_size": 64})
 
 
 def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +217,6 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "operands are bfloat16" in str(refusal(problem(wide="bfloat16")))
     with jax.enable_x64(True):
         assert "operands are float64" in str(refusal(problem(dtype="float64", wide="float64")))
-
-
-def test_what_was_not_measured_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
-    assert "not right on a GPU in all of its tests yet" in str(refusal(problem(is_named=False)))
-    monkeypatch.setattr(triton, "IS_MEASURED", True)
-    assert refusal(problem(is_named=False)) is None
 
 
 def test_double_precision_is_xla_s() -> None:

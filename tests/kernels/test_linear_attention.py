@@ -14,7 +14,7 @@ import pytest
 
 import kernels_pallas as kp
 from kernels_pallas import backend
-from kernels_pallas.linear_attention import reference, triton
+from kernels_pallas.linear_attention import reference
 from kernels_pallas.linear_attention.triton import refusal, scan
 from kernels_pallas.triton import runtime
 from tests import support
@@ -211,12 +211,12 @@ def test_a_policy_that_keeps_states_and_inverses_repeats_no_kernel(implementatio
     assert (passes(saved), passes(None)) == (2, 3)
 
 
-def problem(*, dtype="bfloat16", K=96, V=192, wide="float32", is_named=True) -> backend.Problem:
+def problem(*, dtype="bfloat16", K=96, V=192, wide="float32") -> backend.Problem:
     k, v, state = ((1, 8, 2, K), dtype), ((1, 8, 2, V), dtype), ((1, 2, K, V), wide)
     operands = tuple(
         jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in (k, k, v, (k[0], wide), state, ((2, K), wide))
     )
-    return backend.Problem("gpu", operands, {"chunk_size": 64}, is_named)
+    return backend.Problem("gpu", operands, {"chunk_size": 64})
 
 
 def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,13 +227,6 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "value dim 320 is larger than 256" in str(refusal(problem(V=320)))
     assert "operands are bfloat16" in str(refusal(problem(wide="bfloat16")))
     assert "operands are float16 and float32; v may be bfloat16, float32" in str(refusal(problem(dtype="float16")))
-
-
-def test_what_was_not_measured_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
-    assert "not measured on a GPU yet" in str(refusal(problem(is_named=False)))
-    monkeypatch.setattr(triton, "IS_MEASURED", True)
-    assert refusal(problem(is_named=False)) is None
 
 
 def test_double_precision_is_xla_s() -> None:

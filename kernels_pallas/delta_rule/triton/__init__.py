@@ -4,13 +4,11 @@ from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.delta_rule.interface import DeltaRule
 from kernels_pallas.triton import limits
 
-# Whether these kernels were measured on a GPU and won. Until then they run only where a caller names them.
-IS_MEASURED = False
 MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; Gated DeltaNet has 192 at 110m
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes (k and v follow q), a head's dims, or that nobody named it."""
+    """Say why it refuses: the machine, the dtypes (k and v follow q), or a head's dims."""
     reason = limits.machine(problem)
     if reason is not None:
         return reason
@@ -22,8 +20,6 @@ def refusal(problem: Problem) -> str | None:
         return f"key dim {q.shape[-1]} is larger than {limits.MAX_DIM}"
     if v.shape[-1] > MAX_VALUE_DIM:
         return f"value dim {v.shape[-1]} is larger than {MAX_VALUE_DIM}"
-    if not (IS_MEASURED or problem.is_named):
-        return "not right on a GPU in all of its tests yet: it runs only when selected by name"
     return None
 
 

@@ -29,15 +29,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs. Chosen by what the compiler reports: 16-bit ones do not spill, on sm80 or sm90, with
-# the chunks of `longest_chunk`, and load the next block or chunk while they compute; fp32, whose products are three
-# each and hold their operands in registers, spills, most where a head has 128 keys. No other was tried on a GPU.
+# By kernel and bits of the inputs. Those of 16 bits are the fastest of 12 on an H200, at the sizes of Gated DeltaNet, but
+# for `rows` and where more stages won little (docs/log/kernels.md). fp32, whose products are three each and hold their
+# operands in registers, spills, most where a head has 128 keys.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
     ("state", 16): Tile(32, 4, 2),
     ("out", 16): Tile(64, 4, 1),
     ("dstate", 16): Tile(64, 4, 1),
-    ("rows", 16): Tile(64, 8, 1),  # with 2, Triton 3.6 overwrites on Hopper what its products still read
+    ("rows", 16): Tile(64, 8, 1),  # with 2 stages wrong on Hopper (Triton 3.6), a race
     ("columns", 16): Tile(64, 4, 1),
     ("solve", 32): Tile(16, 1, 1),
     ("state", 32): Tile(16, 4, 1),

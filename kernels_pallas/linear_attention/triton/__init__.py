@@ -4,14 +4,12 @@ from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.linear_attention.interface import LinearAttention
 from kernels_pallas.triton import limits
 
-# Whether these kernels were measured on a GPU and won. Until then they run only where a caller names them.
-IS_MEASURED = False
 DTYPES = ("bfloat16", "float32")  # weights of e^60 do not fit float16
 MAX_VALUE_DIM = 2 * limits.MAX_DIM  # no tile holds all values of a head; GLA has 192 at 110m
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why it refuses: the machine, the dtypes (r and k follow v), a head's dims, or that nobody named it."""
+    """Say why it refuses: the machine, the dtypes (r and k follow v), or a head's dims."""
     reason = limits.machine(problem)
     if reason is not None:
         return reason
@@ -23,8 +21,6 @@ def refusal(problem: Problem) -> str | None:
         return f"key dim {r.shape[-1]} is larger than {limits.MAX_DIM}"
     if v.shape[-1] > MAX_VALUE_DIM:
         return f"value dim {v.shape[-1]} is larger than {MAX_VALUE_DIM}"
-    if not (IS_MEASURED or problem.is_named):
-        return "not measured on a GPU yet: it runs only when selected by name"
     return None
 
 

@@ -31,8 +31,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Chosen by what the compiler reports:
-# with 64 keys no 16-bit one spills more than 16 bytes on sm90, in chunks of `longest_chunk`. None was run on a GPU.
+# By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Those of 16 bits are the fastest of 24
+# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md); those of 32 do not spill much.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("solve", 16): Tile(16, 64, 4, 1),
