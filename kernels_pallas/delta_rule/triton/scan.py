@@ -29,9 +29,9 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By kernel and bits of the inputs. Those of 16 bits are the fastest of 12 on an H200, at the sizes of Gated DeltaNet, but
-# for `rows` and where more stages won little (docs/log/kernels.md). fp32, whose products are three each and hold their
-# operands in registers, spills, most where a head has 128 keys.
+# By kernel and bits of the inputs. Those of 16 bits are the fastest of 12 on an H200, at the sizes of Gated DeltaNet,
+# but for `rows` and where more stages won little (docs/log/kernels.md). fp32, whose products are three each and hold
+# their operands in registers, spills, most where a head has 128 keys.
 TILES = {
     ("solve", 16): Tile(64, 1, 1),
     ("state", 16): Tile(32, 4, 2),
