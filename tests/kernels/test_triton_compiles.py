@@ -14,6 +14,11 @@ from tests.kernels.compile_triton import SHARED_BYTES
 extras.need("triton")
 
 
+# Bytes that a thread may spill, of 16-bit inputs. Those with more are faster on an H200 than tiles that spill nothing
+# (docs/log/kernels.md).
+SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420}
+
+
 def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
     """In a process of its own: this one has the interpreter's kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -41,7 +46,7 @@ def check(results: list[dict]) -> None:
     }
     for r in results:
         assert r["shared"] <= SHARED_BYTES[r["capability"]], r
-        assert r["dtype"] == "float32" or r["spilled"] <= 64, r  # bytes per thread; fp32 is for tests
+        assert r["dtype"] == "float32" or r["spilled"] <= SPILLED.get(r["kernel"], 64), r  # fp32 is for tests
 
 
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])

@@ -136,7 +136,7 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, shapes: tuple, has_gate:
     """Launch `kernel` over the chunks of every head, or the pass over time that it is, for shapes of q, v and beta."""
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)
-    block = block_of(entry.block, V)
+    block = block_of(min(entry.block, C), V)  # chunks of 32 are those of sm80, where 64 values spill
     constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
     return runtime.launch(
         kernel,
