@@ -27,7 +27,7 @@ NEEDS = {
     "a GPU": r"(?!.*--dry_run)seqjax train .*\b(110m|1b3)\b",
     "SlimPajama": r"seqjax prepare --source=SlimPajama",
     "a package and an account": r"log\.wandb",
-    "minutes, or hours of GPUs": r"seqjax (study --study=|judge )",
+    "minutes, or hours of GPUs": r"seqjax (study --(study|configs)=|judge )",
     "a name for each capital word": r"\b(DIR|NAME_OR_FILE)\b",
     "options": r"seqjax [\w ]+$",
 }
