@@ -2,7 +2,7 @@
 
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
-    python -m benchmarks.tune --kernels=channel_sums,channel_solve,channel_mix,channel_state,channel_out,channel_keys
+    python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix,channel_state,channel_out,channel_keys
     python -m benchmarks.tune --kernels=loss
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
@@ -43,7 +43,7 @@ from seqjax.utils import UserError, run_command
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
-CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "solve", "mix", "state", "out", "keys"))
+CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "pairs", "solve", "mix", "state", "out", "keys"))
 LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
 

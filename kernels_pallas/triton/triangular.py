@@ -1,9 +1,17 @@
-"""Inverses of unit lower triangular matrices, which recurrences with a correction need: of a block, and of a tile."""
+"""Parts of the inverse of a unit lower triangular matrix, which recurrences with a correction need for every chunk.
+
+The matrix I + A has blocks of SOLVE rows. Those of the inverse on the diagonal are made by substitution, the others
+from them. Products of float32 in three parts, whatever the inputs: where the keys of a delta rule are much alike and
+beta is near 2, one TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than
+the rounding of X to bf16). A program has one warp, so that no step of the substitution waits for another.
+"""
 
 import triton
 import triton.language as tl
 
-SOLVE = tl.constexpr(16)  # rows of a block of the inverse that forward substitution makes
+from kernels_pallas.triton.tile_io import store_tile
+
+SOLVE = tl.constexpr(16)  # rows of a block
 
 
 @triton.jit
@@ -26,33 +34,32 @@ def product(a_RR, b_RR):
 
 
 @triton.jit
-def unit_lower_inverse(a_CC, C: tl.constexpr):
-    """(I + A)^{-1} of a strictly lower triangular A [C, C] in float32, C up to 64.
+def third_and_fourth_rows(x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR):
+    """Of an inverse of four blocks a side those left of the diagonal, in the order of reading.
 
-    Blocks of SOLVE rows on the diagonal by forward substitution, row r of all of them at a time; then pairs of blocks
-    are merged: with L what A has between both, and X block diagonal, X - X L X is the inverse of the pair. Products of
-    float32 in three parts, whatever the inputs: where the keys of a delta rule are much alike and beta is near 2, one
-    TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the rounding of X
-    to bf16).
+    X_rc = -X_rr sum_{c <= m < r} A_rm X_mc, blocks nearer to the diagonal first.
     """
-    i = tl.arange(0, C)
-    later, earlier = i[:, None], i[None, :]
-    is_own_CC = later // SOLVE == earlier // SOLVE
-    x_CC = tl.where(is_own_CC, -a_CC, 0.0)
-    for r in range(2, SOLVE):
-        # Row r of a block is still that of -A: its entry of column l, by l, times row l of X, which is done for l < r.
-        is_row_C1 = later % SOLVE == r
-        factors_C = tl.sum(tl.where(is_row_C1, x_CC, 0.0), 0)
-        add_C = tl.sum(factors_C[:, None] * x_CC, 0)
-        x_CC += tl.where(is_row_C1 & is_own_CC, add_C[None, :], 0.0)
-    x_CC += tl.where(later == earlier, 1.0, 0.0)
-    if C > SOLVE:
-        is_pair_CC = later // (2 * SOLVE) == earlier // (2 * SOLVE)
-        low_CC = tl.where(is_pair_CC & (later // SOLVE != earlier // SOLVE), a_CC, 0.0)
-        product_CC = product(x_CC, low_CC)
-        x_CC -= product(product_CC, x_CC)
-    if C > 2 * SOLVE:
-        low_CC = tl.where(later // (2 * SOLVE) != earlier // (2 * SOLVE), a_CC, 0.0)
-        product_CC = product(x_CC, low_CC)
-        x_CC -= product(product_CC, x_CC)
-    return x_CC
+    x21_RR = -product(x22_RR, product(a21_RR, x11_RR))
+    x20_RR = -product(x22_RR, product(a20_RR, x00_RR) + product(a21_RR, x10_RR))
+    x32_RR = -product(x33_RR, product(a32_RR, x22_RR))
+    x31_RR = -product(x33_RR, product(a31_RR, x11_RR) + product(a32_RR, x21_RR))
+    x30_RR = -product(x33_RR, product(a30_RR, x00_RR) + product(a31_RR, x10_RR) + product(a32_RR, x20_RR))
+    return x20_RR, x21_RR, x30_RR, x31_RR, x32_RR
+
+
+@triton.jit
+def store_row(
+    out, row, stride: tl.constexpr, T: tl.constexpr, C: tl.constexpr, R: tl.constexpr, x0_RR, x1_RR, x2_RR, x3_RR
+):
+    """Row R of the blocks of an inverse [C, C], those of x up to the diagonal and zeros behind it."""
+    i = tl.arange(0, SOLVE)
+    row += R * SOLVE
+    store_tile(out, row, i, stride, 1, T, C, x0_RR)
+    if R > 0:
+        store_tile(out, row, i + SOLVE, stride, 1, T, C, x1_RR)
+    if R > 1:
+        store_tile(out, row, i + 2 * SOLVE, stride, 1, T, C, x2_RR)
+    if R > 2:
+        store_tile(out, row, i + 3 * SOLVE, stride, 1, T, C, x3_RR)
+    for column in range(R + 1, C // SOLVE):
+        store_tile(out, row, i + column * SOLVE, stride, 1, T, C, tl.zeros([SOLVE, SOLVE], tl.float32))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_tile
-from kernels_pallas.triton.triangular import SOLVE, product, unit_inverse
+from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverse
 
 
 @triton.jit
@@ -38,13 +38,7 @@ def solve_kernel(
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head, in blocks of SOLVE rows.
-
-    Those on the diagonal by substitution; X_rc = -X_rr sum_{c <= m < r} A_rm X_mc gives those below, blocks nearer to
-    the diagonal first. Products of float32 in three parts, whatever the inputs: where keys are much alike and beta is
-    near 2, one TF32 product loses a tenth of X, which alternates between +-2 (for beta up to 1 it loses less than the
-    rounding of X to bf16). A program has one warp, so that no step of the substitution waits for another.
-    """
+    """X = (I + A)^{-1} [B, T, H, C] with A = stril(beta K K^T), for one chunk of a head; see `triton/triangular.py`."""
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, SOLVE)
     in_k, in_beta, out = k_ptr + b * T * H * K + h * K, beta_ptr + head * C, x_ptr + (b * T * H + h) * C
@@ -52,41 +46,26 @@ def solve_kernel(
     row = start + i
     k0_RK, beta0_R = load_rows(in_k, row, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i)
     x00_RR = unit_inverse(tl.where(later > earlier, corrected(beta0_R, k0_RK, k0_RK, PRECISION), 0.0))
-    store_tile(out, row, i, H * C, 1, T, C, x00_RR)
+    store_row(out, row, H * C, T, C, 0, x00_RR, x00_RR, x00_RR, x00_RR)
     if C > SOLVE:
-        nothing_RR = tl.zeros([SOLVE, SOLVE], tl.float32)
-        row1 = row + SOLVE
-        k1_RK, beta1_R = load_rows(in_k, row1, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + SOLVE)
+        k1_RK, beta1_R = load_rows(in_k, row + SOLVE, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + SOLVE)
         x11_RR = unit_inverse(tl.where(later > earlier, corrected(beta1_R, k1_RK, k1_RK, PRECISION), 0.0))
         x10_RR = -product(x11_RR, product(corrected(beta1_R, k1_RK, k0_RK, PRECISION), x00_RR))
-        store_tile(out, row, i + SOLVE, H * C, 1, T, C, nothing_RR)
-        store_tile(out, row1, i, H * C, 1, T, C, x10_RR)
-        store_tile(out, row1, i + SOLVE, H * C, 1, T, C, x11_RR)
+        store_row(out, row, H * C, T, C, 1, x10_RR, x11_RR, x11_RR, x11_RR)
     if C > 2 * SOLVE:
-        row2, row3 = row + 2 * SOLVE, row + 3 * SOLVE
-        k2_RK, beta2_R = load_rows(in_k, row2, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + 2 * SOLVE)
-        k3_RK, beta3_R = load_rows(in_k, row3, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + 3 * SOLVE)
+        k2_RK = load_rows(in_k, row + 2 * SOLVE, H * K, T, K, KP, BOUNDED)
+        k3_RK = load_rows(in_k, row + 3 * SOLVE, H * K, T, K, KP, BOUNDED)
+        beta2_R, beta3_R = tl.load(in_beta + i + 2 * SOLVE), tl.load(in_beta + i + 3 * SOLVE)
         x22_RR = unit_inverse(tl.where(later > earlier, corrected(beta2_R, k2_RK, k2_RK, PRECISION), 0.0))
         x33_RR = unit_inverse(tl.where(later > earlier, corrected(beta3_R, k3_RK, k3_RK, PRECISION), 0.0))
         a20_RR, a21_RR = corrected(beta2_R, k2_RK, k0_RK, PRECISION), corrected(beta2_R, k2_RK, k1_RK, PRECISION)
         a30_RR, a31_RR = corrected(beta3_R, k3_RK, k0_RK, PRECISION), corrected(beta3_R, k3_RK, k1_RK, PRECISION)
         a32_RR = corrected(beta3_R, k3_RK, k2_RK, PRECISION)
-        x21_RR = -product(x22_RR, product(a21_RR, x11_RR))
-        x20_RR = -product(x22_RR, product(a20_RR, x00_RR) + product(a21_RR, x10_RR))
-        x32_RR = -product(x33_RR, product(a32_RR, x22_RR))
-        x31_RR = -product(x33_RR, product(a31_RR, x11_RR) + product(a32_RR, x21_RR))
-        x30_RR = -product(x33_RR, product(a30_RR, x00_RR) + product(a31_RR, x10_RR) + product(a32_RR, x20_RR))
-        for column in range(2, 4):
-            store_tile(out, row, i + column * SOLVE, H * C, 1, T, C, nothing_RR)
-            store_tile(out, row1, i + column * SOLVE, H * C, 1, T, C, nothing_RR)
-        store_tile(out, row2, i, H * C, 1, T, C, x20_RR)
-        store_tile(out, row2, i + SOLVE, H * C, 1, T, C, x21_RR)
-        store_tile(out, row2, i + 2 * SOLVE, H * C, 1, T, C, x22_RR)
-        store_tile(out, row2, i + 3 * SOLVE, H * C, 1, T, C, nothing_RR)
-        store_tile(out, row3, i, H * C, 1, T, C, x30_RR)
-        store_tile(out, row3, i + SOLVE, H * C, 1, T, C, x31_RR)
-        store_tile(out, row3, i + 2 * SOLVE, H * C, 1, T, C, x32_RR)
-        store_tile(out, row3, i + 3 * SOLVE, H * C, 1, T, C, x33_RR)
+        x20_RR, x21_RR, x30_RR, x31_RR, x32_RR = third_and_fourth_rows(
+            x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR
+        )
+        store_row(out, row, H * C, T, C, 2, x20_RR, x21_RR, x22_RR, x22_RR)
+        store_row(out, row, H * C, T, C, 3, x30_RR, x31_RR, x32_RR, x33_RR)
 
 
 @triton.jit

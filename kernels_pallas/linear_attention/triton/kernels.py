@@ -5,7 +5,8 @@ values is what flows back from dO through the writers, as the outputs are what f
 the gradient of the state is a state. So one kernel makes states and their gradients, one o and dv, one dr, dk, da, db:
 
     sums      g, or the gradient of log w from that of g
-    solve     X = (I - a|b)^-1 of every chunk                        LOW_RANK alone, in low_rank_kernels.py
+    pairs     a|b of every chunk                                     LOW_RANK alone, in low_rank_kernels.py
+    solve     X = (I - a|b)^-1                                       likewise
     mix       X (a|k) V and X a~, of which U is made given S; in REVERSE those of dY         likewise
     state     S (and U) over all chunks; in REVERSE L (and dY)
     out       O; in REVERSE dV

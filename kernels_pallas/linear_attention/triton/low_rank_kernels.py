@@ -9,22 +9,58 @@ import triton.language as tl
 
 from kernels_pallas.linear_attention.triton.weight_kernels import load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
-from kernels_pallas.triton.triangular import unit_lower_inverse
+from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverse
 
 
 @triton.jit
-def solve_kernel(
-    a_ptr, b_ptr, g_ptr, x_ptr,
+def pairs_kernel(
+    a_ptr, b_ptr, g_ptr, pairs_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X = (I - a|b)^{-1} [B, T, H, C] of one chunk of a head."""
+    """a|b [B, T, H, C] of one chunk of a head, in float32."""
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, C)
     in_K = b * T * H * K + h * K
     in_g = g_ptr + head // H * (C * H * K) + h * K
     m_CC = scores(a_ptr + in_K, b_ptr + in_K, in_g, start, T, H, K, KEYS, C, True, True, False, BOUNDED, PRECISION)
-    store_tile(x_ptr + (b * T * H + h) * C, start + i, i, H * C, 1, T, C, unit_lower_inverse(-m_CC, C))
+    store_tile(pairs_ptr + (b * T * H + h) * C, start + i, i, H * C, 1, T, C, m_CC)
+
+
+@triton.jit
+def solve_kernel(pairs_ptr, x_ptr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr):
+    """X = (I - a|b)^{-1} [B, T, H, C] of one chunk of a head, from a|b; see `triton/triangular.py`."""
+    b, h, start, _ = place_of(tl.program_id(0), T, H, C)
+    i = tl.arange(0, SOLVE)
+    in_pairs, out = pairs_ptr + (b * T * H + h) * C, x_ptr + (b * T * H + h) * C
+    row = start + i
+    x00_RR = unit_inverse(block(in_pairs, row, 0, 0, T, H, C, BOUNDED))
+    store_row(out, row, H * C, T, C, 0, x00_RR, x00_RR, x00_RR, x00_RR)
+    if C > SOLVE:
+        x11_RR = unit_inverse(block(in_pairs, row, 1, 1, T, H, C, BOUNDED))
+        x10_RR = -product(x11_RR, product(block(in_pairs, row, 1, 0, T, H, C, BOUNDED), x00_RR))
+        store_row(out, row, H * C, T, C, 1, x10_RR, x11_RR, x11_RR, x11_RR)
+    if C > 2 * SOLVE:
+        x22_RR = unit_inverse(block(in_pairs, row, 2, 2, T, H, C, BOUNDED))
+        x33_RR = unit_inverse(block(in_pairs, row, 3, 3, T, H, C, BOUNDED))
+        a20_RR = block(in_pairs, row, 2, 0, T, H, C, BOUNDED)
+        a21_RR = block(in_pairs, row, 2, 1, T, H, C, BOUNDED)
+        a30_RR = block(in_pairs, row, 3, 0, T, H, C, BOUNDED)
+        a31_RR = block(in_pairs, row, 3, 1, T, H, C, BOUNDED)
+        a32_RR = block(in_pairs, row, 3, 2, T, H, C, BOUNDED)
+        x20_RR, x21_RR, x30_RR, x31_RR, x32_RR = third_and_fourth_rows(
+            x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR
+        )
+        store_row(out, row, H * C, T, C, 2, x20_RR, x21_RR, x22_RR, x22_RR)
+        store_row(out, row, H * C, T, C, 3, x30_RR, x31_RR, x32_RR, x33_RR)
+
+
+@triton.jit
+def block(in_pairs, row, r: tl.constexpr, c: tl.constexpr, T: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+          BOUNDED: tl.constexpr):  # fmt: skip
+    """The block of -(a|b) of these rows and columns of blocks."""
+    i = tl.arange(0, SOLVE)
+    return -load_tile(in_pairs, row + r * SOLVE, i + c * SOLVE, H * C, 1, T, C, BOUNDED, False)
 
 
 @triton.jit

@@ -35,13 +35,15 @@ class Tile(NamedTuple):
 # on an H200, at the sizes of RWKV-7 (docs/log/kernels.md); those of 32 do not spill much.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
-    ("solve", 16): Tile(16, 64, 4, 1),
+    ("pairs", 16): Tile(16, 64, 4, 1),
+    ("solve", 16): Tile(16, 16, 1, 1),
     ("mix", 16): Tile(64, 64, 4, 1),
     ("state", 16): Tile(32, 128, 4, 2),
     ("out", 16): Tile(64, 64, 4, 1),
     ("keys", 16): Tile(64, 32, 4, 1),
     ("sums", 32): Tile(16, 128, 4, 1),
-    ("solve", 32): Tile(16, 32, 4, 1),
+    ("pairs", 32): Tile(16, 32, 4, 1),
+    ("solve", 32): Tile(16, 16, 1, 1),
     ("mix", 32): Tile(16, 32, 4, 1),
     ("state", 32): Tile(16, 128, 4, 1),
     ("out", 32): Tile(16, 32, 4, 1),
@@ -121,7 +123,8 @@ def _run_forward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank
     u = bonus[0] if has_bonus else g  # what is not read is some array
     inverse, z, x = v, v, v
     if is_low_rank:
-        (inverse,) = launch("solve", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
+        (pairs,) = launch("pairs", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, chunk), g.dtype)])
+        (inverse,) = launch("solve", pairs, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
         z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
     states = jax.ShapeDtypeStruct((B, -(-T // chunk), H, K, V), v.dtype)
     states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if is_low_rank else _none(v)])
@@ -170,6 +173,7 @@ def _none(like: Array) -> jax.ShapeDtypeStruct:
 
 KERNELS = {
     "sums": kernels.sums_kernel,
+    "pairs": low_rank_kernels.pairs_kernel,
     "solve": low_rank_kernels.solve_kernel,
     "mix": low_rank_kernels.mix_kernel,
     "state": kernels.state_kernel,
