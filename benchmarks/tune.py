@@ -10,8 +10,8 @@ Times one kernel at a time over candidate tiles, the table's entry first, and pr
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
 2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
 decay per channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together.
-The loss has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason,
-into kernels_pallas/top1_element/triton/tile_sizes.py, `triton/scan.py` of kernels_pallas/delta_rule or
+The loss has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its
+reason, into kernels_pallas/top1_element/triton/tile_sizes.py, `triton/scan.py` of kernels_pallas/delta_rule or
 kernels_pallas/linear_attention, or kernels_pallas/cross_entropy/triton/loss.py.
 """
 
