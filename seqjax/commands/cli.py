@@ -22,6 +22,7 @@ COMMANDS = {
     "recall": ("seqjax.evals.recall.__main__", "what small models of every mixer look up and track"),
     "harness": ("seqjax.evals.lm_eval.__main__", "a model in the tasks of lm-evaluation-harness"),
     "niah": ("seqjax.evals.niah", "does a model find one number in a long text"),
+    "repeats": ("seqjax.evals.repeats", "does a model use a passage that it has read before"),
     "convert": ("seqjax.convert.__main__", "Hugging Face models in and out"),
 }
 

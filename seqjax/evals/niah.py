@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
         "--prefill_chunk", type=int, default=1024, help="tokens of a prompt fed at a time; 0 = all (1024)"
     )
     args = parser.parse_args(argv)
-    lengths = _lengths(args.lengths)
+    lengths = lengths_of(args.lengths)
     for name in ("samples", "batch_size"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name}={getattr(args, name)}: give at least 1.")
@@ -167,7 +167,7 @@ def main(argv: list[str]) -> None:
     # Samples follow from the seed and from the lengths before, so only the same lengths have the same samples.
     asked = {"seed": args.seed, "samples": args.samples, "asked": lengths}
     identity = {"step": m.step, "parameters_sha256": fingerprint(m.params)} | asked
-    results = {} if args.again else _found_before(path, identity)
+    results = {} if args.again else found_before(path, identity, FORM)
     rng = random.Random(args.seed)
     for length in lengths:
         try:
@@ -177,7 +177,7 @@ def main(argv: list[str]) -> None:
         if str(length) not in results:
             share = accuracy(m, drawn, batch_size=args.batch_size, prefill_chunk=args.prefill_chunk)
             results[str(length)] = {"accuracy": share, "samples": len(drawn)}
-            _save(path, identity | {"lengths": results})
+            save(path, identity | {"lengths": results})
         share = results[str(length)]["accuracy"]
         sys.stdout.write(f"{length:9,}  {100 * share:6.2f}%  of {len(drawn)}\n")
         sys.stdout.flush()
@@ -186,7 +186,8 @@ def main(argv: list[str]) -> None:
         sys.stdout.write(f"  {name:30}{''.join(f'{value:8.2f}' for value in values)}\n")
 
 
-def _lengths(text: str) -> list[int]:
+def lengths_of(text: str) -> list[int]:
+    """Return the lengths that the text of `--lengths` names."""
     words = [word for word in text.split(",") if word]
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--lengths={text}: give numbers of tokens with commas, as in --lengths=4096,8192.")
@@ -197,14 +198,15 @@ def _lengths(text: str) -> list[int]:
 FORM = {"lengths?": {int: {"accuracy": float, "samples": int}}}
 
 
-def _found_before(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+def found_before(path: Path, identity: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
     """Return the results by length in a file of this checkpoint and these samples, or none."""
-    written = read_json(path, FORM, fix="delete it, and its lengths are measured again") if path.is_file() else {}
+    written = read_json(path, form, fix="delete it, and its lengths are measured again") if path.is_file() else {}
     same = all(written.get(key) == value for key, value in identity.items())
     return written.get("lengths", {}) if same else {}
 
 
-def _save(path: Path, result: dict[str, Any]) -> None:
+def save(path: Path, result: dict[str, Any]) -> None:
+    """Write results, or say that they cannot be written."""
     try:
         write_json(path, result)
     except OSError as error:  # of a workdir that is only to be read
