@@ -247,6 +247,7 @@ def train_all(
             for index, (run, process, slot) in list(active.items()):
                 if process.poll() is None:
                     continue
+                process.communicate()  # closes the pipe
                 del active[index]
                 slots.append(slot)
                 if index in dropped:
