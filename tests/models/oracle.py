@@ -288,6 +288,23 @@ def delta(m, p, x):
     return linear(p["out"], y * silu(linear(p["gate"], x)) if gated else y)
 
 
+def kda(m, p, x):
+    q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
+    rate = np.exp(p["log_rate_H"])[:, None]
+    g = -rate * softplus(step) if m.lower_bound is None else m.lower_bound * sigmoid(rate * step)
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            s = np.diag(np.exp(g[t, h])) @ s
+            s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))))
+
+
 # --------------------------------------------------------------------------------------------------------------- RWKV
 def shifted(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
@@ -382,7 +399,7 @@ def rwkv7_shell(m, p, x, v_first):
 MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
-    "deltanet": delta, "gated_deltanet": delta, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "deltanet": delta, "gated_deltanet": delta, "kda": kda, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 

@@ -13,6 +13,8 @@ COUNTS = {
     ("deltanet", "135m_100k"): 134.3,
     ("gated_deltanet", "110m"): 123.9,
     ("gated_deltanet", "135m_100k"): 148.5,
+    ("kda", "110m"): 114.4,
+    ("kda", "110m,model.mixer.heads=12"): 112.1,
     ("rwkv7", "110m"): 114.9,
     ("rwkv7", "135m_100k"): 139.5,
 }

@@ -104,6 +104,7 @@ MIXERS = {
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},
     "deltanet": DELTA,
     "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
+    "kda": DELTA | {"lower_bound": (-5.0, "forward")},
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}
