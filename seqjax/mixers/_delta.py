@@ -15,11 +15,10 @@ from flax import nnx
 
 from seqjax.mixers import base
 from seqjax.nn.initializers import GPT_INIT
-from seqjax.nn.layers import Linear, RMSNorm, l2_normalize
+from seqjax.nn.layers import Linear, RMSNorm, l2_normalize, project_float32
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from seqjax.types import Array
-from seqjax.utils import UserError
 
 
 class DeltaCache(NamedTuple):
@@ -29,12 +28,6 @@ class DeltaCache(NamedTuple):
     q_BWE: Array
     k_BWE: Array
     v_BWE: Array
-
-
-def project_float32(linear: Linear, x: Array) -> Array:
-    """Project with float32 sums and output, because the result goes into a sigmoid or an exponential."""
-    y = jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
-    return y if linear.b is None else y + linear.b[...]
 
 
 class DeltaMixer(base.Mixer):
@@ -54,12 +47,7 @@ class DeltaMixer(base.Mixer):
         rngs: nnx.Rngs,
     ):
         base.at_least(1, heads=heads, conv_width=conv_width, chunk_size=chunk_size)
-        for name, width in (("key_dim", key_dim), ("value_dim", value_dim)):
-            if width < 1 or width % heads:
-                raise UserError(
-                    f"heads={heads} does not divide the width {width} of its {name}; choose heads that do, or set "
-                    f"{name}."
-                )
+        base.divided(heads, key_dim=key_dim, value_dim=value_dim)
         self.heads, self.key_width, self.value_width = heads, key_dim, value_dim
         self.chunk_size, self.implementation = chunk_size, implementation
 

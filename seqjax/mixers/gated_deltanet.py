@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.mixers._delta import DeltaMixer, project_float32
+from seqjax.mixers._delta import DeltaMixer
 from seqjax.nn.initializers import dt_bias, log_uniform
-from seqjax.nn.layers import Linear
+from seqjax.nn.layers import Linear, project_float32
 from seqjax.nn.params import param
 from seqjax.types import Array
 

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.mixers._delta import DeltaMixer, project_float32
+from seqjax.mixers._delta import DeltaMixer
 from seqjax.nn.initializers import constant, dt_bias, log_uniform
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, project_float32, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7, wkv7_step
 from seqjax.types import Array
