@@ -80,12 +80,9 @@ def _mild_scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, 
     return tuple([jnp.where(mask_CC, product("...ik,...jk->...ij", x, y), 0) for y in shrunk] for x, mask_CC in readers)
 
 
-def _scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, g: Array) -> tuple[Array, Array]:
-    """Return the same as arrays, for decays of any strength."""
-    wide = [x.astype(g.dtype) for x in (r, a, *writers)]
-    readers, sums, written = jnp.stack(wide[:2])[:, None], jnp.stack([g, before])[:, None], jnp.stack(wide[2:])
-    shape = (2, *written.shape)
-    every = (jnp.broadcast_to(x, shape) for x in (readers, written, sums, g))
-    scores = decayed_scores(*every, r.dtype)
-    own = jnp.sum(readers[0] * written, axis=-1)[..., None] * jnp.eye(r.shape[-2], dtype=g.dtype)
-    return scores[0] + own, scores[1]
+def _scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, g: Array) -> tuple[list[Array], ...]:
+    """Return the same for decays of any strength."""
+    dtype, eye_CC = r.dtype, jnp.eye(r.shape[-2], dtype=g.dtype)
+    r, a, *wide = (x.astype(g.dtype) for x in (r, a, *writers))
+    of_r = [decayed_scores(r, y, g, g, dtype) + jnp.sum(r * y, axis=-1)[..., None] * eye_CC for y in wide]
+    return of_r, [decayed_scores(a, y, before, g, dtype) for y in wide]

@@ -3,7 +3,7 @@
 log w has no lower bound, so y e^{-g} may overflow. The scores x|y are therefore computed recursively. Their lower left
 quarter is the product of x e^{g' - g*} and y e^{g* - g} with g' the sum that x reads and g* the sum up to the middle,
 with exponents at most 0. The diagonal quarters are halved again down to blocks of 16, in which the exponential of the
-difference itself is computed.
+difference itself is computed. The blocks lie on one axis: XLA's products on a CPU take operands of seven axes at most.
 """
 
 import functools
@@ -19,12 +19,17 @@ BLOCK = 16  # side of the diagonal blocks that are not halved
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def decayed_scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
     """Return sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0, [..., C, C]; products are in `dtype`."""
+    return _scores(*(x[..., None, :, :] for x in (r, k, before, g)), dtype)[..., 0, :, :]
+
+
+def _scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
+    """Return the same of every block, [..., n, C, C] of [..., n, C, K]."""
     size = r.shape[-2]
     if size <= BLOCK or size % 2:
         weight = _decay(before, g)
         # The barrier keeps this in its own kernel: XLA would fuse it into its consumers, with one thread per sum.
         return jax.lax.optimization_barrier(jnp.sum(r[..., :, None, :] * k[..., None, :, :] * weight, axis=-1))
-    diagonal: Any = decayed_scores(*(_halves(x) for x in (r, k, before, g)), dtype)
+    diagonal = _pairs(_scores(*(_halves(x) for x in (r, k, before, g)), dtype))
     left, right, _, _ = _corner(r, k, before, g, dtype)
     corner = jnp.einsum("...ik,...jk->...ij", left, right, preferred_element_type=r.dtype)
     top = jnp.concatenate([diagonal[..., 0, :, :], jnp.zeros_like(corner)], axis=-1)
@@ -38,7 +43,8 @@ def _scores_forward(r: Array, k: Array, before: Array, g: Array, dtype: Any):
 def _scores_backward(dtype: Any, saved: tuple[Array, ...], ds: Array) -> tuple[Array, ...]:
     """Return the gradients; those of the exponents are r * dr and -k * dk, so two sums suffice."""
     r, k, before, g = saved
-    dr, dk = _scores_vjp(r, k, before, g, ds, dtype)
+    blocks = (x[..., None, :, :] for x in (r, k, before, g, ds))
+    dr, dk = (x[..., 0, :, :] for x in _scores_vjp(*blocks, dtype))
     return dr, dk, r * dr, -k * dk
 
 
@@ -55,7 +61,9 @@ def _scores_vjp(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: A
         return jax.lax.optimization_barrier((dr, dk))
     half = size // 2
     quarters = jnp.stack([ds[..., :half, :half], ds[..., half:, half:]], axis=-3)
-    dr, dk = _scores_vjp(_halves(r), _halves(k), _halves(before), _halves(g), quarters, dtype)
+    quarters = quarters.reshape(*ds.shape[:-3], -1, half, half)
+    halves = (_halves(x) for x in (r, k, before, g))
+    dr, dk = (_pairs(x) for x in _scores_vjp(*halves, quarters, dtype))
     left, right, grow, shrink = _corner(r, k, before, g, dtype)
     corner = ds[..., half:, :half].astype(dtype)
     low = jnp.einsum("...ij,...jk->...ik", corner, right, preferred_element_type=r.dtype) * grow
@@ -71,8 +79,13 @@ def _decay(before: Array, g: Array) -> Array:
 
 
 def _halves(x: Array) -> Array:
-    """Reshape [..., C, K] to [..., 2, C / 2, K]."""
-    return x.reshape(*x.shape[:-2], 2, x.shape[-2] // 2, x.shape[-1])
+    """Reshape [..., n, C, K] to [..., 2 n, C / 2, K]."""
+    return x.reshape(*x.shape[:-3], 2 * x.shape[-3], x.shape[-2] // 2, x.shape[-1])
+
+
+def _pairs(x: Array) -> Array:
+    """Reshape [..., 2 n, C, K] to [..., n, 2, C, K]."""
+    return x.reshape(*x.shape[:-3], x.shape[-3] // 2, 2, *x.shape[-2:])
 
 
 def _corner(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> tuple[Array, Array, Array, Array]:

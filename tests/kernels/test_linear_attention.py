@@ -88,6 +88,14 @@ def test_equals_the_recurrence(implementation, kind, shape, chunk, decay) -> Non
     assert_trees_close(got, wanted(kind, shape, decay), slack=slack)
 
 
+@pytest.mark.parametrize("kind", ["plain", "low_rank"])
+def test_long_chunks_of_several_sequences_on_xla(kind) -> None:
+    """Halved four times: an axis for each would be more than XLA's products on a CPU take, which ends the process."""
+    arrays = draw(kind, 300, 4, 4, decay=3.0, B=2)
+    want = fast_jit(reference.linear_attention)(*arrays)
+    assert_trees_close(fast_jit(partial(op, chunk=256, implementation="xla"))(*arrays), want)
+
+
 MILD = [("low_rank", (70, 20, 8), 0.6), ("correction", (65, 8, 16), 3.0), ("low_rank", (63, 8, 20), 1e-3)]
 
 
