@@ -20,6 +20,7 @@ FLAGS.add_argument("--batch", type=int, default=16, help="sequences (16)")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 options.parse_early(FLAGS, __name__)
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -88,7 +89,8 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
         step = jax.nn.sigmoid(normal(7, B, T, H, K if case == "wkv7" else 1))
         a = -unit if case == "wkv7" else -jnp.exp(log_w) * unit
         b = (step * unit).astype(r.dtype)
-        return r, k if case == "wkv7" else b, v, log_w, initial, a.astype(r.dtype), b
+        a = a.astype(r.dtype)
+        return (r, k, v, log_w, initial, a, b) if case == "wkv7" else (r, b, v, log_w, initial, a)
     H, K = (2, 8) if small else (12, 64)
     n_chunks = -(-T // 64)
     decay = jax.nn.sigmoid(normal(0, n_chunks, B, H, K))
@@ -109,6 +111,9 @@ def function(case: str, implementation: str) -> Callable:
         attend = partial(linear_attention, chunk_size=64, implementation=implementation)
         if case in ("wkv6", "gla"):
             return lambda r, k, v, log_w, initial, u=None: attend(r, k, v, log_w, u, initial)
+        if case == "kda":
+            return lambda r, k, v, log_w, initial, a: attend(r, k, v, log_w, None, initial, low_rank=(a, None))
+        attend = partial(attend, min_log_w=-math.exp(-0.5))
         return lambda r, k, v, log_w, initial, a, b: attend(r, k, v, log_w, None, initial, low_rank=(a, b))
     return partial(state_scan, precision=jax.lax.Precision.DEFAULT, implementation=implementation)
 

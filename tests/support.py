@@ -79,6 +79,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window_norm": {"core": "window", "window": 5, "qk_norm": True},
         "bare": {"core": "full", "token_shift": False, "value_residual": False, "gate": False, "head_norm": False},
     },
+    "kda": {"default": {}, "bounded": {"lower_bound": -5.0}},
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
         "full": {},
@@ -98,6 +99,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 # Variants whose neighbours test nearly the same: run with the slow tests.
 SLOW = {
     ("based_linear", "odd"),
+    ("kda", "bounded"),
     ("mamba1", "one"),
     ("mamba1", "one_dt"),
     ("mamba2", "one"),

@@ -28,6 +28,8 @@ With L the gradient of the state after a chunk, the gradients mirror this: write
 xla is plain array code; triton defines its derivative itself, for reverse mode, once.
 """
 
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -48,7 +50,8 @@ def linear_attention(
     u_HK: Float[Array, "H K"] | None = None,
     initial_BHKV: Float[Array, "B H K V"] | None = None,
     *,
-    low_rank: tuple[Float[Array, "B T H K"], Float[Array, "B T H K"]] | None = None,
+    low_rank: tuple[Float[Array, "B T H K"], Float[Array, "B T H K"] | None] | None = None,
+    min_log_w: float = -math.inf,
     chunk_size: int,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
@@ -62,8 +65,10 @@ def linear_attention(
         dtype of all sums. B and T may be 1: a constant decay.
       u_HK: the bonus of the current token, which r then reads before it decays the state; None reads after that.
       initial_BHKV: the state before the first position; None is zero.
-      low_rank: a and b of the low-rank part, not together with u. On xla the sum of log w over a chunk must then be
-        above -80.
+      low_rank: a and b of the low-rank part, not together with u; b None is k, as KDA has it, and is then not computed
+        with twice on xla.
+      min_log_w: a bound that no log w is below. With a low-rank part xla takes fewer operations where it keeps the sum
+        over a chunk above -80; a log w below it then gives wrong results.
       chunk_size: positions per chunk, which the result does not depend on; triton takes at most 64.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
@@ -83,10 +88,10 @@ def linear_attention(
     if initial_BHKV is None:
         (B, _, H, K), V = r_BTHK.shape, v_BTHV.shape[-1]
         initial_BHKV = jnp.zeros((B, H, K, V), acc)
-    bonus, low = () if u_HK is None else (u_HK.astype(acc),), low_rank or ()
+    bonus, low = () if u_HK is None else (u_HK.astype(acc),), [x for x in low_rank or () if x is not None]
     operands = (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK.astype(acc), initial_BHKV.astype(acc), *bonus)
     options = {"chunk_size": chunk_size}
     kernels = backend.pick("linear_attention", BACKENDS, implementation, operands, options)
     r, k, v, log_w, initial, *rest = vary_alike(*operands, *low)
-    u, a, b = (rest[0], None, None) if bonus else (None, *rest) if low else (None, None, None)
-    return kernels.run(r, k, v, log_w, u, a, b, initial, chunk_size=chunk_size)
+    u, a, b, *_ = (rest[0], None, None) if bonus else (None, *rest, None, None)
+    return kernels.run(r, k, v, log_w, u, a, b, initial, chunk_size=chunk_size, min_log_w=min_log_w)

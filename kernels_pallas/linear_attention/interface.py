@@ -30,6 +30,7 @@ class LinearAttention(Protocol):
         initial_BHKV: Array,
         *,
         chunk_size: int,
+        min_log_w: float,
     ) -> tuple[Array, Array]:
-        """Return (o_BTHV, the last state). Operands as in `api.linear_attention`."""
+        """Return (o_BTHV, the last state). Operands as in `api.linear_attention`; b is None without a too."""
         ...

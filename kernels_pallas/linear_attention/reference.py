@@ -16,7 +16,7 @@ def linear_attention(
     initial_BHKV: Array,
 ) -> tuple[Array, Array]:
     """The contract of `kernels_pallas.linear_attention`; differentiable by JAX."""
-    low = () if a_BTHK is None or b_BTHK is None else (a_BTHK, b_BTHK)
+    low = () if a_BTHK is None else (a_BTHK, k_BTHK if b_BTHK is None else b_BTHK)
 
     def token(s_BHKV: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
         r_BHK, k_BHK, v_BHV, log_w_BHK, *low = xs

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these 
     from seqjax.mixers.based_linear import BasedLinear as BasedLinear
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet
     from seqjax.mixers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+    from seqjax.mixers.gla import GLA as GLA
+    from seqjax.mixers.kda import KDA as KDA
     from seqjax.mixers.mamba1 import Mamba1 as Mamba1
     from seqjax.mixers.mamba2 import Mamba2 as Mamba2
     from seqjax.mixers.rwkv5 import RWKV5 as RWKV5

@@ -1,10 +1,10 @@
-"""The base of DeltaNet and Gated DeltaNet: q, k, v through short convolutions, the delta rule, a norm per head.
+"""The base of DeltaNet, Gated DeltaNet and KDA: q, k, v through short convolutions, the delta rule, a norm per head.
 
     q, k, v = silu(conv4(x W));  q, k L2-normalised per head, q / sqrt(K);  beta = sigmoid(x W_b)
     S_t = S_{t-1} + k_t (x) beta_t (v_t - k_t^T S_{t-1});  y_t = RMSNorm(q_t^T S_t);  out = y W_o
 
-If gated, S decays before the correction by e^{lg}, lg = -exp(A_log) softplus(x W_a + dt_bias), a scalar per head, and y
-is gated: RMSNorm(q^T S) * silu(x W_g). Beta, the decay, norms and the state are float32.
+A subclass may let S decay before the correction (`_log_decay`) and multiply y by a gate (`_gate`). Beta, the decay,
+norms, the gate and the state are float32.
 """
 
 from typing import Any, NamedTuple
@@ -14,13 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.nn.initializers import GPT_INIT, dt_bias
-from seqjax.nn.layers import Linear, RMSNorm, l2_normalize
-from seqjax.nn.params import param
+from seqjax.nn.initializers import GPT_INIT
+from seqjax.nn.layers import Linear, RMSNorm, l2_normalize, project_float32
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from seqjax.types import Array
-from seqjax.utils import UserError
 
 
 class DeltaCache(NamedTuple):
@@ -32,20 +30,8 @@ class DeltaCache(NamedTuple):
     v_BWE: Array
 
 
-def project_float32(linear: Linear, x: Array) -> Array:
-    """Project with float32 sums and output, because the result goes into a sigmoid or an exponential."""
-    return jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
-
-
-def a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Draw log A for A uniform in (0, 16)."""
-    return jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, 0.0, 16.0), 1e-4))
-
-
 class DeltaMixer(base.Mixer):
-    """The mixer of both architectures, with the widths of all keys and all values together; `gated` adds the decay
-    and the output gate.
-    """
+    """The mixer without decay and gate, with the widths of all keys and all values together."""
 
     def __init__(
         self,
@@ -54,7 +40,6 @@ class DeltaMixer(base.Mixer):
         heads: int,
         key_dim: int,
         value_dim: int,
-        gated: bool,
         conv_width: int,
         norm_eps: float,
         chunk_size: int,
@@ -62,12 +47,7 @@ class DeltaMixer(base.Mixer):
         rngs: nnx.Rngs,
     ):
         base.at_least(1, heads=heads, conv_width=conv_width, chunk_size=chunk_size)
-        for name, width in (("key_dim", key_dim), ("value_dim", value_dim)):
-            if width < 1 or width % heads:
-                raise UserError(
-                    f"heads={heads} does not divide the width {width} of its {name}; choose heads that do, or set "
-                    f"{name}."
-                )
+        base.divided(heads, key_dim=key_dim, value_dim=value_dim)
         self.heads, self.key_width, self.value_width = heads, key_dim, value_dim
         self.chunk_size, self.implementation = chunk_size, implementation
 
@@ -85,35 +65,48 @@ class DeltaMixer(base.Mixer):
         self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
         self.out = linear(self.value_width, dim, "heads", "embed")
-        self.decay = linear(dim, heads, "embed", "heads") if gated else None
-        self.gate = linear(dim, self.value_width, "embed", "heads") if gated else None
-        self.log_rate_H = param(rngs, a_log, (heads,), ("heads",)) if gated else None
-        self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",)) if gated else None
+
+    def _log_decay(self, x_BTD: Array) -> Array | None:
+        """Return the logarithm of the decay in float32, [B, T, H] or of a subclass's shape; None without decay."""
+        del x_BTD
+        return None
+
+    def _gate(self, x: Array) -> Array | None:
+        """Return what multiplies the normalised outputs, float32 [..., H V], of the inputs [..., D]; None for one."""
+        del x
+        return None
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
-        """Return q, k, v, beta and log_g of the delta rule from the convolved q, k and v."""
+        """Return the operands of the recurrence, q, k, v, beta and log_g, from the convolved q, k and v."""
         n_batch, seq_len, _ = x_BTD.shape
         q_BTHK, k_BTHK, v_BTHV = (x.reshape(n_batch, seq_len, self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         q_BTHK = (l2_normalize(q_BTHK) * q_BTHK.shape[-1] ** -0.5).astype(x_BTD.dtype)
         k_BTHK = l2_normalize(k_BTHK).astype(x_BTD.dtype)
-        log_g_BTH = None
-        if self.decay is not None and self.log_rate_H is not None and self.step_bias_H is not None:
-            dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
-            log_g_BTH = -jnp.exp(self.log_rate_H[...]) * dt_BTH
-        return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), log_g_BTH
+        return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)
+
+    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
+        """Return the outputs [B, T, H, V] and the last state, from the operands that `_inputs` returns."""
+        result: Any = gated_delta_rule(
+            *operands,
+            initial_state=s_BHKV,
+            return_state=True,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+        )
+        return result
+
+    def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
+        """Return the same of one token, without a time axis."""
+        return gated_delta_rule_step(*operands, s_BHKV)
 
     def _output(self, x: Array, o: Array) -> Array:
         """Apply norm, gate and output projection to the heads' outputs [..., H, V] of the inputs [..., D]."""
-        y = self.norm(o).reshape(*x.shape[:-1], -1)
-        if self.gate is not None:
-            y = (y.astype(jnp.float32) * jax.nn.silu(project_float32(self.gate, x))).astype(x.dtype)
-        return self.out(y)
+        y, gate = self.norm(o).reshape(*x.shape[:-1], -1), self._gate(x)
+        return self.out(y if gate is None else (y.astype(jnp.float32) * gate).astype(x.dtype))
 
     def __call__(self, x_BTD: Array) -> Array:
         q_BTE, k_BTE, v_BTE = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
-        args: Any = self._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
-        o_BTHV: Any = gated_delta_rule(*args, chunk_size=self.chunk_size, implementation=self.implementation)
-        return self._output(x_BTD, o_BTHV)
+        return self._output(x_BTD, self._recurrence(self._inputs(x_BTD, q_BTE, k_BTE, v_BTE), None)[0])
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> DeltaCache:
         """Return an empty cache; it does not depend on `max_len`."""
@@ -131,22 +124,14 @@ class DeltaMixer(base.Mixer):
 
     def prefill(self, x_BTD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
-        args, cache = self._extend(x_BTD, cache)
-        result: Any = gated_delta_rule(
-            *args,
-            initial_state=cache.s_BHKV,
-            return_state=True,
-            chunk_size=self.chunk_size,
-            implementation=self.implementation,
-        )
-        return self._output(x_BTD, result[0]), cache._replace(s_BHKV=result[1])
+        operands, cache = self._extend(x_BTD, cache)
+        o_BTHV, s_BHKV = self._recurrence(operands, cache.s_BHKV)
+        return self._output(x_BTD, o_BTHV), cache._replace(s_BHKV=s_BHKV)
 
     def step(self, x_BD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
         """Apply the recurrent form to one token."""
-        args, cache = self._extend(x_BD[:, None], cache)
-        one: Any = [None if x is None else x[:, 0] for x in args]
-        q_BHK, k_BHK, v_BHV, beta_BH, log_g_BH = one
-        o_BHV, s_BHKV = gated_delta_rule_step(q_BHK, k_BHK, v_BHV, beta_BH, log_g_BH, cache.s_BHKV)
+        operands, cache = self._extend(x_BD[:, None], cache)
+        o_BHV, s_BHKV = self._recurrent_step([None if x is None else x[:, 0] for x in operands], cache.s_BHKV)
         return self._output(x_BD, o_BHV), cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:

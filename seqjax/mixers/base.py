@@ -227,6 +227,15 @@ def at_least(low: int, **sizes: int | None) -> None:
             raise UserError(f"{name} must be at least {low}, not {value}.")
 
 
+def divided(heads: int, **widths: int) -> None:
+    """Raise `UserError` for a width of all heads together that `heads` does not divide."""
+    for name, width in widths.items():
+        if width < 1 or width % heads:
+            raise UserError(
+                f"heads={heads} does not divide the width {width} of its {name}; choose heads that do, or set {name}."
+            )
+
+
 @functools.cache
 def settings_of(init: Callable[..., None]) -> dict[str, tuple[Any, Any]]:
     """Return the type and the default (or `inspect.Parameter.empty`) of every setting of a mixer's constructor."""

@@ -32,7 +32,6 @@ class DeltaNet(DeltaMixer):
             heads=heads,
             key_dim=key_dim,
             value_dim=value_dim,
-            gated=False,
             conv_width=conv_width,
             norm_eps=norm_eps,
             chunk_size=chunk_size,

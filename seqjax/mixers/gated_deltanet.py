@@ -1,13 +1,22 @@
 """Gated DeltaNet: the delta rule on a state that decays, with an output gate.
 
-S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1}), y_t = q_t^T S_t (Yang et al., arXiv 2412.06464;
-public implementation: flash-linear-attention, `fla/layers/gated_deltanet.py`). At 768 x 12: 6 heads with keys of 96 and
-values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 123.9M parameters, tied. See `_delta.py`.
+    g = -exp(A_log) softplus(x W_a + dt_bias)  per head
+    S_t = e^{g_t} S_{t-1} + k_t (x) beta_t (v_t - k_t^T e^{g_t} S_{t-1});  y_t = RMSNorm(q_t^T S_t) * silu(x W_g)
+
+Yang et al., arXiv 2412.06464; public implementation: flash-linear-attention, `fla/layers/gated_deltanet.py`. At 768 x
+12: 6 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 123.9M parameters, tied. See
+`_delta.py`.
 """
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers._delta import DeltaMixer
+from seqjax.nn.initializers import dt_bias, log_uniform
+from seqjax.nn.layers import Linear, project_float32
+from seqjax.nn.params import param
+from seqjax.types import Array
 
 
 class GatedDeltaNet(DeltaMixer):
@@ -32,13 +41,23 @@ class GatedDeltaNet(DeltaMixer):
             heads=heads,
             key_dim=key_dim,
             value_dim=value_dim,
-            gated=True,
             conv_width=conv_width,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             implementation=implementation,
             rngs=rngs,
         )
+        self.decay = Linear(dim, heads, axes=("embed", "heads"), rngs=rngs)
+        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs)
+        self.log_rate_H = param(rngs, log_uniform(0.0, 16.0), (heads,), ("heads",))
+        self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",))
+
+    def _log_decay(self, x_BTD: Array) -> Array:
+        dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
+        return -jnp.exp(self.log_rate_H[...]) * dt_BTH
+
+    def _gate(self, x: Array) -> Array:
+        return jax.nn.silu(project_float32(self.gate, x))
 
     @staticmethod
     def widths(dim: int, key_dim: int | None, value_dim: int | None) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from flax import nnx
 
 from seqjax.mixers import base
 from seqjax.mixers._ssm import SharedDecay, out_init
-from seqjax.nn.initializers import constant, dt_bias, uniform
+from seqjax.nn.initializers import constant, dt_bias, log_uniform, uniform
 from seqjax.nn.layers import Linear, RMSNorm, save_inputs
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
@@ -35,10 +35,6 @@ class Mamba2Cache(NamedTuple):
     x_BWE: Array
     bc_BWN: Array
     state_BHNV: Array
-
-
-def _a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
 
 
 class Mamba2(base.RecurrentMixer):
@@ -76,7 +72,7 @@ class Mamba2(base.RecurrentMixer):
         self.conv_x = ShortConv(self.width, width=conv_width, bias=True, axis="heads", rngs=rngs) if conv else None
         self.conv_bc = ShortConv(2 * state, width=conv_width, bias=True, axis=None, rngs=rngs) if conv else None
         self.dt_bias = param(rngs, dt_bias, (self.heads,), ("heads",))
-        self.a_log = param(rngs, _a_log, (self.heads,), ("heads",)) if decay == "full" else None
+        self.a_log = param(rngs, log_uniform(1.0, 16.0), (self.heads,), ("heads",)) if decay == "full" else None
         self.decay = SharedDecay(dim, axis="embed", rngs=rngs) if decay == "one" else None
         self.skip = param(rngs, constant(1.0), (self.heads,), ("heads",))
         self.norm = RMSNorm(self.width, axis="heads", rngs=rngs) if norm else None

@@ -12,6 +12,7 @@ Peng et al., arXiv 2503.14456; public implementation BlinkDL/RWKV-LM, RWKV-v7. R
 exists because layers share one structure. Deviation: with a tied embedding, N(0, 0.02^2) instead of U(+-1e-4).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -136,6 +137,7 @@ class RWKV7(TimeMix):
             *transition,
             initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
+            min_log_w=-math.exp(-0.5),
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )

@@ -26,6 +26,11 @@ def uniform(bound: float) -> Init:
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
+def log_uniform(low: float, high: float) -> Init:
+    """Return an initialiser that draws log A for A uniform in [low, high), at least 1e-4."""
+    return lambda key, shape, dtype: jnp.log(jnp.maximum(jax.random.uniform(key, shape, dtype, low, high), 1e-4))
+
+
 def constant(value: float) -> Init:
     """Return an initialiser that sets every element to the same value."""
     return lambda key, shape, dtype: jnp.full(shape, value, dtype)

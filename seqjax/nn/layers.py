@@ -56,6 +56,12 @@ class Linear(nnx.Module):
         return y if self.b is None else y + self.b[...].astype(x.dtype)
 
 
+def project_float32(linear: Linear, x: Array) -> Array:
+    """Project with float32 sums and output, because the result goes into a sigmoid or an exponential."""
+    y = jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
+    return y if linear.b is None else y + linear.b[...]
+
+
 class RMSNorm(nnx.Module):
     """y = x / sqrt(mean(x^2) + eps) * g over the last axis, statistics in float32."""
 

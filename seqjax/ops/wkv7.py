@@ -4,9 +4,11 @@
 
 RWKV-7 (arXiv 2503.14456; public implementation: BlinkDL/RWKV-LM, RWKV-v7) uses a = -kappa and b = kappa * eta. KDA
 (arXiv 2510.26692) is a = -e^{lw} k and b = beta k, with keys beta k. `kernels_pallas/linear_attention` has the chunked
-form, its gradient, and Triton kernels beside the XLA form, in which a chunk may not decay by more than e^-80 in all:
-RWKV-7's lw > -0.6066 allows 128 positions; the default is 64.
+form, its gradient, and Triton kernels beside the XLA form, which takes fewer operations where a chunk is known not to
+decay by more than e^-80 in all.
 """
+
+import math
 
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -24,8 +26,9 @@ def wkv7(
     v_BTHV: Float[Array, "B T H V"],
     log_w_BTHK: Float[Array, "B T H K"],
     a_BTHK: Float[Array, "B T H K"],
-    b_BTHK: Float[Array, "B T H K"],
+    b_BTHK: Float[Array, "B T H K"] | None,
     *,
+    min_log_w: float = -math.inf,
     initial_state: Float[Array, "B H K V"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
@@ -33,9 +36,10 @@ def wkv7(
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Return the outputs in the dtype of `r_BTHK`, and with `return_state` the final state in at least float32.
 
-    `log_w_BTHK` is at most 0, and its sum over a chunk must be above -80 on XLA. The key index of the state comes first
-    (it is last in RWKV's own code). The inputs and one state and one inverse per chunk are saved for the backward pass.
-    `implementation` is as in `kernels_pallas`.
+    `log_w_BTHK` is at most 0 and has no lower bound; if the caller knows one, `min_log_w` says it, and XLA takes fewer
+    operations where it keeps the sum over a chunk above -80. `b_BTHK` None stands for `k_BTHK`. The key index of the
+    state comes first (it is last in RWKV's own code). The inputs and one state and one inverse per chunk are saved for
+    the backward pass. `implementation` is as in `kernels_pallas`.
     """
     seq_len, dtype = r_BTHK.shape[1], r_BTHK.dtype
     if seq_len == 1 and return_state:  # decoding: without chunks, only the state is read and written
@@ -43,11 +47,11 @@ def wkv7(
         shape = (*r_BTHK.shape[:1], *r_BTHK.shape[2:], v_BTHV.shape[-1])
         s_BHKV = jnp.zeros(shape, acc) if initial_state is None else initial_state.astype(acc)
         r_BHK, k_BHK, v_BHV = r_BTHK[:, 0], k_BTHK[:, 0], v_BTHV[:, 0]
-        log_w_BHK, a_BHK, b_BHK = log_w_BTHK[:, 0], a_BTHK[:, 0], b_BTHK[:, 0]
+        log_w_BHK, a_BHK, b_BHK = log_w_BTHK[:, 0], a_BTHK[:, 0], None if b_BTHK is None else b_BTHK[:, 0]
         o_BHV, s_BHKV = wkv7_step(r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK, s_BHKV)
         return o_BHV[:, None], s_BHKV
     r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK = (
-        time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)
+        None if x is None else time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)
     )
     o_BTHV, s_BHKV = kernels_pallas.linear_attention(
         r_BTHK,
@@ -57,6 +61,7 @@ def wkv7(
         None,
         initial_state,
         low_rank=(a_BTHK, b_BTHK),
+        min_log_w=min_log_w,
         chunk_size=min(chunk_size or CHUNK, seq_len),
         implementation=implementation,
     )
@@ -70,11 +75,12 @@ def wkv7_step(
     v_BHV: Float[Array, "B H V"],
     log_w_BHK: Float[Array, "B H K"],
     a_BHK: Float[Array, "B H K"],
-    b_BHK: Float[Array, "B H K"],
+    b_BHK: Float[Array, "B H K"] | None,
     s_BHKV: Float[Array, "B H K V"],
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H K V"]]:
     """Return the output, in the dtype of `r_BHK`, and the state after one step, computed in the dtype of the state."""
     dtype, acc = r_BHK.dtype, s_BHKV.dtype
+    b_BHK = k_BHK if b_BHK is None else b_BHK
     r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK = (
         x.astype(acc) for x in (r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK)
     )

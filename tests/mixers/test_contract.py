@@ -141,6 +141,8 @@ STATE = {
     "rwkv7": lambda n: 4 * 8 * 8 + 32,
     "deltanet": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
     "gated_deltanet": lambda n: 4 * 6 * 12 + 3 * (24 + 24 + 48),
+    "gla": lambda n: 4 * 4 * 8,
+    "kda": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
     "mamba1": lambda n: 64 * 16 + 3 * 64,
     "mamba1/bare": lambda n: 64 * 16,
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),

@@ -270,7 +270,7 @@ def mamba2(m, p, u):
     return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
 
 
-# --------------------------------------------------------------------------------------------------------- delta rule
+# ---------------------------------------------------------------------------------------- delta rule, decays by channel
 def delta(m, p, x):
     q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
@@ -286,6 +286,36 @@ def delta(m, p, x):
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
     return linear(p["out"], y * silu(linear(p["gate"], x)) if gated else y)
+
+
+def gla(m, p, x):
+    q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
+    kept = heads_of(sigmoid(linear(p["decay_out"], linear(p["decay_in"], x))) ** (1 / 16), m.heads)
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            s = np.diag(kept[t, h]) @ s + np.outer(k[t, h], v[t, h])
+            y[t, h] = q[t, h] @ s / math.sqrt(q.shape[-1])
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * silu(linear(p["gate"], x)))
+
+
+def kda(m, p, x):
+    q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
+    rate = np.exp(p["log_rate_H"])[:, None]
+    g = -rate * softplus(step) if m.lower_bound is None else m.lower_bound * sigmoid(rate * step)
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            s = np.diag(np.exp(g[t, h])) @ s
+            s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))))
 
 
 # --------------------------------------------------------------------------------------------------------------- RWKV
@@ -382,7 +412,7 @@ def rwkv7_shell(m, p, x, v_first):
 MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
-    "deltanet": delta, "gated_deltanet": delta, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "deltanet": delta, "gated_deltanet": delta, "gla": gla, "kda": kda, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 

@@ -63,6 +63,11 @@ VARIANTS = {
     },
     "deltanet": {"default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2"},
     "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3"},
+    "gla": {"default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3"},
+    "kda": {
+        "default": "", "bounded": "lower_bound=-5.0,conv_width=2",
+        "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3",
+    },
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
     "rwkv7": {"default": ""},

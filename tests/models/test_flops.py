@@ -33,6 +33,9 @@ BESIDE = {
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,
     "gated_deltanet": 3 * 2 * 6 * 96 * 192,
+    # scores and their product with v, then S <- S + k v^T and q^T S
+    "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
+    "kda": 3 * 2 * 6 * 128 * 128,
     # nine operations per channel and state
     "mamba1": 9 * 1536 * 16,
     # C B^T once for all heads and its product with x, then S <- S + B x^T and C S

@@ -156,6 +156,13 @@ CASES = {
     "gated_deltanet:model.mixer.heads=48": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
     },
+    "gla:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
+    "kda:model.mixer.heads=32": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(1, 16, np.exp), r"mixer\.step_bias_E": STEP,
+    },
+    "kda:model.mixer.lower_bound=-5.0": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": exactly(0.0), r"mixer\.step_bias_E": STEP,
+    },
     "rwkv5:model.mixer.head_dim=16": RWKV_56 | {
         r"mixer\.mu": exactly(1 - np.stack([FAST, SLOW, SLOW + 0.3 * RHO, FAST], axis=1)), r"mlp\.mu_[kr]": mix(KAPPA),
     },

@@ -1,4 +1,4 @@
-"""Parameter counts of the delta-rule family, as the public implementations have them."""
+"""Parameter counts of the delta-rule family and GLA, as the public implementations have them."""
 
 import importlib
 
@@ -13,6 +13,9 @@ COUNTS = {
     ("deltanet", "135m_100k"): 134.3,
     ("gated_deltanet", "110m"): 123.9,
     ("gated_deltanet", "135m_100k"): 148.5,
+    ("gla", "110m"): 109.8,
+    ("kda", "110m"): 114.4,
+    ("kda", "110m,model.mixer.heads=12"): 112.1,
     ("rwkv7", "110m"): 114.9,
     ("rwkv7", "135m_100k"): 139.5,
 }

@@ -104,6 +104,11 @@ MIXERS = {
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},
     "deltanet": DELTA,
     "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
+    "gla": {
+        "heads": (2, "shapes"), "key_dim": (4, "shapes"), "value_dim": (32, "shapes"), "decay_rank": (2, "shapes"),
+        "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused"),
+    },
+    "kda": DELTA | {"lower_bound": (-5.0, "forward")},
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}

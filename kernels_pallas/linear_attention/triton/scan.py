@@ -67,12 +67,14 @@ def run(
     initial_BHKV: Array,
     *,
     chunk_size: int,
+    min_log_w: float,
 ) -> tuple[Array, Array]:
     """Return (o [B, T, H, V], the last state)."""
+    del min_log_w  # these kernels take every decay alike
     dtype = v_BTHV.dtype
     chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
     r, k, log_w = r_BTHK.astype(dtype), k_BTHK.astype(dtype), every_decay(log_w_BTHK, r_BTHK)
-    low = () if a_BTHK is None or b_BTHK is None else (a_BTHK.astype(dtype), b_BTHK.astype(dtype))
+    low = () if a_BTHK is None else (a_BTHK.astype(dtype), k if b_BTHK is None else b_BTHK.astype(dtype))
     # by sequence, because vmap and meshes need a batch first
     bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
     out: Any = _chunked(chunk, r, k, v_BTHV, log_w, bonus, low, initial_BHKV)

@@ -1,0 +1,24 @@
+"""KDA, Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay per key channel, in every layer.
+
+    seqjax train --config=kda
+    seqjax train --config=kda:110m
+
+Results: none yet; those of the other mixers are in docs/results/mixers.md
+"""
+
+from seqjax import presets
+
+
+def settings(size: presets.Size):
+    """Return what differs from a Transformer++ of this size; KDA has 6 heads at a width of 768, not 12."""
+    return {
+        "model.norm_eps": 1e-6,
+        "model.mlp.kind": "swiglu",
+        "model.mlp.rescale_init": False,
+        "model.mixer.heads": 6 if size.dim == 768 else size.heads,
+    }
+
+
+def get_config(arg: str = ""):
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    return presets.get_config(arg, name="kda", mixer={"name": "kda"}, settings=settings)

@@ -1,0 +1,108 @@
+"""KDA, Kimi Delta Attention: Gated DeltaNet with a decay per key channel, and gates of low rank.
+
+    g = -exp(A_log) softplus((x F_1) F_2 + dt_bias)  per key channel, A_log per head
+    S <- diag(e^{g_t}) S_{t-1};  S_t = S + k_t (x) beta_t (v_t - k_t^T S)
+    y_t = RMSNorm(q_t^T S_t) * sigmoid((x G_1) G_2 + b)
+
+Kimi Linear, arXiv 2510.26692; public implementation: flash-linear-attention, `fla/layers/kda.py`. F_1 and G_1 have the
+width of a head's values. At 768 x 12: 6 heads of 128, SwiGLU of 2048, RMSNorm with eps 1e-6; 114.4M parameters, tied.
+q, k, v and beta are DeltaNet's (`_delta.py`); the recurrence is RWKV-7's (`ops/wkv7.py`) with a = -e^g k, b = beta k
+and keys beta k.
+
+`lower_bound` is the public code's bounded gate, g = lower_bound sigmoid(exp(A_log) ((x F_1) F_2 + dt_bias)). Kimi
+Linear itself has one layer of full attention after every three of KDA; here all are KDA, and a hybrid is a config's
+matter.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.mixers._delta import DeltaMixer
+from seqjax.nn.initializers import constant, dt_bias, log_uniform
+from seqjax.nn.layers import Linear, project_float32, save_inputs
+from seqjax.nn.params import param
+from seqjax.ops.wkv7 import wkv7, wkv7_step
+from seqjax.types import Array
+from seqjax.utils import UserError
+
+
+class KDA(DeltaMixer):
+    """The delta rule with a decay per key channel and an output gate."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int | None = None,  # of all heads together; None = model width
+        value_dim: int | None = None,  # of all heads together; None = model width
+        lower_bound: float | None = None,  # of a token's log decay, below 0 (published: -5); None = not bounded
+        conv_width: int = 4,
+        norm_eps: float = 1e-6,
+        chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        key_dim, value_dim = dim if key_dim is None else key_dim, dim if value_dim is None else value_dim
+        super().__init__(
+            dim,
+            heads=heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            conv_width=conv_width,
+            norm_eps=norm_eps,
+            chunk_size=chunk_size,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        if lower_bound is not None and lower_bound >= 0:
+            raise UserError(f"lower_bound={lower_bound} must be below 0; -5 is the published one.")
+        self.lower_bound = lower_bound
+        rank = value_dim // heads
+        self.decay_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs)
+        self.decay_out = Linear(rank, key_dim, axes=("rank", "heads"), rngs=rngs)
+        self.gate_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs)
+        self.gate_out = Linear(rank, value_dim, axes=("rank", "heads"), bias=True, rngs=rngs)
+        log_rate = log_uniform(1.0, 16.0) if lower_bound is None else constant(0.0)
+        self.log_rate_H = param(rngs, log_rate, (heads,), ("heads",))
+        self.step_bias_E = param(rngs, dt_bias, (key_dim,), ("heads",))
+
+    def _log_decay(self, x_BTD: Array) -> Array:
+        """Return the logarithm of the decay, float32 [B, T, H, K]."""
+        step_BTE = project_float32(self.decay_out, self.decay_in(x_BTD)) + self.step_bias_E[...]
+        step_BTHK = step_BTE.reshape(*step_BTE.shape[:-1], self.heads, -1)
+        rate_H1 = jnp.exp(self.log_rate_H[...])[:, None]
+        if self.lower_bound is None:
+            return -rate_H1 * jax.nn.softplus(step_BTHK)
+        return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)
+
+    def _gate(self, x: Array) -> Array:
+        return jax.nn.sigmoid(project_float32(self.gate_out, self.gate_in(x)))
+
+    def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, ...]:
+        """Return the operands of the recurrence, r, k, v, log_w and a."""
+        return save_inputs(self._operands)(x_BTD, q_BTE, k_BTE, v_BTE)
+
+    def _operands(self, *inputs: Array) -> tuple[Array, ...]:
+        made: Any = super()._inputs(*inputs)
+        q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_w_BTHK = made
+        a_BTHK, k_BTHK = -jnp.exp(log_w_BTHK) * k_BTHK, beta_BTH[..., None] * k_BTHK
+        return q_BTHK, k_BTHK.astype(q_BTHK.dtype), v_BTHV, log_w_BTHK, a_BTHK.astype(q_BTHK.dtype)
+
+    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
+        result: Any = wkv7(
+            *operands,
+            None,
+            initial_state=s_BHKV,
+            return_state=True,
+            min_log_w=-jnp.inf if self.lower_bound is None else self.lower_bound,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+        )
+        return result
+
+    def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
+        return wkv7_step(*operands, None, s_BHKV)

@@ -1,0 +1,90 @@
+"""What KDA has beside the contract: Gated DeltaNet as a special case, decays of every strength, its bound."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from seqjax import mixers
+from seqjax.nn.params import Template
+from seqjax.ops import gated_delta_rule
+from seqjax.utils import UserError
+from tests.models import oracle
+
+DIM, HEADS, T = 16, 2, 70  # a chunk of 64 and a part of one
+
+
+def made(**settings):
+    return mixers.KDA(DIM, heads=HEADS, **settings, rngs=nnx.Rngs(0))
+
+
+def inputs(*shape):
+    return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+
+
+def test_equal_decays_of_all_channels_are_gated_deltanet_s():
+    """The decay of a head's first channel for all, beside the same q, k, v and beta in Gated DeltaNet's op."""
+    x_BTD = inputs(1, T, DIM)
+
+    @jax.jit
+    def both(x_BTD):
+        mixer = made()
+        q_BTE, k_BTE, v_BTE = mixer.q_conv(mixer.q(x_BTD)), mixer.k_conv(mixer.k(x_BTD)), mixer.v_conv(mixer.v(x_BTD))
+        q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_w_BTHK = super(mixers.KDA, mixer)._inputs(x_BTD, q_BTE, k_BTE, v_BTE)
+        mixer._log_decay = lambda x: jnp.broadcast_to(log_w_BTHK[..., :1], log_w_BTHK.shape)
+        got = mixer._recurrence(mixer._inputs(x_BTD, q_BTE, k_BTE, v_BTE), None)
+        return got, gated_delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, log_w_BTHK[..., 0], return_state=True)
+
+    got, want = both(x_BTD)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=0, atol=1e-5 * np.abs(w).max())
+
+
+def with_decays(params):
+    """Log decays of about -100 beside -0.001 in every head, and keys that are far from orthogonal."""
+    strong = jnp.arange(DIM) % 2 == 0
+    return params | {
+        "log_rate_H": jnp.zeros(HEADS),
+        "step_bias_E": jnp.where(strong, 100.0, jnp.log(jnp.expm1(1e-3))),
+        "beta": {"w": 3 * inputs(DIM, HEADS)},
+    }
+
+
+def test_strong_and_weak_decays_beside_each_other():
+    """Outputs are the equations' in float64; gradients are finite, and those of the recurrent form."""
+    template = Template(lambda rngs, _: mixers.KDA(DIM, heads=HEADS, rngs=rngs))
+    params = with_decays(template.init(jax.random.key(0)))
+    x_BTD = inputs(1, T, DIM)
+
+    def recurrent(mixer, x_BTD):
+        def body(cache, x_BD):
+            y_BD, cache = mixer.step(x_BD, cache)
+            return cache, y_BD
+
+        cache = mixer.init_cache(len(x_BTD), T, jnp.float32)
+        return jnp.moveaxis(jax.lax.scan(body, cache, jnp.moveaxis(x_BTD, 1, 0))[1], 0, 1)
+
+    def run(form):
+        def loss(params, x_BTD):
+            y_BTD = form(template.bind(params), x_BTD)
+            return jnp.sum(y_BTD * jnp.cos(jnp.arange(DIM))), y_BTD
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params, x_BTD)
+
+    (_, got), gradients = run(lambda mixer, x_BTD: mixer(x_BTD))
+    settings = types.SimpleNamespace(heads=HEADS, lower_bound=None, norm_eps=1e-6)
+    want = oracle.kda(settings, oracle.as_float64(params), np.asarray(x_BTD[0], np.float64))
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-4 * np.abs(want).max())
+    (_, same), wanted = run(recurrent)
+    np.testing.assert_allclose(same[0], want, rtol=0, atol=1e-5 * np.abs(want).max())
+    for g, w in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        assert np.isfinite(g).all()
+        np.testing.assert_allclose(g, w, rtol=0, atol=1e-3 * np.abs(w).max())
+
+
+def test_a_bound_that_is_none_is_refused():
+    with pytest.raises(UserError, match=r"lower_bound=0\.0 must be below 0; -5 is the published one"):
+        made(lower_bound=0.0)
