@@ -34,7 +34,8 @@ class DeltaCache(NamedTuple):
 
 def project_float32(linear: Linear, x: Array) -> Array:
     """Project with float32 sums and output, because the result goes into a sigmoid or an exponential."""
-    return jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
+    y = jnp.matmul(x, linear.w[...].astype(x.dtype), preferred_element_type=jnp.float32)
+    return y if linear.b is None else y + linear.b[...]
 
 
 def a_log(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
