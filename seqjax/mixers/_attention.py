@@ -158,8 +158,8 @@ class AttentionMixer(base.Mixer):
         self.v = Linear(dim, kv_width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
         init = residual_init(layer.n_layers)
         self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
-        self.q_norm = RMSNorm(self.head_dim, eps=qk_norm_eps, axis=None, rngs=rngs) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, eps=qk_norm_eps, axis=None, rngs=rngs) if qk_norm else None
+        self.q_norm = self.make_norm(self.heads, qk_norm_eps, rngs) if qk_norm else None
+        self.k_norm = self.make_norm(self.kv_heads, qk_norm_eps, rngs) if qk_norm else None
         # Drawn last, so that the mixer's other parameters start alike with and without it.
         self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
 
@@ -172,6 +172,11 @@ class AttentionMixer(base.Mixer):
         """Return the module that computes keys [B, T, width] from the input and the positions."""
         del layer
         return Projection(dim, width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
+
+    def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
+        """Return the norm of each of so many heads, by default with gains that they share."""
+        del heads
+        return RMSNorm(self.head_dim, eps=eps, axis=None, rngs=rngs)
 
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
         """Return the queries and keys, normalised if `qk_norm` is set, before rotation."""

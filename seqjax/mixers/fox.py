@@ -92,7 +92,8 @@ class FoX(AttentionMixer):
             head_dim=head_dim,
             position="none",
             rope_base=1.0,
-            qk_norm=False,
+            qk_norm=qk_norm,
+            qk_norm_eps=norm_eps,
             bias=False,
             conv=conv,
             layer=layer,
@@ -102,15 +103,14 @@ class FoX(AttentionMixer):
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
         self.out = Linear(width, dim, axes=("heads", "embed"), rngs=rngs)
         self.forget = Linear(dim, heads, axes=("embed", "heads"), bias=True, rngs=rngs)
-
-        def norm(n_heads: int) -> RMSNorm:
-            return RMSNorm(self.head_dim, eps=norm_eps, axis="heads", heads=n_heads, rngs=rngs)
-
-        self.q_norm, self.k_norm = (norm(heads), norm(n_kv)) if qk_norm else (None, None)
         self.k_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
         self.v_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
-        self.norm = norm(heads) if output_gate else None
+        self.norm = self.make_norm(heads, norm_eps, rngs) if output_gate else None
         self.gate = Linear(dim, width, axes=("embed", "heads"), rngs=rngs) if output_gate else None
+
+    def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
+        """Return the norm of each of so many heads, with gains of its own for each."""
+        return RMSNorm(self.head_dim, eps=eps, axis="heads", heads=heads, rngs=rngs)
 
     def log_gates(self, x_BTD: Array) -> Array:
         """Return the logarithms of the forget gates, float32 [B, T, H]."""
