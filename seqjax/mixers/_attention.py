@@ -235,9 +235,7 @@ class AttentionMixer(base.Mixer):
         q_BTHK, k_BTGK, _ = self.split_heads(*projections, positions_T, x_BTD.shape[1])
         return q_BTHK, k_BTGK
 
-    def attend_sequence(
-        self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array
-    ) -> tuple[Array, Any]:
+    def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
         """Attend over a whole sequence of projections; return [B, T, H, K] and the filled cache (or None)."""
         seq_len = q_BTE.shape[1]
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, jnp.arange(seq_len), seq_len)
@@ -256,9 +254,7 @@ class AttentionMixer(base.Mixer):
         cache = self.extend(cache, k_BTGK, v_BTGK, *gates)
         return self.attend_step(q_BTHK[:, 0], cache)[:, None], cache
 
-    def attend_after(
-        self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any, *gates: Array
-    ) -> tuple[Array, Any]:
+    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
         """Do the same with normalised and rotated queries and keys; by default token by token."""
 
         def body(cache: Any, inputs: tuple[Array, ...]) -> tuple[Any, Array]:

@@ -140,9 +140,7 @@ class FoX(AttentionMixer):
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
         """Return `ops.attention.causal_attention` with the log gates."""
-        return causal_attention(
-            q_BTHK, k_BTGK, v_BTGK, *gates, window=self.window, implementation=self.implementation
-        )
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, *gates, window=self.window, implementation=self.implementation)
 
     def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> FoXCache:
         """Return an empty cache of `max_len` entries, or of `window` entries if that is fewer."""

@@ -156,6 +156,9 @@ CASES = {
     "gated_deltanet:model.mixer.heads=48": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
     },
+    "fox:model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT,
+    },
     "rwkv5:model.mixer.head_dim=16": RWKV_56 | {
         r"mixer\.mu": exactly(1 - np.stack([FAST, SLOW, SLOW + 0.3 * RHO, FAST], axis=1)), r"mlp\.mu_[kr]": mix(KAPPA),
     },
