@@ -19,6 +19,14 @@ def check_attention(q_shape: tuple, k_shape: tuple, v_shape: tuple | None = None
     check_groups(heads, k_shape[2])
 
 
+def check_per_head(name: str, shape: tuple, q_shape: tuple) -> None:
+    """Raise ValueError unless an operand with one number per position and query head fits q [B, T, H, K]."""
+    if tuple(shape) != tuple(q_shape[:3]):
+        raise ValueError(
+            f"{name} must be [batch, time, query heads] as q is: q is {tuple(q_shape)}, {name} is {tuple(shape)}"
+        )
+
+
 def check_decode(q_shape: tuple, k_shape: tuple, v_shape: tuple) -> None:
     """Raise ValueError unless q [B, H, K] and caches [B, S, G, K], [B, S, G, V] agree and G divides H."""
     if len(q_shape) != 3 or len(k_shape) != 4 or len(v_shape) != 4:

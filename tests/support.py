@@ -70,6 +70,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": {"conv": True},
         "conv_approx_gqa": {"conv": True, "selection": "approx", "kv_heads": 2},
     },
+    "fox": {
+        "full": {},
+        "window_gqa": {"window": 5, "kv_heads": 2},
+        "pro": {"kv_shift": True, "qk_norm": True, "output_gate": True},
+        "conv": {"conv": True},
+    },
     "rwkv7_shell": {
         "top1_exact": {},
         "top1_approx": {"core": "top1_approx"},
@@ -100,6 +106,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 SLOW = {
     ("based_linear", "odd"),
     ("kda", "bounded"),
+    ("fox", "conv"),
     ("mamba1", "one"),
     ("mamba1", "one_dt"),
     ("mamba2", "one"),

@@ -20,6 +20,7 @@ def causal_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BTGK: Float[Array, "B T G K"],
     v_BTGK: Float[Array, "B T G K"],
+    log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
     window: int = 0,
     scale: float | None = None,
@@ -33,6 +34,8 @@ def causal_attention(
       q_BTHK: queries, fp32, bf16 or fp16; any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGK: values.
+      log_f_BTH: logarithms of forget gates, one per position and query head, <= 0 and fp32: the sum of those of the
+        positions j + 1 to i is added to the scaled scores, and differentiated. None is no gate. xla and chunked alone.
       window: keys that a query sees, its own included; 0 for the whole past.
       scale: of the scores; 1 / sqrt(K) when None.
       slopes: ALiBi's, one per query head: -slope * (i - j) is added to the scaled scores, which are fp32.
@@ -45,10 +48,13 @@ def causal_attention(
       ValueError: shapes that disagree.
       BackendError: (a ValueError) the named implementation cannot run this.
 
-    Source: arXiv 2505.18522, section 2; the window as Mistral's `sliding_window`.
+    Source: arXiv 2505.18522, section 2; the window as Mistral's `sliding_window`; the gates arXiv 2503.02130.
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGK.shape)
-    operands, options = (q_BTHK, k_BTGK, v_BTGK), {"window": window, "slopes": slopes}
+    if log_f_BTH is not None:
+        validation.check_per_head("log_f", log_f_BTH.shape, q_BTHK.shape)
+    operands = q_BTHK, k_BTGK, v_BTGK
+    options = {"window": window, "slopes": slopes, "has_gates": log_f_BTH is not None}
     kernels = backend.pick("causal_attention", BACKENDS, implementation, operands, options, order=ORDER)
     factor = numerics.softmax_scale(scale, q_BTHK.shape[-1])
-    return kernels.attend(*operands, window=window, scale=factor, slopes=slopes, split=split)
+    return kernels.attend(*operands, log_f_BTH, window=window, scale=factor, slopes=slopes, split=split)

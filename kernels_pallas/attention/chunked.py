@@ -10,6 +10,16 @@ The backward pass scans the same tiles and computes the probabilities again from
 
     p = exp(s - lse),  D = sum(do * o),  ds = p * (do v^T - D),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do
 
+The forget gates f of a query head add g_ij, the sum of log f over the positions j + 1 to i. A sum over the whole past
+would leave near keys few digits (at 100,000 tokens it may be -70,000, whose float32 neighbour is 0.008 away), so sums
+begin anew in every tile. Between tiles g is the rest of the key's tile, whole tiles, and the query's tile up to it, of
+which none is positive; within a tile it is a difference. With r and c the sums of ds over the keys of a query and
+over the queries of a key, the gradient is
+
+    dlog f_l = sum over i >= l > j of ds_ij = sum over i >= l of r_i - c_i
+
+where r would be 0 but for rounding. It stays, because without it the rounding of all later rows would add up.
+
 Scores, sums and gradients are accumulated in float32; probabilities are rounded to the dtype of v before products.
 """
 
@@ -53,6 +63,7 @@ def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
+    log_f_BTH: Array | None = None,
     *,
     window: int,
     scale: float,
@@ -65,18 +76,28 @@ def attend(
     named `attention_out` and `attention_lse` for rematerialisation policies.
     """
     del split
-    return _attention(q_BTHK, k_BTGK, v_BTGK, Options(window, scale, slopes))
+    return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, Options(window, scale, slopes))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attention(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> Array:
-    return _scan_forward(q_BTHK, k_BTGK, v_BTGV, options)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options) -> Array:
+    return _scan_forward(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options)[0]
 
 
-def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> tuple[Array, tuple]:
-    o_BTHV, lse_BGM = _scan_forward(q_BTHK, k_BTGK, v_BTGV, options)
+def _forward(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options
+) -> tuple[Array, tuple]:
+    o_BTHV, lse_BGM = _scan_forward(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options)
     o_BTHV, lse_BGM = checkpoint_name(o_BTHV, "attention_out"), checkpoint_name(lse_BGM, "attention_lse")
-    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BGM)
+    return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, log_f_BTH, o_BTHV, lse_BGM)
+
+
+class GateSums(NamedTuple):
+    """Sums of the log gates of a query head within its tile of positions."""
+
+    until_BGM: Array  # to the position, it included
+    after_BGM: Array  # of the positions behind it
+    whole_BGRn: Array  # of all positions, per tile
 
 
 class Operands(NamedTuple):
@@ -88,6 +109,7 @@ class Operands(NamedTuple):
     k_BGSK: Array
     v_BGSV: Array
     dtype: jnp.dtype  # of the accumulation
+    gates: GateSums | None
 
     def rows_of(self, x_BTHV: Array) -> Array:
         """Return an array of the queries' layout as padded rows."""
@@ -95,14 +117,31 @@ class Operands(NamedTuple):
         return xla_tiles.pad_to(x_BGMV, self.q_BGMK.shape[2], axis=2)
 
 
-def _operands(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, window: int) -> Operands:
+def _operands(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, window: int) -> Operands:
     n_batch, seq_len, n_heads, _ = q_BTHK.shape
     n_kv = k_BTGK.shape[2]
     tiles = xla_tiles.causal_tiles(seq_len, min(seq_len, UNIT), n_batch * n_heads, window=window)
     rows = tiles.side * (n_heads // n_kv)
     q_BGMK = xla_tiles.pad_to(xla_tiles.to_rows(q_BTHK, n_kv), tiles.padded * (n_heads // n_kv), axis=2)
     k_BGSK, v_BGSV = (xla_tiles.pad_to(x.transpose(0, 2, 1, 3), tiles.padded, axis=2) for x in (k_BTGK, v_BTGV))
-    return Operands(tiles, rows, q_BGMK, k_BGSK, v_BGSV, accumulation_dtype(q_BTHK, k_BTGK, v_BTGV))
+    acc = accumulation_dtype(q_BTHK, k_BTGK, v_BTGV)
+    gates = None if log_f_BTH is None else _gate_sums(log_f_BTH.astype(acc), tiles, n_kv)
+    return Operands(tiles, rows, q_BGMK, k_BGSK, v_BGSV, acc, gates)
+
+
+def _gate_sums(log_f_BTH: Array, tiles: xla_tiles.CausalTiles, n_kv: int) -> GateSums:
+    n_batch, _, n_heads = log_f_BTH.shape
+    # Padded positions do not forget.
+    log_f_BSH = xla_tiles.pad_to(log_f_BTH, tiles.padded, axis=1)
+    log_f_BnsH = log_f_BSH.reshape(n_batch, -1, tiles.side, n_heads)
+    until_BnsH = jnp.cumsum(log_f_BnsH, axis=2)
+    next_BnsH = jnp.pad(log_f_BnsH[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
+    after_BnsH = jax.lax.cumsum(next_BnsH, axis=2, reverse=True)
+    until_BGM, after_BGM = (
+        xla_tiles.scalar_to_rows(x.reshape(log_f_BSH.shape), n_kv) for x in (until_BnsH, after_BnsH)
+    )
+    whole_BGRn = jnp.moveaxis(until_BnsH[:, :, -1], 1, 2).reshape(n_batch, n_kv, n_heads // n_kv, -1)
+    return GateSums(until_BGM, after_BGM, whole_BGRn)
 
 
 def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -> tuple[Array, Array]:
@@ -117,15 +156,31 @@ def _tile_scores(operands: Operands, row: Array, col: Array, options: Options) -
     if options.slopes:
         slope_GR = jnp.asarray(options.slopes, operands.dtype).reshape(-1, n_shared)
         s_BGms -= jnp.tile(slope_GR, (1, tiles.side))[..., None] * distance_ms
+    if operands.gates is not None:
+        s_BGms += _tile_decays(operands.gates, row, col, rows, n_shared)
     visible_ms = distance_ms >= 0
     if options.window:
         visible_ms &= distance_ms < options.window
     return s_BGms, visible_ms
 
 
-def _scan_forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options) -> tuple[Array, Array]:
+def _tile_decays(gates: GateSums, row: Array, col: Array, rows: int, n_shared: int) -> Array:
+    """Return the sums of the log gates after each key of a tile up to each query, [B, G, rows, side]."""
+    key_BGm = jnp.where(
+        row == col, -xla_tiles.block(gates.until_BGM, col, rows), xla_tiles.block(gates.after_BGM, col, rows)
+    )
+    tile_n = jnp.arange(gates.whole_BGRn.shape[-1])
+    between_BGR = jnp.where((col < tile_n) & (tile_n < row), gates.whole_BGRn, 0).sum(-1)
+    # Row m is of the query head m % R, and so are the sums that belong to its keys.
+    key_BGRs = jnp.swapaxes(key_BGm.reshape(*key_BGm.shape[:2], -1, n_shared), 2, 3) + between_BGR[..., None]
+    return xla_tiles.block(gates.until_BGM, row, rows)[..., None] + jnp.tile(key_BGRs, (1, 1, rows // n_shared, 1))
+
+
+def _scan_forward(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, log_f_BTH: Array | None, options: Options
+) -> tuple[Array, Array]:
     """Return o_BTHV and the log-sum-exp per padded row, float32 [B, G, M]."""
-    operands = _operands(q_BTHK, k_BTGK, v_BTGV, options.window)
+    operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
 
     def visit(carry, tile):
@@ -150,9 +205,9 @@ def _scan_forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, options: Options)
     return o_BTHV, m_BGM + jnp.log(l_BGM)
 
 
-def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
-    q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BGM = saved
-    operands = _operands(q_BTHK, k_BTGK, v_BTGV, options.window)
+def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array, Array | None]:
+    q_BTHK, k_BTGK, v_BTGV, log_f_BTH, o_BTHV, lse_BGM = saved
+    operands = _operands(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, options.window)
     tiles, rows, acc = operands.tiles, operands.rows, operands.dtype
     seq_len, n_heads = q_BTHK.shape[1:3]
     # Padded rows have do = 0 and D = 0, so they add nothing, whatever their probabilities are.
@@ -161,7 +216,7 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
 
     def visit(carry, tile):
         row, col = tile
-        dq_BGMK, dk_BGSK, dv_BGSV = carry
+        dq_BGMK, dk_BGSK, dv_BGSV, dg_BGM = carry
         q_BGmK, do_BGmV, lse_BGm, D_BGm = (
             xla_tiles.block(x, row, rows) for x in (operands.q_BGMK, do_BGMV, lse_BGM, D_BGM)
         )
@@ -169,17 +224,33 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
         s_BGms, visible_ms = _tile_scores(operands, row, col, options)
         p_BGms = jnp.where(visible_ms, jnp.exp(s_BGms - lse_BGm[..., None]), 0)
         dp_BGms = _dot("bgmv,bgsv->bgms", do_BGmV, v_BGsV, acc)
+        if dg_BGM is not None:
+            dg_BGM = _add_gate_sums(dg_BGM, p_BGms * (dp_BGms - D_BGm[..., None]), row, col)
         ds_BGms = (options.scale * p_BGms * (dp_BGms - D_BGm[..., None])).astype(k_BGsK.dtype)
         dv_BGsV = _dot("bgms,bgmv->bgsv", p_BGms.astype(do_BGmV.dtype), do_BGmV, acc)
         dq_BGMK = xla_tiles.add_block(dq_BGMK, _dot("bgms,bgsk->bgmk", ds_BGms, k_BGsK, acc), row, rows)
         dk_BGSK = xla_tiles.add_block(dk_BGSK, _dot("bgms,bgmk->bgsk", ds_BGms, q_BGmK, acc), col, tiles.side)
-        return (dq_BGMK, dk_BGSK, xla_tiles.add_block(dv_BGSV, dv_BGsV, col, tiles.side)), None
+        return (dq_BGMK, dk_BGSK, xla_tiles.add_block(dv_BGSV, dv_BGsV, col, tiles.side), dg_BGM), None
 
-    init = tuple(jnp.zeros_like(x, dtype=acc) for x in (operands.q_BGMK, operands.k_BGSK, operands.v_BGSV))
-    (dq_BGMK, dk_BGSK, dv_BGSV), _ = jax.lax.scan(visit, init, (tiles.rows, tiles.cols))
+    zeros = [jnp.zeros_like(x, dtype=acc) for x in (operands.q_BGMK, operands.k_BGSK, operands.v_BGSV)]
+    init = (*zeros, None if operands.gates is None else jnp.zeros_like(operands.gates.until_BGM))
+    (dq_BGMK, dk_BGSK, dv_BGSV, dg_BGM), _ = jax.lax.scan(visit, init, (tiles.rows, tiles.cols))
     dq_BTHK = xla_tiles.from_rows(dq_BGMK[:, :, : seq_len * (rows // tiles.side)], n_heads)
     dk_BTGK, dv_BTGV = (x[:, :, :seq_len].transpose(0, 2, 1, 3) for x in (dk_BGSK, dv_BGSV))
-    return dq_BTHK.astype(q_BTHK.dtype), dk_BTGK.astype(k_BTGK.dtype), dv_BTGV.astype(v_BTGV.dtype)
+    dlog_f_BTH = None
+    if log_f_BTH is not None:
+        dg_BTH = xla_tiles.scalar_from_rows(dg_BGM[:, :, : seq_len * (rows // tiles.side)], n_heads)
+        dlog_f_BTH = jax.lax.cumsum(dg_BTH, axis=1, reverse=True).astype(log_f_BTH.dtype)
+    return dq_BTHK.astype(q_BTHK.dtype), dk_BTGK.astype(k_BTGK.dtype), dv_BTGV.astype(v_BTGV.dtype), dlog_f_BTH
+
+
+def _add_gate_sums(dg_BGM: Array, ds_BGms: Array, row: Array, col: Array) -> Array:
+    """Add the sums of a tile over the keys of each row, and subtract those over the rows of each key."""
+    n_rows, side = ds_BGms.shape[2:]
+    of_key_BGRs = ds_BGms.reshape(*ds_BGms.shape[:2], side, -1, side).sum(2)
+    of_key_BGm = jnp.swapaxes(of_key_BGRs, 2, 3).reshape(*ds_BGms.shape[:3])
+    dg_BGM = xla_tiles.add_block(dg_BGM, ds_BGms.sum(-1), row, n_rows)
+    return xla_tiles.add_block(dg_BGM, -of_key_BGm, col, n_rows)
 
 
 _attention.defvjp(_forward, _backward)

@@ -10,7 +10,7 @@ from kernels_pallas.backend import Backend, Problem
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why cuDNN refuses: the machine (JAX does not check its generation), the dtypes, the head dim, or ALiBi."""
+    """Say why cuDNN refuses: the machine (JAX does not check its generation), the dtypes, the head dim, ALiBi, or gates."""
     capability = device.compute_capability() if problem.platform == "gpu" else None
     if capability is None:
         return f"cuDNN needs an NVIDIA GPU, this is a {problem.platform}"
@@ -24,6 +24,8 @@ def refusal(problem: Problem) -> str | None:
         return f"cuDNN takes head dims that 8 divides, up to {most}, not {head_dim}"
     if problem.options["slopes"]:
         return "cuDNN takes no float32 bias (ALiBi) beside 16-bit inputs"
+    if problem.options["has_gates"]:
+        return "cuDNN takes no float32 bias (forget gates) beside 16-bit inputs"
     return None
 
 
@@ -41,14 +43,15 @@ def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
+    log_f_BTH: Array | None = None,
     *,
     window: int,
     scale: float,
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHK; JAX has a sharding rule for it, and `refusal` keeps slopes away."""
-    del slopes, split
+    """Return o_BTHK; JAX has a sharding rule for it, and `refusal` keeps slopes and gates away."""
+    del log_f_BTH, slopes, split
     return jax.nn.dot_product_attention(
         q_BTHK,
         k_BTGK,

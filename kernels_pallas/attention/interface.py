@@ -15,6 +15,7 @@ class CausalAttention(Protocol):
         q_BTHK: Array,
         k_BTGK: Array,
         v_BTGK: Array,
+        log_f_BTH: Array | None = None,
         *,
         window: int,
         scale: float,

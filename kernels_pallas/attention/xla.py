@@ -34,6 +34,7 @@ def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
+    log_f_BTH: Array | None = None,
     *,
     window: int,
     scale: float,
@@ -42,15 +43,19 @@ def attend(
 ) -> Array:
     """Return o_BTHK; XLA splits the arrays by itself."""
     del split
-    bias_HTS = None
+    bias_BHTS = None
     if slopes:
         position_T = jnp.arange(q_BTHK.shape[1], dtype=jnp.float32)
-        bias_HTS = jnp.asarray(slopes, jnp.float32)[:, None, None] * (position_T - position_T[:, None])
+        bias_BHTS = (jnp.asarray(slopes, jnp.float32)[:, None, None] * (position_T - position_T[:, None]))[None]
+    if log_f_BTH is not None:
+        c_BHT = jnp.cumsum(jnp.moveaxis(log_f_BTH.astype(jnp.float32), 1, 2), axis=-1)
+        decay_BHTS = c_BHT[..., None] - c_BHT[..., None, :]
+        bias_BHTS = decay_BHTS if bias_BHTS is None else bias_BHTS + decay_BHTS
     return jax.nn.dot_product_attention(
         q_BTHK,
         k_BTGK,
         v_BTGK,
-        bias=None if bias_HTS is None else bias_HTS[None],
+        bias=bias_BHTS,
         scale=scale,
         is_causal=True,
         local_window_size=(window - 1, 0) if window else None,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these 
     from seqjax.mixers.based_conv import BasedConv as BasedConv
     from seqjax.mixers.based_linear import BasedLinear as BasedLinear
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet
+    from seqjax.mixers.fox import FoX as FoX
     from seqjax.mixers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from seqjax.mixers.gla import GLA as GLA
     from seqjax.mixers.kda import KDA as KDA

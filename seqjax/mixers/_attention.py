@@ -1,7 +1,8 @@
 """The base of the attention mixers: projections, QK norm, rotary positions, the KV cache and its ring buffer.
 
 A mixer of this family defines how queries attend to keys, over the whole sequence (`attend`) and for one query over a
-cache (`attend_step`).
+cache (`attend_step`). What it has beside q, k and v for every token and head, such as FoX's forget gates, goes the same
+way, as `gates` [B, T, H].
 
 With `conv`, q, k and v are y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i} of their projections x, before QK norm and RoPE.
 This is a causal convolution of each channel with a residual connection, without bias and activation, and with taps
@@ -26,8 +27,8 @@ from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
 from seqjax.utils import UserError
 
-# Projections and a cache (or None) to the attention's output [B, T, H, K] and the cache with the new tokens.
-Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
+# Projections, a cache (or None) and gates to the attention's output [B, T, H, K] and the cache with the new tokens.
+Attend = Callable[..., tuple[Array, Any]]
 
 
 class KVCache(NamedTuple):
@@ -53,6 +54,14 @@ class ConvKVCache(NamedTuple):
     def length(self) -> Array:
         """The number of tokens seen so far, int32 []."""
         return self.attention.length
+
+
+def positions_of_slots(length: Array, slots: int) -> Array:
+    """Return the position that each slot of a cache of `length` tokens holds, the newest congruent one, int32 [S].
+
+    A negative one means that the slot is empty.
+    """
+    return length - 1 - (length - 1 - jnp.arange(slots)) % slots
 
 
 class Projection(Linear):
@@ -149,8 +158,8 @@ class AttentionMixer(base.Mixer):
         self.v = Linear(dim, kv_width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
         init = residual_init(layer.n_layers)
         self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
-        self.q_norm = RMSNorm(self.head_dim, eps=qk_norm_eps, axis=None, rngs=rngs) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, eps=qk_norm_eps, axis=None, rngs=rngs) if qk_norm else None
+        self.q_norm = self.make_norm(self.heads, qk_norm_eps, rngs) if qk_norm else None
+        self.k_norm = self.make_norm(self.kv_heads, qk_norm_eps, rngs) if qk_norm else None
         # Drawn last, so that the mixer's other parameters start alike with and without it.
         self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
 
@@ -164,6 +173,11 @@ class AttentionMixer(base.Mixer):
         del layer
         return Projection(dim, width, axes=("embed", "heads"), bias=self.qkv_bias, rngs=rngs)
 
+    def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
+        """Return the norm of each of so many heads, by default with gains that they share."""
+        del heads
+        return RMSNorm(self.head_dim, eps=eps, axis=None, rngs=rngs)
+
     def normalize(self, q_BTHK: Array, k_BTGK: Array) -> tuple[Array, Array]:
         """Return the queries and keys, normalised if `qk_norm` is set, before rotation."""
         if self.q_norm is not None and self.k_norm is not None:
@@ -171,7 +185,7 @@ class AttentionMixer(base.Mixer):
         return q_BTHK, k_BTGK
 
     @abc.abstractmethod
-    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
         """Let all queries attend to all keys; return [B, T, H, K]."""
 
     @abc.abstractmethod
@@ -221,47 +235,47 @@ class AttentionMixer(base.Mixer):
         q_BTHK, k_BTGK, _ = self.split_heads(*projections, positions_T, x_BTD.shape[1])
         return q_BTHK, k_BTGK
 
-    def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
+    def attend_sequence(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
         """Attend over a whole sequence of projections; return [B, T, H, K] and the filled cache (or None)."""
         seq_len = q_BTE.shape[1]
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, jnp.arange(seq_len), seq_len)
-        q_BTHK, k_BTGK, v_BTGK = (time_to_heads(x) for x in (q_BTHK, k_BTGK, v_BTGK))
-        o_BTHK = heads_to_time(self.attend(q_BTHK, k_BTGK, v_BTGK))
-        return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK)
+        q_BTHK, k_BTGK, v_BTGK, *gates_BTH = (time_to_heads(x) for x in (q_BTHK, k_BTGK, v_BTGK, *gates))
+        o_BTHK = heads_to_time(self.attend(q_BTHK, k_BTGK, v_BTGK, *gates_BTH))
+        return o_BTHK, None if cache is None else self.extend(cache, k_BTGK, v_BTGK, *gates_BTH)
 
-    def attend_next(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Any]:
+    def attend_next(self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
         """Attend from T tokens that follow those in the cache; return [B, T, H, K] and the cache with them."""
         positions_T = cache.length + jnp.arange(v_BTE.shape[1])
         # Positions exceed the length of a ring buffer, so the rotary table must be longer.
         max_len = cache.k_BSGK.shape[1] if not self.window else 2**20
         q_BTHK, k_BTGK, v_BTGK = self.split_heads(q_BTE, k_BTE, v_BTE, positions_T, max_len)
         if v_BTE.shape[1] > 1:
-            return self.attend_after(q_BTHK, k_BTGK, v_BTGK, cache)
-        cache = self.extend(cache, k_BTGK, v_BTGK)
+            return self.attend_after(q_BTHK, k_BTGK, v_BTGK, cache, *gates)
+        cache = self.extend(cache, k_BTGK, v_BTGK, *gates)
         return self.attend_step(q_BTHK[:, 0], cache)[:, None], cache
 
-    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any) -> tuple[Array, Any]:
+    def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Any, *gates: Array) -> tuple[Array, Any]:
         """Do the same with normalised and rotated queries and keys; by default token by token."""
 
-        def body(cache: Any, inputs: tuple[Array, Array, Array]) -> tuple[Any, Array]:
-            q_BHK, k_BGK, v_BGK = inputs
-            cache = self.extend(cache, k_BGK[:, None], v_BGK[:, None])
+        def body(cache: Any, inputs: tuple[Array, ...]) -> tuple[Any, Array]:
+            q_BHK, *entries = inputs
+            cache = self.extend(cache, *(x[:, None] for x in entries))
             return cache, self.attend_step(q_BHK, cache)
 
-        inputs = jnp.moveaxis(q_BTHK, 1, 0), jnp.moveaxis(k_BTGK, 1, 0), jnp.moveaxis(v_BTGK, 1, 0)
+        inputs = tuple(jnp.moveaxis(x, 1, 0) for x in (q_BTHK, k_BTGK, v_BTGK, *gates))
         cache, o_TBHK = lax.scan(body, cache, inputs)
         return jnp.moveaxis(o_TBHK, 0, 1), cache
 
     def convolve_and_attend(
-        self, attend: Attend, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any
+        self, attend: Attend, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: Any, *gates: Array
     ) -> tuple[Array, Any]:
         """Convolve the projections, with `conv`, and let them `attend`, by `attend_sequence` or `attend_next`."""
         if self.conv is None:
-            return attend(q_BTE, k_BTE, v_BTE, cache)
+            return attend(q_BTE, k_BTE, v_BTE, cache, *gates)
         if cache is None:
-            return attend(*self.conv(q_BTE, k_BTE, v_BTE), None)
+            return attend(*self.conv(q_BTE, k_BTE, v_BTE), None, *gates)
         convolved, cache = self.conv.extend(q_BTE, k_BTE, v_BTE, cache)
-        o_BTHK, attention = attend(*convolved, cache.attention)
+        o_BTHK, attention = attend(*convolved, cache.attention, *gates)
         return o_BTHK, cache._replace(attention=attention)
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -270,21 +284,21 @@ class AttentionMixer(base.Mixer):
 
     def prefill(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the parallel form to a prompt and fill an empty cache, or return None for a cache of None."""
-        projections = self.project(x_BTD, jnp.arange(x_BTD.shape[1]))
-        o_BTHK, cache = self.convolve_and_attend(self.attend_sequence, *projections, cache)
-        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
+        return self.mix(self.attend_sequence, x_BTD, jnp.arange(x_BTD.shape[1]), cache)
 
     def prefill_next(self, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the mixer to T tokens after those that `cache` has seen."""
-        positions_T = cache.length + jnp.arange(x_BTD.shape[1])
-        o_BTHK, cache = self.convolve_and_attend(self.attend_next, *self.project(x_BTD, positions_T), cache)
-        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
+        return self.mix(self.attend_next, x_BTD, cache.length + jnp.arange(x_BTD.shape[1]), cache)
 
     def step(self, x_BD: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the recurrent form to one token."""
-        projections = self.project(x_BD[:, None], cache.length[None])
-        o_BTHK, cache = self.convolve_and_attend(self.attend_next, *projections, cache)
-        return self.out(o_BTHK.reshape(x_BD.shape[0], -1)), cache
+        y_BTD, cache = self.mix(self.attend_next, x_BD[:, None], cache.length[None], cache)
+        return y_BTD[:, 0], cache
+
+    def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply the mixer, whose projections `attend`, to tokens at consecutive positions."""
+        o_BTHK, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
+        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
         """Return the empty cache of the attention, inside a `ConvKVCache` if there are convolutions."""
@@ -297,17 +311,21 @@ class AttentionMixer(base.Mixer):
         shape = (batch, slots, self.kv_heads, self.head_dim)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
 
-    def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array) -> Any:
+    def extend(self, cache: Any, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Any:
         """Return the cache with T more keys and values; position p is in slot p modulo the number of slots."""
-        slots, n_new = cache.k_BSGK.shape[1], k_BTGK.shape[1]
-        length = cache.length + n_new
+        del gates
+        k_BSGK, v_BSGK = (
+            self.store(old_BSGK, new_BTGK, cache.length)
+            for old_BSGK, new_BTGK in ((cache.k_BSGK, k_BTGK), (cache.v_BSGK, v_BTGK))
+        )
+        return cache._replace(k_BSGK=k_BSGK, v_BSGK=v_BSGK, length=cache.length + k_BTGK.shape[1])
+
+    def store(self, old_BS: Array, new_BT: Array, length: Array) -> Array:
+        """Return the slots [B, S, ...] of a cache of `length` tokens with those of T more."""
+        slots, n_new = old_BS.shape[1], new_BT.shape[1]
         # Of more tokens than there are slots, the last ones are kept.
-        k_BTGK, v_BTGK = (x[:, -slots:].astype(cache.k_BSGK.dtype) for x in (k_BTGK, v_BTGK))
-        start = (length - k_BTGK.shape[1]) % slots
+        new_BT = new_BT[:, -slots:].astype(old_BS.dtype)
+        start = (length + n_new - new_BT.shape[1]) % slots
         if self.window and n_new > 1:  # they may go past the end of the ring buffer
-            slot_T = (start + jnp.arange(k_BTGK.shape[1])) % slots
-            k_BSGK, v_BSGK = cache.k_BSGK.at[:, slot_T].set(k_BTGK), cache.v_BSGK.at[:, slot_T].set(v_BTGK)
-        else:
-            k_BSGK = lax.dynamic_update_slice_in_dim(cache.k_BSGK, k_BTGK, start, 1)
-            v_BSGK = lax.dynamic_update_slice_in_dim(cache.v_BSGK, v_BTGK, start, 1)
-        return cache._replace(k_BSGK=k_BSGK, v_BSGK=v_BSGK, length=length)
+            return old_BS.at[:, (start + jnp.arange(new_BT.shape[1])) % slots].set(new_BT)
+        return lax.dynamic_update_slice_in_dim(old_BS, new_BT, start, 1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._attention import AttentionMixer
+from seqjax.mixers._attention import AttentionMixer, positions_of_slots
 from seqjax.nn.initializers import normal
 from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
@@ -199,9 +199,7 @@ class TransformerPP(AttentionMixer):
                 jnp.concatenate([old, new.astype(old.dtype)], axis=1)
                 for old, new in ((cache.k_BSGK, k_BTGK), (cache.v_BSGK, v_BTGK))
             )
-            # A slot holds the newest position that is congruent to it; a negative one means that it is empty.
-            old_S = start - 1 - (start - 1 - jnp.arange(slots)) % slots
-            positions_S = jnp.concatenate([old_S, start + jnp.arange(n_new)])
+            positions_S = jnp.concatenate([positions_of_slots(start, slots), start + jnp.arange(n_new)])
         q_BTHK = jnp.broadcast_to(q_BTHK, (v_BTGK.shape[0], *q_BTHK.shape[1:]))
         o_BTHK = attention_at(
             q_BTHK,

@@ -8,6 +8,7 @@ to other elementwise functions.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,36 +64,41 @@ def project_float32(linear: Linear, x: Array) -> Array:
 
 
 class RMSNorm(nnx.Module):
-    """y = x / sqrt(mean(x^2) + eps) * g over the last axis, statistics in float32."""
+    """y = x / sqrt(mean(x^2) + eps) * g over the last axis, statistics in float32.
 
-    def __init__(self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", rngs: nnx.Rngs):
-        self.eps = eps
-        self.g = param(rngs, constant(1.0), (dim,), (axis,))
+    With `heads`, x is [..., H, dim] and every head has gains of its own, H * dim in all.
+    """
+
+    def __init__(
+        self, dim: int, *, eps: float = 1e-5, axis: str | None = "embed", heads: int | None = None, rngs: nnx.Rngs
+    ):
+        self.eps, self.shape = eps, (dim,) if heads is None else (heads, dim)
+        self.g = param(rngs, constant(1.0), (math.prod(self.shape),), (axis,))
 
     def __call__(self, x: Array) -> Array:
         """Map [..., D] to [..., D]."""
-        y: Any = _rms_norm(x, self.g[...], self.eps)
+        y: Any = _rms_norm(x, self.g[...].reshape(self.shape), self.eps)
         return y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rms_norm(x: Array, g_D: Array, eps: float) -> Array:
-    return _rms_norm_forward(x, g_D, eps)[0]
+def _rms_norm(x: Array, g: Array, eps: float) -> Array:
+    return _rms_norm_forward(x, g, eps)[0]
 
 
-def _rms_norm_forward(x: Array, g_D: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
+def _rms_norm_forward(x: Array, g: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
     x32 = x.astype(jnp.float32)
     scale = checkpoint_name(jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps), STATISTICS)
-    return (x32 * scale * g_D).astype(x.dtype), (x, g_D, scale)
+    return (x32 * scale * g).astype(x.dtype), (x, g, scale)
 
 
 def _rms_norm_backward(eps: float, saved: tuple[Array, Array, Array], dy: Array) -> tuple[Array, Array]:
     del eps
-    x, g_D, scale = saved
+    x, g, scale = saved
     unit, dy32 = x.astype(jnp.float32) * scale, dy.astype(jnp.float32)
-    du = dy32 * g_D
+    du = dy32 * g
     dx = scale * (du - unit * jnp.mean(du * unit, axis=-1, keepdims=True))
-    return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=tuple(range(x.ndim - 1)))
+    return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=tuple(range(x.ndim - g.ndim)))
 
 
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)

@@ -18,6 +18,7 @@ def causal_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BSGK: Float[Array, "B T G K"],
     v_BSGK: Float[Array, "B T G K"],
+    log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
     window: int = 0,
     scale: float | None = None,
@@ -26,7 +27,8 @@ def causal_attention(
 ) -> Float[Array, "B T H K"]:
     """Return causal attention; `window=0` means the whole past, and G key-value heads serve H query heads.
 
-    `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32.
+    `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32. `log_f_BTH`, float32
+    logarithms of forget gates, add the sum of those of the positions j + 1 to i (FoX, arXiv 2503.02130).
 
     `implementation` is "cudnn", "splash", "xla" or "chunked", or None for the first that accepts, which is recorded
     like the kernels' backends. A named implementation that cannot run the problem raises `kernels_pallas.BackendError`,
@@ -36,6 +38,7 @@ def causal_attention(
         q_BTHK,
         k_BSGK,
         v_BSGK,
+        log_f_BTH,
         window=window,
         scale=scale,
         slopes=slopes,
@@ -49,6 +52,7 @@ def attention_step(
     k_BSGK: Float[Array, "B S G K"],
     v_BSGK: Float[Array, "B S G K"],
     length: Int[Array, ""],
+    bias_BSH: Float[Array, "B S H"] | None = None,
     *,
     scale: float | None = None,
     slopes: tuple[float, ...] = (),
@@ -56,7 +60,8 @@ def attention_step(
     """Return the attention of one query over the first `length` entries of a cache.
 
     The order of the entries matters only with ALiBi's `slopes`: position p is at p modulo the number of slots, and the
-    query is at `length` - 1.
+    query is at `length` - 1. `bias_BSH`, float32, is added to the scaled scores of each key: what a query has forgotten of
+    it, the sum of the log gates after the key.
     """
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
@@ -66,6 +71,8 @@ def attention_step(
     if slopes:
         distance_S = (length - 1 - jnp.arange(k_BSGK.shape[1])) % k_BSGK.shape[1]
         s_BGRS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1) * distance_S
+    if bias_BSH is not None:
+        s_BGRS += jnp.moveaxis(bias_BSH, 1, 2).reshape(s_BGRS.shape)
     s_BGRS = jnp.where(jnp.arange(k_BSGK.shape[1]) < length, s_BGRS, -jnp.inf)
     p_BGRS = jax.nn.softmax(s_BGRS, axis=-1).astype(v_BSGK.dtype)
     return jnp.einsum("bgrs,bsgk->bgrk", p_BGRS, v_BSGK).reshape(q_BHK.shape)
@@ -77,6 +84,7 @@ def attention_at(
     v_BSGK: Float[Array, "B S G K"],
     positions_T: Int[Array, "T"],
     positions_S: Int[Array, "S"],
+    bias_BSH: Float[Array, "B S H"] | None = None,
     *,
     window: int = 0,
     scale: float | None = None,
@@ -84,7 +92,9 @@ def attention_at(
 ) -> Float[Array, "B T H K"]:
     """Return causal attention of queries and keys at arbitrary positions; keys at negative positions are masked.
 
-    The scores of all pairs exist at once, float32 [B, H, T, S]. Options are as in `causal_attention`.
+    `bias_BSH`, float32, is added to the scaled scores of each key: the sum of the log gates from the key to any position,
+    one for all, because what that adds to all keys of a query changes no weight. The scores of all pairs exist at once,
+    float32 [B, H, T, S]. Options are as in `causal_attention`.
     """
     n_batch, n_new, n_heads, head_dim = q_BTHK.shape
     n_kv = k_BSGK.shape[2]
@@ -94,6 +104,8 @@ def attention_at(
     distance_TS = positions_T[:, None] - positions_S
     if slopes:
         s_BGRTS -= jnp.asarray(slopes, jnp.float32).reshape(n_kv, -1, 1, 1) * distance_TS
+    if bias_BSH is not None:
+        s_BGRTS += jnp.moveaxis(bias_BSH, 1, 2).reshape(n_batch, n_kv, -1, 1, k_BSGK.shape[1])
     visible_TS = (positions_S >= 0) & (distance_TS >= 0)
     if window:
         visible_TS &= distance_TS < window
@@ -104,6 +116,7 @@ def attention_at(
 def attention_entropy(
     q_BTHK: Float[Array, "B T H K"],
     k_BSGK: Float[Array, "B T G K"],
+    log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
     window: int = 0,
     scale: float | None = None,
@@ -122,14 +135,21 @@ def attention_entropy(
     k_BSHK = jnp.repeat(k_BSGK, n_heads // k_BSGK.shape[2], axis=2)
     k_cBCHK = jnp.moveaxis(k_BSHK.reshape(n_batch, n_blocks, block, n_heads, head_dim), 1, 0)
     i_T1 = jnp.arange(seq_len)[:, None]
+    c_BHT, c_cBHC = None, None
+    if log_f_BTH is not None:
+        c_BHT = jnp.cumsum(jnp.moveaxis(log_f_BTH, 1, 2), axis=-1)
+        c_BHS = jnp.pad(c_BHT, ((0, 0), (0, 0), (0, n_blocks * block - seq_len)))
+        c_cBHC = jnp.moveaxis(c_BHS.reshape(n_batch, n_heads, n_blocks, block), 2, 0)
 
     def body(carry, xs):
         m_BHT, l_BHT, u_BHT = carry
-        k_BCHK, start = xs
+        k_BCHK, start, c_BHC = xs
         distance_TC = i_T1 - (start + jnp.arange(block))
         s_BHTC = jnp.einsum("bthk,bchk->bhtc", q_BTHK, k_BCHK, preferred_element_type=jnp.float32) * factor
         if slopes:
             s_BHTC -= jnp.asarray(slopes, jnp.float32)[:, None, None] * distance_TC
+        if c_BHT is not None:
+            s_BHTC += c_BHT[..., None] - c_BHC[..., None, :]
         visible_TC = (distance_TC >= 0) & (distance_TC < (window or seq_len))
         s_BHTC = jnp.where(visible_TC, s_BHTC, 0.0)
         new_m_BHT = jnp.maximum(m_BHT, jnp.max(jnp.where(visible_TC, s_BHTC, -jnp.inf), axis=-1))
@@ -143,5 +163,5 @@ def attention_entropy(
 
     zeros_BHT = jnp.zeros((n_batch, n_heads, seq_len), jnp.float32)
     init = (zeros_BHT - jnp.inf, zeros_BHT, zeros_BHT)
-    (m_BHT, l_BHT, u_BHT), _ = jax.lax.scan(body, init, (k_cBCHK, jnp.arange(n_blocks) * block))
+    (m_BHT, l_BHT, u_BHT), _ = jax.lax.scan(body, init, (k_cBCHK, jnp.arange(n_blocks) * block, c_cBHC))
     return jnp.moveaxis(m_BHT + jnp.log(l_BHT) - u_BHT / l_BHT, 1, 2)

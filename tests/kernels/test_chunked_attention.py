@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import xla_tiles
-from kernels_pallas.attention import chunked, reference
+from kernels_pallas.attention import chunked, reference, xla
 from seqjax.sharding import make_mesh
 from tests import support
 from tests.kernels.common import count_primitive, fast_jit, temporary_bytes, with_grads
@@ -34,8 +34,11 @@ def operands(n_tokens, n_kv=4, dtype="float32", gain=1.0, n_batch=2):
     return tuple(jnp.asarray(x, dtype) for x in (gain * q, k, v, do))
 
 
-def by_hand(q, k, v, do, *, window, scale, slopes):
-    """The output and the gradients of sum(do * o), from all scores at once in float64."""
+def by_hand(q, k, v, do, log_f=None, *, window, scale, slopes):
+    """The output and the gradients of sum(do * o), from all scores at once in float64.
+
+    The log gates between a key and a query are summed pair by pair, and so is their gradient.
+    """
     q, k, v, do = (np.asarray(x.astype(jnp.float32), np.float64) for x in (q, k, v, do))
     n_batch, n_tokens, n_heads, head_dim = q.shape
     shared = n_heads // k.shape[2]
@@ -43,19 +46,24 @@ def by_hand(q, k, v, do, *, window, scale, slopes):
     i, j = np.arange(n_tokens)[:, None], np.arange(n_tokens)
     s = scale * np.einsum("bihk,bjhk->bhij", q, wide_k)
     s -= np.asarray(slopes or (0.0,) * n_heads)[:, None, None] * (i - j)
+    between = (j[:, None] < np.arange(n_tokens)) & (np.arange(n_tokens) <= i[..., None])  # [i, j, l]
+    if log_f is not None:
+        s += np.einsum("ijl,blh->bhij", between, np.asarray(log_f, np.float64))
     s = np.where((j <= i) & (i - j < (window or n_tokens)), s, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     o = np.einsum("bhij,bjhk->bihk", p, wide_v)
     dp = np.einsum("bihk,bjhk->bhij", do, wide_v)
-    ds = scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    dlog_f = () if log_f is None else (np.einsum("ijl,bhij->blh", between, ds),)
+    ds *= scale
     summed = lambda x: x.reshape(n_batch, n_tokens, -1, shared, head_dim).sum(3)  # noqa: E731
     dk, dv = (summed(np.einsum("bhij,bihk->bjhk", a, b)) for a, b in ((ds, q), (p, do)))
-    return o, np.einsum("bhij,bjhk->bihk", ds, wide_k), dk, dv
+    return o, np.einsum("bhij,bjhk->bihk", ds, wide_k), dk, dv, *dlog_f
 
 
-def output_and_gradients(q, k, v, do, *, attend=chunked.attend, **options):
-    o, pull = jax.vjp(partial(attend, **options), q, k, v)
+def output_and_gradients(q, k, v, do, *log_f, attend=chunked.attend, **options):
+    o, pull = jax.vjp(partial(attend, **options), q, k, v, *log_f)
     return o, *pull(do)
 
 
@@ -84,6 +92,83 @@ def test_values_and_gradients(n_tokens, window, slopes, n_kv, dtype):
         assert (x.shape, x.dtype) == (like.shape, like.dtype)
         scale = max(1.0, np.abs(want).max())
         np.testing.assert_allclose(x.astype(jnp.float32), want, atol=TOLERANCE[dtype] * scale, rtol=0)
+
+
+def log_gates(n_tokens, low=-6.0, high=6.0):
+    """Of logits in that range."""
+    logits = np.random.default_rng(1).uniform(low, high, (2, n_tokens, 4))
+    return jax.nn.log_sigmoid(jnp.asarray(logits, jnp.float32))
+
+
+BACKENDS = {"chunked": chunked.attend, "xla": xla.attend, "reference": reference.causal_attention}
+
+
+@pytest.mark.parametrize(
+    ("backend", "n_tokens", "window", "slopes", "n_kv", "dtype"),
+    [
+        ("chunked", 50, 0, (), 4, "float32"),
+        ("chunked", 49, 13, SLOPES, 2, "bfloat16"),
+        ("chunked", 1, 0, (), 4, "float32"),
+        ("xla", 50, 13, SLOPES, 2, "float32"),
+        ("reference", 20, 7, SLOPES, 2, "float32"),
+    ],
+)
+def test_forget_gates(backend, n_tokens, window, slopes, n_kv, dtype):
+    inputs = (*operands(n_tokens, n_kv, dtype), log_gates(n_tokens))
+    options = {"window": window, "scale": 0.7, "slopes": slopes}
+    got = fast_jit(partial(output_and_gradients, attend=BACKENDS[backend], **options))(*inputs)
+    assert got[-1].dtype == jnp.float32
+    for x, want in zip(got, by_hand(*inputs, **options), strict=True):
+        np.testing.assert_allclose(
+            x.astype(jnp.float32), want, atol=TOLERANCE[dtype] * max(1.0, np.abs(want).max()), rtol=0
+        )
+
+
+def test_open_gates_are_none_at_all():
+    """A log of 0 changes no bit, on either backend."""
+    inputs, options = operands(50, n_kv=2), {"window": 13, "scale": 0.7, "slopes": ()}
+    for attend in (chunked.attend, xla.attend):
+        run = fast_jit(partial(output_and_gradients, attend=attend, **options))
+        for x, want in zip(run(*inputs, jnp.zeros((2, 50, 4))), run(*inputs), strict=False):
+            np.testing.assert_array_equal(x, want)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-100, -90), (90, 100), (-100, 100)])
+def test_gates_near_zero_and_one(low, high):
+    """Closed gates leave a query its own value; what is later changes no bit of an output or overflows."""
+    inputs, options = (*operands(50), log_gates(50, low, high)), {"window": 0, "scale": 0.7, "slopes": ()}
+    run = fast_jit(partial(output_and_gradients, **options))
+    got = run(*inputs)
+    for x, want in zip(got, by_hand(*inputs, **options), strict=True):
+        # Sums of up to 1,600 within a tile have a float32 neighbour 1.2e-4 away.
+        np.testing.assert_allclose(x, want, atol=2e-4 * max(1.0, np.abs(want).max()), rtol=0)
+    if high < 0:
+        np.testing.assert_allclose(got[0], inputs[2], atol=1e-6)
+    q, k, v, do, log_f = inputs
+    changed = run(q, k, v, do, log_f.at[:, 17].add(-1.0))[0]
+    np.testing.assert_array_equal(changed[:, :17], got[0][:, :17])
+
+
+def test_near_keys_keep_their_digits_after_a_long_past():
+    """Of gates whose sum, 16,000, has a float32 neighbour 1e-3 away, tiles keep what a query and its near keys need."""
+    inputs = operands(160, n_batch=2)
+    log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5)) + jnp.zeros((2, 160, 4))
+    options = {"window": 0, "scale": 0.7, "slopes": ()}
+    o, *_ = fast_jit(partial(output_and_gradients, **options))(*inputs, log_f)
+    want = by_hand(*inputs, log_f, **options)[0]
+    np.testing.assert_allclose(o[:, 144:], want[:, 144:], atol=2e-6)
+
+
+def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
+    """Rows of ds whose sums are not 0, by rounding, must not add up over the tokens: 1% here, and not 9%."""
+    rng = np.random.default_rng(0)
+    q, k, v, do = (jnp.asarray(rng.standard_normal((1, 1024, 1, 16)), jnp.bfloat16) for _ in range(4))
+    log_f = jnp.full((1, 1024, 1), np.log(0.5), jnp.float32)
+    options = {"window": 0, "scale": 0.25, "slopes": ()}
+    got = fast_jit(partial(output_and_gradients, **options))(q, k, v, do, log_f)[-1]
+    wide = (x.astype(jnp.float32) for x in (q, k, v, do))
+    want = fast_jit(partial(output_and_gradients, attend=reference.causal_attention, **options))(*wide, log_f)[-1]
+    assert jnp.sqrt(jnp.mean((got - want) ** 2)) < 0.01 * jnp.sqrt(jnp.mean(want**2))
 
 
 def test_large_scores_and_a_changed_token():
@@ -131,11 +216,13 @@ def test_the_reference_is_what_is_computed_by_hand():
         np.testing.assert_allclose(x, want, atol=2e-5)
 
 
-def test_memory_is_linear_in_length(monkeypatch):
+@pytest.mark.parametrize("gates", [lambda T: (), lambda T: (jax.ShapeDtypeStruct((1, T, 2), jnp.float32),)])
+def test_memory_is_linear_in_length(monkeypatch, gates):
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {"cpu": 2**14})
     op = partial(chunked.attend, window=0, scale=1.0, slopes=())
     sizes = [
-        temporary_bytes(with_grads(op), *[jax.ShapeDtypeStruct((1, T, 2, 8), jnp.float32)] * 3) for T in (2048, 4096)
+        temporary_bytes(with_grads(op), *[jax.ShapeDtypeStruct((1, T, 2, 8), jnp.float32)] * 3, *gates(T))
+        for T in (2048, 4096)
     ]
     assert sizes[1] / sizes[0] < 2.2
     assert sizes[1] < 4 * 2 * 4096**2 / 10, "a tenth of the scores"

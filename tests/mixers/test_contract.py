@@ -69,12 +69,13 @@ def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
 
 
 # Kinds of caches: a ring buffer, that beside the last inputs of convolutions, a table of chunk means, keys and values
-# beside RWKV's tokens before, states. Keys and values alone go through tests/end_to_end/test_generate.py too.
+# beside RWKV's tokens before, a ring buffer with sums of gates, states. Keys and values alone go through tests/end_to_end/test_generate.py too.
 PIECES = [
     ("transformer_pp", "window"),
     ("transformer_pp", "conv_window_gqa"),
     ("top1_chunk", "approx"),
     ("rwkv7_shell", "top1_exact"),
+    ("fox", "window_gqa"),
     ("mamba2", "full"),
 ]
 
@@ -132,6 +133,10 @@ STATE = {
     "top1_chunk/approx_gqa": lambda n: 16 * n + 8 * (n // 4),
     "top1_chunk/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
     "top1_chunk/conv_approx_gqa": lambda n: 32 * n + 16 * (n // 4) + 3 * (32 + 16 + 16),
+    "fox": lambda n: 68 * n,  # and the sum of a head's gates after each key
+    "fox/window_gqa": lambda n: 36 * min(n, 5),
+    "fox/pro": lambda n: 68 * n + 64,  # and the last key and value
+    "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
     "rwkv7_shell": lambda n: 64 * n + 32,  # and the token before
     "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
     "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
@@ -163,7 +168,7 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
-SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "mean_BcGK"}
+SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "mean_BcGK", "forgotten_BSH"}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +199,7 @@ FLOPS_FLOOR = {
     "transformer_pp/window": 0.65,
     "transformer_pp/alibi_window_gqa": 0.6,
     "transformer_pp/conv_window_gqa": 0.6,
+    "fox/window_gqa": 0.6,
     "top1_chunk": 0.6,
     "rwkv7_shell": 0.6,
 }
@@ -209,8 +215,8 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
 ATTENTION = [
     (m, v)
     for m, v in support.CASES
-    # A convolution reads further back than the keys that are counted.
-    if issubclass(mixers.load(m), AttentionMixer) and "gqa" not in v and "conv" not in v
+    # A convolution, and the shift of keys and values in FoX's Pro block, read further back than the keys that are counted.
+    if issubclass(mixers.load(m), AttentionMixer) and not {"gqa", "conv", "pro"}.intersection(v.split("_"))
 ]
 
 

@@ -210,6 +210,46 @@ def attention(m, p, x):
     return linear(p["out"], o.reshape(len(x), -1))
 
 
+# ---------------------------------------------------------------------------------------------------------------- FoX
+def mixed_with_before(p, x, y_TE, n):
+    """Each key or value and the one before, in shares from the data, one per head."""
+    y, share = heads_of(y_TE, n), sigmoid(linear(p, x))[..., None]
+    return (share * shifted(y) + (1 - share) * y).reshape(y_TE.shape)
+
+
+def fox_scored(m, p, x):
+    q, k = convolved(m, p, "q", linear(p["q"], x)), convolved(m, p, "k", linear(p["k"], x))
+    n_kv = m.kv_heads or m.heads
+    k = mixed_with_before(p["k_shift"], x, k, n_kv) if m.kv_shift else k
+    q, k = heads_of(q, m.heads), heads_of(k, n_kv)
+    if m.qk_norm:
+        q = rms_norm(q, p["q_norm"]["g"].reshape(m.heads, -1), m.norm_eps)
+        k = rms_norm(k, p["k_norm"]["g"].reshape(n_kv, -1), m.norm_eps)
+    return q, np.repeat(k, m.heads // n_kv, axis=1)
+
+
+def fox_weights(m, p, x):
+    """[T, H, S]; the product of the gates behind a key, up to the query's own, multiplies e^score."""
+    q, k = fox_scored(m, p, x)
+    gate = sigmoid(linear(p["forget"], x))
+    weight = np.zeros((len(x), m.heads, len(x)))
+    for i in range(len(x)):
+        for j in range(max(0, i + 1 - (m.window or len(x))), i + 1):
+            kept = gate[j + 1 : i + 1].prod(0)
+            weight[i, :, j] = kept * np.exp((q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]))
+    return weight / weight.sum(-1, keepdims=True)
+
+
+def fox(m, p, x):
+    v, n_kv = convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads
+    v = heads_of(mixed_with_before(p["v_shift"], x, v, n_kv) if m.kv_shift else v, n_kv)
+    o = np.einsum("ths,shv->thv", fox_weights(m, p, x), np.repeat(v, m.heads // n_kv, axis=1))
+    if m.output_gate:
+        o = rms_norm(o, p["norm"]["g"].reshape(m.heads, -1), m.norm_eps)
+    y = o.reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.output_gate else y)
+
+
 # ----------------------------------------------------------------------------------------------- convolution, Taylor
 def based_conv(m, p, x):
     return linear(p["out"], short_conv(p["conv"], linear(p["enter"], x)) * linear(p["gate"], x))
@@ -412,7 +452,8 @@ def rwkv7_shell(m, p, x, v_first):
 MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
-    "deltanet": delta, "gated_deltanet": delta, "gla": gla, "kda": kda, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "fox": fox, "deltanet": delta, "gated_deltanet": delta, "gla": gla, "kda": kda,
+    "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 
@@ -442,6 +483,8 @@ def layers(config, params):
 
 def scored(m, p, x):
     """(settings of the attention, queries, keys [T, H, K]) of a mixer that has some."""
+    if m.name == "fox":
+        return m, *fox_scored(m, p, x)
     if m.name in CORES:
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
@@ -452,6 +495,8 @@ def scored(m, p, x):
 
 def weights_of(m, p, x):
     """The softmax weights over the past of a mixer that has some, [T, H, S]."""
+    if m.name == "fox":
+        return fox_weights(m, p, x)
     if m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
     found = scored(m, p, x)

@@ -53,6 +53,10 @@ VARIANTS = {
         "top_k": "chunk_size=3,top_k=2", "no_norm": "qk_norm=False,rope_base=37.0",
     },
     "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
+    "fox": {
+        "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,window=5", "conv": "conv=True,qk_norm=True,norm_eps=0.3",
+        "pro": "kv_shift=True,qk_norm=True,output_gate=True,kv_heads=2,norm_eps=0.3",
+    },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
         "no_conv": "conv=False",
@@ -111,7 +115,7 @@ def build(name: str, text: str = ""):
     own = {f"model.mixer.{key}": value for key, value in SIZES.items() if not several and key in config.model.mixer}
     given = dict(part.split("=") for part in text.split(",") if part)
     settings = {key: value for key, value in (settings | own).items() if key not in given}
-    if name == "transformer_pp":
+    if name in ("transformer_pp", "fox"):
         settings.pop("model.mixer.window", None)
         settings.pop("model.mixer.head_dim", None)
     merged = {key: str(value) for key, value in settings.items()} | given
@@ -164,6 +168,7 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.const=k"),
     ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
+    ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
     ("rwkv7_shell", "model.mixer.core=full"),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("rwkv7_shell", "model.mixer.core=window,model.mixer.window=6"),
@@ -187,6 +192,7 @@ SCORED = [
     ("transformer_pp", "model.mixer.const=qk"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("top1_chunk", "model.mixer.conv=True"),
+    ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("based", ""),  # a pattern, in which one mixer of three has them

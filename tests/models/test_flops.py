@@ -30,6 +30,7 @@ T = 2048
 BESIDE = {
     "transformer_pp": 4 * 768 * (T + 1) / 2,
     "top1_element": 4 * 768 * (T + 1) / 2,
+    "fox": 4 * 768 * (T + 1) / 2,
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,
     "gated_deltanet": 3 * 2 * 6 * 96 * 192,

@@ -7,6 +7,8 @@ import pytest
 from seqjax.config import from_config_dict
 from seqjax.models import Model, flops
 
+# FoX's Pro block
+PRO = "model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True"
 # (config, argument) -> parameters, and the number that counting in the public implementations gives, as it is printed
 COUNTS = {
     ("transformer", "110m"): (111_204_864, 111.2e6),
@@ -19,6 +21,8 @@ COUNTS = {
     ("rwkv5", "110m,model.tie_embeddings=False"): (141_296_640, 141.3e6),
     ("rwkv6", "110m,model.tie_embeddings=False"): (145_443_840, 145.4e6),
     ("mamba2", "135m_100k"): (139_520_448, 139.5e6),
+    ("fox", "110m"): (109_640_592, 109.6e6),
+    ("fox", f"110m,{PRO},model.mlp.dim=1792"): (109_889_424, 109.9e6),
     ("transformer", "1b3"): (1_278_332_928, 1278e6),
     ("mamba1", "1b3"): (1_334_740_992, 1335e6),
     ("mamba2", "1b3"): (1_306_303_488, 1306e6),

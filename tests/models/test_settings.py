@@ -100,6 +100,12 @@ MIXERS = {
     "transformer_pp": SOFTMAX,
     "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward"), "top_k": (2, "forward")},
     "top1_element": TOP1 | {"v_grad": ("soft", "backward")},
+    "fox": {
+        "heads": (2, "shapes"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "window": (3, "forward"),
+        "conv": (True, "shapes"), "kv_shift": (True, "shapes"), "qk_norm": (True, "shapes"),
+        "output_gate": (True, "shapes"), "norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
+        "implementation": ("chunked", "forward"),
+    },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},
     "deltanet": DELTA,
@@ -137,7 +143,7 @@ SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
-NO_HEAD_DIM = {"transformer", "transformer_pp", "top1_chunk", "top1_element"}  # theirs is width / heads
+NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "top1_chunk", "top1_element"}  # theirs is width / heads
 
 
 @functools.cache

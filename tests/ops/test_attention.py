@@ -79,6 +79,12 @@ def test_alibi_and_the_entropy_of_the_weights(window, slopes):
     np.testing.assert_allclose(entropy, np.moveaxis(dense, 1, 2), atol=1e-5)
 
 
+def test_gates_must_fit_the_queries():
+    x = jnp.zeros((2, 5, 4, 8))
+    with pytest.raises(ValueError, match=r"log_f must be \[batch, time, query heads\]"):
+        causal_attention(x, x[:, :, :2], x[:, :, :2], jnp.zeros((2, 5, 2)))
+
+
 def test_attention_takes_a_scale():
     q, k, v = (jnp.asarray(rng.standard_normal((1, 6, 2, 4), np.float32)) for _ in range(3))
     np.testing.assert_allclose(
@@ -116,11 +122,13 @@ def chosen(monkeypatch):
     monkeypatch.setattr(backend, "_used", {})
     monkeypatch.setattr(backend, "_logged", set())
 
-    def choose(platform, capability=None, *, n_tokens=512, dtype=jnp.bfloat16, head_dim=64, slopes=(), named=None):
+    def choose(
+        platform, capability=None, *, n_tokens=512, dtype=jnp.bfloat16, head_dim=64, slopes=(), named=None, gates=False
+    ):
         monkeypatch.setattr(device, "platform", lambda: platform)
         monkeypatch.setattr(device, "compute_capability", lambda: capability)
         x = jax.ShapeDtypeStruct((1, n_tokens, 2, head_dim), dtype)
-        options = {"window": 0, "slopes": slopes}
+        options = {"window": 0, "slopes": slopes, "has_gates": gates}
         backend.pick("causal_attention", BACKENDS, named, (x, x, x), options, order=ORDER)
         return backend.used()["causal_attention"]
 
@@ -144,6 +152,8 @@ def chosen(monkeypatch):
         ({"platform": "tpu", "n_tokens": 102_400, "dtype": jnp.float32}, "splash"),
         ({"platform": "tpu", "dtype": jnp.float16}, "chunked"),
         ({"platform": "tpu", "slopes": (0.5, 0.25)}, "chunked"),
+        ({"capability": 90, "gates": True}, "chunked"),
+        ({"platform": "tpu", "gates": True}, "chunked"),
         ({"platform": "cpu", "n_tokens": 256}, "xla"),
         ({"platform": "cpu", "n_tokens": 257}, "chunked"),
         ({"platform": "cpu", "n_tokens": 100_000, "named": "xla"}, "xla"),
@@ -165,6 +175,8 @@ def test_choice_by_device_and_problem(chosen, caplog, problem, want):
         ("cudnn", {"platform": "gpu", "capability": 90, "slopes": (1.0, 0.5)}, "ALiBi"),
         ("splash", {"platform": "gpu", "capability": 90}, "splash attention needs a TPU, this is a gpu"),
         ("splash", {"platform": "tpu", "slopes": (1.0, 0.5)}, "splash attention has no ALiBi"),
+        ("cudnn", {"platform": "gpu", "capability": 90, "gates": True}, "forget gates"),
+        ("splash", {"platform": "tpu", "gates": True}, "splash attention has no forget gates"),
         ("flash", {"platform": "cpu"}, "unknown implementation 'flash'.*cudnn, splash, xla, chunked"),
     ],
 )

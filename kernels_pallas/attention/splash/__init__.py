@@ -5,7 +5,7 @@ from kernels_pallas.backend import Backend, Problem
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why splash attention refuses: the machine, the dtypes, or ALiBi."""
+    """Say why splash attention refuses: the machine, the dtypes, ALiBi, or gates."""
     if problem.platform != "tpu":
         return f"splash attention needs a TPU, this is a {problem.platform}"
     dtypes = sorted({x.dtype.name for x in problem.operands})
@@ -13,6 +13,8 @@ def refusal(problem: Problem) -> str | None:
         return f"operands are {' and '.join(dtypes)}; splash attention takes bfloat16 or float32 for all"
     if problem.options["slopes"]:
         return "splash attention has no ALiBi"
+    if problem.options["has_gates"]:
+        return "splash attention has no forget gates"
     return None
 
 

@@ -25,6 +25,7 @@ def attend(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
+    log_f_BTH: Array | None = None,
     *,
     window: int,
     scale: float,
@@ -32,11 +33,11 @@ def attend(
     split: PartitionSpec | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Return o_BTHK in the dtype of q; `refusal` keeps slopes away.
+    """Return o_BTHK in the dtype of q; `refusal` keeps slopes and gates away.
 
     `interpret` runs the kernel in Pallas' interpreter, on any device.
     """
-    del slopes
+    del log_f_BTH, slopes
 
     def share(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         seq_len, n_heads = q_BTHK.shape[1:3]

@@ -1,0 +1,24 @@
+"""FoX, the Forgetting Transformer: softmax attention with a forget gate and no positions (arXiv 2503.02130).
+
+    seqjax train --config=fox
+    seqjax train --config=fox:110m
+
+The paper's Pro block has keys and values mixed with those before, norms and an output gate, and a smaller MLP:
+
+    PRO=model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True
+    seqjax train --config=fox:110m,$PRO,model.mlp.dim=1792
+
+It has not been trained yet.
+"""
+
+from seqjax import presets
+
+
+def get_config(arg: str = ""):
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    return presets.get_config(
+        arg,
+        name="fox",
+        mixer={"name": "fox"},
+        settings={"model.norm_eps": 1e-6, "model.mlp.kind": "swiglu", "model.mlp.rescale_init": False},
+    )

@@ -1,0 +1,202 @@
+"""FoX, the Forgetting Transformer: softmax attention whose scores a forget gate of every token lowers; no positions.
+
+    f_t = sigmoid(x_t W_f + b_f), one per head;   g_ij = sum of log f_l over j < l <= i
+    o_i = sum_j softmax_j(q_i . k_j / sqrt(K) + g_ij) v_j   for j <= i, and i - j < W with a window
+
+The gate of the query counts and that of the key does not (Lin et al., arXiv 2503.02130; public implementations:
+zhixuan-lin/forgetting-transformer and flash-linear-attention, `fla/layers/forgetting_attn.py`). b_f starts at 0, so that
+gates start at 1/2. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied.
+
+The paper's Pro block is `kv_shift`, `qk_norm` and `output_gate` with an MLP of 1792 (109.9M):
+
+    k_t <- a_t k_{t-1} + (1 - a_t) k_t,  a = sigmoid(x W_a) per head, k_{-1} = 0;  v likewise with gates of its own
+    q, k <- RMSNorm(q), RMSNorm(k) per head;   out = (RMSNorm(o) per head * sigmoid(x W_g)) W_o
+
+with gains that heads do not share. Gates, their sums and norms are float32. Decoding keeps for every key the sum of the
+log gates after it.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from seqjax.mixers._attention import Attend, AttentionMixer, positions_of_slots
+from seqjax.mixers._rwkv import token_shift
+from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
+from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from seqjax.sharding import heads_to_time, time_to_heads
+from seqjax.types import Array, Layer
+from seqjax.utils import UserError
+
+
+class FoXCache(NamedTuple):
+    """A `KVCache` with the float32 sum of the log gates after each key, and with `kv_shift` the last projections."""
+
+    k_BSGK: Array
+    v_BSGK: Array
+    length: Array
+    forgotten_BSH: Array
+    k_BE: Array | None
+    v_BE: Array | None
+
+
+@save_inputs
+def _shift(x_BTE: Array, last_BE: Array | None, gate_BTG: Array) -> Array:
+    """Return a x_{t-1} + (1 - a) x_t with a = sigmoid(gate), one per head; `last_BE` (default zero) precedes the first."""
+    share_BTG1 = jax.nn.sigmoid(gate_BTG)[..., None]
+    x_BTGK, before_BTGK = (x.reshape(*gate_BTG.shape, -1) for x in (x_BTE, token_shift(x_BTE, last_BE)))
+    y_BTGK = share_BTG1 * before_BTGK.astype(jnp.float32) + (1 - share_BTG1) * x_BTGK.astype(jnp.float32)
+    return y_BTGK.reshape(x_BTE.shape).astype(x_BTE.dtype)
+
+
+@save_inputs
+def _sigmoid_gate(gate: Array, y: Array) -> Array:
+    return (jax.nn.sigmoid(gate) * y).astype(y.dtype)
+
+
+class FoX(AttentionMixer):
+    """Causal softmax attention with forget gates."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,  # None = as many as heads; fewer is grouped-query attention
+        head_dim: int | None = None,  # None = model width / heads
+        window: int | None = None,  # includes the query's own position; None = the whole past
+        conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before the norms
+        kv_shift: bool = False,  # mixes each key and value with the one before, in shares from the data; not with conv
+        qk_norm: bool = False,  # RMSNorm over each head's q and k, with gains of its own for each head
+        output_gate: bool = False,  # RMSNorm over each head's output, and a sigmoid gate per channel
+        norm_eps: float = 1e-6,  # of these norms
+        implementation: Literal["xla", "chunked"] | None = None,  # None = chosen by device and length
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        if window is not None and window < 1:
+            raise UserError(f"window={window}: give the keys a query sees, or None for all.")
+        if kv_shift and conv:
+            raise UserError("kv_shift and conv both mix a key with those before it; set kv_shift=False or conv=False.")
+        if not 0 < norm_eps < 1:
+            raise UserError(f"norm_eps={norm_eps}: give a number between 0 and 1.")
+        self.window, self.implementation = window or 0, implementation
+        super().__init__(
+            dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            position="none",
+            rope_base=1.0,
+            qk_norm=qk_norm,
+            qk_norm_eps=norm_eps,
+            bias=False,
+            conv=conv,
+            layer=layer,
+            rngs=rngs,
+        )
+        width, n_kv = heads * self.head_dim, self.kv_heads
+        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
+        self.out = Linear(width, dim, axes=("heads", "embed"), rngs=rngs)
+        self.forget = Linear(dim, heads, axes=("embed", "heads"), bias=True, rngs=rngs)
+        self.k_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
+        self.v_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
+        self.norm = self.make_norm(heads, norm_eps, rngs) if output_gate else None
+        self.gate = Linear(dim, width, axes=("embed", "heads"), rngs=rngs) if output_gate else None
+
+    def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
+        """Return the norm of each of so many heads, with gains of its own for each."""
+        return RMSNorm(self.head_dim, eps=eps, axis="heads", heads=heads, rngs=rngs)
+
+    def log_gates(self, x_BTD: Array) -> Array:
+        """Return the logarithms of the forget gates, float32 [B, T, H]."""
+        return jax.nn.log_sigmoid(project_float32(self.forget, x_BTD))
+
+    def shift(self, x_BTD: Array, k_BTE: Array, v_BTE: Array, cache: Any) -> tuple[Array, Array, Any]:
+        """Mix keys and values with those before, with `kv_shift`; the cache (or None) gets the last, unmixed."""
+        if self.k_shift is None or self.v_shift is None:
+            return k_BTE, v_BTE, cache
+        last_k_BE, last_v_BE = (None, None) if cache is None else (cache.k_BE, cache.v_BE)
+        if cache is not None:
+            k_BE, v_BE = (x[:, -1].astype(cache.k_BE.dtype) for x in (k_BTE, v_BTE))
+            cache = cache._replace(k_BE=k_BE, v_BE=v_BE)
+        k_BTE = _shift(k_BTE, last_k_BE, project_float32(self.k_shift, x_BTD))
+        v_BTE = _shift(v_BTE, last_v_BE, project_float32(self.v_shift, x_BTD))
+        return k_BTE, v_BTE, cache
+
+    def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply the mixer, whose projections and gates `attend`, to tokens at consecutive positions."""
+        q_BTE, k_BTE, v_BTE = self.project(x_BTD, positions_T)
+        k_BTE, v_BTE, cache = self.shift(x_BTD, k_BTE, v_BTE, cache)
+        o_BTHK, cache = self.convolve_and_attend(attend, q_BTE, k_BTE, v_BTE, cache, self.log_gates(x_BTD))
+        y_BTE = (o_BTHK if self.norm is None else self.norm(o_BTHK)).reshape(*x_BTD.shape[:2], -1)
+        if self.gate is not None:
+            y_BTE = _sigmoid_gate(project_float32(self.gate, x_BTD), y_BTE)
+        return self.out(y_BTE), cache
+
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
+        """Return `ops.attention.causal_attention` with the log gates."""
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, *gates, window=self.window, implementation=self.implementation)
+
+    def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> FoXCache:
+        """Return an empty cache of `max_len` entries, or of `window` entries if that is fewer."""
+        cache = super().init_attention_cache(batch, max_len, dtype)
+        forgotten_BSH = jnp.zeros((*cache.k_BSGK.shape[:2], self.heads), jnp.float32)
+        last_BE = None if self.k_shift is None else jnp.zeros((batch, self.kv_heads * self.head_dim), dtype)
+        return FoXCache(cache.k_BSGK, cache.v_BSGK, cache.length, forgotten_BSH, last_BE, last_BE)
+
+    def extend(self, cache: FoXCache, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> FoXCache:
+        """Return the cache with T more keys and values, and every key forgotten by what comes after it."""
+        (log_f_BTH,) = gates
+        next_BTH = jnp.pad(log_f_BTH[:, 1:], ((0, 0), (0, 1), (0, 0)))
+        after_BTH = lax.cumsum(next_BTH, axis=1, reverse=True)
+        forgotten_BSH = cache.forgotten_BSH + (log_f_BTH[:, :1] + after_BTH[:, :1])
+        forgotten_BSH = self.store(forgotten_BSH, after_BTH, cache.length)
+        return super().extend(cache, k_BTGK, v_BTGK)._replace(forgotten_BSH=forgotten_BSH)
+
+    def attend_after(
+        self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: FoXCache, *gates: Array
+    ) -> tuple[Array, FoXCache]:
+        """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
+        (log_f_BTH,) = gates
+        new_T = cache.length + jnp.arange(v_BTGK.shape[1])
+        # Relative to the token before these: a new key has forgotten less than nothing of it.
+        forgotten_BTH = -jnp.cumsum(log_f_BTH, axis=1)
+        k_BSGK, v_BSGK, forgotten_BSH = (
+            jnp.concatenate([old, new.astype(old.dtype)], axis=1)
+            for old, new in (
+                (cache.k_BSGK, k_BTGK),
+                (cache.v_BSGK, v_BTGK),
+                (cache.forgotten_BSH, forgotten_BTH),
+            )
+        )
+        positions_S = jnp.concatenate([positions_of_slots(cache.length, cache.k_BSGK.shape[1]), new_T])
+        o_BTHK = attention_at(q_BTHK, k_BSGK, v_BSGK, new_T, positions_S, forgotten_BSH, window=self.window)
+        return o_BTHK, self.extend(cache, k_BTGK, v_BTGK, log_f_BTH)
+
+    def attend_step(self, q_BHK: Array, cache: FoXCache) -> Array:
+        """Let one query attend to the cache; return [B, H, K]."""
+        return attention_step(q_BHK, cache.k_BSGK, cache.v_BSGK, cache.length, cache.forgotten_BSH)
+
+    def queries_and_keys(self, x_BTD: Array) -> tuple[Array, Array]:
+        """Return the queries [B, T, H, K] and keys [B, T, G, K] of a whole sequence; their gates come on top."""
+        positions_T = jnp.arange(x_BTD.shape[1])
+        q_BTE, k_BTE, v_BTE = self.project(x_BTD, positions_T)
+        k_BTE, v_BTE, _ = self.shift(x_BTD, k_BTE, v_BTE, None)
+        if self.conv is not None:
+            q_BTE, k_BTE, v_BTE = self.conv(q_BTE, k_BTE, v_BTE)
+        q_BTHK, k_BTGK, _ = self.split_heads(q_BTE, k_BTE, v_BTE, positions_T, x_BTD.shape[1])
+        return q_BTHK, k_BTGK
+
+    def entropy(self, x_BTD: Array) -> Array:
+        """Return the entropy of every query's weights in nats, float32 [B, T, H]."""
+        scored = (*self.queries_and_keys(x_BTD), self.log_gates(x_BTD))
+        return heads_to_time(attention_entropy(*(time_to_heads(x) for x in scored), window=self.window))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return the FLOPs of QK^T and PV over the unmasked keys, per token."""
+        width = min(self.window or seq_len, seq_len)
+        return 4 * self.heads * self.head_dim * (width - width * (width - 1) / (2 * seq_len))
