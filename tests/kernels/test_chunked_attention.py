@@ -125,12 +125,12 @@ def test_forget_gates(backend, n_tokens, window, slopes, n_kv, dtype):
 
 
 def test_open_gates_are_none_at_all():
-    """A log of 0 changes no bit, on either backend."""
+    """A log of 0 adds 0 to the scores, on either backend; the program is another, and rounds otherwise."""
     inputs, options = operands(50, n_kv=2), {"window": 13, "scale": 0.7, "slopes": ()}
     for attend in (chunked.attend, xla.attend):
         run = fast_jit(partial(output_and_gradients, attend=attend, **options))
         for x, want in zip(run(*inputs, jnp.zeros((2, 50, 4))), run(*inputs), strict=False):
-            np.testing.assert_array_equal(x, want)
+            np.testing.assert_allclose(x, want, atol=1e-6 * float(jnp.abs(want).max()), rtol=0)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-100, -90), (90, 100), (-100, 100)])
@@ -160,7 +160,7 @@ def test_near_keys_keep_their_digits_after_a_long_past():
 
 
 def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
-    """Rows of ds whose sums are not 0, by rounding, must not add up over the tokens: 1% here, and not 9%."""
+    """Rows of ds whose sums are not 0, by rounding, must not add up over the tokens."""
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 1024, 1, 16)), jnp.bfloat16) for _ in range(4))
     log_f = jnp.full((1, 1024, 1), np.log(0.5), jnp.float32)
