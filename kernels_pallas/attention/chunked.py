@@ -238,7 +238,7 @@ def _backward(options: Options, saved: tuple, do_BTHV: Array) -> tuple[Array, Ar
     dq_BTHK = xla_tiles.from_rows(dq_BGMK[:, :, : seq_len * (rows // tiles.side)], n_heads)
     dk_BTGK, dv_BTGV = (x[:, :, :seq_len].transpose(0, 2, 1, 3) for x in (dk_BGSK, dv_BGSV))
     dlog_f_BTH = None
-    if log_f_BTH is not None:
+    if log_f_BTH is not None and dg_BGM is not None:
         dg_BTH = xla_tiles.scalar_from_rows(dg_BGM[:, :, : seq_len * (rows // tiles.side)], n_heads)
         dlog_f_BTH = jax.lax.cumsum(dg_BTH, axis=1, reverse=True).astype(log_f_BTH.dtype)
     return dq_BTHK.astype(q_BTHK.dtype), dk_BTGK.astype(k_BTGK.dtype), dv_BTGV.astype(v_BTGV.dtype), dlog_f_BTH

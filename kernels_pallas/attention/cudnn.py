@@ -10,7 +10,7 @@ from kernels_pallas.backend import Backend, Problem
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why cuDNN refuses: the machine (JAX does not check its generation), the dtypes, the head dim, ALiBi, or gates."""
+    """Say why cuDNN refuses: the machine (JAX does not check its generation), dtypes, the head dim, ALiBi, or gates."""
     capability = device.compute_capability() if problem.platform == "gpu" else None
     if capability is None:
         return f"cuDNN needs an NVIDIA GPU, this is a {problem.platform}"

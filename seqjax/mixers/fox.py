@@ -4,8 +4,8 @@
     o_i = sum_j softmax_j(q_i . k_j / sqrt(K) + g_ij) v_j   for j <= i, and i - j < W with a window
 
 The gate of the query counts and that of the key does not (Lin et al., arXiv 2503.02130; public implementations:
-zhixuan-lin/forgetting-transformer and flash-linear-attention, `fla/layers/forgetting_attn.py`). b_f starts at 0, so that
-gates start at 1/2. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied.
+zhixuan-lin/forgetting-transformer and flash-linear-attention, `fla/layers/forgetting_attn.py`). b_f starts at 0, so
+that gates start at 1/2. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied.
 
 The paper's Pro block is `kv_shift`, `qk_norm` and `output_gate` with an MLP of 1792 (109.9M):
 
@@ -45,7 +45,7 @@ class FoXCache(NamedTuple):
 
 @save_inputs
 def _shift(x_BTE: Array, last_BE: Array | None, gate_BTG: Array) -> Array:
-    """Return a x_{t-1} + (1 - a) x_t with a = sigmoid(gate), one per head; `last_BE` (default zero) precedes the first."""
+    """Return a x_{t-1} + (1 - a) x_t with a = sigmoid(gate) per head; `last_BE` (default zero) precedes the first."""
     share_BTG1 = jax.nn.sigmoid(gate_BTG)[..., None]
     x_BTGK, before_BTGK = (x.reshape(*gate_BTG.shape, -1) for x in (x_BTE, token_shift(x_BTE, last_BE)))
     y_BTGK = share_BTG1 * before_BTGK.astype(jnp.float32) + (1 - share_BTG1) * x_BTGK.astype(jnp.float32)

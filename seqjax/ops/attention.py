@@ -60,8 +60,8 @@ def attention_step(
     """Return the attention of one query over the first `length` entries of a cache.
 
     The order of the entries matters only with ALiBi's `slopes`: position p is at p modulo the number of slots, and the
-    query is at `length` - 1. `bias_BSH`, float32, is added to the scaled scores of each key: what a query has forgotten of
-    it, the sum of the log gates after the key.
+    query is at `length` - 1. `bias_BSH`, float32, is added to the scaled scores of each key: what has been
+    forgotten of it, the sum of the log gates after the key.
     """
     n_batch, n_heads, head_dim = q_BHK.shape
     n_kv = k_BSGK.shape[2]
@@ -92,8 +92,8 @@ def attention_at(
 ) -> Float[Array, "B T H K"]:
     """Return causal attention of queries and keys at arbitrary positions; keys at negative positions are masked.
 
-    `bias_BSH`, float32, is added to the scaled scores of each key: the sum of the log gates from the key to any position,
-    one for all, because what that adds to all keys of a query changes no weight. The scores of all pairs exist at once,
+    `bias_BSH`, float32, is added to the scaled scores of each key: the sum of the log gates after the key up to any one
+    position, because what is added to all keys of a query changes no weight. The scores of all pairs exist at once,
     float32 [B, H, T, S]. Options are as in `causal_attention`.
     """
     n_batch, n_new, n_heads, head_dim = q_BTHK.shape

@@ -69,7 +69,8 @@ def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
 
 
 # Kinds of caches: a ring buffer, that beside the last inputs of convolutions, a table of chunk means, keys and values
-# beside RWKV's tokens before, a ring buffer with sums of gates, states. Keys and values alone go through tests/end_to_end/test_generate.py too.
+# beside RWKV's tokens before, a ring buffer with sums of gates, states. Keys and values alone go through
+# tests/end_to_end/test_generate.py too.
 PIECES = [
     ("transformer_pp", "window"),
     ("transformer_pp", "conv_window_gqa"),
@@ -215,7 +216,7 @@ def test_flops_against_xla_on_one_layer(mixer, variant):
 ATTENTION = [
     (m, v)
     for m, v in support.CASES
-    # A convolution, and the shift of keys and values in FoX's Pro block, read further back than the keys that are counted.
+    # A convolution, like the shift of FoX's Pro block, reads further back than the keys that are counted.
     if issubclass(mixers.load(m), AttentionMixer) and not {"gqa", "conv", "pro"}.intersection(v.split("_"))
 ]
 
