@@ -33,7 +33,8 @@ def test_every_module_is_a_task() -> None:
 @pytest.mark.parametrize("setup", SIZED.values(), ids=SIZED)
 def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
     """Shapes, ids and the number of answers of all its sequences; the seed decides them."""
-    assert setup.own in setup.tests
+    assert setup.own in setup.tests and setup.easy in (*setup.tests, "")
+    assert 0 < setup.floor < 0.5 and setup.depth >= 1
     for task in {*setup.train, *setup.tests.values()}:
         assert type(task) is setup.kind and task.vocab_size <= setup.vocab_size
         (inputs, targets), again, other = (task.examples(np.random.default_rng(seed), 8) for seed in (1, 1, 2))
@@ -245,6 +246,9 @@ def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
     config = model_config(MODELS[label], dim=dim, vocab_size=50)
     assert (config.dim, config.vocab_size) == (dim, 50)
     assert config.n_layers in (2, 4, 5)
+    deeper = model_config(MODELS[label], dim=dim, vocab_size=50, depth=2)
+    assert deeper.n_layers == 2 * config.n_layers
+    assert Model(deeper, max_len=64).repeats == 2 * Model(config, max_len=64).repeats
     assert Model(config, max_len=64).abstract_blocks(), "the mixers accept their settings at this width"
 
 

@@ -60,6 +60,11 @@ class Task(abc.ABC):
         """The largest number of answers in a sequence."""
         return 1
 
+    @property
+    def floor(self) -> float:
+        """The share of right answers of the best guess that does not do what the task asks for; by default any id."""
+        return 1 / self.vocab_size
+
     @abc.abstractmethod
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
@@ -76,13 +81,17 @@ class Task(abc.ABC):
 class TaskSetup:
     """A task at one size: training sequences, used in turn, and tests by name, of which `own` is like the training.
 
-    `published` is a sentence about published results, for the report.
+    `easy` is a test that is the easiest of the training: of a model that fails it, the report says that it is not
+    trained. `depth` is how many times the layers of their configs the models have, and `published` is a sentence about
+    published results, for the report.
     """
 
     steps: int
     train: tuple[Task, ...]
     tests: Mapping[str, Task]
     own: str
+    easy: str = ""
+    depth: int = 1
     published: str = ""
 
     @property
@@ -99,6 +108,11 @@ class TaskSetup:
     def vocab_size(self) -> int:
         """Ids that training and tests have together."""
         return max(task.vocab_size for task in (*self.train, *self.tests.values()))
+
+    @property
+    def floor(self) -> float:
+        """The share of right answers that a guess has in the test `own`."""
+        return self.tests[self.own].floor
 
 
 def kinds() -> list[type[Task]]:
