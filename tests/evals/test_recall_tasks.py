@@ -1,5 +1,6 @@
 """The recall tasks: all keep the contract, and each target is the answer that the definition of its task gives."""
 
+import dataclasses
 import itertools
 import re
 import sys
@@ -11,6 +12,7 @@ from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.evals.recall.tasks import IGNORED, Task, TaskSetup, distinct, kinds
 from seqjax.evals.recall.tasks.copy import Copy
 from seqjax.evals.recall.tasks.copy_selected import CopySelected
+from seqjax.evals.recall.tasks.hops import Hops
 from seqjax.evals.recall.tasks.induction import Induction
 from seqjax.evals.recall.tasks.mqar import MQAR
 from seqjax.evals.recall.tasks.ngram import Ngram
@@ -64,6 +66,8 @@ TASKS: list[Task] = [
     Copy(length=30, shortest=2, longest=14),
     S5(length=12),
     S5(length=6, moved=5),
+    Hops(length=40, shortest=5, longest=12, hops=(1, 2, 3), queries=5),
+    Hops(length=30, shortest=6, longest=9, hops=(2, 3), queries=6, unchained=True, ids=12),
     Where(length=30, shortest=4, longest=20, queries=4),
     Where(length=17, shortest=8, longest=8),
 ]
@@ -94,6 +98,8 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         end = row.index(task.ids)
         assert row[:end] == row[end + 1 : 2 * end + 1] and set(row[2 * end + 1 :]) <= {task.ids + 1}
         return {end + i: token for i, token in enumerate(row[:end])}
+    if isinstance(task, Hops):
+        return hops(task, row)
     if isinstance(task, Where):
         end = row.index(task.ids)
         queries = range(end + 1, end + 1 + task.queries)
@@ -103,6 +109,28 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
     for i, number in enumerate(row):
         so_far = [permutations[number][place] for place in so_far]
         found[i] = permutations.index(tuple(so_far))
+    return found
+
+
+def hops(task: Hops, row: list[int]) -> dict[int, int]:
+    """The answers of `hops`, by following the edges one by one."""
+    start = next(i for i, token in enumerate(row) if token >= task.ids)
+    words, after = row[:start:2], dict(zip(row[0:start:2], row[1:start:2], strict=True))
+    cycle = [words[0]]
+    while after[cycle[-1]] != words[0]:
+        cycle.append(after[cycle[-1]])
+    assert sorted(cycle) == sorted(words) and task.shortest <= len(words) <= task.longest, "there is one cycle"
+    queries = range(start + 1, start + 1 + 2 * task.queries, 2)
+    assert len({row[i] for i in queries}) == task.queries and not any(row[start + 2 * task.queries :])
+    found = {}
+    for i in queries:
+        k, path = row[i - 1] - task.ids + 1, [row[i]]
+        assert k in task.hops
+        for _ in range(k):
+            path.append(after[path[-1]])
+        places = [words.index(word) for word in path[:-1]]
+        if not task.unchained or places != sorted(places):
+            found[i] = path[-1]
     return found
 
 
@@ -139,6 +167,13 @@ DRAWN = {
     "Position, ids": (Position(length=5, ids=4, longest=8), lambda x, y: y[:, -1], range(4)),
     "Copy, lengths": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: first(x, 3), range(2, 5)),
     "Copy, ids": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: y[y >= 0], range(3)),
+    "Hops, words": (
+        Hops(length=16, shortest=4, longest=5, hops=(1,), queries=3, ids=6),
+        lambda x, y: y[y >= 0],
+        range(6),
+    ),
+    "Hops, numbers": (Hops(length=16, shortest=5, longest=5, queries=3), lambda x, y: x[:, 10:16:2], range(64, 68)),
+    "Hops, lengths": (Hops(length=64, shortest=8, longest=24), lambda x, y: np.argmax(x >= 64, 1), range(16, 49, 2)),
     "Where, lengths": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: first(x, 6), range(3, 6)),
     "Where, places": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: y[y >= 0], range(7, 12)),
 }
@@ -148,6 +183,46 @@ DRAWN = {
 def test_every_length_place_and_id_is_drawn(what) -> None:
     task, drawn, expected = DRAWN[what]
     assert set(drawn(*task.examples(np.random.default_rng(0), 300)).ravel().tolist()) == set(expected)
+
+
+def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
+    """An answer that a model can give which does not do what the task asks for."""
+    if isinstance(task, Hops):
+        edges = row[: next(i for i, token in enumerate(row) if token >= task.ids)]
+        return rng.choice([word for word in edges[::2] if word != row[at]])
+    return rng.integers(task.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        S5(length=4),
+        Hops(length=64, shortest=8, longest=24),
+        Hops(length=32, shortest=8, longest=8, hops=(1,)),
+    ],
+    ids=lambda task: f"{type(task).__name__}-{task.length}",
+)
+def test_a_guess_is_right_as_often_as_the_floor_says(task) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = task.examples(rng, 2_000)
+    rows = inputs.tolist()
+    right = [
+        np.mean([guess(task, row, at, rng) == target[at] for at in np.nonzero(target != IGNORED)[0]])
+        for row, target in zip(rows, targets, strict=True)
+    ]
+    assert abs(np.mean(right) - task.floor) < 5 * np.std(right) / np.sqrt(len(right))
+
+
+def test_half_of_two_hops_could_be_followed_in_one_pass() -> None:
+    """The others are those of `unchained`, of which a cycle of 24 words nearly always has eight."""
+    task = Hops(length=64, shortest=24, longest=24, hops=(2,))
+    backwards = dataclasses.replace(task, unchained=True).examples(np.random.default_rng(0), 500).targets
+    assert np.mean(backwards[:, 49::2] != IGNORED) > 0.9
+    follows = []
+    for row in task.examples(np.random.default_rng(0), 500).inputs.tolist():
+        words, after = row[:48:2], dict(zip(row[0:48:2], row[1:48:2], strict=True))
+        follows += [words.index(after[row[i]]) > words.index(row[i]) for i in range(49, 64, 2)]
+    assert abs(np.mean(follows) - 0.5) < 5 * 0.5 / np.sqrt(len(follows))
 
 
 def test_every_bigram_of_a_string_is_asked_for() -> None:
@@ -231,12 +306,17 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
         lambda: Ngram(length=12, queries=0),
         lambda: S5(length=4, moved=1),
         lambda: Position(length=300),
+        lambda: Hops(length=64, shortest=8, longest=25),
+        lambda: Hops(length=64, shortest=7, longest=24),
+        lambda: Hops(length=64, shortest=8, longest=24, hops=(5,)),
+        lambda: Hops(length=64, shortest=4, longest=24, hops=(4,), queries=4),
+        lambda: Hops(length=64, shortest=8, longest=24, unchained=True),
         lambda: Copy(length=20, shortest=2, longest=10),
         lambda: Copy(length=20, shortest=0, longest=5),
     ],
 )
 def test_sizes_that_have_no_sequences_are_refused(make) -> None:
-    with pytest.raises(ValueError, match=r"needs|has numbers|is too short"):
+    with pytest.raises(ValueError, match=r"needs|has numbers|is too short|has no place"):
         make()
 
 

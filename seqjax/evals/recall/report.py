@@ -122,8 +122,8 @@ def _untrained(task: TaskSetup, results: Results) -> str:
         return ""
     return (
         f"**Not trained** is a model with less than {100 * PASSED:.0f}% right answers in the test {task.easy}, the "
-        "easiest of the training: it did not learn the task at these learning rates and steps, and what it lacks in the other "
-        "tests does not say what it cannot do."
+        "easiest of the training: it did not learn the task at these learning rates and steps, and what it lacks in "
+        "the other tests does not say what it cannot do."
     )
 
 

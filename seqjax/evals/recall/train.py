@@ -25,7 +25,8 @@ CURVE = 10  # points of the learning curve
 def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> ModelConfig:
     """Return the shipped config `NAME[:SETTINGS]` at size debug, with this width and heads of 32.
 
-    It has `depth` times its layers. RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1 has no heads.
+    It has `depth` times the layers. RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1
+    has no heads.
     """
     name, _, settings = text.partition(":")
     heads = max(1, dim // 32)
