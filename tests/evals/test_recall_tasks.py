@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.evals.recall.tasks import IGNORED, Task, TaskSetup, distinct, kinds
 from seqjax.evals.recall.tasks.copy import Copy
 from seqjax.evals.recall.tasks.copy_selected import CopySelected
+from seqjax.evals.recall.tasks.expressions import Expressions
 from seqjax.evals.recall.tasks.hops import Hops
 from seqjax.evals.recall.tasks.induction import Induction
 from seqjax.evals.recall.tasks.mqar import MQAR
@@ -68,6 +70,8 @@ TASKS: list[Task] = [
     S5(length=6, moved=5),
     Hops(length=40, shortest=5, longest=12, hops=(1, 2, 3), queries=5),
     Hops(length=30, shortest=6, longest=9, hops=(2, 3), queries=6, unchained=True, ids=12),
+    Expressions(length=60, shortest=1, longest=4),
+    Expressions(length=70, shortest=0, longest=9, queries=3, numbers=23),
     Where(length=30, shortest=4, longest=20, queries=4),
     Where(length=17, shortest=8, longest=8),
 ]
@@ -100,6 +104,8 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         return {end + i: token for i, token in enumerate(row[:end])}
     if isinstance(task, Hops):
         return hops(task, row)
+    if isinstance(task, Expressions):
+        return expressions(task, row)
     if isinstance(task, Where):
         end = row.index(task.ids)
         queries = range(end + 1, end + 1 + task.queries)
@@ -131,6 +137,28 @@ def hops(task: Hops, row: list[int]) -> dict[int, int]:
         places = [words.index(word) for word in path[:-1]]
         if not task.unchained or places != sorted(places):
             found[i] = path[-1]
+    return found
+
+
+def expressions(task: Expressions, row: list[int]) -> dict[int, int]:
+    """The answers of `expressions`, each by recursion."""
+    plus, minus, mark = range(task.numbers, task.numbers + 3)
+
+    def value(tokens: Iterator[int]) -> tuple[int, int]:
+        """The value of the next expression, and how many operators it has."""
+        token = next(tokens)
+        if token < task.numbers:
+            return token, 0
+        (left, n), (right, m) = value(tokens), value(tokens)
+        return {plus: left + right, minus: left - right}[token], n + m + 1
+
+    tokens, found, at = iter(row), {}, 0
+    for _ in range(task.queries):
+        number, operators = value(tokens)
+        assert next(tokens) == mark and task.shortest <= operators <= task.longest
+        at += 2 * operators + 2
+        found[at - 1] = number % task.numbers
+    assert set(tokens) <= {mark}
     return found
 
 
@@ -167,6 +195,19 @@ DRAWN = {
     "Position, ids": (Position(length=5, ids=4, longest=8), lambda x, y: y[:, -1], range(4)),
     "Copy, lengths": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: first(x, 3), range(2, 5)),
     "Copy, ids": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: y[y >= 0], range(3)),
+    "Expressions, values": (Expressions(length=24, shortest=1, longest=5, queries=2), lambda x, y: y[y >= 0], range(7)),
+    "Expressions, ids": (Expressions(length=24, shortest=1, longest=5, queries=2), lambda x, y: x, range(10)),
+    "Expressions, lengths": (
+        Expressions(length=14, shortest=0, longest=6, queries=1),
+        lambda x, y: first(x, 9),
+        range(1, 14, 2),
+    ),
+    # The places of the first number: 1 to 3 operators stand before it.
+    "Expressions, parts": (
+        Expressions(length=8, shortest=3, longest=3, queries=1),
+        lambda x, y: np.argmax(x < 7, 1),
+        range(1, 4),
+    ),
     "Hops, words": (
         Hops(length=16, shortest=4, longest=5, hops=(1,), queries=3, ids=6),
         lambda x, y: y[y >= 0],
@@ -190,6 +231,8 @@ def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
     if isinstance(task, Hops):
         edges = row[: next(i for i, token in enumerate(row) if token >= task.ids)]
         return rng.choice([word for word in edges[::2] if word != row[at]])
+    if isinstance(task, Expressions):
+        return row[at - 1]  # the number before the mark
     return rng.integers(task.vocab_size)
 
 
@@ -199,6 +242,7 @@ def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
         S5(length=4),
         Hops(length=64, shortest=8, longest=24),
         Hops(length=32, shortest=8, longest=8, hops=(1,)),
+        Expressions(length=60, shortest=1, longest=4),
     ],
     ids=lambda task: f"{type(task).__name__}-{task.length}",
 )
@@ -306,6 +350,8 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
         lambda: Ngram(length=12, queries=0),
         lambda: S5(length=4, moved=1),
         lambda: Position(length=300),
+        lambda: Expressions(length=59, shortest=1, longest=4),
+        lambda: Expressions(length=60, shortest=5, longest=4),
         lambda: Hops(length=64, shortest=8, longest=25),
         lambda: Hops(length=64, shortest=7, longest=24),
         lambda: Hops(length=64, shortest=8, longest=24, hops=(5,)),
