@@ -14,6 +14,7 @@ from seqjax.evals.recall.tasks import IGNORED, Task, TaskSetup, distinct, kinds
 from seqjax.evals.recall.tasks.copy import Copy
 from seqjax.evals.recall.tasks.copy_selected import CopySelected
 from seqjax.evals.recall.tasks.expressions import Expressions
+from seqjax.evals.recall.tasks.fuzzy import Fuzzy
 from seqjax.evals.recall.tasks.hops import Hops
 from seqjax.evals.recall.tasks.induction import Induction
 from seqjax.evals.recall.tasks.mqar import MQAR
@@ -70,6 +71,8 @@ TASKS: list[Task] = [
     S5(length=6, moved=5),
     Hops(length=40, shortest=5, longest=12, hops=(1, 2, 3), queries=5),
     Hops(length=30, shortest=6, longest=9, hops=(2, 3), queries=6, unchained=True, ids=12),
+    Fuzzy(length=144, pairs=12, queries=12),
+    Fuzzy(length=60, pairs=8, queries=2, tokens=1, ids=8),
     Expressions(length=60, shortest=1, longest=4),
     Expressions(length=70, shortest=0, longest=9, queries=3, numbers=23),
     Where(length=30, shortest=4, longest=20, queries=4),
@@ -104,6 +107,8 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         return {end + i: token for i, token in enumerate(row[:end])}
     if isinstance(task, Hops):
         return hops(task, row)
+    if isinstance(task, Fuzzy):
+        return fuzzy(task, row)
     if isinstance(task, Expressions):
         return expressions(task, row)
     if isinstance(task, Where):
@@ -138,6 +143,28 @@ def hops(task: Hops, row: list[int]) -> dict[int, int]:
         if not task.unchained or places != sorted(places):
             found[i] = path[-1]
     return found
+
+
+def pairs(task: Fuzzy, row: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """The keys and values of `fuzzy` as they come, both times, and where each value begins."""
+    runs = [(is_value, list(run)) for is_value, run in itertools.groupby(range(len(row)), lambda i: row[i] >= task.ids)]
+    found = []
+    for (_, key), (_, value) in zip(runs[0::2], runs[1::2], strict=False):
+        found.append((tuple(row[i] for i in key), tuple(row[i] for i in value), value[0]))
+    return found
+
+
+def fuzzy(task: Fuzzy, row: list[int]) -> dict[int, int]:
+    """The answers of `fuzzy`, from a table of all keys."""
+    groups = pairs(task, row)
+    given, again = groups[: task.pairs], groups[task.pairs :]
+    table = {key: value for key, value, _ in given}
+    assert len(table) == task.pairs and len({key for key, _, _ in again}) == len(again) == task.queries
+    assert {len(key) for key in table} <= {2, 3} and {len(value) for value in table.values()} <= {1, 2, 3}
+    assert not [key for key in table if len(key) == 3 and key[:2] in table], "no key begins with another"
+    alike = [key for key in table if any(key != other and key[:-1] == other[:-1] for other in table)]
+    assert len(alike) >= task.pairs // 2
+    return {at - 1 + i: token for key, _, at in again for i, token in enumerate(table[key][: task.tokens])}
 
 
 def expressions(task: Expressions, row: list[int]) -> dict[int, int]:
@@ -208,6 +235,10 @@ DRAWN = {
         lambda x, y: np.argmax(x < 7, 1),
         range(1, 4),
     ),
+    "Fuzzy, key ids": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: x[:, :2], range(4)),
+    "Fuzzy, value ids": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: y[y >= 0], range(4, 8)),
+    "Fuzzy, answers": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: (y >= 0).sum(1), range(1, 4)),
+    "Fuzzy, key sizes": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: np.argmax(x >= 4, 1), range(2, 4)),
     "Hops, words": (
         Hops(length=16, shortest=4, longest=5, hops=(1,), queries=3, ids=6),
         lambda x, y: y[y >= 0],
@@ -231,6 +262,9 @@ def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
     if isinstance(task, Hops):
         edges = row[: next(i for i, token in enumerate(row) if token >= task.ids)]
         return rng.choice([word for word in edges[::2] if word != row[at]])
+    if isinstance(task, Fuzzy):
+        begins = [value[0] for _, value, _ in pairs(task, row)[: task.pairs]]
+        return max(begins, key=begins.count)
     if isinstance(task, Expressions):
         return row[at - 1]  # the number before the mark
     return rng.integers(task.vocab_size)
@@ -243,6 +277,8 @@ def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
         Hops(length=64, shortest=8, longest=24),
         Hops(length=32, shortest=8, longest=8, hops=(1,)),
         Expressions(length=60, shortest=1, longest=4),
+        Fuzzy(length=144, pairs=12, queries=12, tokens=1),
+        Fuzzy(length=288, pairs=24, queries=24, tokens=1),
     ],
     ids=lambda task: f"{type(task).__name__}-{task.length}",
 )
@@ -352,6 +388,10 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
         lambda: Position(length=300),
         lambda: Expressions(length=59, shortest=1, longest=4),
         lambda: Expressions(length=60, shortest=5, longest=4),
+        lambda: Fuzzy(length=143, pairs=12, queries=12),
+        lambda: Fuzzy(length=400, pairs=33, queries=1),
+        lambda: Fuzzy(length=144, pairs=4, queries=5),
+        lambda: Fuzzy(length=144, pairs=4, queries=4, tokens=4),
         lambda: Hops(length=64, shortest=8, longest=25),
         lambda: Hops(length=64, shortest=7, longest=24),
         lambda: Hops(length=64, shortest=8, longest=24, hops=(5,)),
