@@ -19,6 +19,7 @@ from seqjax.evals.recall.tasks.hops import Hops
 from seqjax.evals.recall.tasks.induction import Induction
 from seqjax.evals.recall.tasks.mqar import MQAR
 from seqjax.evals.recall.tasks.ngram import Ngram
+from seqjax.evals.recall.tasks.noisy import Noisy
 from seqjax.evals.recall.tasks.position import Position
 from seqjax.evals.recall.tasks.s5 import S5
 from seqjax.evals.recall.tasks.where import Where
@@ -59,6 +60,7 @@ def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
     MQAR(length=16, pairs=4, ids=32),
+    Noisy(length=64, pairs=8, ids=64),
     CopySelected(length=40, tokens=6),
     Induction(length=20),
     Ngram(length=40, ids=12),
@@ -211,6 +213,7 @@ DRAWN = {
     "MQAR, keys": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 0:4:2], range(1, 8)),
     "MQAR, values": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 1:4:2], range(8, 16)),
     "MQAR, places": (MQAR(length=16, pairs=2, ids=16), lambda x, y: np.nonzero(y >= 0)[1], range(4, 16, 2)),
+    "Noisy, places": (Noisy(length=16, pairs=2, ids=16), lambda x, y: np.nonzero(y >= 0)[1], range(4, 16, 2)),
     "CopySelected, places": (CopySelected(length=9, tokens=3, ids=4), lambda x, y: np.nonzero(x < 4)[1], range(6)),
     "CopySelected, ids": (CopySelected(length=9, tokens=3, ids=4), lambda x, y: y[:, 6:], range(4)),
     # the marker at the end is never the answer
@@ -257,23 +260,30 @@ def test_every_length_place_and_id_is_drawn(what) -> None:
     assert set(drawn(*task.examples(np.random.default_rng(0), 300)).ravel().tolist()) == set(expected)
 
 
-def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
-    """An answer that a model can give which does not do what the task asks for."""
-    if isinstance(task, Hops):
-        edges = row[: next(i for i, token in enumerate(row) if token >= task.ids)]
-        return rng.choice([word for word in edges[::2] if word != row[at]])
+def guesses(task: Task, row: list[int], at: list[int], rng: np.random.Generator) -> list[int]:
+    """Answers at some places that a model can give which does not do what the task asks for."""
+    if isinstance(task, Noisy):
+        return rng.choice(row[1 : 2 * task.pairs : 2], size=len(at)).tolist()
+    if isinstance(task, Where):
+        return (task.ids + 1 + rng.integers(row.index(task.ids), size=len(at))).tolist()
     if isinstance(task, Fuzzy):
         begins = [value[0] for _, value, _ in pairs(task, row)[: task.pairs]]
-        return max(begins, key=begins.count)
+        return [max(begins, key=begins.count)] * len(at)
     if isinstance(task, Expressions):
-        return row[at - 1]  # the number before the mark
-    return rng.integers(task.vocab_size)
+        return [row[i - 1] for i in at]  # the number before the mark
+    if isinstance(task, Hops):
+        words = row[: next(i for i, token in enumerate(row) if token >= task.ids) : 2]
+        return [[word for word in words if word != row[i]][rng.integers(len(words) - 1)] for i in at]
+    return rng.integers(task.vocab_size, size=len(at)).tolist()
 
 
 @pytest.mark.parametrize(
     "task",
     [
         S5(length=4),
+        Noisy(length=256, pairs=32),
+        Where(length=73, shortest=8, longest=64),
+        Where(length=25, shortest=16, longest=16),
         Hops(length=64, shortest=8, longest=24),
         Hops(length=32, shortest=8, longest=8, hops=(1,)),
         Expressions(length=60, shortest=1, longest=4),
@@ -285,11 +295,10 @@ def guess(task: Task, row: list[int], at: int, rng: np.random.Generator) -> int:
 def test_a_guess_is_right_as_often_as_the_floor_says(task) -> None:
     rng = np.random.default_rng(0)
     inputs, targets = task.examples(rng, 2_000)
-    rows = inputs.tolist()
-    right = [
-        np.mean([guess(task, row, at, rng) == target[at] for at in np.nonzero(target != IGNORED)[0]])
-        for row, target in zip(rows, targets, strict=True)
-    ]
+    right = []
+    for row, target in zip(inputs.tolist(), targets, strict=True):
+        at = np.nonzero(target != IGNORED)[0]
+        right.append(np.mean(target[at] == guesses(task, row, at.tolist(), rng)))
     assert abs(np.mean(right) - task.floor) < 5 * np.std(right) / np.sqrt(len(right))
 
 
@@ -337,6 +346,17 @@ def test_queries_of_mqar_come_early() -> None:
     targets = task.examples(np.random.default_rng(0), 200).targets
     at = np.nonzero(targets != IGNORED)[1]
     assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
+
+
+def test_queries_of_noisy_come_anywhere() -> None:
+    """And one in six of the gaps at most is within a window of 32 tokens."""
+    task = Noisy(length=256, pairs=32)
+    inputs, targets = task.examples(np.random.default_rng(0), 200)
+    row, at = np.nonzero(targets != IGNORED)
+    counts = np.bincount(at[at >= 64] // 2 - 32, minlength=96)
+    assert np.allclose(counts, counts.mean(), atol=5 * np.sqrt(counts.mean())) and len(counts) == 96
+    keys = np.argmax(inputs[row, 0:64:2] == inputs[row, at, None], axis=1)
+    assert np.mean(at - 2 * keys < 32) < 1 / 6
 
 
 def test_the_first_pair_of_mqar_is_asked_for_before_the_last() -> None:

@@ -1,8 +1,8 @@
 """The recall tasks: a module in this package for each, with its sequences, its sizes and its place in the report.
 
-A task is a subclass of `Task`, named as its file, and is found because the file is in this package: no list names it.
-Sequences of ids with targets at some positions are drawn on the fly; a test that is longer or holds more is the same
-frozen dataclass with other numbers.
+A task is a subclass of `Task` or of a task, named as its file, and is found because the file is in this package: no
+list names it. Sequences of ids with targets at some positions are drawn on the fly; a test that is longer or holds more
+is the same frozen dataclass with other numbers.
 """
 
 import abc
@@ -119,7 +119,9 @@ def kinds() -> list[type[Task]]:
     """Return the tasks of all modules in this package, in the order of the report."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return sorted(Task.__subclasses__(), key=lambda kind: (kind.order, kind.name))
+    found = Task.__subclasses__()
+    found += [derived for kind in found for derived in kind.__subclasses__()]  # such as `noisy`, from `mqar`
+    return sorted(found, key=lambda kind: (kind.order, kind.name))
 
 
 def of_size(size: str) -> tuple[TaskSetup, ...]:
