@@ -258,6 +258,35 @@ def test_the_report_says_where_attention_did_not_learn(task, attention, failed) 
     assert not failed or "and Transformer++, the best of it, gives 40.0% right ones" in said
 
 
+@pytest.mark.parametrize("passed", [0.79, 0.8])
+def test_the_report_says_which_models_are_not_trained(tiny, passed) -> None:
+    """Those that fail the easiest test of the training, where a task has one."""
+    task = dataclasses.replace(tiny.tasks[0], easy="4")
+    numbers = {"accuracy": 0.9, "whole": 0.9, "lowest": 0.9, "highest": 0.9}
+    run = {
+        "dim": 32,
+        "rate": 1e-3,
+        "tried": 1,
+        "runs": 1,
+        "state": {"4": 8},
+        "chance": 0.1,
+        "steps": 1,
+        "batch_size": 2,
+    }
+    run |= {"device": "", "seconds": (1.0, 1.0), "tests": {"4": numbers, "6": numbers}}
+    fails = run | {"tests": {"4": numbers | {"accuracy": passed}, "6": numbers}}
+    said = report._table(task, {"Mamba-2": [run], "Based": [fails]})
+    assert "| Mamba-2 | 32 |" in said
+    assert ("| Based (not trained) | 32 |" in said) == ("**Not trained**" in said) == (passed < report.PASSED)
+    assert "not trained" not in report._table(tiny.tasks[0], {"Mamba-2": [run], "Based": [fails]}).lower()
+
+
+def test_deeper_models_are_another_task(tiny) -> None:
+    deeper = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], depth=2, easy="4"),))
+    easy = dataclasses.replace(tiny, tasks=(dataclasses.replace(tiny.tasks[0], easy="4"),))
+    assert deeper.asked("s5") != tiny.asked("s5") == easy.asked("s5")
+
+
 @pytest.mark.parametrize(("name", "size"), [("recall", "small"), ("suite/recall", "demo")])
 def test_the_committed_report_is_that_of_the_committed_results(name, size, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report, "draw", lambda *_, **__: None)

@@ -1,8 +1,10 @@
 """The recall tasks: all keep the contract, and each target is the answer that the definition of its task gives."""
 
+import dataclasses
 import itertools
 import re
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,9 +13,13 @@ from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.evals.recall.tasks import IGNORED, Task, TaskSetup, distinct, kinds
 from seqjax.evals.recall.tasks.copy import Copy
 from seqjax.evals.recall.tasks.copy_selected import CopySelected
+from seqjax.evals.recall.tasks.expressions import Expressions
+from seqjax.evals.recall.tasks.fuzzy import Fuzzy
+from seqjax.evals.recall.tasks.hops import Hops
 from seqjax.evals.recall.tasks.induction import Induction
 from seqjax.evals.recall.tasks.mqar import MQAR
 from seqjax.evals.recall.tasks.ngram import Ngram
+from seqjax.evals.recall.tasks.noisy import Noisy
 from seqjax.evals.recall.tasks.position import Position
 from seqjax.evals.recall.tasks.s5 import S5
 from seqjax.evals.recall.tasks.where import Where
@@ -33,7 +39,8 @@ def test_every_module_is_a_task() -> None:
 @pytest.mark.parametrize("setup", SIZED.values(), ids=SIZED)
 def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
     """Shapes, ids and the number of answers of all its sequences; the seed decides them."""
-    assert setup.own in setup.tests
+    assert setup.own in setup.tests and setup.easy in (*setup.tests, "")
+    assert 0 < setup.floor < 0.5 and setup.depth >= 1
     for task in {*setup.train, *setup.tests.values()}:
         assert type(task) is setup.kind and task.vocab_size <= setup.vocab_size
         (inputs, targets), again, other = (task.examples(np.random.default_rng(seed), 8) for seed in (1, 1, 2))
@@ -53,6 +60,7 @@ def test_a_task_keeps_the_contract(setup: TaskSetup) -> None:
 TASKS: list[Task] = [
     MQAR(length=64, pairs=8, ids=64),
     MQAR(length=16, pairs=4, ids=32),
+    Noisy(length=64, pairs=8, ids=64),
     CopySelected(length=40, tokens=6),
     Induction(length=20),
     Ngram(length=40, ids=12),
@@ -63,6 +71,12 @@ TASKS: list[Task] = [
     Copy(length=30, shortest=2, longest=14),
     S5(length=12),
     S5(length=6, moved=5),
+    Hops(length=40, shortest=5, longest=12, hops=(1, 2, 3), queries=5),
+    Hops(length=30, shortest=6, longest=9, hops=(2, 3), queries=6, unchained=True, ids=12),
+    Fuzzy(length=144, pairs=12, queries=12),
+    Fuzzy(length=60, pairs=8, queries=2, tokens=1, ids=8),
+    Expressions(length=60, shortest=1, longest=4),
+    Expressions(length=70, shortest=0, longest=9, queries=3, numbers=23),
     Where(length=30, shortest=4, longest=20, queries=4),
     Where(length=17, shortest=8, longest=8),
 ]
@@ -93,6 +107,12 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         end = row.index(task.ids)
         assert row[:end] == row[end + 1 : 2 * end + 1] and set(row[2 * end + 1 :]) <= {task.ids + 1}
         return {end + i: token for i, token in enumerate(row[:end])}
+    if isinstance(task, Hops):
+        return hops(task, row)
+    if isinstance(task, Fuzzy):
+        return fuzzy(task, row)
+    if isinstance(task, Expressions):
+        return expressions(task, row)
     if isinstance(task, Where):
         end = row.index(task.ids)
         queries = range(end + 1, end + 1 + task.queries)
@@ -102,6 +122,72 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
     for i, number in enumerate(row):
         so_far = [permutations[number][place] for place in so_far]
         found[i] = permutations.index(tuple(so_far))
+    return found
+
+
+def hops(task: Hops, row: list[int]) -> dict[int, int]:
+    """The answers of `hops`, by following the edges one by one."""
+    start = next(i for i, token in enumerate(row) if token >= task.ids)
+    words, after = row[:start:2], dict(zip(row[0:start:2], row[1:start:2], strict=True))
+    cycle = [words[0]]
+    while after[cycle[-1]] != words[0]:
+        cycle.append(after[cycle[-1]])
+    assert sorted(cycle) == sorted(words) and task.shortest <= len(words) <= task.longest, "there is one cycle"
+    queries = range(start + 1, start + 1 + 2 * task.queries, 2)
+    assert len({row[i] for i in queries}) == task.queries and not any(row[start + 2 * task.queries :])
+    found = {}
+    for i in queries:
+        k, path = row[i - 1] - task.ids + 1, [row[i]]
+        assert k in task.hops
+        for _ in range(k):
+            path.append(after[path[-1]])
+        places = [words.index(word) for word in path[:-1]]
+        if not task.unchained or places != sorted(places):
+            found[i] = path[-1]
+    return found
+
+
+def pairs(task: Fuzzy, row: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """The keys and values of `fuzzy` as they come, both times, and where each value begins."""
+    runs = [(is_value, list(run)) for is_value, run in itertools.groupby(range(len(row)), lambda i: row[i] >= task.ids)]
+    found = []
+    for (_, key), (_, value) in zip(runs[0::2], runs[1::2], strict=False):
+        found.append((tuple(row[i] for i in key), tuple(row[i] for i in value), value[0]))
+    return found
+
+
+def fuzzy(task: Fuzzy, row: list[int]) -> dict[int, int]:
+    """The answers of `fuzzy`, from a table of all keys."""
+    groups = pairs(task, row)
+    given, again = groups[: task.pairs], groups[task.pairs :]
+    table = {key: value for key, value, _ in given}
+    assert len(table) == task.pairs and len({key for key, _, _ in again}) == len(again) == task.queries
+    assert {len(key) for key in table} <= {2, 3} and {len(value) for value in table.values()} <= {1, 2, 3}
+    assert not [key for key in table if len(key) == 3 and key[:2] in table], "no key begins with another"
+    alike = [key for key in table if any(key != other and key[:-1] == other[:-1] for other in table)]
+    assert len(alike) >= task.pairs // 2
+    return {at - 1 + i: token for key, _, at in again for i, token in enumerate(table[key][: task.tokens])}
+
+
+def expressions(task: Expressions, row: list[int]) -> dict[int, int]:
+    """The answers of `expressions`, each by recursion."""
+    plus, minus, mark = range(task.numbers, task.numbers + 3)
+
+    def value(tokens: Iterator[int]) -> tuple[int, int]:
+        """The value of the next expression, and how many operators it has."""
+        token = next(tokens)
+        if token < task.numbers:
+            return token, 0
+        (left, n), (right, m) = value(tokens), value(tokens)
+        return {plus: left + right, minus: left - right}[token], n + m + 1
+
+    tokens, found, at = iter(row), {}, 0
+    for _ in range(task.queries):
+        number, operators = value(tokens)
+        assert next(tokens) == mark and task.shortest <= operators <= task.longest
+        at += 2 * operators + 2
+        found[at - 1] = number % task.numbers
+    assert set(tokens) <= {mark}
     return found
 
 
@@ -127,6 +213,7 @@ DRAWN = {
     "MQAR, keys": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 0:4:2], range(1, 8)),
     "MQAR, values": (MQAR(length=16, pairs=2, ids=16), lambda x, y: x[:, 1:4:2], range(8, 16)),
     "MQAR, places": (MQAR(length=16, pairs=2, ids=16), lambda x, y: np.nonzero(y >= 0)[1], range(4, 16, 2)),
+    "Noisy, places": (Noisy(length=16, pairs=2, ids=16), lambda x, y: np.nonzero(y >= 0)[1], range(4, 16, 2)),
     "CopySelected, places": (CopySelected(length=9, tokens=3, ids=4), lambda x, y: np.nonzero(x < 4)[1], range(6)),
     "CopySelected, ids": (CopySelected(length=9, tokens=3, ids=4), lambda x, y: y[:, 6:], range(4)),
     # the marker at the end is never the answer
@@ -138,6 +225,30 @@ DRAWN = {
     "Position, ids": (Position(length=5, ids=4, longest=8), lambda x, y: y[:, -1], range(4)),
     "Copy, lengths": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: first(x, 3), range(2, 5)),
     "Copy, ids": (Copy(length=9, shortest=2, longest=4, ids=3), lambda x, y: y[y >= 0], range(3)),
+    "Expressions, values": (Expressions(length=24, shortest=1, longest=5, queries=2), lambda x, y: y[y >= 0], range(7)),
+    "Expressions, ids": (Expressions(length=24, shortest=1, longest=5, queries=2), lambda x, y: x, range(10)),
+    "Expressions, lengths": (
+        Expressions(length=14, shortest=0, longest=6, queries=1),
+        lambda x, y: first(x, 9),
+        range(1, 14, 2),
+    ),
+    # The places of the first number: 1 to 3 operators stand before it.
+    "Expressions, parts": (
+        Expressions(length=8, shortest=3, longest=3, queries=1),
+        lambda x, y: np.argmax(x < 7, 1),
+        range(1, 4),
+    ),
+    "Fuzzy, key ids": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: x[:, :2], range(4)),
+    "Fuzzy, value ids": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: y[y >= 0], range(4, 8)),
+    "Fuzzy, answers": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: (y >= 0).sum(1), range(1, 4)),
+    "Fuzzy, key sizes": (Fuzzy(length=18, pairs=2, queries=1, ids=4), lambda x, y: np.argmax(x >= 4, 1), range(2, 4)),
+    "Hops, words": (
+        Hops(length=16, shortest=4, longest=5, hops=(1,), queries=3, ids=6),
+        lambda x, y: y[y >= 0],
+        range(6),
+    ),
+    "Hops, numbers": (Hops(length=16, shortest=5, longest=5, queries=3), lambda x, y: x[:, 10:16:2], range(64, 68)),
+    "Hops, lengths": (Hops(length=64, shortest=8, longest=24), lambda x, y: np.argmax(x >= 64, 1), range(16, 49, 2)),
     "Where, lengths": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: first(x, 6), range(3, 6)),
     "Where, places": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: y[y >= 0], range(7, 12)),
 }
@@ -147,6 +258,60 @@ DRAWN = {
 def test_every_length_place_and_id_is_drawn(what) -> None:
     task, drawn, expected = DRAWN[what]
     assert set(drawn(*task.examples(np.random.default_rng(0), 300)).ravel().tolist()) == set(expected)
+
+
+def guesses(task: Task, row: list[int], at: list[int], rng: np.random.Generator) -> list[int]:
+    """Answers at some places that a model can give which does not do what the task asks for."""
+    if isinstance(task, Noisy):
+        return rng.choice(row[1 : 2 * task.pairs : 2], size=len(at)).tolist()
+    if isinstance(task, Where):
+        return (task.ids + 1 + rng.integers(row.index(task.ids), size=len(at))).tolist()
+    if isinstance(task, Fuzzy):
+        begins = [value[0] for _, value, _ in pairs(task, row)[: task.pairs]]
+        return [max(begins, key=begins.count)] * len(at)
+    if isinstance(task, Expressions):
+        return [row[i - 1] for i in at]  # the number before the mark
+    if isinstance(task, Hops):
+        words = row[: next(i for i, token in enumerate(row) if token >= task.ids) : 2]
+        return [[word for word in words if word != row[i]][rng.integers(len(words) - 1)] for i in at]
+    return rng.integers(task.vocab_size, size=len(at)).tolist()
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        S5(length=4),
+        Noisy(length=256, pairs=32),
+        Where(length=73, shortest=8, longest=64),
+        Where(length=25, shortest=16, longest=16),
+        Hops(length=64, shortest=8, longest=24),
+        Hops(length=32, shortest=8, longest=8, hops=(1,)),
+        Expressions(length=60, shortest=1, longest=4),
+        Fuzzy(length=144, pairs=12, queries=12, tokens=1),
+        Fuzzy(length=288, pairs=24, queries=24, tokens=1),
+    ],
+    ids=lambda task: f"{type(task).__name__}-{task.length}",
+)
+def test_a_guess_is_right_as_often_as_the_floor_says(task) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = task.examples(rng, 2_000)
+    right = []
+    for row, target in zip(inputs.tolist(), targets, strict=True):
+        at = np.nonzero(target != IGNORED)[0]
+        right.append(np.mean(target[at] == guesses(task, row, at.tolist(), rng)))
+    assert abs(np.mean(right) - task.floor) < 5 * np.std(right) / np.sqrt(len(right))
+
+
+def test_half_of_two_hops_could_be_followed_in_one_pass() -> None:
+    """The others are those of `unchained`, of which a cycle of 24 words nearly always has eight."""
+    task = Hops(length=64, shortest=24, longest=24, hops=(2,))
+    backwards = dataclasses.replace(task, unchained=True).examples(np.random.default_rng(0), 500).targets
+    assert np.mean(backwards[:, 49::2] != IGNORED) > 0.9
+    follows = []
+    for row in task.examples(np.random.default_rng(0), 500).inputs.tolist():
+        words, after = row[:48:2], dict(zip(row[0:48:2], row[1:48:2], strict=True))
+        follows += [words.index(after[row[i]]) > words.index(row[i]) for i in range(49, 64, 2)]
+    assert abs(np.mean(follows) - 0.5) < 5 * 0.5 / np.sqrt(len(follows))
 
 
 def test_every_bigram_of_a_string_is_asked_for() -> None:
@@ -181,6 +346,17 @@ def test_queries_of_mqar_come_early() -> None:
     targets = task.examples(np.random.default_rng(0), 200).targets
     at = np.nonzero(targets != IGNORED)[1]
     assert np.mean(at < 128) > 0.6, "gaps follow a power law, so the first half has more than half of them"
+
+
+def test_queries_of_noisy_come_anywhere() -> None:
+    """And one in six of the gaps at most is within a window of 32 tokens."""
+    task = Noisy(length=256, pairs=32)
+    inputs, targets = task.examples(np.random.default_rng(0), 200)
+    row, at = np.nonzero(targets != IGNORED)
+    counts = np.bincount(at[at >= 64] // 2 - 32, minlength=96)
+    assert np.allclose(counts, counts.mean(), atol=5 * np.sqrt(counts.mean())) and len(counts) == 96
+    keys = np.argmax(inputs[row, 0:64:2] == inputs[row, at, None], axis=1)
+    assert np.mean(at - 2 * keys < 32) < 1 / 6
 
 
 def test_the_first_pair_of_mqar_is_asked_for_before_the_last() -> None:
@@ -230,12 +406,23 @@ def test_batches_of_several_tasks_take_turns_and_are_padded() -> None:
         lambda: Ngram(length=12, queries=0),
         lambda: S5(length=4, moved=1),
         lambda: Position(length=300),
+        lambda: Expressions(length=59, shortest=1, longest=4),
+        lambda: Expressions(length=60, shortest=5, longest=4),
+        lambda: Fuzzy(length=143, pairs=12, queries=12),
+        lambda: Fuzzy(length=400, pairs=33, queries=1),
+        lambda: Fuzzy(length=144, pairs=4, queries=5),
+        lambda: Fuzzy(length=144, pairs=4, queries=4, tokens=4),
+        lambda: Hops(length=64, shortest=8, longest=25),
+        lambda: Hops(length=64, shortest=7, longest=24),
+        lambda: Hops(length=64, shortest=8, longest=24, hops=(5,)),
+        lambda: Hops(length=64, shortest=4, longest=24, hops=(4,), queries=4),
+        lambda: Hops(length=64, shortest=8, longest=24, unchained=True),
         lambda: Copy(length=20, shortest=2, longest=10),
         lambda: Copy(length=20, shortest=0, longest=5),
     ],
 )
 def test_sizes_that_have_no_sequences_are_refused(make) -> None:
-    with pytest.raises(ValueError, match=r"needs|has numbers|is too short"):
+    with pytest.raises(ValueError, match=r"needs|has numbers|is too short|has no place"):
         make()
 
 
@@ -245,6 +432,9 @@ def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
     config = model_config(MODELS[label], dim=dim, vocab_size=50)
     assert (config.dim, config.vocab_size) == (dim, 50)
     assert config.n_layers in (2, 4, 5)
+    deeper = model_config(MODELS[label], dim=dim, vocab_size=50, depth=2)
+    assert deeper.n_layers == 2 * config.n_layers
+    assert Model(deeper, max_len=64).repeats == 2 * Model(config, max_len=64).repeats
     assert Model(config, max_len=64).abstract_blocks(), "the mixers accept their settings at this width"
 
 

@@ -21,6 +21,7 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]  # of a task: label -> one r
 
 CONTROLS = ("Transformer", "Transformer++", "Transformer++, QK norm")
 LEARNT = 0.5  # right answers in the test like the training, of a control that learned the task
+PASSED = 0.8  # right answers in the easiest test of the training, of a model that is trained
 RESULTS = "runs.jsonl"  # one result per line
 # What the command reads of every result, and what the report shows of one of a task beside it.
 RESULT = dict.fromkeys(("model", "task", "asked"), str) | dict.fromkeys(("dim", "seed"), int)
@@ -104,10 +105,26 @@ def _table(task: TaskSetup, results: Results) -> str:
             state = f"{result['state'][task.own]:,}"
             mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
             rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
-            rows.append([label, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
+            shown = label if _passed(task, result) else f"{label} (not trained)"
+            rows.append([shown, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
-    return "\n".join(filter(None, [*parts, _control(task, results)]))
+    return "\n".join(filter(None, [*parts, _control(task, results), _untrained(task, results)]))
+
+
+def _passed(task: TaskSetup, result: Mapping[str, Any]) -> bool:
+    return not task.easy or result["tests"][task.easy]["accuracy"] >= PASSED
+
+
+def _untrained(task: TaskSetup, results: Results) -> str:
+    """Return a sentence if a model failed the easiest test of the training; "" if none did or the task has no such."""
+    if all(_passed(task, result) for of_model in results.values() for result in of_model):
+        return ""
+    return (
+        f"**Not trained** is a model with less than {100 * PASSED:.0f}% right answers in the test {task.easy}, the "
+        "easiest of the training: it did not learn the task at these learning rates and steps, and what it lacks in "
+        "the other tests does not say what it cannot do."
+    )
 
 
 def _control(task: TaskSetup, results: Results) -> str:

@@ -28,6 +28,8 @@ class Setup:
         """Return the identity of a task's training and tests, so that results of other versions are not mixed in."""
         task = self.task(name)
         settings = (self.batch_size, self.test_sequences, task.steps, task.train, task.tests)
+        if task.depth != 1:  # without it the identity is that of results from before there was a depth
+            settings += (task.depth,)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 

@@ -22,16 +22,19 @@ TEST_SEED = 1  # seed of the test sequences; training sequences have even seeds
 CURVE = 10  # points of the learning curve
 
 
-def model_config(text: str, *, dim: int, vocab_size: int) -> ModelConfig:
+def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> ModelConfig:
     """Return the shipped config `NAME[:SETTINGS]` at size debug, with this width and heads of 32.
 
-    RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1 has no heads.
+    It has `depth` times the layers. RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1
+    has no heads.
     """
     name, _, settings = text.partition(":")
     heads = max(1, dim // 32)
     # Unrolled layers, and the logits of all answers at once: fewer launches per step.
     sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.scan_layers=False,model.loss_chunk=16384"
     shipped: Any = presets.read_config(f"{name}:debug")
+    if depth != 1:
+        sized += f",model.n_layers={depth * shipped.model.n_layers}"
     if "heads" in shipped.model.mixer:
         sized += f",model.mixer.heads={heads}"
     elif "head_dim" in shipped.model.mixer:
@@ -136,7 +139,7 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, se
     `seed` is that of the initialisation and of the training data; the tests are the same for all.
     """
     start = time.perf_counter()
-    config = model_config(text, dim=dim, vocab_size=task.vocab_size)
+    config = model_config(text, dim=dim, vocab_size=task.vocab_size, depth=task.depth)
     trained, longest = (max(t.length for t in tasks) for tasks in (task.train, (*task.train, *task.tests.values())))
     model = Model(config, max_len=longest)
     optim = OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1)
@@ -176,7 +179,7 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, se
         "state": {name: state_size(model, test.length) for name, test in task.tests.items()},
         "curve": [(i, float(curve[i - 1])) for i in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1],
         "tests": tests,
-        "chance": 1 / task.vocab_size,
+        "chance": task.floor,
         "device": jax.devices()[0].device_kind,
         "seconds": time.perf_counter() - start,
         "train_seconds": trained_s,

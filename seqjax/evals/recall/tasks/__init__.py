@@ -1,8 +1,8 @@
 """The recall tasks: a module in this package for each, with its sequences, its sizes and its place in the report.
 
-A task is a subclass of `Task`, named as its file, and is found because the file is in this package: no list names it.
-Sequences of ids with targets at some positions are drawn on the fly; a test that is longer or holds more is the same
-frozen dataclass with other numbers.
+A task is a subclass of `Task` or of a task, named as its file, and is found because the file is in this package: no
+list names it. Sequences of ids with targets at some positions are drawn on the fly; a test that is longer or holds more
+is the same frozen dataclass with other numbers.
 """
 
 import abc
@@ -60,6 +60,11 @@ class Task(abc.ABC):
         """The largest number of answers in a sequence."""
         return 1
 
+    @property
+    def floor(self) -> float:
+        """The share of right answers of the best guess that does not do what the task asks for; by default any id."""
+        return 1 / self.vocab_size
+
     @abc.abstractmethod
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
@@ -76,13 +81,17 @@ class Task(abc.ABC):
 class TaskSetup:
     """A task at one size: training sequences, used in turn, and tests by name, of which `own` is like the training.
 
-    `published` is a sentence about published results, for the report.
+    `easy` is a test that is the easiest of the training: of a model that fails it, the report says that it is not
+    trained. `depth` is how many times the layers of their configs the models have, and `published` is a sentence about
+    published results, for the report.
     """
 
     steps: int
     train: tuple[Task, ...]
     tests: Mapping[str, Task]
     own: str
+    easy: str = ""
+    depth: int = 1
     published: str = ""
 
     @property
@@ -100,12 +109,19 @@ class TaskSetup:
         """Ids that training and tests have together."""
         return max(task.vocab_size for task in (*self.train, *self.tests.values()))
 
+    @property
+    def floor(self) -> float:
+        """The share of right answers that a guess has in the test `own`."""
+        return self.tests[self.own].floor
+
 
 def kinds() -> list[type[Task]]:
     """Return the tasks of all modules in this package, in the order of the report."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return sorted(Task.__subclasses__(), key=lambda kind: (kind.order, kind.name))
+    found = Task.__subclasses__()
+    found += [derived for kind in found for derived in kind.__subclasses__()]  # such as `noisy`, from `mqar`
+    return sorted(found, key=lambda kind: (kind.order, kind.name))
 
 
 def of_size(size: str) -> tuple[TaskSetup, ...]:

@@ -37,7 +37,7 @@ class Where(Task):
         """Return the training and the tests by size."""
         tests = {str(n): cls(length=n + 9, shortest=n, longest=n) for n in (16, 32, 64)}
         train = (cls(length=73, shortest=8, longest=64),)
-        return {"small": TaskSetup(steps=2_000, train=train, tests=tests, own="64")}
+        return {"small": TaskSetup(steps=2_000, train=train, tests=tests, own="64", easy="16")}
 
     @property
     def vocab_size(self) -> int:
@@ -48,6 +48,11 @@ class Where(Task):
     def answers(self) -> int:
         """One for each query."""
         return self.queries
+
+    @property
+    def floor(self) -> float:
+        """Any position of the string."""
+        return float(np.mean(1 / np.arange(self.shortest, self.longest + 1)))
 
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""

@@ -1,0 +1,83 @@
+"""The value of an expression: Mano of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+
+Mano has products too, which draw values to zero, synonyms, and the length in front of an expression, which says nothing
+of lengths that were not trained. Here sums and differences are alone, so that all values are equally likely.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expressions(Task):
+    """Expressions in prefix notation, each with a mark behind it, where the answer is its value modulo `numbers`.
+
+    An expression has `shortest` to `longest` operators, plus or minus at random; of L, any number from 0 to L - 1 is
+    in the left part of the first. The sequences end in marks as padding.
+    """
+
+    order = 64
+    question = "the value of an expression"
+    is_recall = False
+
+    shortest: int
+    longest: int
+    queries: int = 6
+    numbers: int = 7
+
+    def __post_init__(self):
+        self._require(0 <= self.shortest <= self.longest, "needs expressions")
+        self._require(self.queries * (2 * self.longest + 2) <= self.length, "has no place for its expressions")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+        tests = {str(n): cls(length=12 * n + 12, shortest=n, longest=n) for n in (1, 4, 6, 8)}
+        train = (cls(length=60, shortest=1, longest=4),)
+        return {"small": TaskSetup(steps=6_000, train=train, tests=tests, own="4", easy="1", depth=2)}
+
+    @property
+    def vocab_size(self) -> int:
+        """The numbers, plus, minus and the mark."""
+        return self.numbers + 3
+
+    @property
+    def answers(self) -> int:
+        """One for each expression."""
+        return self.queries
+
+    @property
+    def floor(self) -> float:
+        """Any number, because sums and differences of uniform numbers are uniform."""
+        return 1 / self.numbers
+
+    def examples(self, rng: np.random.Generator, n: int) -> Examples:
+        """Draw `n` sequences."""
+        inputs, targets = self._blank(n)
+        inputs[:] = self.numbers + 2
+        sizes = rng.integers(self.shortest, self.longest + 1, size=(n, self.queries))
+        marks = np.cumsum(2 * sizes + 2, axis=1) - 1
+        starts, rows = (marks - 2 * sizes - 1).ravel(), np.arange(n).repeat(self.queries)
+        # Of every expression a stack of parts to come: how many operators a part has, and whether it counts or is
+        # subtracted (1 or -1).
+        parts = np.zeros((2, sizes.size, self.longest + 1), np.int64)
+        parts[:, :, 0] = sizes.ravel(), np.ones(sizes.size)
+        height, values = np.ones(sizes.size, np.int64), np.zeros(sizes.size, np.int64)
+        for i in range(2 * self.longest + 1):
+            going = np.nonzero(height)[0]
+            height[going] -= 1
+            size, sign = parts[:, going, height[going]]
+            minus, number = rng.integers(2, size=len(going)), rng.integers(self.numbers, size=len(going))
+            inputs[rows[going], starts[going] + i] = np.where(size, self.numbers + minus, number)
+            values[going] += np.where(size, 0, sign * number)
+            split = size > 0
+            going, size, sign, minus = going[split], size[split], sign[split], minus[split]
+            left = rng.integers(size)
+            parts[:, going, height[going]] = size - 1 - left, sign * (1 - 2 * minus)
+            parts[:, going, height[going] + 1] = left, sign  # it comes first
+            height[going] += 2
+        np.put_along_axis(targets, marks, values.reshape(sizes.shape) % self.numbers, 1)
+        return Examples(inputs, targets)

@@ -1,0 +1,120 @@
+"""Values of keys that are several tokens: fuzzy in-context recall of MAD (arXiv 2403.17844), small.
+
+MAD asks for keys that never appeared as well, and for few in a sequence. Here each key comes twice, its value is asked
+token by token, and half of the keys differ from another one in their last token alone.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from seqjax.evals.recall.tasks import Examples, Task, TaskSetup
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fuzzy(Task):
+    """`pairs` keys of 2 or 3 tokens with values of 1 to 3 others, then `queries` of them again in random order.
+
+    The answers are the first `tokens` tokens of the values of the latter, each after the ones before it. No key begins
+    with another; key ids are below `ids`, value ids are as many above. Padding is at the end.
+    """
+
+    order = 14
+    question = "values of keys of several tokens"
+
+    pairs: int
+    queries: int
+    tokens: int = 3
+    ids: int = 16
+
+    def __post_init__(self):
+        self._require(1 <= self.queries <= self.pairs and 1 <= self.tokens <= 3, "needs pairs, and tokens to ask for")
+        # So that drawing anew ends soon.
+        self._require(8 * self.pairs <= self.ids**2, "needs more ids for keys that do not begin with another")
+        self._require(6 * (self.pairs + self.queries) <= self.length, "has no place for its pairs")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+
+        def of(pairs: int, queries: int, tokens: int = 3) -> "Fuzzy":
+            return cls(length=6 * (pairs + queries), pairs=pairs, queries=queries, tokens=tokens)
+
+        # Of a sequence with one query, all answers are the whole value.
+        tests = {"4, first token": of(4, 4, 1), "12, first token": of(12, 12, 1), "12, one value": of(12, 1)}
+        tests["24, first token"] = of(24, 24, 1)
+        setup = TaskSetup(
+            steps=4_000,
+            train=(of(4, 4), of(12, 12)),
+            tests=tests,
+            own="12, first token",
+            easy="4, first token",
+            depth=2,
+        )
+        return {"small": setup}
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokens of keys and of values."""
+        return 2 * self.ids
+
+    @property
+    def answers(self) -> int:
+        """One for each token of a value."""
+        return self.tokens * self.queries
+
+    @property
+    def floor(self) -> float:
+        """Of first tokens: the one with which most values of the sequence begin."""
+        # Of P tokens of V ids, none comes more than m times with a probability of P! / V^P times the coefficient of x^P
+        # in (sum over j <= m of x^j / j!)^V.
+        expected = 0.0  # of the most frequent
+        for m in range(self.pairs):
+            of_one = [1 / math.factorial(j) for j in range(m + 1)]
+            coefficient = np.polynomial.polynomial.polypow(of_one, self.ids)[self.pairs : self.pairs + 1].sum()
+            expected += 1 - math.factorial(self.pairs) / self.ids**self.pairs * coefficient
+        return expected / self.pairs
+
+    def examples(self, rng: np.random.Generator, n: int) -> Examples:
+        """Draw `n` sequences."""
+        inputs, targets = self._blank(n)
+        keys, again = np.empty((n, self.pairs, 3), np.int64), np.arange(n)
+        sizes = np.empty((n, self.pairs), np.int64)
+        while len(again):
+            keys[again], sizes[again], complete = self._keys(rng, len(again))
+            again = again[~complete]
+        values = self.ids + rng.integers(self.ids, size=keys.shape)
+        ends = np.stack((sizes, rng.integers(1, 4, size=sizes.shape)), 2)
+        pairs = np.stack((keys, values), 2)  # [B, P, 2, 3]: three places each for a key and a value
+        exists = np.arange(3) < ends[..., None]
+        shown, asked = (rng.random(sizes.shape).argsort(1) for _ in range(2))
+        order = np.concatenate((shown, asked[:, : self.queries]), 1)
+        rows = np.arange(n)[:, None]
+        tokens, exists = (a[rows, order].reshape(n, -1) for a in (pairs, exists))
+        scored = np.zeros((self.pairs + self.queries, 2, 3), bool)
+        scored[self.pairs :, 1, : self.tokens] = True
+        at = np.cumsum(exists, axis=1) - 1  # where a token stands, without the places that are not taken
+        row, place = np.nonzero(exists)
+        inputs[row, at[row, place]] = tokens[row, place]
+        row, place = np.nonzero(exists & scored.ravel())
+        targets[row, at[row, place] - 1] = tokens[row, place]
+        return Examples(inputs, targets)
+
+    def _keys(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw keys [B, P, 3], their sizes [B, P], and a mask [B] of those of which none begins with another.
+
+        The keys of the second quarter are those of the first with another last token.
+        """
+        quarter = self.pairs // 4
+        keys, sizes = rng.integers(self.ids, size=(n, self.pairs, 3)), rng.integers(2, 4, size=(n, self.pairs))
+        twins = keys[:, quarter : 2 * quarter]
+        twins[:], sizes[:, quarter : 2 * quarter] = keys[:, :quarter], sizes[:, :quarter]
+        last = sizes[:, :quarter, None] - 1
+        other = 1 + rng.integers(self.ids - 1, size=last.shape)
+        np.put_along_axis(twins, last, (np.take_along_axis(twins, last, 2) + other) % self.ids, 2)
+        # Keys whose first two tokens differ are none the beginning of another. Twins of three tokens share theirs.
+        starts = keys[:, :, 0] * self.ids + keys[:, :, 1]
+        starts[:, quarter : 2 * quarter] -= self.ids**2 * (1 + np.arange(quarter)) * (last[:, :, 0] == 2)
+        ordered = np.sort(starts, axis=1)
+        return keys, sizes, (ordered[:, 1:] != ordered[:, :-1]).all(1)

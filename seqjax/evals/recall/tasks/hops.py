@@ -1,0 +1,103 @@
+"""The k-th successor of a word on a cycle: Depo of "Physics of Language Models: Part 4.1" (arXiv 2512.17351), small.
+
+Depo has up to 375 words of several tokens, shows the answers, and in part has cycles of fewer words than hops. Here a
+word is a token, answers are not shown, and the cycle is longer than any path.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from seqjax.evals.recall.tasks import IGNORED, Examples, Task, TaskSetup, distinct
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hops(Task):
+    """The edges (word, next word) of a cycle in random order, then pairs of a number k and a word, padded at the end.
+
+    The answer at each of these words is the one that is k edges further. A cycle has `shortest` to `longest` words, n
+    with a weight of 1 / (n + sqrt(`longest`)); `hops` are the numbers, each as likely. Words asked for all differ. With
+    `unchained` only those are asked whose edges do not stand in the order of the path, which one pass could follow.
+    """
+
+    order = 62
+    question = "the word k edges on"
+    is_recall = False
+
+    shortest: int
+    longest: int
+    hops: tuple[int, ...] = (1, 2, 3, 4)
+    queries: int = 8
+    unchained: bool = False
+    ids: int = 64
+    most: int = 4  # numbers up to this have ids
+
+    def __post_init__(self):
+        self._require(self.queries <= self.shortest <= self.longest <= self.ids, "needs cycles of as many as it asks")
+        self._require(min(self.hops) >= 1 and max(self.hops) <= self.most, "needs ids for its numbers")
+        self._require(max(self.hops) < self.shortest, "needs cycles longer than its paths")
+        self._require(not self.unchained or min(self.hops) > 1, "needs paths of several edges")
+        self._require(2 * (self.longest + self.queries) <= self.length, "has no place for its queries")
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+
+        def of(words: int, k: int, *, unchained: bool = False) -> "Hops":
+            return cls(length=2 * words + 16, shortest=words, longest=words, hops=(k,), unchained=unchained)
+
+        tests = {f"{k} of {n}": of(n, k) for n, k in ((8, 1), (24, 1), (24, 2))}
+        tests["2 of 24, against the order"] = of(24, 2, unchained=True)
+        tests |= {f"{k} of {n}": of(n, k) for n, k in ((24, 3), (24, 4), (32, 2), (48, 2))}
+        train = (cls(length=64, shortest=8, longest=24),)
+        setup = TaskSetup(steps=4_000, train=train, tests=tests, own="2 of 24", easy="1 of 8", depth=2)
+        return {"small": setup}
+
+    @property
+    def vocab_size(self) -> int:
+        """The words and the numbers."""
+        return self.ids + self.most
+
+    @property
+    def answers(self) -> int:
+        """One for each query."""
+        return self.queries
+
+    @property
+    def floor(self) -> float:
+        """Any other word of the cycle."""
+        words, shares = self._words()
+        return float(shares @ (1 / (words - 1)))
+
+    def _words(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of words that cycles have, and the share of each."""
+        words = np.arange(self.shortest, self.longest + 1)
+        weights = 1 / (words + self.longest**0.5)
+        return words, weights / weights.sum()
+
+    def examples(self, rng: np.random.Generator, n: int) -> Examples:
+        """Draw `n` sequences."""
+        inputs, targets = self._blank(n)
+        words, shares = self._words()
+        sizes = rng.choice(words, size=(n, 1), p=shares)
+        cycles = distinct(rng, n, self.longest, below=self.ids)
+        places, rows = np.arange(self.longest), np.arange(n)[:, None]
+        exists = places < sizes
+        ranks = np.where(exists, rng.random(exists.shape), 1).argsort(1).argsort(1)  # of every edge, where it stands
+        row, edge = np.nonzero(exists)
+        at = 2 * ranks[row, edge]
+        inputs[row, at], inputs[row, at + 1] = cycles[row, edge], cycles[row, (edge + 1) % sizes[row, 0]]
+        k = rng.choice(self.hops, size=(n, self.longest))
+        first = rng.random(exists.shape) + 2 * ~exists  # those below 1 are scored, the smallest are asked
+        if self.unchained:
+            follows = ranks[rows, (places + 1) % sizes] > ranks  # the next edge of the path stands behind
+            chained = np.ones_like(exists)
+            for i in range(max(self.hops) - 1):
+                chained &= follows[rows, (places + i) % sizes] | (i >= k - 1)
+            first += chained
+        asked = first.argsort(1)[:, : self.queries]
+        at = 2 * (sizes + np.arange(self.queries))
+        inputs[rows, at], inputs[rows, at + 1] = self.ids + k[rows, asked] - 1, cycles[rows, asked]
+        answers = cycles[rows, (asked + k[rows, asked]) % sizes]
+        targets[rows, at + 1] = np.where(first[rows, asked] < 1, answers, IGNORED)
+        return Examples(inputs, targets)

@@ -1,0 +1,34 @@
+"""Values of keys among noise: noisy in-context recall of MAD (arXiv 2403.17844) as MQAR, small.
+
+MAD's noise has ids of its own, which are easily ignored, and nearly all of its questions come within 32 tokens. Here
+noise is any id, as in `mqar`, and questions come anywhere, so that neither the ids nor a window are enough.
+"""
+
+import dataclasses
+
+from seqjax.evals.recall.tasks import TaskSetup
+from seqjax.evals.recall.tasks.mqar import MQAR
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noisy(MQAR):
+    """`mqar` with queries at uniform places."""
+
+    order = 12
+    question = "values of keys among noise"
+
+    power: float = 1.0
+
+    @classmethod
+    def sizes(cls) -> dict[str, TaskSetup]:
+        """Return the training and the tests by size."""
+        tests = {
+            f"{k} in {n}": cls(length=n, pairs=k) for n, k in ((64, 4), (256, 8), (256, 32), (512, 32), (1024, 32))
+        }
+        train = (cls(length=64, pairs=4), cls(length=256, pairs=32))
+        return {"small": TaskSetup(steps=4_000, train=train, tests=tests, own="32 in 256", easy="4 in 64")}
+
+    @property
+    def floor(self) -> float:
+        """Any value of the sequence."""
+        return 1 / self.pairs
