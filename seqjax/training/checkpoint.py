@@ -91,7 +91,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         try:
             return ocp.CheckpointManager(self._path, options=self._options)
-        except ValueError as error:  # in the metadata of a checkpoint; it reads those of all
+        except (ValueError, RecursionError) as error:  # in the metadata of a checkpoint; it reads those of all
             for step in self._steps():
                 try:
                     _metadata(self._of(step))

@@ -79,7 +79,7 @@ def _file_limit(attacks: Any, draw: random.Random, place: Path) -> tuple[str, st
     scene = attacks.scenes.draw_whole(draw)
     attacks.wanted(scene)
     scene.copy(place)
-    most = round(2 ** draw.uniform(6, 16))
+    most = round(2 ** draw.uniform(11, 16))  # of the log too, which must have room for the line
     (place / "logs").mkdir()
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
     ended = start(scene.argv(place), place / "log", before=limit, env={"JAX_ENABLE_COMPILATION_CACHE": "0"}).wait()

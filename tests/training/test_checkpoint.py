@@ -122,6 +122,10 @@ DAMAGE = {
         lambda d: (d / "_CHECKPOINT_METADATA").write_text("true"),
         r"_CHECKPOINT_METADATA is damaged",
     ),
+    "metadata without end": (
+        lambda d: (d / "_CHECKPOINT_METADATA").write_text("[" * 100_000),
+        r"_CHECKPOINT_METADATA is damaged",
+    ),
     "no checksums": (lambda d: (d / "checksums.json").unlink(), r"checksums\.json is missing"),
     **{
         f"no {name}": (lambda d, name=name: shutil.rmtree(d / name), f"the item '{name}' is missing")

@@ -258,7 +258,9 @@ def _begin(out: Path, parts: Path, settings: dict[str, Any]) -> bool:
         before = {key: manifest[key] for key in (*settings, *OPTIONAL) if key in manifest}
     if before is None:
         if out.is_dir() and any(path.name != ".parts" for path in out.iterdir()):
-            raise UserError(f"{out} is not empty and was not made by this command; give another --out.")
+            raise UserError(
+                f"{out} is not empty, and its manifest.json is missing or not one of this command; give another --out."
+            )
         try:
             shutil.rmtree(
                 parts, ignore_errors=True
