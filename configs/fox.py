@@ -3,12 +3,10 @@
     seqjax train --config=fox
     seqjax train --config=fox:110m
 
-The paper's Pro block has keys and values mixed with those before, norms and an output gate, and a smaller MLP:
+The paper's Pro block has keys and values mixed with those before, norms, an output gate and a smaller MLP: set
+model.mixer.kv_shift, model.mixer.qk_norm and model.mixer.output_gate to True, and model.mlp.dim to 1792 at 110m.
 
-    PRO=model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True
-    seqjax train --config=fox:110m,$PRO,model.mlp.dim=1792
-
-It has not been trained yet.
+Results: none yet; they will stand in docs/results/mixers.md
 """
 
 from seqjax import presets
