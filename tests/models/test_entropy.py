@@ -77,7 +77,7 @@ def test_entropy_never_holds_all_scores():
     assert max(intermediate_sizes(jaxpr)) <= 2 * 4096 * 128
 
 
-WITHOUT = [name for name in mixers.names() if name not in ("transformer", "transformer_pp")]
+WITHOUT = [name for name in mixers.names() if name not in ("transformer", "transformer_pp", "fox")]
 
 
 @pytest.mark.parametrize("mixer", WITHOUT)
