@@ -131,7 +131,7 @@ def channel_calls(*, B: int = 16, T: int = 2048, H: int = 12, K: int = 64, V: in
     from kernels_pallas.linear_attention.triton import scan
 
     def f(r: jax.Array, k: jax.Array, v: jax.Array, log_w: jax.Array, *rest: jax.Array) -> Any:
-        return scan.run(r, k, v, log_w, None, *rest, chunk_size=64)
+        return scan.run(r, k, v, log_w, None, *rest, chunk_size=64, min_log_w=-float("inf"))
 
     k, v, half, wide = (B, T, H, K), (B, T, H, V), "bfloat16", "float32"
     calls = scan_calls(scan, f, (k, half), (k, half), (v, half), (k, wide), (k, half), (k, half), ((B, H, K, V), wide))

@@ -9,6 +9,7 @@ and one inverse per chunk are saved for the backward pass.
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -84,5 +85,6 @@ def _scores(r: Array, a: Array, writers: tuple[Array, ...], before: Array, g: Ar
     """Return the same for decays of any strength."""
     dtype, eye_CC = r.dtype, jnp.eye(r.shape[-2], dtype=g.dtype)
     r, a, *wide = (x.astype(g.dtype) for x in (r, a, *writers))
-    of_r = [decayed_scores(r, y, g, g, dtype) + jnp.sum(r * y, axis=-1)[..., None] * eye_CC for y in wide]
+    of_r: Any = [decayed_scores(r, y, g, g, dtype) for y in wide]
+    of_r = [scores + jnp.sum(r * y, axis=-1)[..., None] * eye_CC for scores, y in zip(of_r, wide, strict=True)]
     return of_r, [decayed_scores(a, y, before, g, dtype) for y in wide]

@@ -19,7 +19,7 @@ BLOCK = 16  # side of the diagonal blocks that are not halved
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def decayed_scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
     """Return sum_n r_in k_jn e^{before_in - g_jn} for j < i, else 0, [..., C, C]; products are in `dtype`."""
-    return _scores(*(x[..., None, :, :] for x in (r, k, before, g)), dtype)[..., 0, :, :]
+    return _scores(*(x[..., None, :, :] for x in (r, k, before, g)), dtype=dtype)[..., 0, :, :]
 
 
 def _scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
@@ -29,7 +29,7 @@ def _scores(r: Array, k: Array, before: Array, g: Array, dtype: Any) -> Array:
         weight = _decay(before, g)
         # The barrier keeps this in its own kernel: XLA would fuse it into its consumers, with one thread per sum.
         return jax.lax.optimization_barrier(jnp.sum(r[..., :, None, :] * k[..., None, :, :] * weight, axis=-1))
-    diagonal = _pairs(_scores(*(_halves(x) for x in (r, k, before, g)), dtype))
+    diagonal = _pairs(_scores(*(_halves(x) for x in (r, k, before, g)), dtype=dtype))
     left, right, _, _ = _corner(r, k, before, g, dtype)
     corner = jnp.einsum("...ik,...jk->...ij", left, right, preferred_element_type=r.dtype)
     top = jnp.concatenate([diagonal[..., 0, :, :], jnp.zeros_like(corner)], axis=-1)
@@ -44,7 +44,7 @@ def _scores_backward(dtype: Any, saved: tuple[Array, ...], ds: Array) -> tuple[A
     """Return the gradients; those of the exponents are r * dr and -k * dk, so two sums suffice."""
     r, k, before, g = saved
     blocks = (x[..., None, :, :] for x in (r, k, before, g, ds))
-    dr, dk = (x[..., 0, :, :] for x in _scores_vjp(*blocks, dtype))
+    dr, dk = (x[..., 0, :, :] for x in _scores_vjp(*blocks, dtype=dtype))
     return dr, dk, r * dr, -k * dk
 
 
@@ -63,7 +63,7 @@ def _scores_vjp(r: Array, k: Array, before: Array, g: Array, ds: Array, dtype: A
     quarters = jnp.stack([ds[..., :half, :half], ds[..., half:, half:]], axis=-3)
     quarters = quarters.reshape(*ds.shape[:-3], -1, half, half)
     halves = (_halves(x) for x in (r, k, before, g))
-    dr, dk = (_pairs(x) for x in _scores_vjp(*halves, quarters, dtype))
+    dr, dk = (_pairs(x) for x in _scores_vjp(*halves, ds=quarters, dtype=dtype))
     left, right, grow, shrink = _corner(r, k, before, g, dtype)
     corner = ds[..., half:, :half].astype(dtype)
     low = jnp.einsum("...ij,...jk->...ik", corner, right, preferred_element_type=r.dtype) * grow

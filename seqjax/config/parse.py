@@ -102,7 +102,12 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
         there = f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         raise UserError(f"{said}: there is no setting {last!r}.{there or nearest(name, node.keys())}")
     if isinstance(value, str):
-        value = read(_hint(hint, node, name), value)
+        of_field = _hint(hint, node, name)
+        if dataclasses.is_dataclass(of_field):
+            raise UserError(
+                f"{said}: {key} is a group of settings; give one of them, {key}.{next(iter(node[name]))}=..."
+            )
+        value = read(of_field, value)
     # A group inside a tuple is a plain dict, which has no types to ignore.
     with node.ignore_type() if hasattr(node, "ignore_type") else contextlib.nullcontext():
         node[name] = value

@@ -97,7 +97,7 @@ class DeltaMixer(base.Mixer):
 
     def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
         """Return the same of one token, without a time axis."""
-        return gated_delta_rule_step(*operands, s_BHKV)
+        return gated_delta_rule_step(*[*operands, s_BHKV])
 
     def _output(self, x: Array, o: Array) -> Array:
         """Apply norm, gate and output projection to the heads' outputs [..., H, V] of the inputs [..., D]."""

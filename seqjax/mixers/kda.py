@@ -94,8 +94,7 @@ class KDA(DeltaMixer):
 
     def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
         result: Any = wkv7(
-            *operands,
-            None,
+            *[*operands, None],
             initial_state=s_BHKV,
             return_state=True,
             min_log_w=-jnp.inf if self.lower_bound is None else self.lower_bound,
@@ -105,4 +104,4 @@ class KDA(DeltaMixer):
         return result
 
     def _recurrent_step(self, operands: Any, s_BHKV: Array) -> tuple[Array, Array]:
-        return wkv7_step(*operands, None, s_BHKV)
+        return wkv7_step(*[*operands, None, s_BHKV])

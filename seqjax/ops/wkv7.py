@@ -50,9 +50,10 @@ def wkv7(
         log_w_BHK, a_BHK, b_BHK = log_w_BTHK[:, 0], a_BTHK[:, 0], None if b_BTHK is None else b_BTHK[:, 0]
         o_BHV, s_BHKV = wkv7_step(r_BHK, k_BHK, v_BHV, log_w_BHK, a_BHK, b_BHK, s_BHKV)
         return o_BHV[:, None], s_BHKV
-    r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK = (
-        None if x is None else time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK, b_BTHK)
+    r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK = (
+        time_to_heads(x) for x in (r_BTHK, k_BTHK, v_BTHV, log_w_BTHK, a_BTHK)
     )
+    b_BTHK = None if b_BTHK is None else time_to_heads(b_BTHK)
     o_BTHV, s_BHKV = kernels_pallas.linear_attention(
         r_BTHK,
         k_BTHK,

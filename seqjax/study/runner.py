@@ -282,10 +282,15 @@ def _start(study: str, run: Run, gpu: str | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "seqjax.study.train_run", f"--study={study}", f"--run={run.index}"]
     # A session of its own: Ctrl-C reaches the runs once, through the signal that the parent passes on. Should this
     # process be killed, the pipe ends, and with it the run.
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command.append("--stop_with_stdin")
     with run.log.open("ab") as log:
         return subprocess.Popen(
-            [*command, "--stop_with_stdin"], stdout=log, env=environment, start_new_session=True, **pipes
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
 
 

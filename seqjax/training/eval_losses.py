@@ -27,7 +27,7 @@ A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "ste
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,13 @@ def fault(path: Path) -> str:
     except UserError:
         return "is damaged"
     return ""
+
+
+def lost(directory: Path, steps: Iterable[int]) -> list[Path]:
+    """Return the files that are missing of evaluations after these steps, and of the blocks, if others are there."""
+    wanted = [directory / DIRECTORY / "blocks.npz", *(path(directory, step) for step in steps)]
+    missing = [file for file in wanted if not file.is_file()]
+    return missing if len(missing) < len(wanted) else []
 
 
 def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str, np.ndarray]]]:

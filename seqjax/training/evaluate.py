@@ -192,6 +192,16 @@ def mend(mirror: Mirror, evaluation: Evaluation, step: int, params: Params) -> N
         eval_losses.read(workdir)
 
 
+def say_lost(config: Config, workdir: Path) -> None:
+    """Say which files of a finished run's evaluations are missing that cannot be made again."""
+    say = StatusLine().say
+    for directory in dict.fromkeys([workdir, *(segment.directory(workdir) for segment in segments(config))]):
+        rows = metrics.read(directory) if (directory / "metrics.jsonl").is_file() else []
+        steps = [row["step"] for row in rows if any(key.startswith("eval/") for key in row)]
+        for file in eval_losses.lost(directory, steps):
+            say(f"{file} is missing. Put back a copy of it: without it a study has no intervals there.")
+
+
 def trained(config: Config, workdir: str | Path) -> str | Path:
     """Return the directory of the checkpoint that represents a run: its last end that has one, else the workdir."""
     cooldowns = [segment for segment in segments(config) if segment.is_cooldown]

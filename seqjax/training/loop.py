@@ -24,7 +24,7 @@ from seqjax.sharding import batch_sharding, make_mesh, replicated, require_equal
 from seqjax.training import eval_losses, metrics, origin, report, schedule
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints, has_any
-from seqjax.training.evaluate import Evaluation, is_complete, mend
+from seqjax.training.evaluate import Evaluation, is_complete, mend, say_lost
 from seqjax.training.processes import StopRequest
 from seqjax.training.step import (
     TrainState,
@@ -156,6 +156,7 @@ def _train_segments(config: Config, mirror: workdirs.Mirror, weights: Weights | 
         )
         return False
     if jax.process_index() == 0:
+        say_lost(config, mirror.directory)
         at_end = place.step == config.train.steps  # missing if the last of several ends was complete before
         params, rng = (place.state.params, place.state.rng) if at_end else (None, None)
         say(report.of_run(mirror, config, setup.corpus, setup.model, params=params, rng=rng, mesh=setup.mesh))
