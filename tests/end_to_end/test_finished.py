@@ -76,6 +76,23 @@ def test_an_earlier_evaluation_cannot_be_made_again(damaged):
         train(config, workdir)
 
 
+def test_what_is_missing_of_an_earlier_evaluation_is_said(damaged, capsys):
+    config, workdir = damaged
+    path = eval_losses.path(workdir, 2)
+    path.unlink()
+    assert train(config, workdir)
+    assert f"{path} is missing. Put back a copy of it" in capsys.readouterr().err
+
+
+def test_the_blocks_are_described_again(damaged, capsys):
+    config, workdir = damaged
+    before = content(workdir)
+    (workdir / eval_losses.DIRECTORY / "blocks.npz").unlink()
+    assert train(config, workdir)
+    assert content(workdir) == before
+    assert "is missing" not in capsys.readouterr().err
+
+
 def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsys):
     """The others are named: test_ends.py."""
     ends = {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}
