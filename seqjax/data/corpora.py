@@ -80,8 +80,8 @@ def set_names(paths: Sequence[str]) -> dict[str, str]:
         name = store.url_of(path).rpartition("/")[2] or Path(path).resolve().name
         if name in named:
             raise UserError(
-                f"config.eval.path (--data of evaluate): {named[name]} and {path} are both named {name!r}, and a domain is named after its "
-                "set; rename one of the directories."
+                f"config.eval.path (--data of evaluate): {named[name]} and {path} are both named {name!r}, and a "
+                "domain is named after its set; rename one of the directories."
             )
         named[name] = path
     return named
