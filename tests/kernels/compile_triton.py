@@ -163,7 +163,7 @@ def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
     k, v, state = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, H, dim, V), "float32")
 
     def call(r, k, v, log_w, u, a, b, initial, *cotangents):
-        f = partial(backend.run, chunk_size=64)
+        f = partial(backend.run, chunk_size=64, min_log_w=-float("inf"))
         low, u = (a, b) if kind == "low_rank" else (None, None), u if kind == "bonus" else None
         out, pull = jax.vjp(f, r, k, v, log_w, u, *low, initial)
         return out, pull(cotangents)
