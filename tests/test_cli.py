@@ -104,7 +104,7 @@ def test_help_lists_every_setting():
         ("--dim=3", r"--dim=3: write --config\.model\.dim=3 or --config\.model\.mlp\.dim=3\."),
         ("--heads", r"--heads: write --config\.model\.mixer\.heads\."),
         ("--config.train.lr=1", r"there is no setting 'lr'\. Did you mean optim\.lr\?"),
-        ("--config.log={}", r"log=\{\}: log is a group of settings; give one of them, log\.every="),
+        ("--config.log={}", r"log=\{\}: config\.log must be a group of settings, .* as in log\.every="),
         ("--config.lr=1", r"there is no setting 'lr'\. Did you mean optim\.lr\?"),
         ("--config.train.step=1", r"there is no setting 'step'\. Did you mean 'steps'\?"),
         ("--workdir", "expected one argument. See `seqjax train --help`."),

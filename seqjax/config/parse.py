@@ -105,7 +105,8 @@ def assign(cls: Any, config: Any, key: str, value: Any) -> None:
         of_field = _hint(hint, node, name)
         if dataclasses.is_dataclass(of_field):
             raise UserError(
-                f"{said}: {key} is a group of settings; give one of them, {key}.{next(iter(node[name]))}=..."
+                f"{said}: config.{key} must be a group of settings, which are given one by one, as in "
+                f"{key}.{next(iter(node[name]))}=..."
             )
         value = read(of_field, value)
     # A group inside a tuple is a plain dict, which has no types to ignore.
