@@ -7,6 +7,7 @@
 import collections
 import gc
 import importlib.metadata
+import itertools
 import os
 import shutil
 import tempfile
@@ -145,6 +146,21 @@ def verbosity() -> Iterator[None]:
     before = logging.get_verbosity()
     yield
     logging.set_verbosity(before)
+
+
+MAPS = Path("/proc/self/maps")  # on Linux
+MOST_MAPS, TESTS_BETWEEN = 30_000, 25
+_finished = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Drop compiled programs before there are too many.
+
+    Each holds some nine mappings of memory on a CPU, of which a process may have 65,530 (vm.max_map_count); with one
+    more the next compilation ends in a segmentation fault.
+    """
+    if next(_finished) % TESTS_BETWEEN == 0 and MAPS.is_file() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -161,22 +161,31 @@ def rates(records: Records, model: str) -> Rates:
     """Return the losses of a model's learning rates, and which rates are eligible.
 
     A rate is eligible if its last in-domain loss is within 0.02 nats of the best, or within two standard errors of the
-    best rate's mean over seeds if that is more. The primary rate is the best, unless it has fewer than three seeds and
+    best rate's mean over seeds if that is more. Rates are compared on the seeds that all of them have, if any: a
+    seed moves the losses of all rates alike. The primary rate is the best, unless it has fewer than three seeds and
     another eligible rate has three: then the eligible rate with the most seeds.
     """
-    found = {}
-    for rate in sorted({run.rate for run in records.runs if run.model == model}):
-        runs = runs_at(records, model, rate)
-        inside = float(np.mean([run.losses_in_domain(records.against)[-1] for run in runs]))
-        found[rate] = (len(runs), inside, float(np.mean([run.losses(records.domains)[-1] for run in runs])))
-    best = min(found, key=lambda rate: found[rate][1])
-    error = np.sqrt(_variance_of_seeds(records) / found[best][0])
-    near = found[best][1] + max(TOLERANCE * records.unit.range / NATS.range, 2 * error)
-    eligible = tuple(rate for rate, (_, inside, _) in found.items() if inside <= near)
-    most = max(eligible, key=lambda rate: (found[rate][0], -found[rate][1]))
+    of_rate = {
+        rate: runs_at(records, model, rate) for rate in sorted({r.rate for r in records.runs if r.model == model})
+    }
+    common = set.intersection(*({run.seed for run in runs} for runs in of_rate.values()))
+    paired = {rate: [run for run in runs if run.seed in common] or runs for rate, runs in of_rate.items()}
+    found = {rate: (len(runs), *_mean_losses(records, runs)) for rate, runs in of_rate.items()}
+    inside, outside = ({rate: _mean_losses(records, runs)[i] for rate, runs in paired.items()} for i in (0, 1))
+    best = min(inside, key=lambda rate: inside[rate])
+    error = np.sqrt(_variance_of_seeds(records) / len(paired[best]))
+    near = inside[best] + max(TOLERANCE * records.unit.range / NATS.range, 2 * error)
+    eligible = tuple(rate for rate in found if inside[rate] <= near)
+    most = max(eligible, key=lambda rate: (found[rate][0], -inside[rate]))
     primary = most if found[best][0] < SEEDS <= found[most][0] else best
     edge = "only" if len(found) == 1 else {min(found): "lowest", max(found): "highest"}.get(best, "")
-    return Rates(found, best, eligible, primary, min(eligible, key=lambda rate: found[rate][2]), edge)
+    return Rates(found, best, eligible, primary, min(eligible, key=lambda rate: outside[rate]), edge)
+
+
+def _mean_losses(records: Records, runs: Sequence[Record]) -> tuple[float, float]:
+    """Return the means over runs of the last losses in domain and outside."""
+    inside = np.mean([run.losses_in_domain(records.against)[-1] for run in runs])
+    return float(inside), float(np.mean([run.losses(records.domains)[-1] for run in runs]))
 
 
 @functools.lru_cache(maxsize=4)

@@ -153,8 +153,9 @@ def _rates(records: Records) -> str:
         rows.append([model, *(cells.get(rate, DASH) for rate in tried), f"x{found.primary:g}"])
     text = (
         "Loss in domain and mean loss outside (each domain the same) at the last end, and the number of seeds in "
-        "brackets, by learning rate as a multiple of the common one. In bold the best in domain; \\* marks the rates "
-        "that are as good.\n\n" + markdown(["model", *(f"x{rate:g}" for rate in tried), "rate of the gap"], rows)
+        "brackets, by learning rate as a multiple of the common one. In bold the best in domain, \\* the rates "
+        "that are as good, on the seeds that all rates of the model have.\n\n"
+        + markdown(["model", *(f"x{rate:g}" for rate in tried), "rate of the gap"], rows)
     )
     for edge in ("lowest", "highest"):
         if at_edge := [model for model, found in of_model.items() if found.edge == edge]:

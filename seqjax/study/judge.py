@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--references", type=Path, metavar="DIR", help="shared runs of attention (~/.cache/seqjax)")
     parser.add_argument("--seeds", default=3, type=int, help="seeds of the mixer and of the references (3)")
     parser.add_argument("--rates", default="", metavar="A,B,C", help="learning rates of the mixer (recorded ones)")
-    parser.add_argument("--reference_rate", type=float, help="learning rate of the references (the recorded one)")
+    parser.add_argument("--reference_rate", type=float, help="learning rate of both references (the recorded ones)")
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     args = parser.parse_args(argv)
     plan = _plan(args.config, args.out, args.references, args.seeds, words(args.rates), args.reference_rate)
@@ -88,7 +88,7 @@ def judge(
         references: Directory of the runs of attention that all judgements share; ~/.cache/seqjax/references by default.
         seeds: Number of seeds of the mixer and of the references; fewer than three have no interval.
         rates: Learning rates of the mixer, those recorded for the size by default.
-        reference_rate: Learning rate of the references, the recorded one by default.
+        reference_rate: Learning rate of both references, those recorded for the size by default.
 
     Raises `UserError` for a config that cannot be judged, a mixer that fails its checks, or a run that fails.
     """

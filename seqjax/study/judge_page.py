@@ -282,7 +282,7 @@ def _warnings(plan: Plan, found: Records, rows: Mapping[str, Row | None], droppe
     if rates.edge:
         edge = "the only one tried" if rates.edge == "only" else f"the {rates.edge} one tried"
         said.append(
-            f"The best learning rate of {plan.model}, {rates.best * plan.reference_rate:g}, is {edge}: a better one "
+            f"The best learning rate of {plan.model}, {rates.best * plan.unit:g}, is {edge}: a better one "
             "may lie beyond (--rates)."
         )
     said += [f"{label}: {why}." for label, why in dropped.items()]
@@ -302,7 +302,7 @@ def _warnings(plan: Plan, found: Records, rows: Mapping[str, Row | None], droppe
                 f"{equal_loss.MORE_SEEDS} seeds: --seeds={equal_loss.MORE_SEEDS}."
             )
     said.append(
-        f"The references ran at one learning rate, {plan.reference_rate:g}; the range over learning rates is that of "
+        f"Each reference ran at one learning rate, {_reference_rates(plan)}; the range over learning rates is that of "
         "the mixer."
     )
     return said
@@ -392,10 +392,14 @@ def _scale(plan: Plan, runs: Sequence[Run], costs: Mapping[str, Cost]) -> str:
         f"Trained on {', '.join(plan.against)}; tested out of domain on {', '.join(plan.domains)}, at most "
         f"{config.eval.tokens:,} tokens each.",
         f"Learning rates of the mixer: {', '.join(sorted({_rate(run) for run in runs if run.model == plan.model}))}; "
-        f"of the references: {plan.reference_rate:g}.",
+        f"of the references: {_reference_rates(plan)}.",
         f"Device: {', '.join(devices) or DASH}.",
     ]
     return _list(lines)
+
+
+def _reference_rates(plan: Plan) -> str:
+    return ", ".join(f"{rate:g} for {IN_WORDS[model]}" for model, rate in plan.reference_rates.items())
 
 
 def _rate(run: Run) -> str:

@@ -213,6 +213,20 @@ def test_the_primary_rate_has_the_seeds(tmp_path):
     assert rates.found[4.0] == (1, pytest.approx(at), pytest.approx(np.mean([outside(name, at) for name in DOMAINS])))
 
 
+def test_rates_are_compared_on_the_seeds_that_all_have(tmp_path):
+    """The second seed is worse and only x1 has it: x2 would be the best of the means over all seeds."""
+    entries = {}
+    for rate, seed, worse in ((1.0, 0, 0.0), (1.0, 1, 0.1), (2.0, 0, 0.03)):
+        losses = {share: in_domain(share, worse=worse) for share in ENDS}
+        write_trunk(tmp_path / f"{rate} {seed}", losses, outside, noise=seed)
+        entries[f"{rate} {seed}"] = {
+            "workdir": str(tmp_path / f"{rate} {seed}"), "model": "slow", "rate": rate, "seed": seed,
+        }  # fmt: skip
+    rates = equal_loss.rates(analysed(tmp_path, entries), "slow")
+    assert (rates.best, rates.edge) == (1.0, "lowest")
+    assert rates.found[1.0][:2] == (2, pytest.approx(in_domain(1.0, worse=0.05)))
+
+
 def test_a_run_whose_loss_rose_is_matched_at_its_end(tmp_path):
     pair = [
         Record(name, name, 0, 1.0, 1.0, read_points(write_run(tmp_path / name, losses, offset=offset)), {})

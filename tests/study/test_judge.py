@@ -117,7 +117,7 @@ def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_
     assert (config.model.dim, config.model.n_layers) == (64, 2)
     assert config.model.mixer.qk_norm and config.model.mixer.conv
     assert not judge_plan.read(plan.references[PUBLISHED]).model.mixer.conv
-    assert config.optim.lr == plan.reference_rate and config.train.ends == REFERENCE_ENDS
+    assert config.optim.lr == plan.reference_rates[SAME_BLOCK] and config.train.ends == REFERENCE_ENDS
     assert config.train.seed == config.data.seed == 1
     assert (config.eval.every, config.checkpoint.ends, config.log.sample_tokens) == (0, "none", 0)
     ours, theirs = plan.config, config
