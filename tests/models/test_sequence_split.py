@@ -74,10 +74,12 @@ CASES = [
 @pytest.mark.parametrize(("mixer", "variant", "split"), support.slow_unless(is_quick, CASES))
 def test_losses_and_gradients_are_those_of_one_device(mixer, variant, split):
     model, weights, tokens, loss, grads = reference(mixer, variant)
-    assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh_of(split))
+    # Half an ulp on KDA's weights moves its gradients by up to 2.5e-5 of their largest entry.
+    tol = 2.5e-5 if mixer == "kda" else 1e-5
+    assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh_of(split), tol=tol)
 
 
-def assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh):
+def assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh, *, tol=1e-5):
     placed = jax.device_put(weights, shardings(mesh, model.shapes, model.axes))
     with jax.set_mesh(mesh):
         got_loss, got_grads = loss_and_grads(model, placed, jax.device_put(tokens, batch_sharding(mesh)))
@@ -85,7 +87,7 @@ def assert_one_device_is_equalled(model, weights, tokens, loss, grads, mesh):
     for (name, a), (_, b) in zip(params_lib.names(got_grads), params_lib.names(grads), strict=True):
         if name in ZERO and float(np.abs(b).max()) < 1e-5:
             continue
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()) + 1e-9, err_msg=name)
+        np.testing.assert_allclose(a, b, rtol=tol, atol=tol * float(np.abs(b).max()) + 1e-9, err_msg=name)
 
 
 @pytest.mark.slow
