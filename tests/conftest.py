@@ -39,10 +39,8 @@ os.environ["XLA_FLAGS"] = " ".join(filter(None, [given, *(flag for flag in wante
 
 # Compiled programs are kept for the session: tests of different files, workers of xdist and the processes that tests
 # start compile the same steps. JAX keys them by program, flags and version. A directory that the environment already
-# names is used and left as it is. jaxlib 0.12.0 now and then crashes while it writes the program of a CPU.
-OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ and not importlib.metadata.version("jaxlib").startswith(
-    "0.12"
-)
+# names is used and left as it is.
+OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
 if OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="seqjax-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
