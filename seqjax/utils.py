@@ -161,7 +161,10 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
         try:
             _require_directory()
             main(sys.argv[1:] if argv is None else argv)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            # One in a callback of MLIR, while JAX compiles, comes as another error with the traceback as its text.
+            if isinstance(error, RuntimeError) and "\nKeyboardInterrupt" not in str(error):
+                raise
             sys.stderr.write("\nInterrupted.\n")
             leave(130)
 

@@ -280,3 +280,20 @@ def test_an_interrupt_during_the_imports_is_one_line(where, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
     assert not list(tmp_path.iterdir())
+
+
+IN_CALLBACK = """
+from seqjax.utils import run_command
+
+def main(argv):
+    raise RuntimeError("Exception raised in callback: Traceback:\\n  File\\nKeyboardInterrupt: \\n")
+
+run_command(main, [])
+"""
+
+
+def test_an_interrupt_in_a_callback_of_the_compiler_is_one_line(tmp_path):
+    """MLIR makes an error of its own of it."""
+    command = [sys.executable, "-c", IN_CALLBACK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
