@@ -169,17 +169,19 @@ def rates(records: Records, model: str) -> Rates:
         rate: runs_at(records, model, rate) for rate in sorted({r.rate for r in records.runs if r.model == model})
     }
     common = set.intersection(*({run.seed for run in runs} for runs in of_rate.values()))
-    paired = {rate: [run for run in runs if run.seed in common] or runs for rate, runs in of_rate.items()}
     found = {rate: (len(runs), *_mean_losses(records, runs)) for rate, runs in of_rate.items()}
-    inside, outside = ({rate: _mean_losses(records, runs)[i] for rate, runs in paired.items()} for i in (0, 1))
-    best = min(inside, key=lambda rate: inside[rate])
-    error = np.sqrt(_variance_of_seeds(records) / len(paired[best]))
-    near = inside[best] + max(TOLERANCE * records.unit.range / NATS.range, 2 * error)
-    eligible = tuple(rate for rate in found if inside[rate] <= near)
-    most = max(eligible, key=lambda rate: (found[rate][0], -inside[rate]))
+    paired = {
+        rate: _mean_losses(records, [run for run in runs if run.seed in common] or runs)
+        for rate, runs in of_rate.items()
+    }
+    best = min(paired, key=lambda rate: paired[rate][0])
+    error = np.sqrt(_variance_of_seeds(records) / (len(common) or found[best][0]))
+    near = paired[best][0] + max(TOLERANCE * records.unit.range / NATS.range, 2 * error)
+    eligible = tuple(rate for rate in found if paired[rate][0] <= near)
+    most = max(eligible, key=lambda rate: (found[rate][0], -paired[rate][0]))
     primary = most if found[best][0] < SEEDS <= found[most][0] else best
     edge = "only" if len(found) == 1 else {min(found): "lowest", max(found): "highest"}.get(best, "")
-    return Rates(found, best, eligible, primary, min(eligible, key=lambda rate: outside[rate]), edge)
+    return Rates(found, best, eligible, primary, min(eligible, key=lambda rate: paired[rate][1]), edge)
 
 
 def _mean_losses(records: Records, runs: Sequence[Record]) -> tuple[float, float]:

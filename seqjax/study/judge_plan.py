@@ -44,12 +44,11 @@ MOST_SEEDS = 100
 class Scale:
     """The recorded learning rates of a size, and where a judgement is shorter than the size's own runs.
 
-    `reference_rates` has one of each reference, in the order of `REFERENCES`: the same block, then as published.
-    `batch_tokens` is the number of tokens of a step at which the rates were recorded, and `took` a sentence about the
-    time of a judgement.
+    `reference_rates` has one for each of `REFERENCES`, `batch_tokens` is the number of tokens of a step at which the
+    rates were recorded, and `took` a sentence about the time of a judgement.
     """
 
-    reference_rates: tuple[float, float]
+    reference_rates: Mapping[str, float]
     rates: tuple[float, ...]
     batch_tokens: int
     steps: int | None = None
@@ -60,12 +59,12 @@ class Scale:
 SCALES: dict[str, Scale] = {
     # docs/results/trunks_110m: with the convolution 2e-3 is the best of four rates, without 1e-3 the best of three, and
     # Gated DeltaNet is best at 2e-3.
-    "110m": Scale(reference_rates=(2e-3, 1e-3), rates=(1e-3, 2e-3, 4e-3), batch_tokens=65_536),
+    "110m": Scale(reference_rates={SAME_BLOCK: 2e-3, PUBLISHED: 1e-3}, rates=(1e-3, 2e-3, 4e-3), batch_tokens=65_536),
     # Measured with Transformer++ and QK norm, one seed, a trunk of 150 steps with an end: loss in domain 2.185 at 2e-3,
     # 2.056 at 4e-3 and 2.261 at 8e-3. A judgement takes 150 steps and 16,384 tokens of each domain, half of what the
     # size has: with three seeds it trains 16.5 times the steps of a run, on two CPU cores.
     "demo": Scale(
-        reference_rates=(4e-3, 4e-3),
+        reference_rates=dict.fromkeys(REFERENCES, 4e-3),
         rates=(2e-3, 4e-3, 8e-3),
         batch_tokens=4_096,
         steps=150,
@@ -73,7 +72,7 @@ SCALES: dict[str, Scale] = {
         took="On two CPU cores a first mixer took 46 minutes, of which attention's runs were 31.",
     ),
     # The same with the size's 20 steps: 3.699 at 2e-3, 3.570 at 4e-3, 3.526 at 8e-3 and 3.615 at 1.6e-2.
-    "debug": Scale(reference_rates=(8e-3, 8e-3), rates=(4e-3, 8e-3, 16e-3), batch_tokens=512),
+    "debug": Scale(reference_rates=dict.fromkeys(REFERENCES, 8e-3), rates=(4e-3, 8e-3, 16e-3), batch_tokens=512),
 }
 
 
@@ -250,12 +249,9 @@ def make_plan(
             f"--config={text}: no learning rates are recorded for the size {size}; give those to try, --rates=A,B,C, "
             "and that of the references, --reference_rate=X."
         )
-    if scale is not None:
-        rates = rates or scale.rates
-    rates = tuple(rates)
-    recorded = scale.reference_rates if scale is not None else ()
-    both = recorded if reference_rate is None else (reference_rate, reference_rate)
-    reference_rates = dict(zip(REFERENCES, both, strict=True))
+    recorded = scale.reference_rates if scale is not None else {}
+    reference_rates = recorded if reference_rate is None else dict.fromkeys(REFERENCES, reference_rate)
+    rates = tuple(rates or (scale.rates if scale is not None else ()))
     if min((*rates, *reference_rates.values())) <= 0 or len(set(rates)) < len(rates):
         raise UserError("--rates and --reference_rate are learning rates above 0, each named once.")
     common = COMMON

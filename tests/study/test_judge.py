@@ -124,6 +124,17 @@ def test_references_have_the_settings_of_the_mixers_config_and_a_model_of_their_
     assert dataclasses.replace(ours.data, seed=1) == theirs.data and ours.eval == theirs.eval
 
 
+def test_each_reference_has_its_own_rate(trainer, tmp_path):
+    def rates(**options):
+        plan = plan_of(tmp_path, "mamba2:110m", **options)
+        return {
+            model: judge_plan.read(plan.of_reference(model, seed=0)[1]["config"]).optim.lr for model in plan.references
+        }
+
+    assert rates() == {SAME_BLOCK: 2e-3, PUBLISHED: 1e-3}
+    assert rates(reference_rate=5e-4) == {SAME_BLOCK: 5e-4, PUBLISHED: 5e-4}
+
+
 def test_the_demo_is_shorter_unless_the_config_says_how_long(trainer, tmp_path):
     scale = judge_plan.SCALES["demo"]
     plan = plan_of(tmp_path, "mamba2")
