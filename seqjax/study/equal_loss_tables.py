@@ -159,7 +159,9 @@ def _rates(records: Records) -> str:
     )
     for edge in ("lowest", "highest"):
         if at_edge := [model for model, found in of_model.items() if found.edge == edge]:
-            text += f"\nBest at the {edge} rate tried, extend the grid: {'; '.join(at_edge)}.\n"
+            # A judgement drops a rate that is far behind, which then has no results.
+            unless = " unless a missing run was there" if records.missing else ""
+            text += f"\nBest at the {edge} rate that has results, extend the grid{unless}: {'; '.join(at_edge)}.\n"
     if only := [model for model, found in of_model.items() if found.edge == "only"]:
         text += f"\nOne rate alone, so that a better one is not excluded: {'; '.join(only)}.\n"
     neighbours = {model: between_rates(records, model) for model in models}

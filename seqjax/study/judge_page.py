@@ -1,7 +1,7 @@
 """The page of a judgement, DIR/judge.md, and the same as data: the sentence first, then how sure it is."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ def write(plan: Plan, runs: Sequence[Run], *, dropped: Mapping[str, str], warnin
     found = records.read(plan.out)
     rows = {name: _row(found, plan.model, name) for name in plan.references}
     costs = _costs(plan, runs)
-    several = [*warnings, *_warnings(plan, found, rows, dropped), *_of_costs(plan, costs)]
+    tried = {run.rate for run in runs if run.model == plan.model}
+    several = [*warnings, *_warnings(plan, found, rows, dropped, tried), *_of_costs(plan, costs)]
     judgement = _judgement(plan, runs, sentence(plan, rows[SAME_BLOCK], costs), costs, several, rows)
     sums = made_of.read(plan.out)
     both = dataclasses.replace(found, runs=[run for run in found.runs if run.model in (plan.model, SAME_BLOCK)])
@@ -270,19 +271,21 @@ def _judgement(
     )
 
 
-def _warnings(plan: Plan, found: Records, rows: Mapping[str, Row | None], dropped: Mapping[str, str]) -> list[str]:
-    """Return sentences on what the runs could not tell."""
+def _warnings(
+    plan: Plan, found: Records, rows: Mapping[str, Row | None], dropped: Mapping[str, str], tried: Collection[float]
+) -> list[str]:
+    """Return sentences on what the runs could not tell; `tried` are the mixer's rates, those of dropped runs too."""
     said = []
     if plan.config.size in SMOKE_TESTS:
         said.append(
             f"This is a smoke test at the size {plan.config.size}: it says that the mixer trains and roughly where it "
             "is, not what it costs at a useful size."
         )
-    rates = equal_loss.rates(found, plan.model)
-    if rates.edge:
-        edge = "the only one tried" if rates.edge == "only" else f"the {rates.edge} one tried"
+    best = equal_loss.rates(found, plan.model).best
+    if best in (min(tried), max(tried)):
+        edge = "only" if len(tried) == 1 else "lowest" if best == min(tried) else "highest"
         said.append(
-            f"The best learning rate of {plan.model}, {rates.best * plan.unit:g}, is {edge}: a better one "
+            f"The best learning rate of {plan.model}, {best * plan.unit:g}, is the {edge} one tried: a better one "
             "may lie beyond (--rates)."
         )
     said += [f"{label}: {why}." for label, why in dropped.items()]

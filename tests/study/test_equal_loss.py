@@ -241,7 +241,9 @@ def test_a_best_rate_at_the_edge_extends_the_grid(tmp_path):
     entries = write_models(tmp_path, seeds=[0], rates=(1.0, 2.0), models={})
     found = analysed(tmp_path, entries)
     assert equal_loss.rates(found, "slow").edge == "lowest"
-    assert "Best at the lowest rate tried, extend the grid: slow." in (tmp_path / "out" / "gaps.md").read_text()
+    assert (
+        "Best at the lowest rate that has results, extend the grid: slow." in (tmp_path / "out" / "gaps.md").read_text()
+    )
 
 
 @pytest.mark.parametrize(("n", "why"), [(1, "one seed"), (2, "two seeds")])

@@ -213,7 +213,7 @@ def test_a_rate_far_behind_is_dropped_at_its_first_end(judged, trainer, tmp_path
         run = of_rate[labels(rate, 0)[0]]
         assert len(run.lacking) == 2
         assert any(run.label in text and "0.20 nats in domain behind" in text for text in found.warnings)
-    assert not any("the highest one tried" in text or "the lowest one tried" in text for text in found.warnings[:1])
+    assert not any("one tried" in text for text in found.warnings)  # the dropped ones were
     trainer.trained.clear()
     assert judged(seeds=1).sentence == found.sentence and not trainer.trained
 
