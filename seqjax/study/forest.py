@@ -26,6 +26,7 @@ END_POINTS = "end points, both schedules ended"
 ENOUGH = "gap with its 95% interval"
 FEW = "gap of fewer than three seeds, no interval"
 OVER_RATES = "over all learning rates as good in domain"
+EQUAL_TOKENS = "no overlap in domain: difference at equal tokens"
 CAUSES = {"learning rate": BEST_RATE, "schedule": END_POINTS}
 LOOKS: dict[str, dict[str, Any]] = {
     SEVERAL_SEEDS: {"color": "0.1", "marker": "o", "markersize": 6},
@@ -35,6 +36,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     ENOUGH: {"color": "0.1", "marker": "o", "markersize": 6},
     FEW: {"color": "0.1", "marker": "o", "markersize": 6, "markerfacecolor": "white"},
     OVER_RATES: {"color": COLORS[1], "linewidth": 1, "marker": "|", "markersize": 5},
+    EQUAL_TOKENS: {"color": "0.5", "marker": "D", "markersize": 5, "markerfacecolor": "white"},
 }
 # How far below its model's line a mark is, in the height of a line.
 OFFSETS = {BEST_RATE: 0.24, END_POINTS: -0.24, OVER_RATES: 0.24}
@@ -66,6 +68,9 @@ def marks(records: Records) -> list[Mark]:
                 low, high = row.over_rates
                 found.append(Mark(reference, row.model, OVER_RATES, (low + high) / 2, (high - low) / 2))
             if row.gaps is None:
+                if row.outside is not None:
+                    apart = row.outside.estimate
+                    found.append(Mark(reference, row.model, EQUAL_TOKENS, apart.gap, apart.half_width))
                 continue
             estimate = row.gaps[main].estimate
             what = FEW if estimate.half_width is None else ENOUGH

@@ -33,6 +33,7 @@ OF_MARKS: dict[str, dict[str, Any]] = {
     forest.ENOUGH: {"color": "#222", "symbol": "circle", "size": 9},
     forest.FEW: {"color": "#222", "symbol": "circle-open", "size": 9},
     forest.OVER_RATES: {"color": COLORS[1], "symbol": "line-ns-open", "size": 7},
+    forest.EQUAL_TOKENS: {"color": "#888", "symbol": "diamond-open", "size": 8},
 }
 IN_DOMAIN, TOKENS = "loss in domain", "training tokens (millions)"
 STYLE = """
