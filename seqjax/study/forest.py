@@ -90,6 +90,7 @@ def marks(records: Records) -> list[Mark]:
 def order(records: Records) -> list[str]:
     """Return the models in the order of their lines, best first by their gaps to the last reference.
 
+    Those with a difference at equal tokens alone come last.
     In protocol 1 the last reference has a line, where it stands at zero; in protocol 2 a reference has one only where
     it has a gap to another one.
     """
@@ -101,9 +102,13 @@ def order(records: Records) -> list[str]:
         known |= found.keys()
     if records.protocol == 2 and last not in known:
         del place[last]
-    for mark in marks(records):  # of some models there is a range alone
-        place.setdefault(mark.model, mark.gap)
-    return sorted(place, key=place.__getitem__)
+    found = marks(records)
+    for mark in found:  # of some models there is a range alone
+        if mark.what != EQUAL_TOKENS:
+            place.setdefault(mark.model, mark.gap)
+    tokens = {mark.model: mark.gap for mark in found if mark.model not in place}
+    # A model without overlap may have learned less or more from the same tokens: it has no place among the gaps.
+    return [*sorted(place, key=place.__getitem__), *sorted(tokens, key=tokens.__getitem__)]
 
 
 def title(records: Records) -> str:

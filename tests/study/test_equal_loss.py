@@ -264,6 +264,7 @@ def test_without_overlap_equal_tokens_are_left(tmp_path):
     assert row.inside is not None and row.inside.gap == pytest.approx(0.9, abs=0.01)
     assert rows_of(found)["near"].gaps is not None
     assert "No overlap: far." in (tmp_path / "out" / "gaps.md").read_text()
+    assert forest.order(found)[-1] == "far"
     (mark,) = (mark for mark in forest.marks(found) if mark.model == "far")
     assert row.outside is not None and (mark.what, mark.gap) == (forest.EQUAL_TOKENS, row.outside.estimate.gap)
     assert verdict(found, "far", "slow").startswith("It cannot be said at equal loss: no overlap.")
