@@ -157,14 +157,12 @@ def run_command(main: Callable[[list[str]], None], argv: list[str] | None = None
     with ended_by_ctrl_c():
         use_safe_fusions()
         import jax  # noqa: F401 - `explained` needs it
-    with reporting(), explained():
+    with reporting():
         try:
-            _require_directory()
-            main(sys.argv[1:] if argv is None else argv)
-        except (KeyboardInterrupt, RuntimeError) as error:
-            # One in a callback of MLIR, while JAX compiles, comes as another error with the traceback as its text.
-            if isinstance(error, RuntimeError) and "\nKeyboardInterrupt" not in str(error):
-                raise
+            with explained():
+                _require_directory()
+                main(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
             sys.stderr.write("\nInterrupted.\n")
             leave(130)
 
@@ -178,7 +176,11 @@ def _require_directory() -> None:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Return a context that turns kernel and device errors that the user can fix into a `UserError`."""
+    """Return a context that turns kernel and device errors that the user can fix into a `UserError`.
+
+    A Ctrl-C in a callback of MLIR, while JAX compiles, is a `RuntimeError` with its traceback as the text; it is turned
+    back into a `KeyboardInterrupt`.
+    """
     # Imported here so that raising errors needs no JAX.
     import jax
 
@@ -200,6 +202,8 @@ def explained() -> Iterator[None]:
             "`seqjax train --dry_run` with the same settings shows how much."
         ) from error
     except (AssertionError, RuntimeError) as error:
+        if "\nKeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from error
         platforms = os.environ.get("JAX_PLATFORMS", "")
         if not platforms or _has_devices():
             raise

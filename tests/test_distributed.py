@@ -162,12 +162,13 @@ LOSS = jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed: Connection 
         (UserError("No room."), 2, "error: No room.\n"),
         (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
         (KeyboardInterrupt(), 130, "Interrupted."),
+        (RuntimeError("Exception raised in callback:\nKeyboardInterrupt: "), 130, r"\A\nInterrupted.\n\Z"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GB"), 2, "error: The memory of the device is not enough"),
         (failing_save(OSError("full")), 2, "error: Writing to the workdir failed."),
         (LOSS, LOST, "error: INTERNAL: Gloo all-reduce failed: .*lost.*goes on from the last checkpoint"),
         (failing_save(LOSS), LOST, "error: INTERNAL: Gloo all-reduce failed: .*lost.*goes on from the last checkpoint"),
     ],
-    ids=["user", "bug", "interrupt", "memory", "disk", "collective", "save"],
+    ids=["user", "bug", "interrupt", "callback", "memory", "disk", "collective", "save"],
 )
 def test_the_status_of_an_error(monkeypatch, capsys, error, status, says):
     def leave(status):
