@@ -65,8 +65,10 @@ def checked(hint: Any, value: Any, path: str) -> Any:
         return None
     origin = typing.get_origin(hint)
     if origin is tuple:
-        if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise UserError(f"{path} must be a list, not {value!r}; write ({value!r},).")
+        if not isinstance(value, list | tuple):
+            many = not isinstance(value, str) and hasattr(value, "__iter__")  # a dict or a set, which have no order
+            fix = tuple(value) if many else (value,)
+            raise UserError(f"{path} must be a list, not {value!r}; write {fix}.")
         element = typing.get_args(hint)[0]
         return tuple(checked(element, v, f"{path}[{i}]") for i, v in enumerate(typing.cast(Any, value)))
     if origin is typing.Literal:

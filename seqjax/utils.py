@@ -73,7 +73,7 @@ def reporting() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
         sys.exit(130)
-    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+    except (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         _cannot_use(error)
     except BrokenPipeError:
         sys.exit(141)  # as a shell shows SIGPIPE

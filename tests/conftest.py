@@ -10,6 +10,7 @@ import importlib.metadata
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -208,3 +209,11 @@ def server(gcs_server: object_servers.Server, own_cache: Path) -> Iterator[objec
     """A server that this process uses, with the URL of an empty place of its own."""
     with object_servers.used(gcs_server):
         yield gcs_server._replace(url=f"{gcs_server.url}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """An interrupt is not ignored, as it is in what a shell starts with "&", children included."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

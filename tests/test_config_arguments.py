@@ -66,6 +66,8 @@ SOFTMAX = "model.mixer.name=transformer_pp"
         ("train=3", ["config.train must be a group"]),
         ("optim.lr=fast", ["config.optim.lr must be float"]),
         ("data.weights=3", ["config.data.weights must be a list", "(3,)"]),
+        ("data.train_domains={}", ["config.data.train_domains must be a list, not {}", "write ()"]),
+        ("data.train_domains={'c4':1}", ["config.data.train_domains must be a list", "write ('c4',)"]),
         ("data.weights=(1,2)", ["config.data.weights has 2 values for 0"]),
         ("data.regime=mxied", ["config.data.regime", "Did you mean 'mixed'"]),
         ("data.corpus=blocks", ["config.data.path", "seqjax prepare"]),

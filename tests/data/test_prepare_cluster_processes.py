@@ -87,9 +87,10 @@ def stopped_midway(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeded")
 def test_interrupts_and_deaths_do_not_change_the_bytes(tmp_path: Path):
     """The user interrupts, the scheduler dies, a worker dies: the bytes are those of one process."""
-    source = write_corpus(tmp_path / "source", documents=2400, shards=39)  # seconds, of which no signal may be late
+    source = write_corpus(tmp_path / "source", documents=1200, shards=39)  # seconds, of which no signal may be late
     prepared(source, tmp_path / "here")
     out = tmp_path / "there"
     relative = Path(os.path.relpath(out))  # to this directory, which is not that of the workers

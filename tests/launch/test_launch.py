@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -90,14 +89,6 @@ def test_the_suite_says_which_config_failed_and_ends_the_others_first(tmp_path, 
     assert "it is bad" in result.stderr and "failed: bad;" in result.stderr
     said = (tmp_path / "said").read_text()
     assert said.count("niah") == 1 and "recall" not in said
-
-
-@pytest.fixture
-def heeded() -> Iterator[None]:
-    """An interrupt is not ignored, as in what a shell starts with "&": bash could not trap it then."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("heeded")

@@ -3,6 +3,7 @@
 import concurrent.futures
 import errno
 import json
+import os
 import re
 import sys
 
@@ -151,9 +152,10 @@ def test_an_interrupt_has_the_status_of_the_shell(capsys, monkeypatch):
     assert capsys.readouterr().err == "\nInterrupted.\n"
 
 
-def test_a_path_that_may_not_be_written_is_named(capsys):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EEXIST, errno.ENOTDIR, errno.EISDIR])
+def test_a_path_that_cannot_be_written_is_named(capsys, number):
     with pytest.raises(SystemExit) as caught:
-        run_command(command_that_raises(PermissionError(errno.EACCES, "Permission denied", "a/b")), [])
+        run_command(command_that_raises(OSError(number, os.strerror(number), "a/b")), [])
     assert caught.value.code == 2
     assert "'a/b'. Give another path" in capsys.readouterr().err
 
