@@ -4,7 +4,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from seqjax.utils import UserError, nearest
@@ -66,8 +66,7 @@ def checked(hint: Any, value: Any, path: str) -> Any:
     origin = typing.get_origin(hint)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            many = not isinstance(value, str) and hasattr(value, "__iter__")  # a dict or a set, which have no order
-            fix = tuple(value) if many else (value,)
+            fix = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
             raise UserError(f"{path} must be a list, not {value!r}; write {fix}.")
         element = typing.get_args(hint)[0]
         return tuple(checked(element, v, f"{path}[{i}]") for i, v in enumerate(typing.cast(Any, value)))

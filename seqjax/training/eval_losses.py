@@ -69,10 +69,10 @@ def _require_same(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray
     changed = {
         key.rpartition("/")[0] for key in before.keys() & now.keys() if not np.array_equal(before[key], now[key])
     }
-    domains = {key.rpartition("/")[0] for key in now} ^ {key.rpartition("/")[0] for key in before}
-    if changed or domains:
+    changed |= domains_of(before) ^ domains_of(now)
+    if changed:
         raise UserError(
-            f"{path}: this run was evaluated on other text of {', '.join(sorted(changed | domains))} than it would be "
+            f"{path}: this run was evaluated on other text of {', '.join(sorted(changed))} than it would be "
             "now, and the losses would not compare. Put back the data of before (documents.npz beside the blocks, or "
             "the texts of config.eval.path), or start in another --workdir."
         )
@@ -89,14 +89,20 @@ def path(workdir: Path, step: int) -> Path:
 
 
 def fault(path: Path) -> str:
-    """Return what is wrong with the file of an evaluation, "is missing" or "is damaged", or ""."""
+    """Return what is wrong with the file of an evaluation: "is missing", "is damaged", "is without DOMAIN"; or ""."""
     if not path.is_file():
         return "is missing"
     try:
-        read_arrays(path)
+        found, blocks = read_arrays(path), path.with_name("blocks.npz")
+        without = domains_of(read_arrays(blocks)) - found.keys() if blocks.is_file() and path.stem.isdecimal() else ()
     except UserError:
         return "is damaged"
-    return ""
+    return f"is without {', '.join(sorted(without))}" if without else ""
+
+
+def domains_of(blocks: Iterable[str]) -> set[str]:
+    """Return the domains of the arrays of `blocks.npz`, by their names."""
+    return {name.rpartition("/")[0] for name in blocks}
 
 
 def lost(directory: Path, steps: Iterable[int]) -> list[Path]:
@@ -120,7 +126,7 @@ def read(workdir: str | Path) -> tuple[dict[str, np.ndarray], dict[int, dict[str
     losses = {}
     for path in sorted(path for path in directory.glob("[0-9]*.npz") if path.stem.isdecimal()):
         losses[int(path.stem)] = of_step = read_arrays(path, fix=FIX)
-        for domain in of_step:
+        for domain in domains_of(blocks) | of_step.keys():
             of_step.take(domain, "f", len(blocks.take(f"{domain}/documents", "iu", None)))
     return blocks, losses
 
@@ -231,7 +237,7 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
     directory = readable(workdir)
     ends = [end for end in (directory / ENDS).glob("*") if end.name.isdigit()]
     paths = [end / DIRECTORY / CLASSES for end in (directory, *sorted(ends, key=lambda end: int(end.name)))]
-    found = [path for path in paths if path.is_file()]
+    found = [path for path in paths if path.exists()]
     if not found:
         return None
     arrays = read_arrays(found[-1], fix=FIX)

@@ -196,7 +196,7 @@ def drawn(scenes: Scenes, place: Path, draw: random.Random) -> tuple[str, list[s
         rest = [word for word in rest if name == "configs" and word.startswith("--out")]
     if command == "study" and name in ("seeds", "jobs", "only"):
         rest = [word for word in rest if word != "--partial"]
-    words = (name, name.rstrip("s"), *([value] if value else []))
+    words = (name, name.rstrip("s"), *([value, value.rpartition(",")[2]] if value else []))
     return command, [command, *rest, f"--{name}={value}"], words, True
 
 

@@ -54,3 +54,18 @@ def test_a_run_does_not_go_on_with_other_domains(workdir, blocks):
     del blocks["c4"]
     with pytest.raises(UserError, match="other text of c4 than"):
         eval_losses.start(workdir, blocks, step=4)
+
+
+def test_the_losses_of_a_domain_are_missed(workdir):
+    last = eval_losses.path(workdir, 6)
+    assert eval_losses.fault(last) == ""
+    eval_losses.write(workdir, 6, {"arxiv": np.full(3, 6.0)})
+    assert eval_losses.fault(last) == "is without c4"
+    with pytest.raises(UserError, match=r"00000006\.npz.*c4"):
+        eval_losses.read(workdir)
+
+
+def test_a_directory_in_place_of_the_sums_of_classes_is_named(workdir):
+    (workdir / "eval_losses" / "classes.npz").mkdir()
+    with pytest.raises(UserError, match=r"classes\.npz"):
+        eval_losses.read_classes(workdir)
