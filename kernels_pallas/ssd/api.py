@@ -1,6 +1,6 @@
 """Mamba-2's recurrence as a differentiable function over interchangeable backends.
 
-    S_t = a_t S_{t-1} + b_t (dt_t x_t)^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads
+    S_t = a_t S_{t-1} + b_t (dt_t x_t)^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads, or not
 
 Dao and Gu, arXiv 2405.21060, section 6; in chunks as `xla.py` says. With L the gradient of the state after a chunk,
 dP = dY X^T and dS_ij = dP_ij G_ij dt_j, the gradients are, summed over heads where heads share:
@@ -12,9 +12,14 @@ dP = dY X^T and dS_ij = dP_ij G_ij dt_j, the gradients are, summed over heads wh
 and g gets, as a query, rowsums of dS * (C B^T) and of C times the second term of dC; as a key the negative of column
 sums of the former and of B times the second term of dB, whose total g_end gets, with e^{g_end} <L, S>.
 
-xla is plain array code; triton defines its derivative itself, for reverse mode, once.
+xla is plain array code; triton defines its derivative itself, for reverse mode, once. Both make the scores C B^T once for
+all heads. Where each head has its own b and c, every head is a batch entry of one head.
 """
 
+from functools import partial
+from typing import Any
+
+import jax
 from jaxtyping import Array, Float
 
 from kernels_pallas import backend
@@ -27,8 +32,8 @@ BACKENDS = (triton.BACKEND, xla.BACKEND)
 def ssd(
     x_BTHV: Float[Array, "B T H V"],
     log_a_BTH: Float[Array, "B T H"],
-    b_BTN: Float[Array, "B T N"],
-    c_BTN: Float[Array, "B T N"],
+    b_BTN: Float[Array, "B T *G N"],
+    c_BTN: Float[Array, "B T *G N"],
     initial_BHNV: Float[Array, "B H N V"],
     dt_BTH: Float[Array, "B T H"] | None = None,
     *,
@@ -40,7 +45,7 @@ def ssd(
     Args:
       x_BTHV: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1. Products are made in its dtype.
       log_a_BTH: logarithms of the decays, <= 0, in fp32 (fp64), the dtype of all sums.
-      b_BTN: input weights of each state, rounded to the dtype of `x_BTHV`.
+      b_BTN: input weights of each state, rounded to the dtype of `x_BTHV`; of all heads, or [B, T, H, N] of each.
       c_BTN: output weights of each state, likewise.
       initial_BHNV: the state before the first position, in the dtype of `log_a_BTH`.
       dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None is 1.
@@ -55,8 +60,20 @@ def ssd(
 
     Source: arXiv 2405.21060, section 6.
     """
+    if b_BTN.ndim == 4:
+        run = partial(_one_head, chunk_size=chunk_size, implementation=implementation)
+        by_head = jax.vmap(run, in_axes=(2, 2, 2, 2, 1, 2), out_axes=(2, 1))
+        return by_head(x_BTHV, log_a_BTH, b_BTN, c_BTN, initial_BHNV, dt_BTH)
     arrays = (x_BTHV, log_a_BTH, b_BTN.astype(x_BTHV.dtype), c_BTN.astype(x_BTHV.dtype), initial_BHNV)
     operands = arrays if dt_BTH is None else (*arrays, dt_BTH)
     kernels = backend.pick("ssd", BACKENDS, implementation, operands, {"chunk_size": chunk_size})
     x, log_a, b, c, initial, *dt = vary_alike(*operands)
     return kernels.run(x, log_a, b, c, initial, dt[0] if dt else None, chunk_size=chunk_size)
+
+
+def _one_head(
+    x_BTV: Array, log_a_BT: Array, b_BTN: Array, c_BTN: Array, initial_BNV: Array, dt_BT: Array | None, **options: Any
+) -> tuple[Array, Array]:
+    dt_BT1 = None if dt_BT is None else dt_BT[:, :, None]
+    y, last = ssd(x_BTV[:, :, None], log_a_BT[:, :, None], b_BTN, c_BTN, initial_BNV[:, None], dt_BT1, **options)
+    return y[:, :, 0], last[:, 0]
