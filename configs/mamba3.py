@@ -1,11 +1,11 @@
-"""Mamba-3, SISO (arXiv 2603.15569): a trapezoidal state space with rotations from the data, in every layer before an MLP.
+"""Mamba-3, SISO (arXiv 2603.15569): a trapezoidal state space with rotations from the data, and an MLP, in every layer.
 
     seqjax train --config=mamba3
     seqjax train --config=mamba3:110m
     seqjax train --config=mamba3:110m,model.n_layers=24,model.mlp.kind=none
 
-The SwiGLU has 11/16 of the width of Transformer++'s MLP, because the mixer is larger than attention: 109.4M parameters at
-110m. The third command is a model without MLPs, as Mamba-2's, of 116.3M.
+The SwiGLU has 11/16 of the width of Transformer++'s MLP, because the mixer is larger than attention: 109.4M parameters
+at 110m. The third command is a model without MLPs, as Mamba-2's, of 116.3M.
 Results: none yet; those of the other mixers are in docs/results/mixers.md
 """
 

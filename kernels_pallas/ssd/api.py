@@ -12,14 +12,10 @@ dP = dY X^T and dS_ij = dP_ij G_ij dt_j, the gradients are, summed over heads wh
 and g gets, as a query, rowsums of dS * (C B^T) and of C times the second term of dC; as a key the negative of column
 sums of the former and of B times the second term of dB, whose total g_end gets, with e^{g_end} <L, S>.
 
-xla is plain array code; triton defines its derivative itself, for reverse mode, once. Both make the scores C B^T once for
-all heads. Where each head has its own b and c, every head is a batch entry of one head.
+xla is plain array code; triton defines its derivative itself, for reverse mode, once. The scores C B^T are made once
+for all heads, or for each head where each has its own b and c.
 """
 
-from functools import partial
-from typing import Any
-
-import jax
 from jaxtyping import Array, Float
 
 from kernels_pallas import backend
@@ -60,20 +56,8 @@ def ssd(
 
     Source: arXiv 2405.21060, section 6.
     """
-    if b_BTN.ndim == 4:
-        run = partial(_one_head, chunk_size=chunk_size, implementation=implementation)
-        by_head = jax.vmap(run, in_axes=(2, 2, 2, 2, 1, 2), out_axes=(2, 1))
-        return by_head(x_BTHV, log_a_BTH, b_BTN, c_BTN, initial_BHNV, dt_BTH)
     arrays = (x_BTHV, log_a_BTH, b_BTN.astype(x_BTHV.dtype), c_BTN.astype(x_BTHV.dtype), initial_BHNV)
     operands = arrays if dt_BTH is None else (*arrays, dt_BTH)
     kernels = backend.pick("ssd", BACKENDS, implementation, operands, {"chunk_size": chunk_size})
     x, log_a, b, c, initial, *dt = vary_alike(*operands)
     return kernels.run(x, log_a, b, c, initial, dt[0] if dt else None, chunk_size=chunk_size)
-
-
-def _one_head(
-    x_BTV: Array, log_a_BT: Array, b_BTN: Array, c_BTN: Array, initial_BNV: Array, dt_BT: Array | None, **options: Any
-) -> tuple[Array, Array]:
-    dt_BT1 = None if dt_BT is None else dt_BT[:, :, None]
-    y, last = ssd(x_BTV[:, :, None], log_a_BT[:, :, None], b_BTN, c_BTN, initial_BNV[:, None], dt_BT1, **options)
-    return y[:, :, 0], last[:, 0]

@@ -1,25 +1,27 @@
-"""Mamba-3, SISO: a state space whose inputs enter by the trapezoidal rule and whose B and C are normed, biased, rotated.
+"""Mamba-3, SISO: a state space with inputs by the trapezoidal rule, and B and C that are normed, biased and rotated.
 
-    [z, x, B, C, dt, a, l, theta] = u W_in;  D_t = softplus(dt + dt_bias),  A_t = -max(act(a), 1e-4)        per head
-    phi_t = sum_{s<=t} pi tanh(theta_s) D_s                                      per head and pair of channels, mod 2 pi
+    [z, x, B, C, dt, a, l, theta] = u W_in;  D_t = softplus(dt + dt_bias),  A_t = -max(act(a), 1e-4)         per head
+    phi_t = sum_{s<=t} pi tanh(theta_s) D_s                        mod 2 pi, per head and pair of channels
     k_t = rotate(RMSNorm(B_t) + b_B, phi_t),  q_t = rotate(RMSNorm(C_t) + b_C, phi_t)     biases [H, N]
-    al_t = exp(A_t D_t),  be_t = (1 - sigmoid(l_t)) D_t al_t,  ga_t = sigmoid(l_t) D_t
-    S_t = al_t S_{t-1} + be_t k_{t-1} x_{t-1}^T + ga_t k_t x_t^T,   y_t = q_t S_t + D x_t        S [N, V] per head
-    out = (y * silu(z)) W_out
+    alpha_t = exp(A_t D_t),  beta_t = (1 - sigmoid(l_t)) D_t alpha_t,  gamma_t = sigmoid(l_t) D_t
+    S_t = alpha_t S_{t-1} + beta_t k_{t-1} x_{t-1}^T + gamma_t k_t x_t^T                  S [N, V] per head
+    y_t = q_t S_t + D x_t,   out = (y * silu(z)) W_out
 
 arXiv 2603.15569; public implementation: state-spaces/mamba, `mamba_ssm/modules/mamba3.py`. No convolution. The heads
-share RMSNorm(B), RMSNorm(C) and theta, but neither biases nor step sizes, so that k and q are per head. Rotated are the
-channels (2m, 2m + 1), m < N / 4. act(a) is 1 + a above 0 and 1 / (1 - a) below, or, in the first release, softplus
-(`rate`). `norm` is the public code's optional RMSNorm of each head before the gate. W_in is seven matrices here.
+share RMSNorm(B), RMSNorm(C) and theta, but neither biases nor step sizes, so each has its own k and q. Rotated are the
+channels (2m, 2m + 1), m < N / 4. act(a) is 1 + a above 0 and 1 / (1 - a) below, or, as in the first release, softplus
+(`rate`). `norm` is the public code's optional RMSNorm of each head before the gate. W_in is seven matrices here, which
+can be sharded over devices.
 
-The state splits into U_t = al_t (S_{t-1} + (1 - sigmoid(l_t)) D_t k_{t-1} x_{t-1}^T) and the token's own ga_t k_t x_t^T:
+With U the state without the token's own input, S_t = U_t + gamma_t k_t x_t^T, and
 
-    U_t = al_t U_{t-1} + (al_t ga_{t-1} + be_t) k_{t-1} x_{t-1}^T,   y_t = q_t U_t + (ga_t q_t . k_t + D) x_t
+    U_t = alpha_t U_{t-1} + (alpha_t gamma_{t-1} + beta_t) k_{t-1} x_{t-1}^T
+    y_t = q_t U_t + (gamma_t q_t . k_t + D) x_t
 
-This is Mamba-2's recurrence (`ops/ssd.py`), once, on the inputs of the token before. The rotation cancels in q_t . k_t.
-The other way to one recurrence, inputs with the weight ga_t + (1 - sigmoid(l_{t+1})) D_{t+1}, makes each output look
-at the next token and subtracts that again, which in floating point leaves a trace of the future. The cache holds U and
-what the next token needs of the last one. Step sizes, decays, angles and the state are float32; angles are in turns.
+So Mamba-2's recurrence (`ops/ssd.py`) serves, once, with the inputs of the token before; in q_t . k_t the rotation
+cancels. The usual other way, inputs with the weights gamma_t + beta_{t+1} / alpha_{t+1}, lets an output see the next
+token and subtracts that again, and rounding would leave a trace of it. The cache holds U and what the next token needs
+of this one. Step sizes, decays, angles (in turns) and the state are float32.
 """
 
 import math
@@ -196,7 +198,7 @@ def _before(x: Array, first: Array) -> Array:
 def _sum_of_turns(turn_BTHR: Array, start_BHR: Array) -> Array:
     """Return `start_BHR` and all turns up to each token, summed modulo 1.
 
-    The integer part leaves every partial sum, which is exact: sums of thousands of tokens have the digits of short ones.
+    Partial sums lose their integer part, which is exact, so that those of thousands of tokens keep their digits.
     """
 
     def add(a: Array, b: Array) -> Array:

@@ -25,8 +25,8 @@ from tests import support
 
 CLASSES = {mixers.load(name).__name__: name for name in mixers.names()}
 SETTINGS = {"heads": 4, "chunk_size": 8}
-OWN = dict.fromkeys(("Mamba2", "Mamba3"), {"head_dim": 16, "state": 8})
-OWN |= dict.fromkeys(("RWKV5", "RWKV6"), {"head_dim": 8})
+SSM = {"head_dim": 16, "state": 8}
+OWN = {"Mamba2": SSM, "Mamba3": SSM, "RWKV5": {"head_dim": 8}, "RWKV6": {"head_dim": 8}}
 QUICK = ("Mamba2", "RWKV7", "Top1Chunk", "TransformerPP")
 
 
