@@ -131,28 +131,27 @@ class Mamba3(base.RecurrentMixer):
         The operands have all of the time and a share of the heads, where devices share a sequence: angles are sums over
         the past, and B, C and theta, which the heads share, have fewer elements than k and q.
         """
-        b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
-        b_BTN, c_BTN = self.b_norm(b_BTN), self.c_norm(c_BTN)
         dt_BTH = jax.nn.softplus(dt_BTH + self.dt_bias[...])
         act = jax.nn.softplus if self.activation == "softplus" else _heavy_tail
-        log_a_BTH = -jnp.maximum(act(rate_BTH), LEAST_RATE) * dt_BTH
-        own_BTH = jax.nn.sigmoid(trap_BTH)
-        dot_BTH = jnp.sum(_biased(c_BTN, self.c_bias) * _biased(b_BTN, self.b_bias), axis=-1)
-        skip_BTH = own_BTH * dt_BTH * dot_BTH + self.skip[...]
-
-        b_BTN, c_BTN = gather_time(b_BTN), gather_time(c_BTN)
+        log_a_BTH, own_BTH = -jnp.maximum(act(rate_BTH), LEAST_RATE) * dt_BTH, jax.nn.sigmoid(trap_BTH)
+        b_BTN, c_BTN = jnp.split(bc_BTN, 2, axis=-1)
+        b_BTN, c_BTN = gather_time(self.b_norm(b_BTN)), gather_time(self.c_norm(c_BTN))
+        turn_BT1R = gather_time(jnp.tanh(angle_BTR) / 2)[:, :, None]
         x_BTHV, log_a_BTH, dt_BTH, own_BTH = (time_to_heads(x) for x in (x_BTHV, log_a_BTH, dt_BTH, own_BTH))
         gamma_BTH = own_BTH * dt_BTH
-        turn_BT1R = gather_time(jnp.tanh(angle_BTR) / 2)[:, :, None]
         turns_BTHR = _sum_of_turns(turn_BT1R * dt_BTH[..., None], cache.turns_BHR)
-        weight_BTH = jnp.exp(log_a_BTH) * (_before(gamma_BTH, cache.gamma_BH) + (1 - own_BTH) * dt_BTH)
-        k_BTHN = _rotated(_biased(_before(b_BTN, cache.b_BN), self.b_bias), _before(turns_BTHR, cache.turns_BHR))
-        q_BTHN = _rotated(_biased(c_BTN, self.c_bias), turns_BTHR)
-        past_BTHV = _before(x_BTHV, cache.x_BE.reshape(-1, *x_BTHV.shape[2:]))
+        # With the token before, so that each bias is added once: devices then sum its gradient once.
+        b_BSHN, c_BTHN = _biased(_after(cache.b_BN, b_BTN), self.b_bias), _biased(c_BTN, self.c_bias)
+        skip_BTH = gamma_BTH * jnp.sum(c_BTHN * b_BSHN[:, 1:], axis=-1) + self.skip[...]
+        k_BTHN = _rotated(b_BSHN[:, :-1], _after(cache.turns_BHR, turns_BTHR)[:, :-1])
+        q_BTHN = _rotated(c_BTHN, turns_BTHR)
+        past_BTHV = _after(cache.x_BE.reshape(-1, *x_BTHV.shape[2:]), x_BTHV)[:, :-1]
+        before_BTH = _after(cache.gamma_BH, gamma_BTH)[:, :-1]
+        weight_BTH = jnp.exp(log_a_BTH) * (before_BTH + (1 - own_BTH) * dt_BTH)
         last = x_BTHV[:, -1].reshape(-1, self.width), b_BTN[:, -1], turns_BTHR[:, -1], gamma_BTH[:, -1]
         kept = tuple(x.astype(old.dtype) for x, old in zip(last, cache[:4], strict=True))
         k_BTHN, q_BTHN = k_BTHN.astype(x_BTHV.dtype), q_BTHN.astype(x_BTHV.dtype)
-        return (past_BTHV, log_a_BTH, k_BTHN, q_BTHN, weight_BTH), skip_BTH, kept
+        return (past_BTHV, log_a_BTH, k_BTHN, q_BTHN, weight_BTH), heads_to_time(skip_BTH), kept
 
     def _gated(self, y_BTHV: Array, x_BTHV: Array, skip_BTH: Array, z_BTE: Array) -> Array:
         """Return (y + skip x) * silu(z), the sum normed in each head if `norm`."""
@@ -190,9 +189,9 @@ def _biased(x_BTN: Array, bias: nnx.Param) -> Array:
     return x_BTN.astype(jnp.float32)[:, :, None] + bias[...]
 
 
-def _before(x: Array, first: Array) -> Array:
-    """Return x [B, T, ...] of the token before; that of the first token is `first` [B, ...]."""
-    return jnp.concatenate([first.astype(x.dtype)[:, None], x[:, :-1]], axis=1)
+def _after(first: Array, x: Array) -> Array:
+    """Return [B, 1 + T, ...], x [B, T, ...] after that of the token before, `first` [B, ...]."""
+    return jnp.concatenate([first.astype(x.dtype)[:, None], x], axis=1)
 
 
 def _sum_of_turns(turn_BTHR: Array, start_BHR: Array) -> Array:
