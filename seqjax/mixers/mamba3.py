@@ -114,7 +114,7 @@ class Mamba3(base.RecurrentMixer):
             chunk_size=self.chunk_size,
         )
         y_BTE = save_inputs(self._gated)(heads_to_time(y_BTHV), x_BTHV, skip_BTH, self.z(u_BTD))
-        return self.out(y_BTE), Mamba3Cache(*last, state_BHNV)
+        return self.out(y_BTE), last._replace(state_BHNV=state_BHNV)
 
     def _operands(
         self,
@@ -125,8 +125,8 @@ class Mamba3(base.RecurrentMixer):
         trap_BTH: Array,
         angle_BTR: Array,
         cache: Mamba3Cache,
-    ) -> tuple[tuple[Array, ...], Array, tuple[Array, ...]]:
-        """Return the operands of the recurrence, the weight of a token's own x, and what the cache keeps of the last.
+    ) -> tuple[tuple[Array, ...], Array, Mamba3Cache]:
+        """Return the operands of the recurrence, the weights of a token's own x, and the cache but for the state.
 
         The operands have all of the time and a share of the heads, where devices share a sequence: angles are sums over
         the past, and B, C and theta, which the heads share, have fewer elements than k and q.
@@ -148,10 +148,14 @@ class Mamba3(base.RecurrentMixer):
         past_BTHV = _after(cache.x_BE.reshape(-1, *x_BTHV.shape[2:]), x_BTHV)[:, :-1]
         before_BTH = _after(cache.gamma_BH, gamma_BTH)[:, :-1]
         weight_BTH = jnp.exp(log_a_BTH) * (before_BTH + (1 - own_BTH) * dt_BTH)
-        last = x_BTHV[:, -1].reshape(-1, self.width), b_BTN[:, -1], turns_BTHR[:, -1], gamma_BTH[:, -1]
-        kept = tuple(x.astype(old.dtype) for x, old in zip(last, cache[:4], strict=True))
+        last = cache._replace(
+            x_BE=x_BTHV[:, -1].reshape(cache.x_BE.shape).astype(cache.x_BE.dtype),
+            b_BN=b_BTN[:, -1].astype(cache.b_BN.dtype),
+            turns_BHR=turns_BTHR[:, -1],
+            gamma_BH=gamma_BTH[:, -1],
+        )
         k_BTHN, q_BTHN = k_BTHN.astype(x_BTHV.dtype), q_BTHN.astype(x_BTHV.dtype)
-        return (past_BTHV, log_a_BTH, k_BTHN, q_BTHN, weight_BTH), heads_to_time(skip_BTH), kept
+        return (past_BTHV, log_a_BTH, k_BTHN, q_BTHN, weight_BTH), heads_to_time(skip_BTH), last
 
     def _gated(self, y_BTHV: Array, x_BTHV: Array, skip_BTH: Array, z_BTE: Array) -> Array:
         """Return (y + skip x) * silu(z), the sum normed in each head if `norm`."""

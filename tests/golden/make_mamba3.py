@@ -26,7 +26,7 @@ def stub(name: str, **contents: Any) -> None:
 
 
 def load(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, MAMBA / path)
+    spec: Any = importlib.util.spec_from_file_location(Path(path).stem, MAMBA / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

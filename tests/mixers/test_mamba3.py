@@ -1,6 +1,7 @@
 """What Mamba-3 has beside the contract: the trapezoidal rule, turning keys, decays of every strength, its cache."""
 
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from seqjax.utils import UserError
 from tests.models import oracle
 
 DIM, HEADS, T = 8, 4, 70  # a chunk of 64 and a part of one
-SETTINGS = {"head_dim": 4, "state": 8}
+SETTINGS: dict[str, Any] = {"head_dim": 4, "state": 8}
 
 
 def template(**settings):
@@ -116,7 +117,7 @@ def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
         b_BTN, c_BTN = jnp.split(mixer.bc(x_BTD), 2, axis=-1)
         x_BTHV, dt_BTH = mixer.x(x_BTD).reshape(1, T, HEADS, -1), jax.nn.softplus(mixer.dt(x_BTD) + mixer.dt_bias[...])
         log_a_BTH = -mamba3._heavy_tail(mixer.rate(x_BTD)) * dt_BTH
-        y_BTHV: jax.Array = ssd(x_BTHV, log_a_BTH, mixer.b_norm(b_BTN), mixer.c_norm(c_BTN), dt_BTH=dt_BTH)
+        y_BTHV: Any = ssd(x_BTHV, log_a_BTH, mixer.b_norm(b_BTN), mixer.c_norm(c_BTN), dt_BTH=dt_BTH)
         y_BTHV += mixer.skip[...][:, None] * x_BTHV
         return mixer.out(y_BTHV.reshape(1, T, -1) * jax.nn.silu(mixer.z(x_BTD)))
 
