@@ -201,7 +201,7 @@ def _after(first: Array, x: Array) -> Array:
 def _sum_of_turns(turn_BTHR: Array, start_BHR: Array) -> Array:
     """Return `start_BHR` and all turns up to each token, summed modulo 1.
 
-    Partial sums lose their integer part, which is exact, so that those of thousands of tokens keep their digits.
+    Partial sums lose their integer part, so that those of thousands of tokens keep their digits.
     """
 
     def add(a: Array, b: Array) -> Array:
