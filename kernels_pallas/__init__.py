@@ -7,7 +7,7 @@
     state_scan              states at the chunk starts of a chunked recurrence (the delta rules, RWKV-7)
     state_passing           the same with a decay by element (Mamba-2, RWKV-5 and 6, Based)
     selective_scan          Mamba-1: a decay per channel and state
-    ssd                     Mamba-2: a decay per head
+    ssd                     Mamba-2 and 3: a decay per head
     delta_rule              DeltaNet and Gated DeltaNet
     linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
     cross_entropy           losses of tokens, with the gradient of their logits as a result

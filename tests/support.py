@@ -98,6 +98,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one": SMALL_SSM | {"decay": "one"},
         "bare": SMALL_SSM | {"decay": "none", "conv": False, "norm": False},
     },
+    "mamba3": {
+        "full": SMALL_SSM,
+        "softplus": SMALL_SSM | {"rate": "softplus", "norm": True, "angles": 4},
+    },
     "rwkv5": {"default": {"head_dim": 8}},
     "rwkv6": {"default": {"head_dim": 8, "shift_rank": 3, "decay_rank": 4}},
     "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}, "conv": {"conv": True}},
@@ -110,6 +114,7 @@ SLOW = {
     ("mamba1", "one"),
     ("mamba1", "one_dt"),
     ("mamba2", "one"),
+    ("mamba3", "softplus"),
     ("rwkv7_shell", "bare"),
     ("rwkv7_shell", "full"),
     ("rwkv7_shell", "full_norm"),

@@ -1,6 +1,6 @@
 """Mamba-2's recurrence as a differentiable function over interchangeable backends.
 
-    S_t = a_t S_{t-1} + b_t (dt_t x_t)^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads
+    S_t = a_t S_{t-1} + b_t (dt_t x_t)^T,   y_t = c_t S_t        S [N, V] per head, b and c shared by the heads, or not
 
 Dao and Gu, arXiv 2405.21060, section 6; in chunks as `xla.py` says. With L the gradient of the state after a chunk,
 dP = dY X^T and dS_ij = dP_ij G_ij dt_j, the gradients are, summed over heads where heads share:
@@ -12,7 +12,8 @@ dP = dY X^T and dS_ij = dP_ij G_ij dt_j, the gradients are, summed over heads wh
 and g gets, as a query, rowsums of dS * (C B^T) and of C times the second term of dC; as a key the negative of column
 sums of the former and of B times the second term of dB, whose total g_end gets, with e^{g_end} <L, S>.
 
-xla is plain array code; triton defines its derivative itself, for reverse mode, once.
+xla is plain array code; triton defines its derivative itself, for reverse mode, once. The scores C B^T are made once
+for all heads, or for each head where each has its own b and c.
 """
 
 from jaxtyping import Array, Float
@@ -27,8 +28,8 @@ BACKENDS = (triton.BACKEND, xla.BACKEND)
 def ssd(
     x_BTHV: Float[Array, "B T H V"],
     log_a_BTH: Float[Array, "B T H"],
-    b_BTN: Float[Array, "B T N"],
-    c_BTN: Float[Array, "B T N"],
+    b_BTN: Float[Array, "B T *G N"],
+    c_BTN: Float[Array, "B T *G N"],
     initial_BHNV: Float[Array, "B H N V"],
     dt_BTH: Float[Array, "B T H"] | None = None,
     *,
@@ -40,7 +41,7 @@ def ssd(
     Args:
       x_BTHV: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1. Products are made in its dtype.
       log_a_BTH: logarithms of the decays, <= 0, in fp32 (fp64), the dtype of all sums.
-      b_BTN: input weights of each state, rounded to the dtype of `x_BTHV`.
+      b_BTN: input weights of each state, rounded to the dtype of `x_BTHV`; of all heads, or [B, T, H, N] of each.
       c_BTN: output weights of each state, likewise.
       initial_BHNV: the state before the first position, in the dtype of `log_a_BTH`.
       dt_BTH: factors of `x_BTHV`, in the dtype of `log_a_BTH`; None is 1.

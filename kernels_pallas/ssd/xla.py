@@ -43,7 +43,15 @@ def run(
     """Return (y_BTHV, the last state)."""
     if dt_BTH is not None:
         x_BTHV = (x_BTHV.astype(dt_BTH.dtype) * dt_BTH[..., None]).astype(x_BTHV.dtype)
-    return _chunked(x_BTHV, log_a_BTH, b_BTN, c_BTN, initial_BHNV, chunk_size)
+    if b_BTN.ndim == 3:
+        return _chunked(x_BTHV, log_a_BTH, b_BTN, c_BTN, initial_BHNV, chunk_size)
+
+    def one_head(x: Array, log_a: Array, b: Array, c: Array, initial: Array) -> tuple[Array, Array]:
+        y, last = _chunked(x[:, :, None], log_a[:, :, None], b, c, initial[:, None], chunk_size)
+        return y[:, :, 0], last[:, 0]
+
+    by_head = jax.vmap(one_head, in_axes=(2, 2, 2, 2, 1), out_axes=(2, 1))
+    return by_head(x_BTHV, log_a_BTH, b_BTN, c_BTN, initial_BHNV)
 
 
 @functools.partial(jax.checkpoint, static_argnums=(5,), prevent_cse=False)

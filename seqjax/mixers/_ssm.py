@@ -1,4 +1,4 @@
-"""The parts that Mamba-1 and Mamba-2 share: the output's initialiser, and the decay shared by all channels (ablation).
+"""The parts that the Mambas share: the output's initialiser, the heads, a decay shared by all channels (ablation).
 
     one:  a_t = exp(-exp(alpha) softplus(u_t . w_a + b_a)),  a scalar per token;   none:  a_t = 1
 
@@ -14,11 +14,22 @@ from flax import nnx
 from seqjax.nn.initializers import constant, dt_bias, uniform
 from seqjax.nn.params import param
 from seqjax.types import Array
+from seqjax.utils import UserError
 
 
-def out_init(width: int, n_layers: int) -> Any:
-    """Return torch's uniform initialiser, divided by sqrt(L) because each layer has one residual branch."""
-    return uniform((width * n_layers) ** -0.5)
+def out_init(width: int, n_branches: int) -> Any:
+    """Return torch's uniform initialiser, divided by the square root of the number of the model's residual branches."""
+    return uniform((width * n_branches) ** -0.5)
+
+
+def n_heads(dim: int, *, expand: int, head_dim: int) -> int:
+    """Return the number of heads in the inner width; raise `UserError` if they do not divide it."""
+    if expand * dim % head_dim:
+        raise UserError(
+            f"head_dim={head_dim} does not divide the inner width {expand * dim} (expand={expand} times dim={dim}); "
+            "choose one that does."
+        )
+    return expand * dim // head_dim
 
 
 class SharedDecay(nnx.Module):

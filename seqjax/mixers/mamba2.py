@@ -19,14 +19,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._ssm import SharedDecay, out_init
+from seqjax.mixers._ssm import SharedDecay, n_heads, out_init
 from seqjax.nn.initializers import constant, dt_bias, log_uniform, uniform
 from seqjax.nn.layers import Linear, RMSNorm, save_inputs
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.ssd import CHUNK, ssd
 from seqjax.types import Array, Layer
-from seqjax.utils import UserError
 
 
 class Mamba2Cache(NamedTuple):
@@ -56,13 +55,8 @@ class Mamba2(base.RecurrentMixer):
         rngs: nnx.Rngs,
     ):
         base.at_least(1, expand=expand, head_dim=head_dim, state=state, conv_width=conv_width, chunk_size=chunk_size)
-        self.width = expand * dim
-        if self.width % head_dim:
-            raise UserError(
-                f"head_dim={head_dim} does not divide the inner width {self.width} (expand={expand} times dim={dim}); "
-                "choose one that does."
-            )
-        self.heads, self.head_dim, self.n_state = self.width // head_dim, head_dim, state
+        self.width, self.heads = expand * dim, n_heads(dim, expand=expand, head_dim=head_dim)
+        self.head_dim, self.n_state = head_dim, state
         self.past, self.chunk_size = (conv_width - 1 if conv else 0), chunk_size
         init = uniform(dim**-0.5)
         self.z = Linear(dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)

@@ -111,8 +111,8 @@ def test_names_of_models() -> None:
         == "transformer_pp window=256 float32"
     )
     assert configs.chosen([]) == presets.names()
-    with pytest.raises(UserError, match=r"--mixers=mamba3: .* Did you mean 'mamba2'"):
-        configs.chosen(["rwkv7", "mamba3:x=1"])
+    with pytest.raises(UserError, match=r"--mixers=mamba22: .* Did you mean 'mamba2'"):
+        configs.chosen(["rwkv7", "mamba22:x=1"])
     config = configs.configured("top1_chunk:model.mixer.selection=exact", "110m", batch=16, seq_len=0, remat="dots")
     assert (config.train.accumulate, config.train.batch_size, config.train.seq_len) == (1, 16, 2048)
     assert (config.model.remat, config.model.mixer.selection) == ("dots", "exact")

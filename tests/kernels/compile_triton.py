@@ -120,14 +120,15 @@ def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
     arrays(partial(backend.backward, chunk_size=None), x, dt, a, bc, bc, d, starts, x, state)
 
 
-def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024) -> None:
+def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024, per_head: bool = False) -> None:
     from kernels_pallas.ssd.triton import scan as backend
 
     B, T, H, N = batch, seq_len, 24, 128
-    x, row, bc, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, T, N), dtype), ((B, H, N, dim), "float32")
+    x, row, state = ((B, T, H, dim), dtype), ((B, T, H), "float32"), ((B, H, N, dim), "float32")
+    bc, chunk = ((B, T, *([H] if per_head else []), N), dtype), 64 if per_head else 128  # as Mamba-3 and Mamba-2
 
     def call(x, log_a, b, c, initial, dt, *cotangents):
-        out, pull = jax.vjp(partial(backend.run, chunk_size=128), x, log_a, b, c, initial, dt)
+        out, pull = jax.vjp(partial(backend.run, chunk_size=chunk), x, log_a, b, c, initial, dt)
         return out, pull(cotangents)
 
     arrays(call, x, row, bc, bc, state, row, x, state)
@@ -181,6 +182,7 @@ CASES = [
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("ssd", ssd),
+    Case("ssd-per-head", partial(ssd, per_head=True), again=True),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan),

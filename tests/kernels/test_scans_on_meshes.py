@@ -72,12 +72,14 @@ def channels() -> Case:
     return Case(f, arrays, specs, ("B T H", "B H n"), over_batch=(2, 5), over_heads=(3, 4))
 
 
-def duality(*, has_dt: bool) -> Case:
-    x, log_a, b, c, h, dt = arrays_of((B, T, H, V), (B, T, H), (B, T, N), (B, T, N), (B, H, N, V), (B, T, H))
+def duality(*, has_dt: bool, per_head: bool = False) -> Case:
+    bc = (B, T, H, N) if per_head else (B, T, N)
+    x, log_a, b, c, h, dt = arrays_of((B, T, H, V), (B, T, H), bc, bc, (B, H, N, V), (B, T, H))
     arrays = (x / 4, -jax.nn.softplus(log_a), b / 4, c / 4, h, jax.nn.softplus(dt))
-    specs = ("B T H v", "B T H", "B T n", "B T n", "B H n v", "B T H")
+    dims = "B T H n" if per_head else "B T n"
+    specs = ("B T H v", "B T H", dims, dims, "B H n v", "B T H")
     f, n = partial(ssd, chunk_size=16, implementation="triton"), 6 if has_dt else 5
-    return Case(f, arrays[:n], specs[:n], ("B T H v", "B H n v"), over_heads=(2, 3))
+    return Case(f, arrays[:n], specs[:n], ("B T H v", "B H n v"), over_heads=() if per_head else (2, 3))
 
 
 def correction(*, has_gate: bool) -> Case:
@@ -118,6 +120,7 @@ CASES = {
     "selective_scan": channels,
     "ssd": partial(duality, has_dt=True),
     "ssd_without_dt": partial(duality, has_dt=False),
+    "ssd_per_head": partial(duality, has_dt=True, per_head=True),
 }
 
 
@@ -288,7 +291,8 @@ GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp
 # by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
 QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
 QUICK |= {
-    (name, "2x2x2") for name in ("ssd", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")
+    (name, "2x2x2")
+    for name in ("ssd", "ssd_per_head", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")
 }
 
 

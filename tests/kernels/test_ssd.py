@@ -17,12 +17,12 @@ from seqjax.ops.ssd import ssd
 from tests.kernels.common import assert_close, fast_jit
 
 
-def draw(B, T, H, V, N, *, decay=0.3, dtype="float32", seed=0) -> list[jax.Array]:
+def draw(B, T, H, V, N, *, decay=0.3, dtype="float32", seed=0, per_head=False) -> list[jax.Array]:
     """x, log_a, b, c, dt, state."""
     rng = np.random.default_rng(seed)
-    x, log_a, b, c, dt, state = (
-        rng.normal(size=shape) for shape in ((B, T, H, V), (B, T, H), (B, T, N), (B, T, N), (B, T, H), (B, H, N, V))
-    )
+    bc = (B, T, H, N) if per_head else (B, T, N)
+    shapes = ((B, T, H, V), (B, T, H), bc, bc, (B, T, H), (B, H, N, V))
+    x, log_a, b, c, dt, state = (rng.normal(size=shape) for shape in shapes)
     wide = (jnp.asarray(t, jnp.float32) for t in (-decay * np.exp(log_a), np.exp(dt), state))
     log_a, dt, state = wide
     x, b, c = (jnp.asarray(t, dtype) for t in (x, b, c))
@@ -94,9 +94,10 @@ def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
     assert_trees_close(got, wanted(shape, decay), "float32")
 
 
+@pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_16_bit_inputs_round_operands_only(implementation, dtype) -> None:
-    arrays = draw(2, 45, 3, 8, 20, decay=0.1, dtype=dtype)
+def test_16_bit_inputs_round_operands_only(implementation, dtype, per_head) -> None:
+    arrays = draw(2, 45, 3, 8, 20, decay=0.1, dtype=dtype, per_head=per_head)
     f = partial(op, chunk=32, implementation=implementation)
     assert [t.dtype for t in jax.eval_shape(f, *arrays)] == [dtype, jnp.float32]
     # the same cotangents: those of the oracle are rounded to what its outputs would be
@@ -110,8 +111,9 @@ def test_16_bit_inputs_round_operands_only(implementation, dtype) -> None:
     assert_trees_close(got, want, dtype)
 
 
-def test_without_dt_and_without_a_state(implementation) -> None:
-    x, log_a, b, c, *_ = draw(2, 37, 3, 5, 6)
+@pytest.mark.parametrize("per_head", [False, True])
+def test_without_dt_and_without_a_state(implementation, per_head) -> None:
+    x, log_a, b, c, *_ = draw(2, 37, 3, 5, 6, per_head=per_head)
 
     def plain(f, x, log_a, b, c):
         return f(x, log_a, b, c)
@@ -126,9 +128,21 @@ def test_without_dt_and_without_a_state(implementation) -> None:
     assert_trees_close(got, want, "float32")
 
 
+@pytest.mark.parametrize("shape", [(2, 37, 3, 5, 20), (1, 48, 2, 5, 20)], ids=str)
+def test_heads_may_have_b_and_c_of_their_own(implementation, shape) -> None:
+    """With equal ones the outputs are those of shared ones."""
+    arrays = draw(*shape, per_head=True)
+    run = partial(op, chunk=8, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), with_gradients(oracle, arrays, wide=True), "float32")
+    x, log_a, b, c, *rest = draw(*shape)
+    copies = [jnp.repeat(t[:, :, None], x.shape[2], axis=2) for t in (b, c)]
+    assert_trees_close(run(x, log_a, *copies, *rest), run(x, log_a, b, c, *rest), "float32")
+
+
+@pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_token_updates_the_state_without_a_kernel(dtype) -> None:
-    arrays = draw(2, 1, 3, 5, 6, dtype=dtype)
+def test_one_token_updates_the_state_without_a_kernel(dtype, per_head) -> None:
+    arrays = draw(2, 1, 3, 5, 6, dtype=dtype, per_head=per_head)
     y, state = op(*arrays)
     assert [y.dtype, state.dtype] == [dtype, jnp.float32]
     want = with_gradients(oracle, arrays, wide=True)[0]

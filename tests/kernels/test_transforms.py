@@ -117,12 +117,13 @@ def channels(implementation: str) -> Case:
     return Case(f, (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h), specs, ("B T H", "B H N"))
 
 
-def duality(implementation: str) -> Case:
+def duality(kind: str, implementation: str) -> Case:
     rng = np.random.default_rng(0)
-    shapes = [(2, 36, 4, 8), (2, 36, 4), (2, 36, 5), (2, 36, 5), (2, 4, 5, 8), (2, 36, 4)]
+    bc, dims = ((2, 36, 4, 5), "B T H N") if kind == "per head" else ((2, 36, 5), "B T N")
+    shapes = [(2, 36, 4, 8), (2, 36, 4), bc, bc, (2, 4, 5, 8), (2, 36, 4)]
     x, log_a, b, c, state, dt = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     f = partial(ssd, chunk_size=16, implementation=implementation)
-    specs = ("B T H V", "B T H", "B T N", "B T N", "B H N V", "B T H")
+    specs = ("B T H V", "B T H", dims, dims, "B H N V", "B T H")
     arrays = (x / 4, -jax.nn.softplus(log_a), b / 4, c / 4, state, jax.nn.softplus(dt))
     return Case(f, arrays, specs, ("B T H V", "B H N V"))
 
@@ -142,7 +143,8 @@ SHARDED = {
             ("decode-element", decode, ("element",)),
             ("state-scan", states, ()),
             ("selective-scan", channels, ()),
-            ("ssd", duality, ()),
+            ("ssd", duality, ("shared",)),
+            ("ssd-per-head", duality, ("per head",)),
         )
     },
     "select-exact-pallas": partial(select, "exact", "pallas"),

@@ -153,6 +153,9 @@ STATE = {
     "mamba1/bare": lambda n: 64 * 16,
     "mamba2": lambda n: 64 * 8 + 3 * (64 + 2 * 8),
     "mamba2/bare": lambda n: 64 * 8,
+    # the state, and of the last token x, B, angles and weights
+    "mamba3": lambda n: 64 * 8 + 64 + 8 + 4 * 2 + 4,
+    "mamba3/softplus": lambda n: 64 * 8 + 64 + 8 + 4 * 4 + 4,
     "based_conv": lambda n: 2 * 64,
 }
 
@@ -170,6 +173,7 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
 SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "mean_BcGK", "forgotten_BSH"}
+SUMS |= {"turns_BHR", "gamma_BH"}  # sums and weights in them
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,16 @@ def close(got, want, tolerance=2e-5):
 SETTINGS = {
     "mamba1": {"state": 4, "dt_rank": 2, "chunk_size": 3},
     "mamba2": {"state": 4, "head_dim": 4, "chunk_size": 8},
+    "mamba3": {"state": 8, "head_dim": 4, "chunk_size": 8},
+    "mamba3_norm": {"state": 8, "head_dim": 4, "chunk_size": 8, "angles": 4, "norm": True},
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_mamba_layers(name):
     arrays = golden(name)
-    template = Template(lambda rngs, _: mixers.load(name)(8, **SETTINGS[name], rngs=rngs))
+    mixer = mixers.load(name.removesuffix("_norm"))
+    template = Template(lambda rngs, _: mixer(8, **SETTINGS[name], rngs=rngs))
     params, x = tree(arrays, "p."), jnp.asarray(arrays["x"])
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, template.shapes)
 

@@ -310,6 +310,37 @@ def mamba2(m, p, u):
     return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
 
 
+def turned_by(turn, row):
+    """The first pairs of neighbours, as complex numbers times `turn`."""
+    n = 2 * len(turn)
+    pairs = (row[0:n:2] + 1j * row[1:n:2]) * turn
+    return np.concatenate([np.stack([pairs.real, pairs.imag], -1).ravel(), row[n:]])
+
+
+def mamba3(m, p, u):
+    """Pairs of channels are complex numbers, and what turns them is a product of numbers on the unit circle."""
+    z, x, bc = linear(p["z"], u), linear(p["x"], u), linear(p["bc"], u)
+    b, c = (rms_norm(half, p[f"{name}_norm"]["g"], 1e-5) for name, half in zip("bc", np.split(bc, 2, axis=-1)))
+    step, trap, a = softplus(linear(p["dt"], u) + p["dt_bias"]), sigmoid(linear(p["trap"], u)), linear(p["rate"], u)
+    heavy_tail = np.where(a > 0, 1 + a, 1 / (1 + np.abs(a)))
+    a = -np.maximum(softplus(a) if m.rate == "softplus" else heavy_tail, 1e-4)
+    n_heads = step.shape[1]
+    x, z = heads_of(x, n_heads), heads_of(z, n_heads)
+    frequency = math.pi * np.tanh(linear(p["angle"], u))
+    y = np.zeros_like(x)
+    for h in range(n_heads):
+        turned = np.ones(frequency.shape[1], complex)
+        s, before = np.zeros((m.state, x.shape[-1])), np.zeros((m.state, x.shape[-1]))
+        for t in range(len(u)):
+            turned = turned * np.exp(1j * frequency[t] * step[t, h])
+            alpha, entering = np.exp(a[t, h] * step[t, h]), np.outer(turned_by(turned, b[t] + p["b_bias"][h]), x[t, h])
+            s = alpha * s + step[t, h] * ((1 - trap[t, h]) * alpha * before + trap[t, h] * entering)
+            y[t, h] = turned_by(turned, c[t] + p["c_bias"][h]) @ s + p["skip"][h] * x[t, h]
+            before = entering
+    y = rms_norm(y, p["norm"]["g"].reshape(n_heads, -1), 1e-5) if m.norm else y
+    return linear(p["out"], (y * silu(z)).reshape(len(u), -1))
+
+
 # ---------------------------------------------------------------------------------------- delta rule, decays by channel
 def delta(m, p, x):
     q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
@@ -452,6 +483,7 @@ def rwkv7_shell(m, p, x, v_first):
 MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
+    "mamba3": mamba3,
     "fox": fox, "deltanet": delta, "gated_deltanet": delta, "gla": gla, "kda": kda,
     "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip

@@ -65,6 +65,7 @@ VARIANTS = {
         "default": "", "one": "decay=one,norm=False", "none": "decay=none,expand=1,conv_width=2",
         "no_conv": "conv=False,head_dim=8",
     },
+    "mamba3": {"default": "", "norm": "rate=softplus,norm=True,angles=2,state=5,head_dim=8"},
     "deltanet": {"default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2"},
     "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3"},
     "gla": {"default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3"},

@@ -41,6 +41,8 @@ BESIDE = {
     "mamba1": 9 * 1536 * 16,
     # C B^T once for all heads and its product with x, then S <- S + B x^T and C S
     "mamba2": 2 * (128 + 1536) * 129 / 2 + 2 * 2 * 128 * 1536,
+    # scores of each of 24 heads and their product with x, S <- S + k x^T and q S, and q k of each token
+    "mamba3": 2 * (24 * 128 + 1536) * 65 / 2 + 2 * 2 * 128 * 1536 + 2 * 24 * 128,
     "rwkv5": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
     "rwkv6": 2 * 2 * 768 * 65 / 2 + 2 * 2 * 12 * 64 * 64,
     # decay 1, a^T S 2, two updates of rank one 4, r^T S 2

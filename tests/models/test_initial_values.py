@@ -153,6 +153,10 @@ CASES = {
     "mamba2:model.mixer.decay=one,model.mixer.norm=False": SSM | {
         r"mixer\.decay\.w": around(D**-0.5), r"mixer\.decay\.b": STEP,
     },
+    "mamba3:model.mixer.head_dim=1,model.mixer.norm=True": SSM | MLP | {
+        r"mixer\.(rate|trap|angle)\.w": around(D**-0.5), r"mixer\.[bc]_(norm\.g|bias)": exactly(1.0),
+        r"mixer\.out\.w": around((E * 2 * L) ** -0.5),
+    },
     "gated_deltanet:model.mixer.heads=48": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
     },

@@ -108,6 +108,11 @@ MIXERS = {
     },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},
+    "mamba3": {
+        "expand": (1, "shapes"), "state": (5, "shapes"), "head_dim": (8, "shapes"), "norm": (True, "shapes"),
+        "chunk_size": (5, "forward"), "rate": ("softplus", "forward"),
+        "angles": (2, "shapes", "model.mixer.state=5"),
+    },
     "deltanet": DELTA,
     "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
     "gla": {

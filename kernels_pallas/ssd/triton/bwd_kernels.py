@@ -3,7 +3,8 @@
     scores_bwd     of C B^T, summed over HEADS heads, and what g and dt get from inside the chunk
     states_bwd     what the states add to dC, or their gradients to dB, summed over HEADS heads, and what g and dt get
 
-Sums over the remaining groups of heads are XLA's: no atomics, so two runs give the same bits.
+Sums over the remaining groups of heads are XLA's: no atomics, so two runs give the same bits. Where each head has its
+own B and C, [B, T, H, N], BC is H and not 1, HEADS is 1, and nothing is summed over heads.
 """
 
 import triton
@@ -16,9 +17,9 @@ from kernels_pallas.triton.tile_io import load_rows, store_rows
 @triton.jit
 def scores_bwd_kernel(
     x_ptr, dy_ptr, g_ptr, dt_ptr, b_ptr, c_ptr, ds_ptr, as_query_ptr, as_key_ptr, ddt_ptr,
-    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
-    Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
-    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, BC: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr,
+    VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    WITH_DT: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """With dS = (dY X^T) * G * dt: BLOCK keys j of a chunk, its queries i as columns.
 
@@ -35,8 +36,9 @@ def scores_bwd_kernel(
     b, chunk = place // n_chunks, place % n_chunks
     j, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, QP)
     row_J, row_I = rows_of(chunk, j, Q, T), rows_of(chunk, i, Q, T)
-    b_JN = load_rows(b_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
-    c_IN = load_rows(c_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
+    of_head = b * T * BC * N + group % BC * N
+    b_JN = load_rows(b_ptr + of_head, row_J, BC * N, T, N, NP, BOUNDED)
+    c_IN = load_rows(c_ptr + of_head, row_I, BC * N, T, N, NP, BOUNDED)
     scores_JI = tl.dot(b_JN, tl.trans(c_IN), input_precision=PRECISION)
     is_seen_JI = (j[:, None] <= i[None, :]) & (i < Q)[None, :]
     is_past_JI = j[:, None] < i[None, :]
@@ -62,9 +64,9 @@ def scores_bwd_kernel(
 @triton.jit
 def states_bwd_kernel(
     v_ptr, g_ptr, dt_ptr, u_ptr, states_ptr, sum_ptr, dots_ptr, ddt_ptr,
-    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
-    Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
-    BOUNDED: tl.constexpr, FOR_B: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, BC: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr,
+    VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    WITH_DT: tl.constexpr, BOUNDED: tl.constexpr, FOR_B: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """sum_h w_h * (V_h S_h^T) [B, c, H / HEADS, Q, N], BLOCK rows of it, and the dots [B, c, H, Q] of each term with U.
 
@@ -80,7 +82,7 @@ def states_bwd_kernel(
     b, chunk = place // n_chunks, place % n_chunks
     i = block * BLOCK + tl.arange(0, BLOCK)
     row_I = rows_of(chunk, i, Q, T)
-    u_IN = load_rows(u_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
+    u_IN = load_rows(u_ptr + b * T * BC * N + group % BC * N, row_I, BC * N, T, N, NP, BOUNDED)
     sum_IN = tl.zeros([BLOCK, NP], tl.float32)
     for h in tl.range(group * HEADS, tl.minimum(group * HEADS + HEADS, H), num_stages=STAGES):
         head = place * H + h

@@ -2,6 +2,7 @@
 
 A tile holds a whole chunk of Q positions along one axis, padded to QP, so the causal half is a mask and not a loop.
 Heads share B and C: a program of `chunk_scan_kernel` makes their scores once and goes through HEADS heads with them.
+Where each head has its own, [B, T, H, N], BC is H and not 1, and HEADS is 1.
 With g the running sum of log a inside a chunk, only differences of g are exponentiated, masked before: above the
 diagonal they would overflow. g keeps its base: a multiple of it, as powers of two would want, is rounded where g is
 large and its differences are small. Sums are float32, products of the inputs' dtype.
@@ -28,9 +29,9 @@ def load_row(ptr, i, Q: tl.constexpr):
 @triton.jit
 def state_passing_kernel(
     v_ptr, g_ptr, dt_ptr, u_ptr, start_ptr, other_ptr, states_ptr, last_ptr, overlap_ptr,
-    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
-    Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, WITH_DT: tl.constexpr, BOUNDED: tl.constexpr,
-    REVERSE: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, BC: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr,
+    VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, WITH_DT: tl.constexpr,
+    BOUNDED: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{g_end} S + U^T (w V) over all chunks, for one batch entry, head and BLOCK of the N rows of S.
 
@@ -54,7 +55,7 @@ def state_passing_kernel(
         head = (b * n_chunks + chunk) * H + h
         row_Q = rows_of(chunk, i, Q, T)
         v_QV = load_rows(v_ptr + b * T * H * V + h * V, row_Q, H * V, T, V, VP, BOUNDED)
-        u_ptrs = u_ptr + b * T * N + row_Q[:, None] * N + n_N[None, :]
+        u_ptrs = u_ptr + b * T * BC * N + h % BC * N + row_Q[:, None] * (BC * N) + n_N[None, :]
         if BOUNDED or N % BLOCK != 0:
             u_QN = tl.load(u_ptrs, mask=(row_Q < T)[:, None] & (n_N < N)[None, :], other=0.0)
         else:
@@ -80,9 +81,9 @@ def state_passing_kernel(
 @triton.jit
 def chunk_scan_kernel(
     v_ptr, g_ptr, dt_ptr, rows_ptr, columns_ptr, states_ptr, out_ptr,
-    T: tl.constexpr, H: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr, VP: tl.constexpr,
-    Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, WITH_DT: tl.constexpr,
-    BOUNDED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, BC: tl.constexpr, N: tl.constexpr, V: tl.constexpr, NP: tl.constexpr,
+    VP: tl.constexpr, Q: tl.constexpr, QP: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    WITH_DT: tl.constexpr, BOUNDED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Y = ((C B^T) * G * dt) X + e^g * (C S): BLOCK rows of a chunk for HEADS heads.
 
@@ -98,8 +99,9 @@ def chunk_scan_kernel(
     b, chunk = place // n_chunks, place % n_chunks
     i, j = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, QP)
     row_I, row_J = rows_of(chunk, i, Q, T), rows_of(chunk, j, Q, T)
-    rows_IN = load_rows(rows_ptr + b * T * N, row_I, N, T, N, NP, BOUNDED)
-    columns_JN = load_rows(columns_ptr + b * T * N, row_J, N, T, N, NP, BOUNDED)
+    of_head = b * T * BC * N + group % BC * N
+    rows_IN = load_rows(rows_ptr + of_head, row_I, BC * N, T, N, NP, BOUNDED)
+    columns_JN = load_rows(columns_ptr + of_head, row_J, BC * N, T, N, NP, BOUNDED)
     scores_IJ = tl.dot(rows_IN, tl.trans(columns_JN), input_precision=PRECISION)
     if REVERSE:
         is_seen_IJ = (i[:, None] <= j[None, :]) & (j < Q)[None, :]

@@ -56,6 +56,11 @@ def tile(kernel: str, x: Array) -> Tile:
     return Tile(16, 2, 4, 1) if interpreter.is_chosen() else TILES[kernel, bits][padded(x.shape[-1]) > 64]
 
 
+def _heads(kernel: str, x: Array, b: Array) -> int:
+    """Return the heads per program: one where each has its own B and C."""
+    return tile(kernel, x).heads if b.ndim == 3 else 1
+
+
 def _is_16_bit(x: Array) -> bool:
     return jnp.finfo(x.dtype).bits == 16
 
@@ -78,9 +83,13 @@ def run(
     return out
 
 
-# Of a sharding rule (batching.py): x, g, dt, B and C, with `g` for the heads, over which the gradients of B and C are
-# sums.
-_OPERANDS = "b t g v, b c g q, b c g q, b t n, b t n"
+def _rule(b: Array) -> tuple[str, str]:
+    """Return the dims of x, g, dt, B and C, and those of B, for a sharding rule (batching.py); `g` is for the heads.
+
+    The gradients of B and C that heads share are sums over them.
+    """
+    dims = "b t n" if b.ndim == 3 else "b t g n"
+    return f"b t g v, b c g q, b c g q, {dims}, {dims}", dims
 
 
 @jax.custom_vjp
@@ -90,7 +99,8 @@ def _chunked(x, g_BcHQ, dt_BcHQ, b, c, initial) -> tuple[Array, Array]:
 
 def _forward(x, g, dt, b, c, initial):
     has_dt = dt is not None
-    run = fold_vmap(partial(_run_forward, has_dt=has_dt), f"{_OPERANDS}, b g n v -> b t g v, b g n v, b c g n v")
+    rule = f"{_rule(b)[0]}, b g n v -> b t g v, b g n v, b c g n v"
+    run = fold_vmap(partial(_run_forward, has_dt=has_dt), rule)
     y, last, states = run(x, g, dt if has_dt else g, b, c, initial)
     return (y, last), (x, g, dt, b, c, states)
 
@@ -98,8 +108,9 @@ def _forward(x, g, dt, b, c, initial):
 def _backward(saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
     x, g, dt, b, c, states = saved
     has_dt = dt is not None
-    results = "b t g v, b c g q, b t n, b t n, b g n v" + (", b c g q" if has_dt else "")
-    run = fold_vmap(partial(_run_backward, has_dt=has_dt), f"{_OPERANDS}, b c g n v, b t g v, b g n v -> {results}")
+    operands, dims = _rule(b)
+    results = f"b t g v, b c g q, {dims}, {dims}, b g n v" + (", b c g q" if has_dt else "")
+    run = fold_vmap(partial(_run_backward, has_dt=has_dt), f"{operands}, b c g n v, b t g v, b g n v -> {results}")
     dx, dg, db, dc, d_initial, *ddt = run(x, g, dt if has_dt else g, b, c, states, *cotangents)
     return dx, dg, ddt[0] if has_dt else None, db.astype(b.dtype), dc.astype(c.dtype), d_initial
 
@@ -120,24 +131,26 @@ def _run_backward(x, g, dt, b, c, states, dy, d_last, *, has_dt: bool) -> tuple[
     f32 = partial(jax.ShapeDtypeStruct, dtype=g.dtype)
     d_states, d_initial, overlap = _pass_states(dy, g, dt, c, d_last, states, has_dt=has_dt, reverse=True)
     (dx,) = launch("chunk_scan", fwd_kernels.chunk_scan_kernel, dy, g, dt, b, c, d_states, out=[x], REVERSE=True)
-    scores, inter = tile("scores_bwd", x), tile("states_bwd", x)
     ddt = g if has_dt else f32((1,))  # what is not written has the size of one entry
+    n_groups, n_blocks = -(-H // _heads("scores_bwd", x, b)), -(-Q // tile("scores_bwd", x).block)
     ds, as_query, as_key, ddt_intra = launch(
         "scores_bwd",
         bwd_kernels.scores_bwd_kernel,
         *(x, dy, g, dt, b, c),
-        out=[f32((B, n_chunks, -(-H // scores.heads), Q, Q)), f32((B, n_chunks, -(-Q // scores.block), H, Q)), g, ddt],
+        out=[f32((B, n_chunks, n_groups, Q, Q)), f32((B, n_chunks, n_blocks, H, Q)), g, ddt],
     )
-    parts = f32((B, n_chunks, -(-H // inter.heads), Q, N))
+    parts = f32((B, n_chunks, -(-H // _heads("states_bwd", x, b)), Q, N))
     run = partial(launch, "states_bwd", bwd_kernels.states_bwd_kernel)
     dc, read, _ = run(dy, g, dt, c, states, out=[parts, g, f32((1,))], FOR_B=False)
     db, taken, ddt_inter = run(x, g, dt, b, d_states, out=[parts, g, ddt], FOR_B=True)
     dg = jnp.sum(as_query, axis=2) + read - as_key - taken
     dg = dg.at[..., -1].add(jnp.sum(taken, axis=-1) + jnp.sum(overlap, axis=-1))
-    ds_BcQQ = jnp.sum(ds, axis=2).astype(x.dtype)  # keys first
     product = partial(jnp.einsum, preferred_element_type=g.dtype, precision=jax.lax.Precision.HIGHEST)
-    dc = jnp.sum(dc, axis=2) + product("bcji,bcjn->bcin", ds_BcQQ, split_chunks(b, Q))
-    db = jnp.sum(db, axis=2) + product("bcji,bcin->bcjn", ds_BcQQ, split_chunks(c, Q))
+    # Of the groups of heads: their sum, or of each head.
+    h, joined = ("", lambda parts: jnp.sum(parts, 2)) if b.ndim == 3 else ("h", lambda parts: jnp.moveaxis(parts, 2, 3))
+    ds = (ds if h else jnp.sum(ds, axis=2)).astype(x.dtype)  # keys first
+    dc = joined(dc) + product(f"bc{h}ji,bcj{h}n->bci{h}n", ds, split_chunks(b, Q))
+    db = joined(db) + product(f"bc{h}ji,bci{h}n->bcj{h}n", ds, split_chunks(c, Q))
     db, dc = join_chunks(db, T), join_chunks(dc, T)  # in float32: other devices' heads may have to be added
     return dx, dg, db, dc, d_initial, *([ddt_intra + ddt_inter] if has_dt else [])
 
@@ -209,8 +222,8 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, *
     if kind == "state_passing":
         programs = B * H * -(-N // block)
     else:
-        programs = B * n_chunks * -(-Q // block) * -(-H // entry.heads)
-        constants["HEADS"] = entry.heads
+        constants["HEADS"] = _heads(kind, x, n)
+        programs = B * n_chunks * -(-Q // block) * -(-H // constants["HEADS"])
     return runtime.launch(
         kernel,
         *arrays,
@@ -221,6 +234,7 @@ def _launch(kind: str, kernel: Any, *arrays, out: list, x, g, n, has_dt: bool, *
         name=f"ssd_{kind}" + ("_reverse" if constants.get("REVERSE") or constants.get("FOR_B") else ""),
         T=T,
         H=H,
+        BC=1 if n.ndim == 3 else H,
         N=N,
         V=V,
         NP=padded(N),
