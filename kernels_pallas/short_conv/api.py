@@ -12,7 +12,6 @@ gradient of y,
 x alone is kept for the backward pass (by xla also what its norm is made of); z is made again.
 """
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from kernels_pallas import backend

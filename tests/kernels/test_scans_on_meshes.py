@@ -232,8 +232,8 @@ def plain_channel_decays_backward(*arrays, is_low_rank: bool, **options):
     return vjp((do, d_last))
 
 
-def plain_convolution(x, w, b, last, *, call, given):
-    assert given == ("x", "w", "b", "last")
+def plain_convolution(x, w, b, last, *, call, names):
+    assert names == ("x", "w", "b", "last")
     options = {"silu": call.silu, "l2_heads": x.shape[2] if call.norm else None, "scale": call.scale, "eps": call.eps}
 
     def one(x, w, b, last):

@@ -35,9 +35,9 @@ class Case(NamedTuple):
         return {"silu": self.silu, "l2_heads": self.heads, "scale": 0.3 if self.heads else 1.0}
 
 
-# Tiles of 4 x 8 positions and 16 channels in the interpreter: several of them, whole and of part, and one that is longer
-# than the sequence; sequences shorter than the filter; heads of one block, filled or not; each part of the operation
-# without the others.
+# Tiles of 4 x 8 positions and 16 channels in the interpreter: several of them, whole and of part, and one longer than
+# the sequence; sequences shorter than the filter; heads of one block, filled or not; each part of the operation without
+# the others.
 CASES = [
     Case(70, 20, heads=2),
     Case(37, 20),

@@ -5,6 +5,7 @@ not their channels. Taps and bias get the batch in front: every operand then has
 their gradients over it is JAX's.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,8 +76,8 @@ def run(
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _by_head(x, w, b, last, call: Call) -> Array:
-    operands, rules, given = _given(x, w, b, last)
-    return fold_vmap(partial(_run_forward, call=call, given=given), f"{', '.join(rules)} -> b t g k")(*operands)
+    names, operands, rule = _given(x, w, b, last)
+    return fold_vmap(partial(_run_forward, call=call, names=names), f"{rule} -> b t g k")(*operands)
 
 
 def _forward(x, w, b, last, call: Call):
@@ -84,10 +85,10 @@ def _forward(x, w, b, last, call: Call):
 
 
 def _backward(call: Call, saved: tuple, dy: Array) -> tuple:
-    operands, rules, given = _given(*saved)
-    run = fold_vmap(partial(_run_backward, call=call, given=given), f"{', '.join(rules)}, b t g k -> {', '.join(rules)}")
-    found = dict(zip(given, run(*operands, dy), strict=True))
-    return tuple(found.get(name) for name in _RULES)
+    names, operands, rule = _given(*saved)
+    run = fold_vmap(partial(_run_backward, call=call, names=names), f"{rule}, b t g k -> {rule}")
+    gradients = dict(zip(names, run(*operands, dy), strict=True))
+    return tuple(gradients.get(name) for name in _RULES)
 
 
 _by_head.defvjp(_forward, _backward)
@@ -96,38 +97,39 @@ _by_head.defvjp(_forward, _backward)
 _RULES = {"x": "b t g k", "w": "b g k w", "b": "b g k", "last": "b n g k"}
 
 
-def _given(*operands: Array | None) -> tuple[list[Array], list[str], tuple[str, ...]]:
-    """Return the operands that are not None, their rules and their names."""
+def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str]:
+    """Return names, arrays and sharding rule of the operands that are not None."""
     found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
-    return list(found.values()), [_RULES[name] for name in found], tuple(found)
+    return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found)
 
 
-def _run_forward(*operands: Array, call: Call, given: tuple[str, ...]) -> Array:
-    x = operands[0]
-    (y,) = _launch("conv", kernels.conv_kernel, dict(zip(given, operands, strict=True)), lambda n: [x], call)
+def _run_forward(*operands: Array, call: Call, names: tuple[str, ...]) -> Array:
+    given = dict(zip(names, operands, strict=True))
+    (y,) = _launch("conv", kernels.conv_kernel, given, call=call, out=lambda n_tiles: [given["x"]])
     return y
 
 
-def _run_backward(*operands: Array, call: Call, given: tuple[str, ...]) -> tuple[Array, ...]:
-    *operands, dy = operands
-    named = dict(zip(given, operands, strict=True))
-    (B, _, H, K), W = dy.shape, named["w"].shape[-1]
+def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple[Array, ...]:
+    given, dy = dict(zip(names, operands[:-1], strict=True)), operands[-1]
+    (B, _, H, K), W = dy.shape, given["w"].shape[-1]
 
     def out(n_tiles: int) -> list:
-        parts = jax.ShapeDtypeStruct((B, n_tiles, W + ("b" in named), H * K), named["w"].dtype)
+        parts = jax.ShapeDtypeStruct((B, n_tiles, W + ("b" in given), H * K), given["w"].dtype)
         # what is not written has the size of one entry
-        return [dy, parts, named.get("last", jax.ShapeDtypeStruct((1,), dy.dtype))]
+        return [dy, parts, given.get("last", jax.ShapeDtypeStruct((1,), dy.dtype))]
 
-    dx, parts, dlast = _launch("conv_bwd", kernels.conv_bwd_kernel, named, out, call, dy)
+    dx, parts, dlast = _launch("conv_bwd", kernels.conv_bwd_kernel, given, dy, call=call, out=out)
     sums_BEN = jnp.moveaxis(jnp.sum(parts, axis=1), 1, 2)
     dw, db = sums_BEN[..., :W].reshape(B, H, K, W), sums_BEN[..., W:].reshape(B, H, -1)
-    found = {"x": dx, "w": dw, "b": db, "last": dlast}
-    return tuple(found[name] for name in given)
+    gradients = {"x": dx, "w": dw, "b": db, "last": dlast}
+    return tuple(gradients[name] for name in names)
 
 
-def _launch(name: str, kernel: Any, named: dict[str, Array], out: Any, call: Call, *more: Array) -> tuple[Array, ...]:
-    """Launch `kernel` over the blocks of channels and the tiles of time; `out` says its results from the tiles."""
-    x, w = named["x"], named["w"]
+def _launch(
+    name: str, kernel: Any, given: dict[str, Array], *more: Array, call: Call, out: Callable[[int], list]
+) -> tuple[Array, ...]:
+    """Launch `kernel` over blocks of channels and tiles of time; `out` returns its results for a number of tiles."""
+    x, w = given["x"], given["w"]
     (B, T, H, K), W, entry = x.shape, w.shape[-1], tile(name)
     block = K if call.norm else block_of(entry.block, H * K)
     # Of a short sequence there are fewer pieces than a program could take.
@@ -138,8 +140,8 @@ def _launch(name: str, kernel: Any, named: dict[str, Array], out: Any, call: Cal
         kernel,
         x,
         w,
-        named.get("b", w),
-        named.get("last", x),
+        given.get("b", w),
+        given.get("last", x),
         *more,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
         grid=(B * n_tiles * -(-H * K // block),),
@@ -157,6 +159,6 @@ def _launch(name: str, kernel: Any, named: dict[str, Array], out: Any, call: Cal
         NORM=call.norm,
         SCALE=call.scale,
         EPS=call.eps,
-        HAS_BIAS="b" in named,
-        HAS_LAST="last" in named,
+        HAS_BIAS="b" in given,
+        HAS_LAST="last" in given,
     )

@@ -93,7 +93,7 @@ def load_taps(w_ptr, b_ptr, e_K, is_K, W: tl.constexpr, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def convolved(rows, at: tl.constexpr, taps, W: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """z of the position whose input is row `at` + W - 1."""
+    """The z of the position whose input is row `at` + W - 1."""
     z_RK = rows[at] * taps[0]
     if HAS_BIAS:
         z_RK += taps[W]
@@ -116,7 +116,7 @@ def conv_kernel(
     STEPS: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
     EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """y [B, T, E] of x [B, T, E], w [B, E, W] and b [B, E] fp32, last [B, W - 1, E]."""
+    """The y [B, T, E] of x [B, T, E], w [B, E, W] and b [B, E] fp32, last [B, W - 1, E]."""
     b, _, first_R, e_K, is_K = place_of(T, E, K, KP, R, STEPS)
     x_ptr += b * (T * E)
     y_ptr += b * (T * E)
@@ -137,7 +137,7 @@ def conv_kernel(
 
 @triton.jit
 def gradient_of_z(z_RK, g_RK, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr):
-    """dz of the gradient g of y."""
+    """The dz of a gradient g of y."""
     s_RK = z_RK
     if SILU:
         p_RK = sigmoid(z_RK)
@@ -153,7 +153,7 @@ def gradient_of_z(z_RK, g_RK, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.
 
 @triton.jit
 def gradient_of_x(dzs, at: tl.constexpr, taps, W: tl.constexpr):
-    """dx of the position whose dz is row `at`."""
+    """The dx of the position whose dz is row `at`."""
     dx_RK = dzs[at] * taps[W - 1]
     for i in tl.static_range(1, W):
         dx_RK += dzs[at + i] * taps[W - 1 - i]
@@ -167,7 +167,7 @@ def conv_bwd_kernel(
     STEPS: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
     EPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """dx [B, T, E] and dlast [B, W - 1, E]; parts [B, tiles, N, E] of dw and, with a bias the last of N rows, db.
+    """Gradients dx [B, T, E] and dlast [B, W - 1, E]; parts [B, tiles, N, E] of dw and, with a bias, as last row of db.
 
     The row W - 1 before the current one has all of its dz: these are the rows that are written. So the first W - 1 of a
     piece belong to the piece before, or to dlast, and W - 1 more follow its end.
