@@ -1,15 +1,16 @@
-"""The recurrences' kernels by implementation, at the sizes of the 110m configs:
+"""The recurrences' kernels, and the convolution before them, by implementation, at the sizes of the 110m configs:
 
     python -m benchmarks.scans [--quick] [--cases=delta_rule,gated_delta_rule] [--batch=16] [--seq_len=2048]
 
 ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16),
 state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8
 heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). wkv6 and wkv7 are the recurrences of
-RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4 heads of 96 x 192) and KDA (6 of 128 x 128). One layer
-each, 16-bit inputs where the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one
-run; and how far each implementation is from xla in float32 at full precision: the largest difference of results and
-gradients over the largest entry. Writes benchmarks/results/scans.json; a quick or partial run writes to
-runs/benchmarks/.
+RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4 heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
+is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
+their norm), short_conv_v that of its v (1,152 channels). One layer each, 16-bit inputs where the mixer has them.
+Milliseconds as forward, and forward and backward, medians, all in one run; and how far each implementation is from xla
+in float32 at full precision: the largest difference of results and gradients over the largest entry. Writes
+benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -31,11 +32,12 @@ import jax.numpy as jnp
 from benchmarks.harness import report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
-from kernels_pallas import delta_rule, linear_attention, selective_scan, ssd, state_scan
+from kernels_pallas import delta_rule, linear_attention, selective_scan, short_conv, ssd, state_scan
 from seqjax.utils import run_command
 
 CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
-CASES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
+CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152}  # channels
+CASES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS, *CONVOLUTIONS)
 TABLE = report.Table(
     26,
     (
@@ -72,6 +74,10 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
         k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(q.dtype)
         inputs = (q, k, v, jax.nn.sigmoid(normal(3, B, T, H)), normal(4, B, H, K, V))
         return (*inputs, -jax.nn.softplus(normal(5, B, T, H))) if is_gated else inputs
+    if case in CONVOLUTIONS:
+        E = 12 if small else CONVOLUTIONS[case]
+        taps = half(1, B, T, E), normal(2, E, 4, scale=0.5)
+        return (*taps, normal(3, E)) if case == "short_conv" else taps
     if case in CHANNEL_DECAYS:
         H, K, V = (2, 8, 8) if small else CHANNEL_DECAYS[case]
         r, v, log_w = (
@@ -99,7 +105,7 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
 
 
 def function(case: str, implementation: str) -> Callable:
-    """The op as a function of its operands, with two results each."""
+    """The op as a function of its operands."""
     if case == "ssd":
         return partial(ssd, chunk_size=128, implementation=implementation)
     if case == "selective_scan":
@@ -107,6 +113,9 @@ def function(case: str, implementation: str) -> Callable:
     if case in ("delta_rule", "gated_delta_rule"):
         run = partial(delta_rule, chunk_size=64, implementation=implementation)
         return lambda q, k, v, beta, initial, log_g=None: run(q, k, v, beta, log_g, initial)
+    if case in CONVOLUTIONS:
+        heads = 6 if case == "short_conv_norm" else None
+        return partial(short_conv, silu=True, l2_heads=heads, implementation=implementation)
     if case in CHANNEL_DECAYS:
         attend = partial(linear_attention, chunk_size=64, implementation=implementation)
         if case in ("wkv6", "gla"):

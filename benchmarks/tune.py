@@ -1,18 +1,20 @@
-"""Tile sizes of the Triton kernels of Top-1 Element, of two recurrences and of the loss on the GPU at hand:
+"""Tile sizes of the Triton kernels of Top-1 Element, two recurrences, the convolution and the loss on the GPU at hand:
 
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
     python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
     python -m benchmarks.tune --kernels=channel_state,channel_out,channel_keys
+    python -m benchmarks.tune --kernels=conv,conv_bwd
     python -m benchmarks.tune --kernels=loss
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
 2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
 decay per channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together.
-The loss has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its
-reason, into kernels_pallas/top1_element/triton/tile_sizes.py, `triton/scan.py` of kernels_pallas/delta_rule or
-kernels_pallas/linear_attention, or kernels_pallas/cross_entropy/triton/loss.py.
+The short convolution makes q, k and v of Gated DeltaNet, three launches together. The loss has a chunk of 4,096 tokens
+and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason, into
+kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule or
+linear_attention, `triton/conv.py` of short_conv or `triton/loss.py` of cross_entropy.
 """
 
 from benchmarks.harness import options
@@ -45,6 +47,7 @@ from seqjax.utils import UserError, run_command
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
 CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "pairs", "solve", "mix", "state", "out", "keys"))
+CONV_KERNELS = ("conv", "conv_bwd")
 LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
 
@@ -147,6 +150,37 @@ def scan_candidates(first: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def conv_call(kernel: str, *, B: int = 16, T: int = 2048, heads: int = 6, K: int = 96, V: int = 192) -> Callable:
+    """A jitted function of no arguments that makes q, k and v, or all their gradients, as in Gated DeltaNet."""
+    from kernels_pallas.short_conv.triton import conv
+
+    def f(x: jax.Array, w: jax.Array, norm: int | None) -> jax.Array:
+        return conv.run(x, w, None, None, silu=True, l2_heads=norm, scale=1.0, eps=1e-6)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    widths, norms = (heads * K, heads * K, heads * V), (heads, heads, None)
+    xs = [jax.random.normal(key, (B, T, E), "bfloat16") for key, E in zip(keys, widths, strict=True)]
+    ws = [jax.random.uniform(key, (E, 4)) for key, E in zip(keys, widths, strict=True)]
+
+    def forward(xs: list, ws: list) -> list:
+        return [f(*given) for given in zip(xs, ws, norms, strict=True)]
+
+    if kernel == "conv":
+        run = jax.jit(forward)
+        return lambda: run(xs, ws)
+    gradients = jax.jit(lambda xs, ws, dys: jax.vjp(forward, xs, ws)[1](dys))
+    return lambda: gradients(xs, ws, xs)
+
+
+def conv_candidates(first: Any) -> list[Any]:
+    """The table's entry, then others: 4 or 8 channels a thread, pieces of 16 to 64 positions, 2 to 8 in flight."""
+    found = [first]
+    for row, warps, steps, unroll in product((512, 1024, 2048), (4, 8), (16, 32, 64), (2, 4, 8)):
+        if row // (32 * warps) in (4, 8):
+            found.append(first._replace(row=row, warps=warps, steps=steps, unroll=unroll))
+    return list(dict.fromkeys(found))
+
+
 def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
     """A jitted function of no arguments that makes the losses and the gradient of a chunk's logits."""
     from kernels_pallas.cross_entropy.triton import loss
@@ -189,7 +223,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
 def main(argv: list[str]) -> None:
     """Measure and print."""
     given = FLAGS.parse_args(argv)
-    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *LOSS_KERNELS)
+    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *CONV_KERNELS, *LOSS_KERNELS)
     options.check_known("kernels", given.kernels, known)
     capability = device.compute_capability()
     if capability is None:
@@ -210,6 +244,11 @@ def main(argv: list[str]) -> None:
             table: Any = (channel if kernel in CHANNEL_KERNELS else delta).TILES
             key = (kernel.removeprefix("channel_"), 16)
             fastest(kernel, table, key, scan_candidates(table[key]), calls[kernel], end)
+        elif kernel in CONV_KERNELS:
+            from kernels_pallas.short_conv.triton import conv
+
+            made = partial(conv_call, kernel)
+            fastest(kernel, conv.TILES, kernel, conv_candidates(conv.TILES[kernel]), made, end)
         elif kernel in LOSS_KERNELS:
             from kernels_pallas.cross_entropy.triton import loss
 

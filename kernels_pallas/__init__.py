@@ -10,6 +10,7 @@
     ssd                     Mamba-2 and 3: a decay per head
     delta_rule              DeltaNet and Gated DeltaNet
     linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
+    short_conv              the short causal convolution before a recurrence, with SiLU and an L2 norm per head
     cross_entropy           losses of tokens, with the gradient of their logits as a result
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
@@ -28,6 +29,7 @@ from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
 from kernels_pallas.select_chunk.api import select_chunk
 from kernels_pallas.selective_scan.api import selective_scan
+from kernels_pallas.short_conv.api import short_conv
 from kernels_pallas.ssd.api import ssd
 from kernels_pallas.state_scan.api import state_passing, state_scan
 from kernels_pallas.top1_chunk.api import top1_chunk_attention
@@ -51,6 +53,7 @@ __all__ = [
     "register_backend",
     "select_chunk",
     "selective_scan",
+    "short_conv",
     "split_chunks",
     "ssd",
     "state_passing",

@@ -11,6 +11,7 @@ OPS = (
     "linear_attention",
     "select_chunk",
     "selective_scan",
+    "short_conv",
     "ssd",
     "state_scan",
     "top1_chunk_attention",

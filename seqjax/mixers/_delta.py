@@ -15,7 +15,7 @@ from flax import nnx
 
 from seqjax.mixers import base
 from seqjax.nn.initializers import GPT_INIT
-from seqjax.nn.layers import Linear, RMSNorm, l2_normalize, project_float32
+from seqjax.nn.layers import Linear, RMSNorm, project_float32
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from seqjax.types import Array
@@ -54,13 +54,15 @@ class DeltaMixer(base.Mixer):
         def linear(n_in: int, n_out: int, *axes: str) -> Linear:
             return Linear(n_in, n_out, axes=(axes[0], axes[1]), rngs=rngs)
 
-        def conv(width: int) -> ShortConv:
-            return ShortConv(width, width=conv_width, init=GPT_INIT, axis="heads", rngs=rngs)
+        def conv(width: int, l2_heads: int | None = None, scale: float = 1.0) -> ShortConv:
+            norm: Any = {"l2_heads": l2_heads, "scale": scale}
+            return ShortConv(width, width=conv_width, init=GPT_INIT, axis="heads", rngs=rngs, **norm)
 
         self.q = linear(dim, self.key_width, "embed", "heads")
         self.k = linear(dim, self.key_width, "embed", "heads")
         self.v = linear(dim, self.value_width, "embed", "heads")
-        self.q_conv, self.k_conv, self.v_conv = conv(self.key_width), conv(self.key_width), conv(self.value_width)
+        self.q_conv = conv(self.key_width, heads, (self.key_width // heads) ** -0.5)
+        self.k_conv, self.v_conv = conv(self.key_width, heads), conv(self.value_width)
         self.beta = linear(dim, heads, "embed", "heads")
         self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
@@ -77,11 +79,9 @@ class DeltaMixer(base.Mixer):
         return None
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
-        """Return the operands of the recurrence, q, k, v, beta and log_g, from the convolved q, k and v."""
+        """Return the operands of the recurrence, q, k, v, beta and log_g, from the results of the convolutions."""
         n_batch, seq_len, _ = x_BTD.shape
         q_BTHK, k_BTHK, v_BTHV = (x.reshape(n_batch, seq_len, self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
-        q_BTHK = (l2_normalize(q_BTHK) * q_BTHK.shape[-1] ** -0.5).astype(x_BTD.dtype)
-        k_BTHK = l2_normalize(k_BTHK).astype(x_BTD.dtype)
         return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)
 
     def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:

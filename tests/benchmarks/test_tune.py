@@ -23,6 +23,13 @@ def test_every_kernel_of_a_recurrence_runs_alone(make: Callable, names: tuple[st
         assert all(x.size for x in jax.tree.leaves(call()()))
 
 
+@pytest.mark.parametrize("kernel", tune.CONV_KERNELS)
+def test_the_convolution_runs_alone(kernel: str) -> None:
+    made = jax.tree.leaves(tune.conv_call(kernel, B=1, T=4, heads=1, K=3, V=5)())
+    x = [(1, 4, 3), (1, 4, 3), (1, 4, 5)]
+    assert [t.shape for t in made] == (x if kernel == "conv" else [*x, (3, 4), (3, 4), (5, 4)])
+
+
 def test_the_loss_runs_alone() -> None:
     losses, g = tune.loss_call(n_tokens=3, n_vocab=20)()
     assert (losses.shape, g.shape) == ((1, 3), (1, 3, 20))
@@ -32,11 +39,15 @@ def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.cross_entropy.triton import loss
     from kernels_pallas.delta_rule.triton import scan as delta
     from kernels_pallas.linear_attention.triton import scan as channel
+    from kernels_pallas.short_conv.triton import conv
 
     for first, n in ((delta.TILES["rows", 16], 12), (channel.TILES["keys", 16], 24)):
         tiles = tune.scan_candidates(first)
         assert tiles[0] == first
         assert len(tiles) == len(set(tiles)) == n
+    tiles = tune.conv_candidates(conv.TILES["conv"])
+    assert tiles[0] == conv.TILES["conv"]
+    assert len(tiles) == len(set(tiles)) == 36
     tiles = tune.loss_candidates(loss.TILES["loss"])
     assert tiles[0] == loss.TILES["loss"]
     assert len(tiles) == len(set(tiles)) == 10

@@ -157,6 +157,24 @@ def cross_entropy(*, dim: int, dtype: str, n_vocab: int) -> None:
     arrays(call, ((2, 100, n_vocab), "float32"), ((2, 100), "int32"), ((2, 100), "float32"))
 
 
+def short_conv(
+    *, dim: int, dtype: str, heads: int | None = None, width: int = 4, bias: bool = False, E: int | None = None
+) -> None:
+    from kernels_pallas.short_conv.triton import conv as backend
+
+    B, T = 2, 1024
+    E = E or 24 * dim
+    x, w, b, last = ((B, T, E), dtype), ((E, width), "float32"), ((E,), "float32"), ((B, width - 1, E), dtype)
+
+    def call(x, w, b, last, dy):
+        options = {"silu": True, "l2_heads": heads, "scale": 0.1, "eps": 1e-6}
+        f = lambda x, w: backend.run(x, w, b if bias else None, last if bias else None, **options)  # noqa: E731
+        out, pull = jax.vjp(f, x, w)
+        return out, pull(dy)
+
+    arrays(call, x, w, b, last, x)
+
+
 def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
@@ -176,6 +194,10 @@ CASES = [
     Case("linear-attention-low-rank", partial(linear_attention, "low_rank")),
     Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
     Case("linear-attention", partial(linear_attention, "gla"), again=True),
+    Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba
+    Case("short-conv-96", partial(short_conv, heads=6, E=576), again=True),  # as q and k in Gated DeltaNet
+    Case("short-conv-192", partial(short_conv, heads=6, E=1152), again=True),
+    Case("short-conv-1", partial(short_conv, width=1, E=100), again=True),
     Case("cross-entropy", partial(cross_entropy, n_vocab=32000)),
     Case("cross-entropy-50257", partial(cross_entropy, n_vocab=50257), again=True),
     Case("cross-entropy-262144", partial(cross_entropy, n_vocab=262144), again=True),

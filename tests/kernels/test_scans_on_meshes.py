@@ -1,4 +1,5 @@
-"""The scans of the Triton backend under automatic sharding: each device runs its own batch entries and heads.
+"""The scans of the Triton backend, and the convolution before them, under automatic sharding: each device runs its own
+batch entries and heads.
 
 On CPU devices array code (`plain_*`) takes the place of the Triton launches, in the same wrappers, so that what is
 tested is the sharding rules: results and gradients, the shares that the bodies see, and the compiled program's
@@ -18,12 +19,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import delta_rule, linear_attention, selective_scan, ssd, state_scan
+from kernels_pallas import delta_rule, linear_attention, selective_scan, short_conv, ssd, state_scan
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.linear_attention import reference as linear_attention_reference
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.selective_scan import xla as selective_scan_xla
+from kernels_pallas.short_conv import xla as short_conv_xla
 from kernels_pallas.ssd import xla as ssd_xla
 from kernels_pallas.state_scan import xla as state_scan_xla
 from kernels_pallas.state_scan.api import state_passing
@@ -109,7 +111,16 @@ def channel_decays(kind: str) -> Case:
     return Case(lambda r, k, v, log_w, s: f(r, k, v, log_w, None, s), arrays, specs, out)
 
 
+def convolution(*, l2_heads: int | None) -> Case:
+    arrays = arrays_of((B, T, E), (E, N), (E,), (B, N - 1, E))
+    specs = ("B T H", "H w", "H", "B n H")
+    f = partial(short_conv, silu=True, l2_heads=l2_heads, implementation="triton")
+    return Case(lambda *arrays: (f(*arrays),), tuple(arrays), specs, specs[:1], over_batch=(1, 2))
+
+
 CASES = {
+    "short_conv": partial(convolution, l2_heads=None),
+    "short_conv_norm": partial(convolution, l2_heads=H),
     "linear_attention": partial(channel_decays, "plain"),
     "linear_attention_bonus": partial(channel_decays, "bonus"),
     "linear_attention_low_rank": partial(channel_decays, "low_rank"),
@@ -224,6 +235,22 @@ def plain_channel_decays_backward(*arrays, is_low_rank: bool, **options):
     return vjp((do, d_last))
 
 
+def plain_convolution(x, w, b, last, *, call, names):
+    assert names == ("x", "w", "b", "last")
+    options = {"silu": call.silu, "l2_heads": x.shape[2] if call.norm else None, "scale": call.scale, "eps": call.eps}
+
+    def one(x, w, b, last):
+        rows = (t.reshape(1, len(t), -1) for t in (x, last))
+        x_BTE, last_BWE = rows
+        return short_conv_xla.run(x_BTE, w.reshape(-1, N), b.reshape(-1), last_BWE, **options).reshape(x.shape)
+
+    return jax.vmap(one)(x, w, b, last)
+
+
+def plain_convolution_backward(*arrays, **options):
+    return jax.vjp(partial(plain_convolution, **options), *arrays[:-1])[1](arrays[-1])
+
+
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
@@ -233,12 +260,15 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
+    from kernels_pallas.short_conv.triton import conv as short_conv_triton
     from kernels_pallas.ssd.triton import scan as ssd_triton
     from kernels_pallas.state_scan.triton import scan as state_scan_triton
 
     def watched(body):
         def f(*arrays, **options):
-            seen.append(tuple(x.shape for x in arrays))
+            shapes = [x.shape for x in arrays]
+            # also with heads and their channels as one axis, which the convolution alone takes apart
+            seen.append((*shapes, *((*shape[:2], math.prod(shape[2:])) for shape in shapes)))
             return body(*arrays, **options)
 
         return f
@@ -248,6 +278,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (state_scan_triton, "elementwise_share", state_scan_xla.elementwise),
         (selective_scan_triton, "_forward", plain_channels),
         (selective_scan_triton, "_backward", plain_channels_backward),
+        (short_conv_triton, "_run_forward", plain_convolution),
+        (short_conv_triton, "_run_backward", plain_convolution_backward),
         (ssd_triton, "_run_forward", plain_duality),
         (ssd_triton, "_run_backward", plain_duality_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
@@ -290,6 +322,7 @@ MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
 # by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
 QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
+QUICK |= {("short_conv", "2x2x2"), ("short_conv_norm", "2x2x2")}
 QUICK |= {
     (name, "2x2x2")
     for name in ("ssd", "ssd_per_head", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")

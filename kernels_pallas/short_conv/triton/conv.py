@@ -1,0 +1,164 @@
+"""The short convolution in Triton: launches of kernels.py, tile sizes.
+
+Channels are seen as heads, [B, T, H, K], of one channel each where none is normalised, so that a mesh splits heads and
+not their channels. Taps and bias get the batch in front: every operand then has one, under vmap too, and the sum of
+their gradients over it is JAX's.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.short_conv.triton import kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import block_of, padded
+
+
+class Tile(NamedTuple):
+    """Channels per block at most (a head that is normalised is one block); channels of all pieces of time together;
+    warps; positions per piece, and of these how many are loaded together.
+    """
+
+    block: int
+    row: int
+    warps: int
+    steps: int
+    unroll: int
+
+
+# By what the compiler reports (docs/log/kernels.md): 100 registers a thread at most forward, 128 backward, where 8
+# channels a thread in place of 4 need 240. Longer pieces load fewer rows twice, and leave a GPU with less to do.
+TILES = {"conv": Tile(128, 1024, 4, 32, 4), "conv_bwd": Tile(128, 1024, 8, 32, 4)}
+
+
+def tile(kernel: str) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks, pieces and tiles."""
+    return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
+
+
+class Call(NamedTuple):
+    """The static half of a call."""
+
+    silu: bool
+    norm: bool
+    scale: float
+    eps: float
+
+
+def run(
+    x_BTE: Array,
+    w_EW: Array,
+    b_E: Array | None,
+    last_BWE: Array | None,
+    *,
+    silu: bool,
+    l2_heads: int | None,
+    scale: float,
+    eps: float,
+) -> Array:
+    """Return y_BTE."""
+    (B, T, E), W = x_BTE.shape, w_EW.shape[1]
+    H = E if l2_heads is None else l2_heads
+    y: Any = _by_head(
+        x_BTE.reshape(B, T, H, -1),
+        jnp.broadcast_to(w_EW, (B, E, W)).reshape(B, H, -1, W),
+        None if b_E is None else jnp.broadcast_to(b_E, (B, E)).reshape(B, H, -1),
+        None if last_BWE is None or W == 1 else last_BWE.reshape(B, W - 1, H, -1),
+        Call(silu, l2_heads is not None, scale, eps),
+    )
+    return y.reshape(B, T, E)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _by_head(x, w, b, last, call: Call) -> Array:
+    names, operands, rule = _given(x, w, b, last)
+    return fold_vmap(partial(_run_forward, call=call, names=names), f"{rule} -> b t g k")(*operands)
+
+
+def _forward(x, w, b, last, call: Call):
+    return _by_head(x, w, b, last, call), (x, w, b, last)
+
+
+def _backward(call: Call, saved: tuple, dy: Array) -> tuple:
+    names, operands, rule = _given(*saved)
+    run = fold_vmap(partial(_run_backward, call=call, names=names), f"{rule}, b t g k -> {rule}")
+    gradients = dict(zip(names, run(*operands, dy), strict=True))
+    return tuple(gradients.get(name) for name in _RULES)
+
+
+_by_head.defvjp(_forward, _backward)
+
+# Of a sharding rule (batching.py), with `g` for the heads. A gradient has the dims of its operand.
+_RULES = {"x": "b t g k", "w": "b g k w", "b": "b g k", "last": "b n g k"}
+
+
+def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str]:
+    """Return names, arrays and sharding rule of the operands that are not None."""
+    found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
+    return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found)
+
+
+def _run_forward(*operands: Array, call: Call, names: tuple[str, ...]) -> Array:
+    given = dict(zip(names, operands, strict=True))
+    (y,) = _launch("conv", kernels.conv_kernel, given, call=call, out=lambda n_tiles: [given["x"]])
+    return y
+
+
+def _run_backward(*operands: Array, call: Call, names: tuple[str, ...]) -> tuple[Array, ...]:
+    given, dy = dict(zip(names, operands[:-1], strict=True)), operands[-1]
+    (B, _, H, K), W = dy.shape, given["w"].shape[-1]
+
+    def out(n_tiles: int) -> list:
+        parts = jax.ShapeDtypeStruct((B, n_tiles, W + ("b" in given), H * K), given["w"].dtype)
+        # what is not written has the size of one entry
+        return [dy, parts, given.get("last", jax.ShapeDtypeStruct((1,), dy.dtype))]
+
+    dx, parts, dlast = _launch("conv_bwd", kernels.conv_bwd_kernel, given, dy, call=call, out=out)
+    sums_BEN = jnp.moveaxis(jnp.sum(parts, axis=1), 1, 2)
+    dw, db = sums_BEN[..., :W].reshape(B, H, K, W), sums_BEN[..., W:].reshape(B, H, -1)
+    gradients = {"x": dx, "w": dw, "b": db, "last": dlast}
+    return tuple(gradients[name] for name in names)
+
+
+def _launch(
+    name: str, kernel: Any, given: dict[str, Array], *more: Array, call: Call, out: Callable[[int], list]
+) -> tuple[Array, ...]:
+    """Launch `kernel` over blocks of channels and tiles of time; `out` returns its results for a number of tiles."""
+    x, w = given["x"], given["w"]
+    (B, T, H, K), W, entry = x.shape, w.shape[-1], tile(name)
+    block = K if call.norm else block_of(entry.block, H * K)
+    # Of a short sequence there are fewer pieces than a program could take.
+    pieces = min(max(1, entry.row // padded(block)), 1 << (-(-T // entry.steps) - 1).bit_length())
+    warps = max(1, entry.warps * pieces * padded(block) // entry.row)
+    n_tiles = -(-T // (pieces * entry.steps))
+    return runtime.launch(
+        kernel,
+        x,
+        w,
+        given.get("b", w),
+        given.get("last", x),
+        *more,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
+        grid=(B * n_tiles * -(-H * K // block),),
+        num_warps=warps,
+        name=f"short_{name}",
+        T=T,
+        E=H * K,
+        W=W,
+        K=block,
+        KP=padded(block),
+        R=pieces,
+        STEPS=entry.steps,
+        U=entry.unroll,
+        SILU=call.silu,
+        NORM=call.norm,
+        SCALE=call.scale,
+        EPS=call.eps,
+        HAS_BIAS="b" in given,
+        HAS_LAST="last" in given,
+    )

@@ -1,0 +1,86 @@
+"""The `xla` backend of the short convolution: array code for any device.
+
+The convolution and SiLU have a gradient of their own, because autodiff would keep W shifted float32 copies of the
+input, or compute them again. Their result is rounded to the dtype of the input before the norm, which JAX
+differentiates.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.backend import Backend
+from kernels_pallas.short_conv.interface import ShortConv
+
+
+def load() -> ShortConv:
+    """Return this module."""
+    from kernels_pallas.short_conv import xla
+
+    return xla
+
+
+BACKEND = Backend("xla", load)
+
+
+def run(
+    x_BTE: Array,
+    w_EW: Array,
+    b_E: Array | None,
+    last_BWE: Array | None,
+    *,
+    silu: bool,
+    l2_heads: int | None,
+    scale: float,
+    eps: float,
+) -> Array:
+    """Return y_BTE."""
+    if last_BWE is None:
+        x_BSE = jnp.pad(x_BTE, ((0, 0), (w_EW.shape[1] - 1, 0), (0, 0)))
+    else:
+        x_BSE = jnp.concatenate([last_BWE, x_BTE], axis=1)
+    s_BTE: Any = _conv_act(x_BSE, w_EW, b_E, silu)
+    if l2_heads is None:
+        return s_BTE
+    s_BTHK = s_BTE.reshape(*s_BTE.shape[:2], l2_heads, -1).astype(w_EW.dtype)
+    unit_BTHK = s_BTHK * jax.lax.rsqrt(jnp.sum(s_BTHK * s_BTHK, axis=-1, keepdims=True) + eps)
+    return (unit_BTHK * scale).astype(x_BTE.dtype).reshape(x_BTE.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _conv_act(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool) -> Array:
+    z = _conv(x_BSE, w_EW, b_E)
+    return (jax.nn.silu(z) if silu else z).astype(x_BSE.dtype)
+
+
+def _conv(x_BSE: Array, w_EW: Array, b_E: Array | None) -> Array:
+    width = w_EW.shape[1]
+    x, n_out = x_BSE.astype(w_EW.dtype), x_BSE.shape[1] - width + 1
+    z: Any = sum(x[:, i : i + n_out] * w_EW[:, i] for i in range(width))
+    return z if b_E is None else z + b_E
+
+
+def _conv_act_forward(x_BSE: Array, w_EW: Array, b_E: Array | None, silu: bool):
+    return _conv_act(x_BSE, w_EW, b_E, silu), (x_BSE, w_EW, b_E)
+
+
+def _conv_act_backward(silu: bool, saved: tuple[Array, Array, Array | None], dy: Array):
+    x_BSE, w_EW, b_E = saved
+    (width, acc), n_out = (w_EW.shape[1], w_EW.dtype), dy.shape[1]
+    dz = dy
+    if silu:
+        dz = jax.vjp(jax.nn.silu, _conv(x_BSE, w_EW, b_E))[1](dy.astype(acc))[0].astype(dy.dtype)
+        # Computed once: XLA would compute it again for each of the taps below.
+        dz = jax.lax.optimization_barrier(dz)
+    padded = jnp.pad(dz, ((0, 0), (width - 1, width - 1), (0, 0))).astype(acc)
+    taps = range(width)
+    dx: Any = sum(padded[:, width - 1 - i : width - 1 - i + x_BSE.shape[1]] * w_EW[:, i] for i in taps)
+    dz, x = dz.astype(acc), x_BSE.astype(acc)
+    dw = jnp.stack([jnp.sum(dz * x[:, i : i + n_out], axis=(0, 1)) for i in taps], axis=1)
+    return dx.astype(x_BSE.dtype), dw, None if b_E is None else jnp.sum(dz, axis=(0, 1))
+
+
+_conv_act.defvjp(_conv_act_forward, _conv_act_backward)
