@@ -1,0 +1,95 @@
+"""The `xla` backend of the norm per head with its gate: array code for any device, differentiated by JAX.
+
+The norm has a rule of its own, so that its backward pass makes both means in one pass over memory; autodiff's second
+one would wait for the first. The backward pass keeps the inputs and the statistics of the norm alone.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from kernels_pallas.backend import Backend
+from kernels_pallas.head_norm.interface import Call, HeadNorm
+from kernels_pallas.head_norm.reference import ACTIVATIONS
+from kernels_pallas.numerics import accumulation_dtype
+
+STATISTICS = "norm_statistics"  # as other norms name theirs
+
+
+def load() -> HeadNorm:
+    """Return this module."""
+    from kernels_pallas.head_norm import xla
+
+    return xla
+
+
+BACKEND = Backend("xla", load)
+
+
+def run(
+    x_BTHV: Array,
+    gate_BTHV: Array | None,
+    skip: tuple[Array, Array] | None,
+    gain_HV: Array,
+    bias_HV: Array | None,
+    call: Call,
+) -> Array:
+    """Return y_BTHV."""
+    policy = jax.checkpoint_policies.save_only_these_names(STATISTICS)
+    return jax.checkpoint(partial(_elements, call), policy=policy)(x_BTHV, gate_BTHV, skip, gain_HV, bias_HV)
+
+
+def _elements(
+    call: Call,
+    x_BTHV: Array,
+    gate_BTHV: Array | None,
+    skip: tuple[Array, Array] | None,
+    gain_HV: Array,
+    bias_HV: Array | None,
+) -> Array:
+    def gated(y_BTHV: Array) -> Array:
+        if skip is not None:
+            y_BTHV = y_BTHV + skip[0] * skip[1][..., None]
+        return y_BTHV if gate_BTHV is None else y_BTHV * ACTIVATIONS[call.activation](gate_BTHV.astype(gain_HV.dtype))
+
+    def norm(x: Array, gain: Array, bias: Array | None) -> Array:
+        y = _unit(x, call.eps, bias is not None) * gain
+        return y if bias is None else y + bias
+
+    if call.gate_first:
+        flat, width = x_BTHV.shape[:-2], x_BTHV.shape[-2:]
+        gain_E, bias_E = (None if p is None else jnp.broadcast_to(p, width).reshape(-1) for p in (gain_HV, bias_HV))
+        y_BTE = norm(gated(x_BTHV).reshape(*flat, -1), gain_E, bias_E)
+        return y_BTE.astype(x_BTHV.dtype).reshape(x_BTHV.shape)
+    return gated(norm(x_BTHV, gain_HV, bias_HV)).astype(x_BTHV.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _unit(x: Array, eps: float, center: bool) -> Array:
+    """Return the norm before gain and bias, in at least float32."""
+    return _unit_forward(x, eps, center)[0]
+
+
+def _unit_forward(x: Array, eps: float, center: bool) -> tuple[Array, tuple[Array, Array | None, Array]]:
+    wide, mean = x.astype(accumulation_dtype(x)), None
+    if center:
+        mean = checkpoint_name(jnp.mean(wide, axis=-1, keepdims=True), STATISTICS)
+        wide = wide - mean
+    scale = checkpoint_name(jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps), STATISTICS)
+    return wide * scale, (x, mean, scale)
+
+
+def _unit_backward(eps: float, center: bool, saved: tuple[Array, Array | None, Array], du: Array) -> tuple[Array]:
+    del eps, center
+    x, mean, scale = saved
+    wide = x.astype(du.dtype)
+    unit = (wide if mean is None else wide - mean) * scale
+    along = jnp.mean(du * unit, axis=-1, keepdims=True)
+    across = du if mean is None else du - jnp.mean(du, axis=-1, keepdims=True)
+    return ((scale * (across - unit * along)).astype(x.dtype),)
+
+
+_unit.defvjp(_unit_forward, _unit_backward)
