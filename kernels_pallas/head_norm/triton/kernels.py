@@ -37,7 +37,8 @@ def mean(x_RV, N: tl.constexpr, FIRST: tl.constexpr):
     """Of every row, or of all rows of a token, whose channels are N."""
     if FIRST:
         return tl.sum(tl.sum(x_RV, 1), 0) / N
-    return tl.sum(x_RV, 1)[:, None] / N
+    else:  # noqa: RET505 - Triton would compile both
+        return tl.sum(x_RV, 1)[:, None] / N
 
 
 @triton.jit
@@ -93,14 +94,19 @@ def forward_kernel(
         at = tl.where(head < H, token * H + head, T * H)
         is_channel_RV = (at < T * H)[:, None] & (tl.arange(0, VP) < V)[None, :]
         y_RV = data(x_ptr, at, T, H, V, VP)
+        if SKIP:
+            skip_RV = data(skip_ptr, at, T, H, V, VP)
+            factor_R1 = tl.load(factor_ptr + at, mask=at < T * H, other=0.0)[:, None]
+        if GATE:
+            gate_RV = data(gate_ptr, at, T, H, V, VP)
         if not FIRST:
             y_RV = normed(y_RV, is_channel_RV, EPS, BIAS, N, FIRST)[0] * gain_RV
             if BIAS:
                 y_RV += bias_RV
         if SKIP:
-            y_RV += data(skip_ptr, at, T, H, V, VP) * tl.load(factor_ptr + at, mask=at < T * H, other=0.0)[:, None]
+            y_RV += skip_RV * factor_R1
         if GATE:
-            y_RV *= activated(data(gate_ptr, at, T, H, V, VP), ACTIVATION)[0]
+            y_RV *= activated(gate_RV, ACTIVATION)[0]
         if FIRST:
             y_RV = normed(y_RV, is_channel_RV, EPS, BIAS, N, FIRST)[0] * gain_RV
             if BIAS:
@@ -139,6 +145,11 @@ def backward_kernel(
         at = tl.where(head < H, token * H + head, T * H)
         is_channel_RV = (at < T * H)[:, None] & (tl.arange(0, VP) < V)[None, :]
         x_RV, dy_RV = data(x_ptr, at, T, H, V, VP), data(dy_ptr, at, T, H, V, VP)
+        if SKIP:
+            skip_RV = data(skip_ptr, at, T, H, V, VP)
+            factor_R1 = tl.load(factor_ptr + at, mask=at < T * H, other=0.0)[:, None]
+        if GATE:
+            active_RV, slope_RV = activated(data(gate_ptr, at, T, H, V, VP), ACTIVATION)
         w_RV = x_RV  # the operand of the gate
         if not FIRST:
             unit_RV, scale = normed(x_RV, is_channel_RV, EPS, BIAS, N, FIRST)
@@ -146,11 +157,7 @@ def backward_kernel(
             if BIAS:
                 w_RV += bias_RV
         if SKIP:
-            skip_RV = data(skip_ptr, at, T, H, V, VP)
-            factor_R1 = tl.load(factor_ptr + at, mask=at < T * H, other=0.0)[:, None]
             w_RV += skip_RV * factor_R1
-        if GATE:
-            active_RV, slope_RV = activated(data(gate_ptr, at, T, H, V, VP), ACTIVATION)
         dw_RV = dy_RV  # of the gate's result, then of its operand
         if FIRST:
             z_RV = w_RV * active_RV if GATE else w_RV
