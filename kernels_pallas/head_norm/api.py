@@ -17,7 +17,6 @@ Both backends keep the inputs alone for the backward pass (xla also the statisti
 token and head) and compute in float32 what lies between.
 """
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from kernels_pallas import backend

@@ -50,21 +50,26 @@ def _elements(
     gain_HV: Array,
     bias_HV: Array | None,
 ) -> Array:
+    flat, width = (*x_BTHV.shape[:-2], -1), x_BTHV.shape[-2:]
+
     def gated(y_BTHV: Array) -> Array:
         if skip is not None:
             y_BTHV = y_BTHV + skip[0] * skip[1][..., None]
-        return y_BTHV if gate_BTHV is None else y_BTHV * ACTIVATIONS[call.activation](gate_BTHV.astype(gain_HV.dtype))
+        y_BTE = y_BTHV.reshape(flat)
+        if gate_BTHV is None:
+            return y_BTE
+        return y_BTE * ACTIVATIONS[call.activation](gate_BTHV.reshape(flat).astype(gain_HV.dtype))
 
     def norm(x: Array, gain: Array, bias: Array | None) -> Array:
         y = _unit(x, call.eps, bias is not None) * gain
         return y if bias is None else y + bias
 
     if call.gate_first:
-        flat, width = x_BTHV.shape[:-2], x_BTHV.shape[-2:]
         gain_E, bias_E = (None if p is None else jnp.broadcast_to(p, width).reshape(-1) for p in (gain_HV, bias_HV))
-        y_BTE = norm(gated(x_BTHV).reshape(*flat, -1), gain_E, bias_E)
-        return y_BTE.astype(x_BTHV.dtype).reshape(x_BTHV.shape)
-    return gated(norm(x_BTHV, gain_HV, bias_HV)).astype(x_BTHV.dtype)
+        y_BTE = norm(gated(x_BTHV), gain_E, bias_E)
+    else:
+        y_BTE = gated(norm(x_BTHV, gain_HV, bias_HV))
+    return y_BTE.astype(x_BTHV.dtype).reshape(x_BTHV.shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -37,7 +37,7 @@ def mean(x_RV, N: tl.constexpr, FIRST: tl.constexpr):
     """Of every row, or of all rows of a token, whose channels are N."""
     if FIRST:
         return tl.sum(tl.sum(x_RV, 1), 0) / N
-    else:  # noqa: RET505 - Triton would compile both
+    else:
         return tl.sum(x_RV, 1)[:, None] / N
 
 
@@ -77,7 +77,7 @@ def forward_kernel(
     STEPS: tl.constexpr, EPS: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, SKIP: tl.constexpr,
     BIAS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """y [B, T, H, V] of x, gate and skip alike, factors [B, T, H], gains and biases [B, H, V]."""
+    """Results [B, T, H, V] of x, gate and skip alike, factors [B, T, H], gains and biases [B, H, V]."""
     N: tl.constexpr = H * V if FIRST else V
     b, chunk, _, first = place_of(tl.program_id(0), T, H, HEADS, TOKENS * STEPS)
     row = tl.arange(0, TOKENS * HEADS)
