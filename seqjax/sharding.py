@@ -158,13 +158,13 @@ def splits_vocabulary(n_vocab: int) -> bool:
 
 
 def splits_channels(width: int) -> bool:
-    """Return whether the mesh splits the channels of all heads of a mixer, so many of them; False outside a mesh."""
+    """Return whether the mesh splits the channels of all heads of a mixer, of such a width; False outside a mesh."""
     return _splits("heads", width)
 
 
 def _splits(logical_axis: str, size: int) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if not set(AXES) <= set(mesh.shape):
         return False
     (mesh_axis,) = _mesh_axes(mesh.shape, (logical_axis,), (size,))
     return mesh_axis is not None and mesh.shape[mesh_axis] > 1

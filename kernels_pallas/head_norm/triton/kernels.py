@@ -75,7 +75,7 @@ def forward_kernel(
     x_ptr, gate_ptr, skip_ptr, factor_ptr, gain_ptr, bias_ptr, y_ptr,
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     STEPS: tl.constexpr, EPS: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, SKIP: tl.constexpr,
-    BIAS: tl.constexpr, FIRST: tl.constexpr,
+    BIAS: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Results [B, T, H, V] of x, gate and skip alike, factors [B, T, H], gains and biases [B, H, V]."""
     N: tl.constexpr = H * V if FIRST else V
@@ -89,7 +89,7 @@ def forward_kernel(
     skip_ptr += b * T * H * V
     y_ptr += b * T * H * V
     factor_ptr += b * T * H
-    for step in range(STEPS):
+    for step in tl.range(0, STEPS, num_stages=STAGES):
         token = (chunk * STEPS + step) * TOKENS + row // HEADS
         at = tl.where(head < H, token * H + head, T * H)
         is_channel_RV = (at < T * H)[:, None] & (tl.arange(0, VP) < V)[None, :]
@@ -120,7 +120,7 @@ def backward_kernel(
     dx_ptr, dgate_ptr, dskip_ptr, dfactor_ptr, dgain_ptr, dbias_ptr,
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     STEPS: tl.constexpr, EPS: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, SKIP: tl.constexpr,
-    BIAS: tl.constexpr, FIRST: tl.constexpr,
+    BIAS: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the operands; those of gains and biases by chunk of tokens, [B, c, H, V] fp32."""
     N: tl.constexpr = H * V if FIRST else V
@@ -139,8 +139,8 @@ def backward_kernel(
     dskip_ptr += b * T * H * V
     dfactor_ptr += b * T * H
     dgain_RV = tl.zeros([TOKENS * HEADS, VP], tl.float32)
-    dbias_RV = tl.zeros([TOKENS * HEADS, VP], tl.float32)
-    for step in range(STEPS):
+    dbias_RV = dgain_RV
+    for step in tl.range(0, STEPS, num_stages=STAGES):
         token = (chunk * STEPS + step) * TOKENS + row // HEADS
         at = tl.where(head < H, token * H + head, T * H)
         is_channel_RV = (at < T * H)[:, None] & (tl.arange(0, VP) < V)[None, :]
@@ -171,7 +171,8 @@ def backward_kernel(
             tl.store(dfactor_ptr + at, tl.sum(dw_RV * skip_RV, 1), mask=at < T * H)
         dn_RV = dy_RV if FIRST else dw_RV
         dgain_RV += dn_RV * unit_RV
-        dbias_RV += dn_RV
+        if BIAS:
+            dbias_RV += dn_RV
         dx_RV = dw_RV if FIRST else through_norm(dw_RV * gain_RV, unit_RV, scale, BIAS, N, FIRST)
         store_rows(dx_ptr, at, V, T * H, dx_RV, V, VP)
     store_sums(dgain_ptr + place * H * V, first, dgain_RV, H, V, VP, HEADS, TOKENS)

@@ -18,10 +18,12 @@ from kernels_pallas.triton.blocks import padded
 
 
 class Tile(NamedTuple):
-    """Channels of a tile, padding included, and tiles that a program goes through; more where one norm needs them."""
+    """Channels of a tile, padding included, and of a thread, tiles that a program goes through, and those in flight."""
 
     channels: int
+    each: int
     steps: int
+    stages: int
 
 
 class Rows(NamedTuple):
@@ -33,18 +35,31 @@ class Rows(NamedTuple):
     warps: int
 
 
-TILES = {"forward": Tile(1024, 4), "backward": Tile(1024, 16)}
+# By kernel; a tile of "all" is a token, however many channels that has. 8 channels a thread are 16 bytes of 16-bit
+# inputs at a time. By the compiler's report nothing spills (docs/log/kernels.md); none was measured.
+TILES = {
+    "forward": Tile(1024, 8, 4, 1),
+    "backward": Tile(1024, 8, 16, 1),
+    "forward_all": Tile(1, 8, 4, 1),
+    "backward_all": Tile(1, 8, 16, 1),
+}
 
 
-def rows(kernel: str, H: int, V: int, *, gate_first: bool) -> Rows:
+def kind_of(kernel: str, call: Call) -> str:
+    """Return the name in TILES of the forward or backward kernel: with one norm for each head, or one for all."""
+    return f"{kernel}_all" if call.gate_first else kernel
+
+
+def rows(kind: str, H: int, V: int) -> Rows:
     """Return the tile for H heads of V channels; the interpreter's is so small that tests see several programs."""
-    channels, steps = (padded(V) * 4, 2) if interpreter.is_chosen() else TILES[kernel]
-    most = max(1, channels // padded(V))
-    # All heads where one norm is over all; else as many as leave no group in part empty.
-    heads = 1 << (H - 1).bit_length() if gate_first else min(H & -H, most, 2 if interpreter.is_chosen() else H)
-    tokens = 1 if gate_first else most // heads
-    warps = heads * tokens * padded(V) // 256  # 8 channels a thread, 16 bytes of 16-bit inputs
-    return Rows(heads, tokens, steps, max(1, min(warps, 16)))
+    is_small, is_all = interpreter.is_chosen(), kind.endswith("_all")
+    entry = Tile(padded(V) * 4, 8, 2, 1) if is_small else TILES[kind]
+    most = 1 if is_all else max(1, entry.channels // padded(V))
+    # As many heads as leave no group in part empty
+    heads = 1 << (H - 1).bit_length() if is_all else min(H & -H, most, 2 if is_small else H)
+    tokens = max(1, most // heads)
+    warps = heads * tokens * padded(V) // (32 * entry.each)
+    return Rows(heads, tokens, entry.steps, max(1, min(warps, 16)))
 
 
 def run(
@@ -67,21 +82,23 @@ def run(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _normed(call: Call, x, gate, skip, gain, bias) -> Array:
-    return _forward(call, x, gate, skip, gain, bias)[0]
+    return forward(call, x, gate, skip, gain, bias)[0]
 
 
-def _forward(call: Call, *given):
+def forward(call: Call, *given: Any) -> tuple[Array, tuple]:
+    """Return y and what the backward pass keeps, from x, gate, skip, gain and bias [B, H, V]."""
     run, leaves, dims = _with_rules(_run_forward, call, given)
     return run(f"{dims} -> {_DATA}")(*leaves), given
 
 
-def _backward(call: Call, given: tuple, dy: Array) -> tuple:
+def backward(call: Call, given: tuple, dy: Array) -> tuple:
+    """Return the gradients of what `forward` was given."""
     run, leaves, dims = _with_rules(_run_backward, call, given)
     gradients = run(f"{dims}, {_DATA} -> {dims}")(*leaves, dy)
     return jax.tree.unflatten(jax.tree.structure(given), gradients)
 
 
-_normed.defvjp(_forward, _backward)
+_normed.defvjp(forward, backward)
 
 # Of a sharding rule (batching.py): `g` stands for the heads, which are independent unless one norm is over all of them.
 # Tokens always are; gradients of gains and biases are sums over them.
@@ -101,7 +118,7 @@ def _with_rules(f: Any, call: Call, given: tuple) -> tuple[Any, list[Array], str
 
 def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
     given = jax.tree.unflatten(structure, leaves)
-    (y,) = _launch("forward", kernels.forward_kernel, given, (), out=given[:1], call=call)
+    (y,) = _launch(kind_of("forward", call), kernels.forward_kernel, given, (), out=given[:1], call=call)
     return y
 
 
@@ -109,12 +126,13 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     *leaves, dy = leaves
     x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves)
     B, T, H, V = x.shape
-    entry = rows("backward", H, V, gate_first=call.gate_first)
+    kind = kind_of("backward", call)
+    entry = rows(kind, H, V)
     sums = jax.ShapeDtypeStruct((B, -(-T // (entry.tokens * entry.steps)), H, V), gain.dtype)
     nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
-    gradients = _launch("backward", kernels.backward_kernel, given, (dy,), out=out, call=call)
+    gradients = _launch(kind, kernels.backward_kernel, given, (dy,), out=out, call=call)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
 
@@ -123,7 +141,7 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
     """Launch a kernel over the tokens and groups of heads of x; an operand that is not there is some array."""
     x, gate, skip, gain, bias = given
     B, T, H, V = x.shape
-    entry = rows(kind, H, V, gate_first=call.gate_first)
+    entry = rows(kind, H, V)
     return runtime.launch(
         kernel,
         x,
@@ -135,7 +153,7 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
         grid=(B * -(-T // (entry.tokens * entry.steps)) * -(-H // entry.heads),),
         num_warps=entry.warps,
-        num_stages=1,
+        num_stages=TILES[kind].stages,
         name=f"head_norm_{kind}",
         T=T,
         H=H,
@@ -150,4 +168,5 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
         SKIP=skip is not None,
         BIAS=bias is not None,
         FIRST=call.gate_first,
+        STAGES=TILES[kind].stages,
     )
