@@ -5,6 +5,7 @@ one would wait for the first. The backward pass keeps the inputs and the statist
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def _elements(
     gain_HV: Array,
     bias_HV: Array | None,
 ) -> Array:
-    flat, width = (*x_BTHV.shape[:-2], -1), x_BTHV.shape[-2:]
+    flat = (*x_BTHV.shape[:-2], -1)
 
     def gated(y_BTHV: Array) -> Array:
         if skip is not None:
@@ -61,12 +62,14 @@ def _elements(
         return y_BTE * ACTIVATIONS[call.activation](gate_BTHV.reshape(flat).astype(gain_HV.dtype))
 
     def norm(x: Array, gain: Array, bias: Array | None) -> Array:
-        y = _unit(x, call.eps, bias is not None) * gain
-        return y if bias is None else y + bias
+        unit: Any = _unit(x, call.eps, bias is not None)
+        return unit * gain if bias is None else unit * gain + bias
+
+    def every(parameter_HV: Array) -> Array:
+        return jnp.broadcast_to(parameter_HV, x_BTHV.shape[-2:]).reshape(-1)
 
     if call.gate_first:
-        gain_E, bias_E = (None if p is None else jnp.broadcast_to(p, width).reshape(-1) for p in (gain_HV, bias_HV))
-        y_BTE = norm(gated(x_BTHV), gain_E, bias_E)
+        y_BTE = norm(gated(x_BTHV), every(gain_HV), None if bias_HV is None else every(bias_HV))
     else:
         y_BTE = gated(norm(x_BTHV, gain_HV, bias_HV))
     return y_BTE.astype(x_BTHV.dtype).reshape(x_BTHV.shape)

@@ -168,7 +168,7 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
 
     def run(x, gate, skip, factors, gain, bias, dy):
         given = (x, gate, (skip, factors) if has_skip else None, gain, bias if has_bias else None)
-        y, pull = jax.vjp(lambda *xs: backend.run(*xs, call), *given)
+        y, pull = jax.vjp(partial(backend.run, call=call), *given)
         return y, pull(dy)
 
     arrays(run, data, data, data, factors, parameter, parameter, data)

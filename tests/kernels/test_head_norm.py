@@ -256,7 +256,7 @@ def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
     monkeypatch.setattr(norm, "_run_forward", forward)
     monkeypatch.setattr(norm, "_run_backward", backward)
     monkeypatch.setattr("kernels_pallas.triton.interpreter.is_chosen", lambda: False)
-    f, dy = lambda *a: norm.run(*a, call), cotangent(arrays)
+    f, dy = partial(norm.run, call=call), cotangent(arrays)
     want = with_gradients(lambda *a: reference.head_norm(*a, **call._asdict()), arrays, dy)
     devices, kinds = jax.devices()[:4], (AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("seq", "tensor"), axis_types=kinds, devices=devices)

@@ -235,8 +235,8 @@ def plain_channel_decays_backward(*arrays, is_low_rank: bool, **options):
 
 
 def plain_norm(*leaves, call, structure):
-    *given, gain, bias = jax.tree.unflatten(structure, leaves)
-    return head_norm_reference.head_norm(*given, gain[:, None], bias[:, None], **call._asdict())
+    x, gate, skip, gain, bias = jax.tree.unflatten(structure, leaves)
+    return head_norm_reference.head_norm(x, gate, skip, gain[:, None], bias[:, None], **call._asdict())
 
 
 def plain_norm_backward(*leaves, **options):

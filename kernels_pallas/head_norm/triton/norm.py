@@ -123,8 +123,7 @@ def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
 
 
 def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
-    *leaves, dy = leaves
-    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves)
+    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-1])
     B, T, H, V = x.shape
     kind = kind_of("backward", call)
     entry = rows(kind, H, V)
@@ -132,7 +131,7 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
-    gradients = _launch(kind, kernels.backward_kernel, given, (dy,), out=out, call=call)
+    gradients = _launch(kind, kernels.backward_kernel, given, leaves[-1:], out=out, call=call)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
 
