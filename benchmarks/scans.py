@@ -7,7 +7,8 @@ state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 
 heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). wkv6 and wkv7 are the recurrences of
 RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4 heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
 is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
-their norm), short_conv_v that of its v (1,152 channels). One layer each, 16-bit inputs where the mixer has them.
+their norm), short_conv_v that of its v (1,152 channels). norm_* are what stands behind the recurrences of Gated
+DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added. One layer each, 16-bit inputs where the mixer has them.
 Milliseconds as forward, and forward and backward, medians, all in one run; and how far each implementation is from xla
 in float32 at full precision: the largest difference of results and gradients over the largest entry. Writes
 benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
@@ -32,12 +33,15 @@ import jax.numpy as jnp
 from benchmarks.harness import report
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
-from kernels_pallas import delta_rule, linear_attention, selective_scan, short_conv, ssd, state_scan
+from kernels_pallas import delta_rule, head_norm, linear_attention, selective_scan, short_conv, ssd, state_scan
 from seqjax.utils import run_command
 
 CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
 CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152}  # channels
-CASES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS, *CONVOLUTIONS)
+# H, V of what stands behind a recurrence
+NORMS = {"norm_gated_deltanet": (6, 192), "norm_mamba2": (24, 64), "norm_rwkv6": (12, 64), "norm_rwkv7": (12, 64)}
+RECURRENCES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
+CASES = (*RECURRENCES, *CONVOLUTIONS, *NORMS)
 TABLE = report.Table(
     26,
     (
@@ -97,6 +101,15 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
         b = (step * unit).astype(r.dtype)
         a = a.astype(r.dtype)
         return (r, k, v, log_w, initial, a, b) if case == "wkv7" else (r, b, v, log_w, initial, a)
+    if case in NORMS:
+        H, V = (2, 8) if small else NORMS[case]
+        x, gate, gain = half(0, B, T, H, V), half(1, B, T, H, V), normal(2, H, V)
+        if case == "norm_gated_deltanet":
+            return x, gate, gain[:1]
+        if case == "norm_rwkv6":
+            return x, gate, gain, normal(3, H, V)
+        skip = (half(4, B, T, H, V), normal(5, *((1, 1) if case == "norm_mamba2" else (B, T)), H))
+        return (x, gate, gain, *skip) if case == "norm_mamba2" else (x, gate, gain, normal(3, H, V), *skip)
     H, K = (2, 8) if small else (12, 64)
     n_chunks = -(-T // 64)
     decay = jax.nn.sigmoid(normal(0, n_chunks, B, H, K))
@@ -106,6 +119,17 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
 
 def function(case: str, implementation: str) -> Callable:
     """The op as a function of its operands."""
+    if case in NORMS:
+        norm = partial(
+            head_norm,
+            activation="none" if case == "norm_rwkv7" else "silu",
+            gate_first=case == "norm_mamba2",
+            eps=1e-5,
+            implementation=implementation,
+        )
+        if case == "norm_mamba2":
+            return lambda x, gate, gain, *skip: norm(x, gate, skip, gain_HV=gain)
+        return lambda x, gate, gain, bias=None, *skip: norm(x, gate, skip or None, gain_HV=gain, bias_HV=bias)
     if case == "ssd":
         return partial(ssd, chunk_size=128, implementation=implementation)
     if case == "selective_scan":

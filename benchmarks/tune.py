@@ -1,20 +1,22 @@
-"""Tile sizes of the Triton kernels of Top-1 Element, two recurrences, the convolution and the loss on the GPU at hand:
+"""Tile sizes of the Triton kernels of Top-1 Element, two recurrences, what is around them, and the loss:
 
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
     python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
     python -m benchmarks.tune --kernels=channel_state,channel_out,channel_keys
     python -m benchmarks.tune --kernels=conv,conv_bwd
+    python -m benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
     python -m benchmarks.tune --kernels=loss
 
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
 2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
 decay per channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together.
-The short convolution makes q, k and v of Gated DeltaNet, three launches together. The loss has a chunk of 4,096 tokens
+The short convolution makes q, k and v of Gated DeltaNet, three launches together. The norms are those behind RWKV-7's
+recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The loss has a chunk of 4,096 tokens
 and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason, into
 kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule or
-linear_attention, `triton/conv.py` of short_conv or `triton/loss.py` of cross_entropy.
+linear_attention, `triton/conv.py` of short_conv, `triton/norm.py` of head_norm or `triton/loss.py` of cross_entropy.
 """
 
 from benchmarks.harness import options
@@ -48,6 +50,7 @@ KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
 CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "pairs", "solve", "mix", "state", "out", "keys"))
 CONV_KERNELS = ("conv", "conv_bwd")
+NORM_KERNELS = tuple(f"norm_{name}" for name in ("forward", "backward", "forward_all", "backward_all"))
 LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
 
@@ -201,6 +204,30 @@ def loss_candidates(first: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def norm_call(kernel: str, *, B: int = 16, T: int = 2048) -> Callable:
+    """A jitted function of no arguments that runs a kernel of a norm: of each head (RWKV-7), or of all (Mamba-2)."""
+    from kernels_pallas.head_norm.interface import Call
+    from kernels_pallas.head_norm.triton import norm
+
+    is_all = kernel.endswith("_all")
+    call, H, V = Call("silu" if is_all else "none", is_all, 1e-5), 24 if is_all else 12, 64
+    keys = jax.random.split(jax.random.key(0), 4)
+    x, gate, skip, dy = (jax.random.normal(key, (B, T, H, V), "bfloat16") for key in keys)
+    gain = jnp.ones((B, H, V))
+    given = (x, gate, (skip, jnp.ones((B, T, H))), gain, None if is_all else gain)
+    backward = jax.jit(lambda *arrays: norm.backward(call, arrays[:-1], arrays[-1]))
+    forward = jax.jit(lambda *arrays: norm.forward(call, *arrays)[0])
+    return partial(backward, *given, dy) if "backward" in kernel else partial(forward, *given)
+
+
+def norm_candidates(first: Any) -> list[Any]:
+    """The table's entry, then others: tiles of 512 to 2,048 channels, 4 to 16 of them per thread, 1 to 3 in flight."""
+    found, is_all = [first], first.channels == 1
+    for channels, each, steps, stages in product((512, 1024, 2048), (4, 8, 16), (4, 16, 64), (1, 2, 3)):
+        found.append(first._replace(channels=1 if is_all else channels, each=each, steps=steps, stages=stages))
+    return list(dict.fromkeys(found))
+
+
 def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable, end: float) -> None:
     """Time `made()`, which reads `table[key]`, with each of the tiles while there is time; print the best."""
     first, rows = table[key], []
@@ -223,7 +250,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
 def main(argv: list[str]) -> None:
     """Measure and print."""
     given = FLAGS.parse_args(argv)
-    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *CONV_KERNELS, *LOSS_KERNELS)
+    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *CONV_KERNELS, *NORM_KERNELS, *LOSS_KERNELS)
     options.check_known("kernels", given.kernels, known)
     capability = device.compute_capability()
     if capability is None:
@@ -249,6 +276,11 @@ def main(argv: list[str]) -> None:
 
             made = partial(conv_call, kernel)
             fastest(kernel, conv.TILES, kernel, conv_candidates(conv.TILES[kernel]), made, end)
+        elif kernel in NORM_KERNELS:
+            from kernels_pallas.head_norm.triton import norm
+
+            key = kernel.removeprefix("norm_")
+            fastest(kernel, norm.TILES, key, norm_candidates(norm.TILES[key]), partial(norm_call, kernel), end)
         elif kernel in LOSS_KERNELS:
             from kernels_pallas.cross_entropy.triton import loss
 

@@ -11,6 +11,7 @@
     delta_rule              DeltaNet and Gated DeltaNet
     linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
     short_conv              the short causal convolution before a recurrence, with SiLU and an L2 norm per head
+    head_norm               what stands behind a recurrence: a norm per head and a gate
     cross_entropy           losses of tokens, with the gradient of their logits as a result
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
@@ -24,6 +25,7 @@ from kernels_pallas.backend import used as backends_used
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
+from kernels_pallas.head_norm.api import head_norm
 from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
@@ -48,6 +50,7 @@ __all__ = [
     "chunk_means",
     "cross_entropy",
     "delta_rule",
+    "head_norm",
     "join_chunks",
     "linear_attention",
     "register_backend",

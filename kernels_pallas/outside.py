@@ -8,6 +8,7 @@ OPS = (
     "causal_attention",
     "cross_entropy",
     "delta_rule",
+    "head_norm",
     "linear_attention",
     "select_chunk",
     "selective_scan",

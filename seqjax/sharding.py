@@ -154,10 +154,19 @@ def splits_time(mesh: AbstractMesh, seq_len: int) -> bool:
 
 def splits_vocabulary(n_vocab: int) -> bool:
     """Return whether the mesh splits a vocabulary of that size, and so the logits; False outside a mesh."""
+    return _splits("vocab", n_vocab)
+
+
+def splits_channels(width: int) -> bool:
+    """Return whether the mesh splits the channels of all heads of a mixer, of such a width; False outside a mesh."""
+    return _splits("heads", width)
+
+
+def _splits(logical_axis: str, size: int) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if not set(AXES) <= set(mesh.shape):
         return False
-    (mesh_axis,) = _mesh_axes(mesh.shape, ("vocab",), (n_vocab,))
+    (mesh_axis,) = _mesh_axes(mesh.shape, (logical_axis,), (size,))
     return mesh_axis is not None and mesh.shape[mesh_axis] > 1
 
 

@@ -4,10 +4,10 @@
     S_t = S_{t-1} + k_t (x) beta_t (v_t - k_t^T S_{t-1});  y_t = RMSNorm(q_t^T S_t);  out = y W_o
 
 A subclass may let S decay before the correction (`_log_decay`) and multiply y by a gate (`_gate`). Beta, the decay,
-norms, the gate and the state are float32.
+norms, what they and the gate compute, and the state are float32.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from seqjax.nn.initializers import GPT_INIT
 from seqjax.nn.layers import Linear, RMSNorm, project_float32
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
+from seqjax.ops.head_norm import head_norm
 from seqjax.types import Array
 
 
@@ -32,6 +33,8 @@ class DeltaCache(NamedTuple):
 
 class DeltaMixer(base.Mixer):
     """The mixer without decay and gate, with the widths of all keys and all values together."""
+
+    gate_activation: ClassVar[str] = "silu"
 
     def __init__(
         self,
@@ -73,9 +76,9 @@ class DeltaMixer(base.Mixer):
         del x_BTD
         return None
 
-    def _gate(self, x: Array) -> Array | None:
-        """Return what multiplies the normalised outputs, float32 [..., H V], of the inputs [..., D]; None for one."""
-        del x
+    def _gate(self, x_BTD: Array) -> Array | None:
+        """Return the gate of the normalised outputs, before its activation, [B, T, H V]; None without one."""
+        del x_BTD
         return None
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
@@ -99,10 +102,10 @@ class DeltaMixer(base.Mixer):
         """Return the same of one token, without a time axis."""
         return gated_delta_rule_step(*[*operands, s_BHKV])
 
-    def _output(self, x: Array, o: Array) -> Array:
-        """Apply norm, gate and output projection to the heads' outputs [..., H, V] of the inputs [..., D]."""
-        y, gate = self.norm(o).reshape(*x.shape[:-1], -1), self._gate(x)
-        return self.out(y if gate is None else (y.astype(jnp.float32) * gate).astype(x.dtype))
+    def _output(self, x_BTD: Array, o_BTHV: Array) -> Array:
+        """Apply norm, gate and output projection to the heads' outputs."""
+        gain, eps = self.norm.g[...], self.norm.eps
+        return self.out(head_norm(o_BTHV, self._gate(x_BTD), gain=gain, activation=self.gate_activation, eps=eps))
 
     def __call__(self, x_BTD: Array) -> Array:
         q_BTE, k_BTE, v_BTE = self.q_conv(self.q(x_BTD)), self.k_conv(self.k(x_BTD)), self.v_conv(self.v(x_BTD))
@@ -130,9 +133,10 @@ class DeltaMixer(base.Mixer):
 
     def step(self, x_BD: Array, cache: DeltaCache) -> tuple[Array, DeltaCache]:
         """Apply the recurrent form to one token."""
-        operands, cache = self._extend(x_BD[:, None], cache)
+        x_BTD = x_BD[:, None]
+        operands, cache = self._extend(x_BTD, cache)
         o_BHV, s_BHKV = self._recurrent_step([None if x is None else x[:, 0] for x in operands], cache.s_BHKV)
-        return self._output(x_BD, o_BHV), cache._replace(s_BHKV=s_BHKV)
+        return self._output(x_BTD, o_BHV[:, None])[:, 0], cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of the recurrence: k^T S, the correction and q^T S.

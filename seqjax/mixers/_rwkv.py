@@ -18,8 +18,9 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
-from seqjax.nn.layers import Linear, layer_norm, save_inputs
+from seqjax.nn.layers import Linear, save_inputs
 from seqjax.nn.params import param
+from seqjax.ops.head_norm import head_norm
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
 
@@ -61,18 +62,24 @@ def _sigmoid_gate(gate: Array, y: Array) -> Array:
 
 
 class GroupNorm(nnx.Module):
-    """LayerNorm over each head of [..., H, V] with one gain and bias per channel, in float32 (torch's GroupNorm)."""
+    """LayerNorm over each head with one gain and bias per channel (torch's GroupNorm), and the gate behind it."""
 
     def __init__(self, heads: int, head_dim: int, *, gain: Init, eps: float = 64e-5, rngs: nnx.Rngs):
         self.eps = eps
         self.g = param(rngs, gain, (heads * head_dim,), ("heads",))
         self.b = param(rngs, zeros, (heads * head_dim,), ("heads",))
 
-    def __call__(self, y_BTHV: Array) -> Array:
-        """Map [B, T, H, V] to float32 [B, T, H * V]."""
-        g_HV, b_HV = (p[...].reshape(y_BTHV.shape[-2:]) for p in (self.g, self.b))
-        y_BTHV = layer_norm(y_BTHV, g_HV, b_HV, eps=self.eps, dtype=jnp.float32)
-        return y_BTHV.reshape(*y_BTHV.shape[:-2], -1)
+    def __call__(
+        self,
+        y_BTHV: Array,
+        gate_BTD: Array | None,
+        skip: tuple[Array, Array] | None = None,
+        *,
+        activation: str = "none",
+    ) -> Array:
+        """Map [B, T, H, V] to [B, T, H * V]; gate and skip are as in `ops.head_norm`."""
+        options: Any = {"gain": self.g[...], "bias": self.b[...], "activation": activation, "eps": self.eps}
+        return head_norm(y_BTHV, gate_BTD, skip, **options)
 
 
 def group_norm_gain(layer: Layer) -> Init:

@@ -45,11 +45,11 @@ class Lora(nnx.Module):
         self.b = param(rngs, orthogonal(0.1), (n_rank, dim), ("rank", "heads"))
         self.bias = None if bias is None else param(rngs, values(bias), (dim,), ("heads",))
 
-    def __call__(self, x: Array) -> Array:
-        """Map [..., D] to float32 [..., D], because most results go into a sigmoid."""
+    def __call__(self, x: Array, *, dtype: Any = jnp.float32) -> Array:
+        """Map [..., D] to [..., D] of that dtype, float32 because most results go into a sigmoid."""
         hidden = x @ self.a[...].astype(x.dtype)
         hidden = hidden if self.activation is None else self.activation(hidden)
-        y = jnp.matmul(hidden, self.b[...].astype(x.dtype), preferred_element_type=jnp.float32)
+        y = jnp.matmul(hidden, self.b[...].astype(x.dtype), preferred_element_type=dtype)
         return y if self.bias is None else y + self.bias[...]
 
 

@@ -56,8 +56,8 @@ class GatedDeltaNet(DeltaMixer):
         dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
         return -jnp.exp(self.log_rate_H[...]) * dt_BTH
 
-    def _gate(self, x: Array) -> Array:
-        return jax.nn.silu(project_float32(self.gate, x))
+    def _gate(self, x_BTD: Array) -> Array:
+        return self.gate(x_BTD)
 
     @staticmethod
     def widths(dim: int, key_dim: int | None, value_dim: int | None) -> tuple[int, int]:

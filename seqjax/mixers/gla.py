@@ -6,7 +6,7 @@
 
 Yang et al., arXiv 2312.06635; public implementation: flash-linear-attention, `fla/layers/gla.py`. Neither convolution
 nor positions; F_1 has 16 columns. At 768 x 12: 4 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with
-eps 1e-6; 109.8M parameters, tied. The decay, the norm, the gate and the state are float32.
+eps 1e-6; 109.8M parameters, tied. The decay, what norm and gate compute, and the state are float32.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from flax import nnx
 
 from seqjax.mixers import base
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
+from seqjax.ops.head_norm import head_norm
 from seqjax.ops.linear_attention import wkv6
 from seqjax.types import Array
 
@@ -73,7 +74,7 @@ class GLA(base.RecurrentMixer):
             implementation=self.implementation,
         )
         o_BTHV, s_BHKV = result
-        y_BTE = save_inputs(self._gated)(o_BTHV, project_float32(self.gate, x_BTD))
+        y_BTE = head_norm(o_BTHV, self.gate(x_BTD), gain=self.norm.g[...], eps=self.norm.eps)
         return self.out(y_BTE), GlaCache(s_BHKV)
 
     def _split_heads(self, x: Array) -> Array:
@@ -82,10 +83,6 @@ class GLA(base.RecurrentMixer):
     def _log_decay(self, x_BTD: Array) -> Array:
         """Return the logarithm of the decay, float32 [B, T, H, K]."""
         return self._split_heads(jax.nn.log_sigmoid(project_float32(self.decay_out, self.decay_in(x_BTD)))) / 16
-
-    def _gated(self, o_BTHV: Array, gate_BTE: Array) -> Array:
-        y_BTE = self.norm(o_BTHV).reshape(gate_BTE.shape)
-        return (y_BTE * jax.nn.silu(gate_BTE)).astype(o_BTHV.dtype)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> GlaCache:
         """Return an empty cache; it does not depend on `max_len`."""

@@ -32,6 +32,8 @@ from seqjax.utils import UserError
 class KDA(DeltaMixer):
     """The delta rule with a decay per key channel and an output gate."""
 
+    gate_activation = "sigmoid"
+
     def __init__(
         self,
         dim: int,
@@ -79,8 +81,8 @@ class KDA(DeltaMixer):
             return -rate_H1 * jax.nn.softplus(step_BTHK)
         return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)
 
-    def _gate(self, x: Array) -> Array:
-        return jax.nn.sigmoid(project_float32(self.gate_out, self.gate_in(x)))
+    def _gate(self, x_BTD: Array) -> Array:
+        return self.gate_out(self.gate_in(x_BTD))
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, ...]:
         """Return the operands of the recurrence, r, k, v, log_w and a."""

@@ -24,6 +24,7 @@ from seqjax.nn.initializers import constant, dt_bias, log_uniform, uniform
 from seqjax.nn.layers import Linear, RMSNorm, save_inputs
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
+from seqjax.ops.head_norm import head_norm
 from seqjax.ops.ssd import CHUNK, ssd
 from seqjax.types import Array, Layer
 
@@ -103,14 +104,18 @@ class Mamba2(base.RecurrentMixer):
             return_state=True,
             chunk_size=self.chunk_size,
         )
-        y_BTE = save_inputs(self._gated)(y_BTHV, x_BTHV, self.z(u_BTD))
+        z_BTE = self.z(u_BTD)
+        if self.norm is None:
+            y_BTE = save_inputs(self._gated)(y_BTHV, x_BTHV, z_BTE)
+        else:
+            skip, gain = (x_BTHV, self.skip[...][None, None]), self.norm.g[...]
+            y_BTE = head_norm(y_BTHV, z_BTE, skip, gain=gain, gate_first=True, eps=self.norm.eps)
         return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
 
     def _gated(self, y_BTHV: Array, x_BTHV: Array, z_BTE: Array) -> Array:
-        """Return RMSNorm((y + D x) * silu(z)), or that without the norm."""
+        """Return (y + D x) * silu(z), without the norm."""
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
-        y_BTE = y_BTHV.reshape(z_BTE.shape) * jax.nn.silu(z_BTE)
-        return y_BTE if self.norm is None else self.norm(y_BTE)
+        return y_BTHV.reshape(z_BTE.shape) * jax.nn.silu(z_BTE)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return an empty cache."""

@@ -10,14 +10,13 @@ is 64e-5, which equals the public training code's y / 8 with eps 1e-5.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, RwkvBlock, depth, group_norm_gain, lerps, ramp
 from seqjax.nn.initializers import constant, orthogonal, values
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.linear_attention import CHUNK, wkv6
 from seqjax.types import Array, Layer
@@ -93,10 +92,6 @@ class RWKV5(base.RecurrentMixer):
         r_BTD, k_BTD, v_BTD, g_BTD = lerps(x_BTD, last_BD, tuple(self.mu[...]))
         return r_BTD, k_BTD, v_BTD, g_BTD, -jnp.exp(self.omega[...])[None, None]
 
-    def _gated(self, y_BTHV: Array, g_BTD: Array) -> Array:
-        """Return the norm per head times silu(g), [B, T, D]."""
-        return self.norm(y_BTHV).astype(g_BTD.dtype) * jax.nn.silu(g_BTD)
-
     def prefill(self, x_BTD: Array, cache: RwkvCache) -> tuple[Array, RwkvCache]:
         """Apply the parallel form after the tokens that `cache` has seen."""
         r_BTD, k_BTD, v_BTD, g_BTD, log_w_BTD = self._shifted_inputs(x_BTD, cache.last_BD)
@@ -115,7 +110,7 @@ class RWKV5(base.RecurrentMixer):
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )
-        y_BTD = save_inputs(self._gated)(y_BTHV, self.g(g_BTD))
+        y_BTD = self.norm(y_BTHV, self.g(g_BTD), activation="silu")
         return self.out(y_BTD), RwkvCache(x_BTD[:, -1].astype(cache.last_BD.dtype), state_BHKV)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> RwkvCache:

@@ -162,9 +162,8 @@ class RWKV7(TimeMix):
     def _gated(self, o_BTHV: Array, r_BTHK: Array, k_BTHK: Array, v_BTHV: Array, g_BTD: Array) -> Array:
         """Return the norm per head with the bonus, times the gate, [B, T, D]; `g_BTD` is the gate's lerp."""
         r_k_HK = self._split_heads(self.r_k[...])
-        bonus_BTHV = jnp.sum(r_BTHK.astype(jnp.float32) * k_BTHK * r_k_HK, -1, keepdims=True) * v_BTHV
-        y_BTD = (self.norm(o_BTHV) + bonus_BTHV.reshape(g_BTD.shape)) * self.g_lora(g_BTD)
-        return y_BTD.astype(g_BTD.dtype)
+        bonus_BTH = jnp.sum(r_BTHK.astype(jnp.float32) * k_BTHK * r_k_HK, -1)
+        return self.norm(o_BTHV, self.g_lora(g_BTD, dtype=g_BTD.dtype), (v_BTHV, bonus_BTH))
 
     def _split_heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:-1], self.heads, self.head_dim)

@@ -25,7 +25,7 @@ from seqjax.mixers._rwkv7 import value_rank as published_value_rank
 from seqjax.mixers.top1_chunk import Top1Chunk
 from seqjax.mixers.transformer_pp import TransformerPP
 from seqjax.nn.initializers import constant, orthogonal
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear
 from seqjax.types import Array, Layer
 from seqjax.utils import UserError
 
@@ -126,14 +126,13 @@ class RWKV7Shell(TimeMix):
         o_BTHK, core_cache = attend(q_BTD, k_BTD, v_BTD, None if cache is None else cache.core)
         if cache is not None:
             cache = ShellCache(core_cache, x_BTD[:, -1].astype(cache.last_BD.dtype))
-        gate_BTD = None if self.g_lora is None else self.g_lora(x["g"])
-        return self.core.out(save_inputs(self._gated)(o_BTHK, gate_BTD)), own_v_BTD, cache
-
-    def _gated(self, o_BTHK: Array, gate_BTD: Array | None) -> Array:
-        """Return the norm per head times the gate, [B, T, D]; `gate_BTD` is None without a gate."""
-        y_BTD = o_BTHK.reshape(*o_BTHK.shape[:2], -1) if self.norm is None else self.norm(o_BTHK)
-        y_BTD = y_BTD if gate_BTD is None else y_BTD * gate_BTD
-        return y_BTD.astype(o_BTHK.dtype)
+        gate_BTD = None if self.g_lora is None else self.g_lora(x["g"], dtype=x_BTD.dtype)
+        if self.norm is not None:
+            y_BTD = self.norm(o_BTHK, gate_BTD)
+        else:
+            y_BTD = o_BTHK.reshape(x_BTD.shape)
+            y_BTD = y_BTD if gate_BTD is None else y_BTD * gate_BTD
+        return self.core.out(y_BTD), own_v_BTD, cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:
         """Return the core's empty cache, and zeros for the previous token."""

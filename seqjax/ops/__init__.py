@@ -1,6 +1,7 @@
 """Array functions without parameters that mixers share."""
 
 from seqjax.ops.delta_rule import gated_delta_rule
+from seqjax.ops.head_norm import head_norm
 from seqjax.ops.linear_attention import wkv6
 from seqjax.ops.selective_scan import selective_scan
 from seqjax.ops.ssd import ssd
@@ -10,6 +11,7 @@ from seqjax.ops.wkv7 import wkv7
 
 __all__ = [
     "gated_delta_rule",
+    "head_norm",
     "selective_scan",
     "ssd",
     "straight_through",

@@ -35,9 +35,15 @@ def test_the_loss_runs_alone() -> None:
     assert (losses.shape, g.shape) == ((1, 3), (1, 3, 20))
 
 
+@pytest.mark.parametrize("kernel", tune.NORM_KERNELS)
+def test_the_norms_run_alone(kernel: str) -> None:
+    assert all(x.size for x in jax.tree.leaves(tune.norm_call(kernel, B=1, T=3)()))
+
+
 def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.cross_entropy.triton import loss
     from kernels_pallas.delta_rule.triton import scan as delta
+    from kernels_pallas.head_norm.triton import norm
     from kernels_pallas.linear_attention.triton import scan as channel
     from kernels_pallas.short_conv.triton import conv
 
@@ -48,6 +54,10 @@ def test_the_table_s_entry_is_tried_first() -> None:
     tiles = tune.conv_candidates(conv.TILES["conv"])
     assert tiles[0] == conv.TILES["conv"]
     assert len(tiles) == len(set(tiles)) == 36
+    for first, n in ((norm.TILES["backward"], 81), (norm.TILES["forward_all"], 27)):
+        tiles = tune.norm_candidates(first)
+        assert tiles[0] == first
+        assert len(tiles) == len(set(tiles)) == n
     tiles = tune.loss_candidates(loss.TILES["loss"])
     assert tiles[0] == loss.TILES["loss"]
     assert len(tiles) == len(set(tiles)) == 10

@@ -175,6 +175,24 @@ def short_conv(
     arrays(call, x, w, b, last, x)
 
 
+def head_norm(kind: str, *, dim: int, dtype: str) -> None:
+    from kernels_pallas.head_norm.interface import Call
+    from kernels_pallas.head_norm.triton import norm as backend
+
+    # Heads of Gated DeltaNet, whose values are three times as wide as `dim`, of RWKV-5 to 7 and of Mamba-2
+    B, T, H, V = 2, 1024, {"gated": 6, "rwkv6": 12, "rwkv7": 12, "mamba2": 24}[kind], dim * (1 + 2 * (kind == "gated"))
+    data, factors, parameter = ((B, T, H, V), dtype), ((B, T, H), "float32"), ((H, V), "float32")
+    call = Call("none" if kind == "rwkv7" else "silu", gate_first=kind == "mamba2", eps=1e-5)
+    has_bias, has_skip = kind.startswith("rwkv"), kind in ("rwkv7", "mamba2")
+
+    def run(x, gate, skip, factors, gain, bias, dy):
+        given = (x, gate, (skip, factors) if has_skip else None, gain, bias if has_bias else None)
+        y, pull = jax.vjp(partial(backend.run, call=call), *given)
+        return y, pull(dy)
+
+    arrays(run, data, data, data, factors, parameter, parameter, data)
+
+
 def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
@@ -201,6 +219,10 @@ CASES = [
     Case("cross-entropy", partial(cross_entropy, n_vocab=32000)),
     Case("cross-entropy-50257", partial(cross_entropy, n_vocab=50257), again=True),
     Case("cross-entropy-262144", partial(cross_entropy, n_vocab=262144), again=True),
+    Case("head-norm-rwkv7", partial(head_norm, "rwkv7")),
+    Case("head-norm-rwkv6", partial(head_norm, "rwkv6"), again=True),
+    Case("head-norm-gated", partial(head_norm, "gated"), again=True),
+    Case("head-norm-mamba2", partial(head_norm, "mamba2")),
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("ssd", ssd),

@@ -19,9 +19,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import delta_rule, linear_attention, selective_scan, short_conv, ssd, state_scan
+from kernels_pallas import delta_rule, head_norm, linear_attention, selective_scan, short_conv, ssd, state_scan
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
+from kernels_pallas.head_norm import reference as head_norm_reference
 from kernels_pallas.linear_attention import reference as linear_attention_reference
 from kernels_pallas.numerics import LOG2_E
 from kernels_pallas.selective_scan import xla as selective_scan_xla
@@ -118,9 +119,21 @@ def convolution(*, l2_heads: int | None) -> Case:
     return Case(lambda *arrays: (f(*arrays),), tuple(arrays), specs, specs[:1], over_batch=(1, 2))
 
 
+def norm() -> Case:
+    data = (B, T, H, V)
+    arrays = arrays_of(data, data, data, (B, T, H), (H, V), (H, V))
+
+    def f(x, gate, a, factors, gain, bias):
+        return (head_norm(x, gate, (a, factors), gain_HV=gain, bias_HV=bias, eps=1e-5, implementation="triton"),)
+
+    specs = ("B T H v", "B T H v", "B T H v", "B T H", "H v", "H v")
+    return Case(f, tuple(arrays), specs, specs[:1], over_batch=(4, 5))
+
+
 CASES = {
     "short_conv": partial(convolution, l2_heads=None),
     "short_conv_norm": partial(convolution, l2_heads=H),
+    "head_norm": norm,
     "linear_attention": partial(channel_decays, "plain"),
     "linear_attention_bonus": partial(channel_decays, "bonus"),
     "linear_attention_low_rank": partial(channel_decays, "low_rank"),
@@ -251,6 +264,16 @@ def plain_convolution_backward(*arrays, **options):
     return jax.vjp(partial(plain_convolution, **options), *arrays[:-1])[1](arrays[-1])
 
 
+def plain_norm(*leaves, call, structure):
+    x, gate, skip, gain, bias = jax.tree.unflatten(structure, leaves)
+    return head_norm_reference.head_norm(x, gate, skip, gain[:, None], bias[:, None], **call._asdict())
+
+
+def plain_norm_backward(*leaves, **options):
+    *leaves, dy = leaves
+    return jax.vjp(lambda *xs: plain_norm(*xs, **options), *leaves)[1](dy)
+
+
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
@@ -258,6 +281,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     if ON_GPU:
         return seen
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
+    from kernels_pallas.head_norm.triton import norm as head_norm_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
     from kernels_pallas.short_conv.triton import conv as short_conv_triton
@@ -282,6 +306,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (short_conv_triton, "_run_backward", plain_convolution_backward),
         (ssd_triton, "_run_forward", plain_duality),
         (ssd_triton, "_run_backward", plain_duality_backward),
+        (head_norm_triton, "_run_forward", plain_norm),
+        (head_norm_triton, "_run_backward", plain_norm_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
         (delta_rule_triton, "_run_backward", plain_correction_backward),
         (linear_attention_triton, "_run_forward", plain_channel_decays),
@@ -325,7 +351,14 @@ QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for nam
 QUICK |= {("short_conv", "2x2x2"), ("short_conv_norm", "2x2x2")}
 QUICK |= {
     (name, "2x2x2")
-    for name in ("ssd", "ssd_per_head", "gated_delta_rule", "linear_attention_bonus", "linear_attention_low_rank")
+    for name in (
+        "ssd",
+        "ssd_per_head",
+        "gated_delta_rule",
+        "linear_attention_bonus",
+        "linear_attention_low_rank",
+        "head_norm",
+    )  # fmt: skip
 }
 
 

@@ -1,0 +1,79 @@
+"""The norm behind a recurrence as a differentiable function over interchangeable backends.
+
+    y = (norm(x) + s a) act(g)        a norm for every head: DeltaNet, Gated DeltaNet, KDA, GLA, RWKV-5, 6 and 7
+    y = norm((x + s a) act(g))        gate first, and one norm for all channels of a token: Mamba-2
+    norm(x) = x / sqrt(mean x^2 + eps) gain,   or (x - mean x) / sqrt(var x + eps) gain + bias
+
+a is what joins the result of the recurrence: RWKV-7's values, with a factor s = r . (k u) for every token and head, or
+Mamba-2's inputs, with one for every head. Gate and a may be absent. With u the norm before gain and bias, r what x was
+divided by, w the operand of the gate, dw = dy act(g) (gate first: dz act(g), with dz the gradient of the norm's
+operand), the gradients are
+
+    dx = (dn gain - mean(dn gain) - u mean(dn gain u)) / r        the first mean with a bias only
+    dgain = sum dn u,   dbias = sum dn                            dn = dw (gate first: dy), sums over tokens
+    dg = dy w act'(g)  (gate first: dz w act'(g)),   da = s dw,   ds = a . dw
+
+Both backends keep the inputs alone for the backward pass (xla also the statistics of the norms, a number or two per
+token and head) and compute in float32 what lies between.
+"""
+
+from jaxtyping import Array, Float
+
+from kernels_pallas import backend
+from kernels_pallas.batching import vary_alike
+from kernels_pallas.head_norm import triton, xla
+from kernels_pallas.head_norm.interface import Call
+from kernels_pallas.head_norm.reference import ACTIVATIONS
+from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.validation import check_choice
+
+BACKENDS = (triton.BACKEND, xla.BACKEND)
+
+
+def head_norm(
+    x_BTHV: Float[Array, "B T H V"],
+    gate_BTHV: Float[Array, "B T H V"] | None = None,
+    skip: tuple[Float[Array, "B T H V"], Float[Array, "#B #T H"]] | None = None,
+    *,
+    gain_HV: Float[Array, "#H V"],
+    bias_HV: Float[Array, "#H V"] | None = None,
+    activation: str = "silu",
+    gate_first: bool = False,
+    eps: float,
+    is_split: bool = False,
+    implementation: str | None = None,
+) -> Float[Array, "B T H V"]:
+    """Return the normalised and gated outputs of a recurrence, rounded once, to the dtype of `x_BTHV`.
+
+    Args:
+      x_BTHV: outputs of the recurrence, fp32, bf16 or fp16 (fp64 under x64).
+      gate_BTHV: what the gate's projection returns; None is no gate.
+      skip: (a [B, T, H, V], its factors s [B, T, H], of which B and T may be 1), which are added before the gate.
+      gain_HV: factors behind the norm; [1, V] for gains that the heads share. All parameters and factors are taken in
+        fp32 (fp64).
+      bias_HV: summands behind the norm, likewise; with them the norm subtracts the mean (LayerNorm), else it does not.
+      activation: of the gate: "silu", "sigmoid" or "none".
+      gate_first: whether the gate comes before the norm, which then is one over all heads of a token.
+      eps: above 0, added to the mean square.
+      is_split: whether devices share the channels of such a norm, which xla alone can put together.
+      implementation: None picks the best backend that can run this; a name gets that one or an error.
+
+    Raises:
+      ValueError: an activation that does not exist, or an eps that is not above 0.
+      BackendError: (a ValueError) the named implementation cannot run this.
+
+    Source: arXiv 2405.21060 (gate first), 2404.05892 and 2503.14456 (with a bias), 2412.06464.
+    """
+    check_choice("activation", activation, ACTIVATIONS)
+    if not eps > 0:
+        raise ValueError(f"eps must be above 0, got {eps}: a head of zeros has no norm without")
+    acc = accumulation_dtype(x_BTHV)
+    data = [x for x in (x_BTHV, gate_BTHV, None if skip is None else skip[0]) if x is not None]
+    wide = [x.astype(acc) for x in (None if skip is None else skip[1], gain_HV, bias_HV) if x is not None]
+    options = {"gate_first": gate_first, "is_split": is_split, "n_data": len(data)}
+    kernels = backend.pick("head_norm", BACKENDS, implementation, (*data, *wide), options)
+    arrays = list(vary_alike(*data, *wide))
+    x, gate = arrays.pop(0), None if gate_BTHV is None else arrays.pop(0)
+    both = None if skip is None else (arrays.pop(0), arrays.pop(0))
+    gain, *bias = arrays
+    return kernels.run(x, gate, both, gain, bias[0] if bias else None, Call(activation, gate_first, eps))

@@ -1,0 +1,171 @@
+"""The norm per head with its gate in Triton: launches of kernels.py, its gradient, tile sizes.
+
+The backward pass keeps the inputs and computes the norm again: a row is read once in any case.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.head_norm.interface import Call
+from kernels_pallas.head_norm.triton import kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import padded
+
+
+class Tile(NamedTuple):
+    """Channels of a tile, padding included, and of a thread, tiles that a program goes through, and those in flight."""
+
+    channels: int
+    each: int
+    steps: int
+    stages: int
+
+
+class Rows(NamedTuple):
+    """Heads and tokens of a tile, tiles of a program, and warps."""
+
+    heads: int
+    tokens: int
+    steps: int
+    warps: int
+
+
+# By kernel; a tile of "all" is a token, however many channels that has. 8 channels a thread are 16 bytes of 16-bit
+# inputs at a time. By the compiler's report nothing spills (docs/log/kernels.md); none was measured.
+TILES = {
+    "forward": Tile(1024, 8, 4, 1),
+    "backward": Tile(1024, 8, 16, 1),
+    "forward_all": Tile(1, 8, 4, 1),
+    "backward_all": Tile(1, 8, 16, 1),
+}
+
+
+def kind_of(kernel: str, call: Call) -> str:
+    """Return the name in TILES of the forward or backward kernel: with one norm for each head, or one for all."""
+    return f"{kernel}_all" if call.gate_first else kernel
+
+
+def rows(kind: str, H: int, V: int) -> Rows:
+    """Return the tile for H heads of V channels; the interpreter's is so small that tests see several programs."""
+    is_small, is_all = interpreter.is_chosen(), kind.endswith("_all")
+    entry = Tile(padded(V) * 4, 8, 2, 1) if is_small else TILES[kind]
+    most = 1 if is_all else max(1, entry.channels // padded(V))
+    # As many heads as leave no group in part empty
+    heads = 1 << (H - 1).bit_length() if is_all else min(H & -H, most, 2 if is_small else H)
+    tokens = max(1, most // heads)
+    warps = heads * tokens * padded(V) // (32 * entry.each)
+    return Rows(heads, tokens, entry.steps, max(1, min(warps, 16)))
+
+
+def run(
+    x_BTHV: Array,
+    gate_BTHV: Array | None,
+    skip: tuple[Array, Array] | None,
+    gain_HV: Array,
+    bias_HV: Array | None,
+    call: Call,
+) -> Array:
+    """Return y_BTHV."""
+    B, T, H, V = x_BTHV.shape
+    if skip is not None:
+        skip = skip[0], jnp.broadcast_to(skip[1], (B, T, H))
+    # by sequence, because vmap and meshes need a batch first
+    gain, bias = (None if p is None else jnp.broadcast_to(p, (B, H, V)) for p in (gain_HV, bias_HV))
+    y: Any = _normed(call, x_BTHV, gate_BTHV, skip, gain, bias)
+    return y
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _normed(call: Call, x, gate, skip, gain, bias) -> Array:
+    return forward(call, x, gate, skip, gain, bias)[0]
+
+
+def forward(call: Call, *given: Any) -> tuple[Array, tuple]:
+    """Return y and what the backward pass keeps, from x, gate, skip, gain and bias [B, H, V]."""
+    run, leaves, dims = _with_rules(_run_forward, call, given)
+    return run(f"{dims} -> {_DATA}")(*leaves), given
+
+
+def backward(call: Call, given: tuple, dy: Array) -> tuple:
+    """Return the gradients of what `forward` was given."""
+    run, leaves, dims = _with_rules(_run_backward, call, given)
+    gradients = run(f"{dims}, {_DATA} -> {dims}")(*leaves, dy)
+    return jax.tree.unflatten(jax.tree.structure(given), gradients)
+
+
+_normed.defvjp(forward, backward)
+
+# Of a sharding rule (batching.py): `g` stands for the heads, which are independent unless one norm is over all of them.
+# Tokens always are; gradients of gains and biases are sums over them.
+_DATA, _FACTORS, _PARAMETERS = "b t g v", "b t g", "b g v"
+
+
+def _with_rules(f: Any, call: Call, given: tuple) -> tuple[Any, list[Array], str]:
+    """Return rule -> `f` with that rule, the operands that are there, and their dims."""
+    _, gate, skip, _, bias = given
+    dims = [_DATA] * (1 if gate is None else 2) + ([] if skip is None else [_DATA, _FACTORS])
+    dims += [_PARAMETERS] * (1 if bias is None else 2)
+    leaves, structure = jax.tree.flatten(given)
+    split = ("b", "t") if call.gate_first else ("b", "t", "g")
+    run = partial(fold_vmap, partial(f, call=call, structure=structure), split=split)
+    return run, leaves, ", ".join(dims)
+
+
+def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
+    given = jax.tree.unflatten(structure, leaves)
+    (y,) = _launch(kind_of("forward", call), kernels.forward_kernel, given, (), out=given[:1], call=call)
+    return y
+
+
+def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
+    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-1])
+    B, T, H, V = x.shape
+    kind = kind_of("backward", call)
+    entry = rows(kind, H, V)
+    sums = jax.ShapeDtypeStruct((B, -(-T // (entry.tokens * entry.steps)), H, V), gain.dtype)
+    nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
+    data, factors = (nothing, nothing) if skip is None else skip
+    out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
+    gradients = _launch(kind, kernels.backward_kernel, given, leaves[-1:], out=out, call=call)
+    has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
+    return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
+
+
+def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call) -> tuple[Array, ...]:
+    """Launch a kernel over the tokens and groups of heads of x; an operand that is not there is some array."""
+    x, gate, skip, gain, bias = given
+    B, T, H, V = x.shape
+    entry = rows(kind, H, V)
+    return runtime.launch(
+        kernel,
+        x,
+        x if gate is None else gate,
+        *((x, gain) if skip is None else skip),
+        gain,
+        gain if bias is None else bias,
+        *more,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
+        grid=(B * -(-T // (entry.tokens * entry.steps)) * -(-H // entry.heads),),
+        num_warps=entry.warps,
+        num_stages=TILES[kind].stages,
+        name=f"head_norm_{kind}",
+        T=T,
+        H=H,
+        V=V,
+        VP=padded(V),
+        HEADS=entry.heads,
+        TOKENS=entry.tokens,
+        STEPS=entry.steps,
+        EPS=call.eps,
+        GATE=gate is not None,
+        ACTIVATION=call.activation,
+        SKIP=skip is not None,
+        BIAS=bias is not None,
+        FIRST=call.gate_first,
+        STAGES=TILES[kind].stages,
+    )

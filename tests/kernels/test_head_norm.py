@@ -1,0 +1,356 @@
+"""The norm per head with its gate: both backends against double precision, with gradients, as every mixer calls it."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import kernels_pallas as kp
+from kernels_pallas import backend
+from kernels_pallas.head_norm import reference
+from kernels_pallas.head_norm.interface import Call
+from kernels_pallas.head_norm.triton import norm, refusal
+from kernels_pallas.triton import limits, runtime
+from seqjax import sharding
+from seqjax.ops import head_norm
+from tests import support
+from tests.kernels.common import fast_jit
+
+EPS = 2.0**-24  # half a unit of float32
+# What one rounding to the dtype costs: relative, and of the smallest numbers.
+ROUNDING = {"float32": (0.0, 0.0), "bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
+
+
+class Kind(NamedTuple):
+    """What a mixer gives the op; `skip` is the shape of the factors."""
+
+    activation: str | None = None  # of the gate
+    skip: str = ""
+    is_shared: bool = True
+    has_bias: bool = False
+    gate_first: bool = False
+
+
+KINDS = {
+    "rwkv7": Kind("none", skip="B T H", is_shared=False, has_bias=True),
+    "mamba2": Kind("silu", skip="H", is_shared=False, gate_first=True),
+    "gated_deltanet": Kind("silu"),
+    "rwkv6": Kind("silu", is_shared=False, has_bias=True),
+    "kda": Kind("sigmoid"),
+    "deltanet": Kind(),
+    "rwkv7_shell": Kind(is_shared=False, has_bias=True),
+}
+
+
+def options(kind: Kind, eps: float = 1e-5) -> dict[str, Any]:
+    return {"activation": kind.activation or "silu", "gate_first": kind.gate_first, "eps": eps}
+
+
+def draw(kind: Kind, B=2, T=5, H=6, V=24, *, dtype="float32", scale=1.0, seed=0) -> tuple:
+    """x, gate, skip, gain, bias; all data and the cotangent are of the size `scale`."""
+    rng = np.random.default_rng(seed)
+
+    def data() -> jax.Array:
+        return jnp.asarray(scale * rng.normal(size=(B, T, H, V)), dtype)
+
+    def wide(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    x, gate, other = data(), data(), data()
+    factors = wide(B, T, H) if kind.skip == "B T H" else wide(1, 1, H)
+    heads = 1 if kind.is_shared else H
+    gain, bias = 1 + wide(heads, V), wide(heads, V)
+    skip = (other, factors) if kind.skip else None
+    return x, gate if kind.activation else None, skip, gain, bias if kind.has_bias else None
+
+
+def op(kind: Kind, *arrays, implementation=None):
+    x, gate, skip, gain, bias = arrays
+    return kp.head_norm(x, gate, skip, gain_HV=gain, bias_HV=bias, implementation=implementation, **options(kind))
+
+
+def with_gradients(f, arrays, dy):
+    """(y, the gradients of all arrays)."""
+
+    @fast_jit
+    def run(arrays, dy):
+        y, pull = jax.vjp(f, *arrays)
+        return y, pull(dy)
+
+    return run(arrays, dy)
+
+
+def cotangent(arrays, seed=1) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=arrays[0].shape), arrays[0].dtype)
+
+
+def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
+    """Results in the dtypes of the operands, of the data with one rounding; float32 costs 32 half units of the largest.
+
+    All between is float32: some ten operations on a number, and sums of at most 840. The most that was seen is 16.
+    """
+    with jax.enable_x64(True):
+        wide, dy = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arrays, cotangent(arrays)))
+        want = with_gradients(partial(reference.head_norm, **options(kind)), wide, dy)
+        want = jax.tree.map(np.asarray, want)
+    leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
+    assert [x.dtype for _, x in leaves] == [arrays[0].dtype, *(x.dtype for x in jax.tree.leaves(arrays))]
+    for (path, x), (_, w) in zip(leaves, wanted, strict=True):
+        relative, least = ROUNDING[str(x.dtype)]
+        off = np.abs(np.asarray(x, np.float64) - w) - relative * np.abs(w) - least
+        assert x.shape == w.shape
+        assert np.isfinite(np.asarray(x, np.float64)).all(), jax.tree_util.keystr(path)
+        units = off.max() / (EPS * np.abs(w).max(initial=1e-30))
+        assert units <= 32, (
+            f"{jax.tree_util.keystr(path)}: {units:.1f} half units of float32 beyond a rounding to {dtype}"
+        )
+
+
+# Tokens of part of a tile and of several programs; channels that fill a tile and do not; heads in pairs and alone.
+SIZES = [(70, 6, 24), (5, 3, 96), (1, 2, 64), (70, 1, 64)]
+CASES = [(name, size, dtype) for dtype in ("bfloat16", "float32") for size in SIZES for name in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "dtype"),
+    support.slow_unless(lambda _, size, dtype: size == SIZES[0] or (size, dtype) == (SIZES[1], "float32"), CASES),
+)
+def test_equals_double_precision(implementation, name, size, dtype) -> None:
+    kind, (T, H, V) = KINDS[name], size
+    arrays = draw(kind, 2, T, H, V, dtype=dtype)
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    assert_right(kind, arrays, got, dtype)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+@pytest.mark.parametrize("name", ["rwkv7", "mamba2", "kda", "gated_deltanet"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_data_of_every_size(implementation, name, dtype, scale) -> None:
+    """Also gates, whose exponentials overflow."""
+    kind = KINDS[name]
+    arrays = draw(kind, dtype=dtype, scale=scale)
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    assert_right(kind, arrays, got, dtype)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_heads_and_tokens_of_zeros(implementation, name) -> None:
+    kind = KINDS[name]
+    x, gate, skip, *parameters = draw(kind)
+    x = x.at[0, 1:3].set(0).at[1, 2, 1].set(0)
+    skip = None if skip is None else (skip[0].at[0, 1:3].set(0), skip[1])
+    arrays = (x, gate, skip, *parameters)
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    assert_right(kind, arrays, got, "float32")
+
+
+def test_gradients_in_half_precision(implementation) -> None:
+    kind = KINDS["rwkv7"]
+    arrays = draw(kind, dtype="float16")
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    assert_right(kind, arrays, got, "float16")
+
+
+def test_a_gate_in_float32_of_bfloat16_data(implementation) -> None:
+    kind = KINDS["gated_deltanet"]
+    x, gate, *rest = draw(kind, dtype="bfloat16")
+    arrays = (x, gate.astype(jnp.float32), *rest)
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    assert_right(kind, arrays, got, "bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, name) -> None:
+    monkeypatch.setattr(norm, "interpreter", SimpleNamespace(is_chosen=lambda: False))
+    kind = KINDS[name]
+    arrays = draw(kind, 1, 70, 12, 64, dtype="bfloat16")
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    assert_right(kind, arrays, got, "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_loading_ahead_changes_no_bit(monkeypatch, implementation, name, stages) -> None:
+    """As it did in a kernel of the delta rule (Triton 3.6 on an H200)."""
+    kind = KINDS[name]
+    arrays = draw(kind, 2, 300, 12, 64, dtype="bfloat16")
+    f, dy = partial(op, kind, implementation=implementation), cotangent(arrays)
+    want = with_gradients(f, arrays, dy)
+    monkeypatch.setattr(norm, "TILES", {key: tile._replace(stages=stages) for key, tile in norm.TILES.items()})
+    jax.clear_caches()
+    jax.tree.map(np.testing.assert_array_equal, with_gradients(f, arrays, dy), want)
+
+
+@pytest.mark.parametrize("name", ["rwkv7", "mamba2"])
+def test_tokens_do_not_see_each_other(implementation, name) -> None:
+    """Another token changes no bit of a result or of a gradient at the others."""
+    kind = KINDS[name]
+    arrays = draw(kind, T=11)
+    if kind.skip == "H":  # a factor for every token, so that its gradient is one too
+        arrays = (*arrays[:2], (arrays[2][0], jnp.broadcast_to(arrays[2][1], (2, 11, 6))), *arrays[3:])
+    f, dy = partial(op, kind, implementation=implementation), cotangent(arrays)
+    others = np.arange(11) != 6
+    changed = jax.tree.map(lambda x: x.at[:, 6].multiply(-3) if x.ndim > 2 else x, arrays)
+
+    def seen(arrays, dy):
+        y, (*data, _, _) = with_gradients(f, arrays, dy)
+        return jax.tree.map(lambda x: np.asarray(x)[:, others], (y, data))
+
+    jax.tree.map(np.testing.assert_array_equal, seen(changed, dy.at[:, 6].multiply(2)), seen(arrays, dy))
+
+
+def test_under_vmap_equals_a_loop(implementation) -> None:
+    """Parameters that all share among them."""
+    kind = KINDS["rwkv7"]
+    each = [draw(kind, seed=seed)[:3] for seed in range(2)]
+    parameters = draw(kind)[3:]
+
+    def f(*data):
+        y, pull = jax.vjp(partial(op, kind, implementation=implementation), *data, *parameters)
+        return y, pull(jnp.cos(y))
+
+    got = fast_jit(jax.vmap(f))(*jax.tree.map(lambda *x: jnp.stack(x), *each))
+    want = jax.tree.map(lambda *x: jnp.stack(x), *(fast_jit(f)(*x) for x in each))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
+
+
+def test_the_backward_pass_keeps_the_inputs_and_statistics_alone(implementation) -> None:
+    """At most two numbers for every token and head beside the data; gains are small."""
+    kind = KINDS["rwkv7"]
+    arrays = draw(kind, T=40, V=64)
+    pull = jax.eval_shape(lambda *a: jax.vjp(partial(op, kind, implementation=implementation), *a)[1], *arrays)
+    kept = sum(x.size for x in jax.tree.leaves(pull) if x.ndim > 2)
+    data = sum(x.size for x in jax.tree.leaves(arrays) if x.ndim > 2)
+    assert data <= kept <= data + 2 * 2 * 40 * 6 + 2 * 2 * 6 * 64
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
+    """The time of a sequence may be split, and heads unless one norm is over all; array code in the kernels' place."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    kind = KINDS["rwkv7"]._replace(gate_first=gate_first)
+    arrays, shapes = draw(kind, T=8), []
+    call = Call("none", gate_first, 1e-5)
+
+    def forward(*leaves, call, structure):
+        shapes.append(leaves[0].shape)
+        x, gate, skip, gain, bias = jax.tree.unflatten(structure, leaves)
+        gain, bias = gain[:, None], bias[:, None]  # by sequence
+        return reference.head_norm(x, gate, skip, gain, bias, **call._asdict())
+
+    def backward(*leaves, call, structure):
+        *leaves, dy = leaves
+        return jax.vjp(lambda *x: forward(*x, call=call, structure=structure), *leaves)[1](dy)
+
+    monkeypatch.setattr(norm, "_run_forward", forward)
+    monkeypatch.setattr(norm, "_run_backward", backward)
+    monkeypatch.setattr("kernels_pallas.triton.interpreter.is_chosen", lambda: False)
+    f, dy = partial(norm.run, call=call), cotangent(arrays)
+    want = with_gradients(lambda *a: reference.head_norm(*a, **call._asdict()), arrays, dy)
+    devices, kinds = jax.devices()[:4], (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("seq", "tensor"), axis_types=kinds, devices=devices)
+    heads = None if gate_first else "tensor"
+    split = lambda x: NamedSharding(mesh, P(None, "seq", heads) if x.ndim > 2 else P(heads))  # noqa: E731
+    with jax.set_mesh(mesh):
+        got = with_gradients(f, *jax.tree.map(lambda x: jax.device_put(x, split(x)), (arrays, dy)))
+    assert shapes[-1] == (2, 4, 6 if gate_first else 3, 24)
+    for x in (got[0], *got[1][:2]):
+        assert x.sharding.is_equivalent_to(split(x), 4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, want)
+
+
+@pytest.mark.parametrize(("name", "split", "used"), [("mamba2", 2, "xla"), ("mamba2", 1, "mine"), ("rwkv7", 2, "mine")])
+def test_a_norm_over_channels_that_devices_share_is_xla_s(monkeypatch, name, split, used) -> None:
+    monkeypatch.setattr(limits, "machine", lambda problem: None)
+    xla = kp.Backend("mine", lambda: backend_of_xla(), refusal)  # what triton would accept
+    monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": xla}})
+    kind = KINDS[name]
+    x, gate, skip, gain, bias = draw(kind, H=2)
+    more = {"skip": skip, "gain": gain.reshape(-1), "bias": None if bias is None else bias.reshape(-1)}
+    f = partial(head_norm, **more, **options(kind), implementation=None)
+    mesh = sharding.make_mesh(tensor=split, devices=jax.devices()[:split])
+    with jax.set_mesh(mesh):
+        jax.eval_shape(f, x, gate.reshape(2, 5, -1))
+    assert kp.backends_used()["head_norm"] == used
+
+
+def backend_of_xla():
+    from kernels_pallas.head_norm import xla
+
+    return xla
+
+
+def test_one_token_is_xla_s(monkeypatch) -> None:
+    """As in decoding, where a launch gains nothing."""
+    monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": kp.Backend("mine", backend_of_xla)}})
+    for T, used in ((1, "xla"), (2, "mine")):
+        jax.eval_shape(lambda x: head_norm(x, gain=jnp.ones(24), eps=1e-5), jnp.ones((2, T, 6, 24)))
+        assert kp.backends_used()["head_norm"] == used
+
+
+def problem(*, dtype="bfloat16", wide="float32", H=24, V=64, gate_first=True, is_split=False) -> backend.Problem:
+    shapes = (((2, 8, H, V), dtype), ((2, 8, H, V), dtype), ((H, V), wide))
+    operands = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in shapes)
+    return backend.Problem("gpu", operands, {"n_data": 2, "gate_first": gate_first, "is_split": is_split})
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert refusal(problem()) is None
+    assert refusal(problem(dtype="float32", H=128)) is None
+    assert refusal(problem(H=1000, gate_first=False)) is None
+    assert refusal(problem(gate_first=False, is_split=True)) is None
+    assert "16384 channels (dims padded to powers of two) is wider than 8192" in str(refusal(problem(H=129)))
+    assert "devices share the channels" in str(refusal(problem(is_split=True)))
+    assert "gain, bias and factors float32" in str(refusal(problem(wide="bfloat16")))
+    assert "operands are float32 and float8_e4m3fn" in str(refusal(problem(dtype="float8_e4m3fn")))
+
+
+def test_double_precision_is_xla_s() -> None:
+    kind = KINDS["rwkv7"]
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(kind))
+        with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
+            op(kind, *arrays, implementation="triton")
+        dy = cotangent(arrays)
+        got = with_gradients(partial(op, kind), arrays, dy)
+        want = with_gradients(partial(reference.head_norm, **options(kind)), arrays, dy)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, want)
+
+
+def test_wrong_options_are_named() -> None:
+    x, gain = jnp.ones((2, 5, 6, 24)), jnp.ones((1, 24))
+    with pytest.raises(ValueError, match=r"unknown activation 'sigmoyd'\. Did you mean 'sigmoid'"):
+        kp.head_norm(x, x, gain_HV=gain, eps=1e-5, activation="sigmoyd")
+    with pytest.raises(ValueError, match=r"eps must be above 0, got 0\.0"):
+        kp.head_norm(x, gain_HV=gain, eps=0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "rows"),
+    [
+        ("backward", (12, 64), (4, 4, 16, 4)),  # RWKV-5 to 7
+        ("backward", (6, 192), (2, 2, 16, 4)),  # Gated DeltaNet
+        ("backward", (8, 96), (8, 1, 16, 4)),  # DeltaNet
+        ("backward", (6, 128), (2, 4, 16, 4)),  # KDA
+        ("backward", (5, 24), (1, 32, 16, 4)),
+        ("backward", (1, 2048), (1, 1, 16, 8)),
+        ("backward_all", (24, 64), (32, 1, 16, 8)),  # Mamba-2
+        ("forward_all", (64, 64), (64, 1, 4, 16)),  # Mamba-2 at 1.3B
+    ],
+)
+def test_tiles_have_no_heads_that_only_pad(monkeypatch: pytest.MonkeyPatch, kind, heads, rows) -> None:
+    """Where each has a norm of its own."""
+    monkeypatch.setattr(norm.interpreter, "is_chosen", lambda: False)
+    assert norm.rows(kind, *heads) == rows
