@@ -358,7 +358,7 @@ QUICK |= {
         "linear_attention_bonus",
         "linear_attention_low_rank",
         "head_norm",
-    )  # fmt: skip
+    )
 }
 
 
