@@ -15,9 +15,10 @@ import kernels_pallas as kp
 from kernels_pallas import backend
 from kernels_pallas.head_norm import reference
 from kernels_pallas.head_norm.interface import Call
-from kernels_pallas.head_norm.triton import norm, refusal
+from kernels_pallas.head_norm.triton import load, norm, refusal
 from kernels_pallas.triton import limits, runtime
-from seqjax import sharding
+from seqjax import mixers, sharding
+from seqjax.nn.params import Template
 from seqjax.ops import head_norm
 from tests import support
 from tests.kernels.common import fast_jit
@@ -297,6 +298,37 @@ def test_one_token_is_xla_s(monkeypatch) -> None:
     for T, used in ((1, "xla"), (2, "mine")):
         jax.eval_shape(lambda x: head_norm(x, gain=jnp.ones(24), eps=1e-5), jnp.ones((2, T, 6, 24)))
         assert kp.backends_used()["head_norm"] == used
+
+
+MIXERS = {
+    "rwkv7": partial(mixers.RWKV7, heads=2),
+    "mamba2": partial(mixers.Mamba2, head_dim=8, state=4),
+    "gated_deltanet": partial(mixers.GatedDeltaNet, heads=2),
+    "kda": partial(mixers.KDA, heads=2),
+    "gla": partial(mixers.GLA, heads=2),
+    "rwkv6": partial(mixers.RWKV6, head_dim=8),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
+    """With parameters of which none is 0, as some of a new model are."""
+    template = Template(lambda rngs, _: MIXERS[name](16, rngs=rngs))
+    wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731
+    params = jax.tree.map(lambda p: p + wave(p), template.init(jax.random.key(0)))
+    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 11, 16)), jnp.float32)
+
+    def gradients():
+        loss = lambda params, x_BTD: jnp.sum(jnp.sin(template.bind(params)(x_BTD)))  # noqa: E731
+        return fast_jit(jax.value_and_grad(loss, (0, 1)))(params, x_BTD)
+
+    want = gradients()
+    assert kp.backends_used()["head_norm"] == "xla"
+    monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": kp.Backend("mine", load)}})
+    got = gradients()
+    assert kp.backends_used()["head_norm"] == "mine"
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()), got, want)
 
 
 def problem(*, dtype="bfloat16", wide="float32", H=24, V=64, gate_first=True, is_split=False) -> backend.Problem:
