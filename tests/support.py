@@ -85,6 +85,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window_norm": {"core": "window", "window": 5, "qk_norm": True},
         "bare": {"core": "full", "token_shift": False, "value_residual": False, "gate": False, "head_norm": False},
     },
+    "gated_deltaproduct": {
+        "default": {},
+        "three_steps": {"steps": 3, "decay": False, "allow_negative_eigenvalues": False},
+    },
     "kda": {"default": {}, "bounded": {"lower_bound": -5.0}},
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
@@ -109,6 +113,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 # Variants whose neighbours test nearly the same: run with the slow tests.
 SLOW = {
     ("based_linear", "odd"),
+    ("gated_deltaproduct", "three_steps"),
     ("kda", "bounded"),
     ("fox", "conv"),
     ("mamba1", "one"),

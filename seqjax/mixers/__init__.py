@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # The shipped classes for editors; `__getattr__` finds these 
     from seqjax.mixers.deltanet import DeltaNet as DeltaNet
     from seqjax.mixers.fox import FoX as FoX
     from seqjax.mixers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+    from seqjax.mixers.gated_deltaproduct import GatedDeltaProduct as GatedDeltaProduct
     from seqjax.mixers.gla import GLA as GLA
     from seqjax.mixers.kda import KDA as KDA
     from seqjax.mixers.mamba1 import Mamba1 as Mamba1

@@ -1,10 +1,11 @@
-"""The base of DeltaNet, Gated DeltaNet and KDA: q, k, v through short convolutions, the delta rule, a norm per head.
+"""The base of the delta-rule mixers: q, k, v through short convolutions, the delta rule, a norm per head.
 
     q, k, v = silu(conv4(x W));  q, k L2-normalised per head, q / sqrt(K);  beta = sigmoid(x W_b)
     S_t = S_{t-1} + k_t (x) beta_t (v_t - k_t^T S_{t-1});  y_t = RMSNorm(q_t^T S_t);  out = y W_o
 
-A subclass may let S decay before the correction (`_log_decay`) and multiply y by a gate (`_gate`). Beta, the decay,
-norms, what they and the gate compute, and the state are float32.
+A subclass may let S decay before the correction (`_log_decay`) and multiply y by a gate (`_gate`), as
+`GatedDeltaMixer` does for Gated DeltaNet and Gated DeltaProduct. Beta, the decay, norms, what they and the gate
+compute, and the state are float32.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.nn.initializers import GPT_INIT
+from seqjax.nn.initializers import GPT_INIT, dt_bias, log_uniform
 from seqjax.nn.layers import Linear, RMSNorm, project_float32
+from seqjax.nn.params import param
 from seqjax.nn.short_conv import ShortConv
 from seqjax.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from seqjax.ops.head_norm import head_norm
@@ -32,7 +34,7 @@ class DeltaCache(NamedTuple):
 
 
 class DeltaMixer(base.Mixer):
-    """The mixer without decay and gate, with the widths of all keys and all values together."""
+    """The mixer without decay and gate, with the widths of all keys and all values of one step together."""
 
     gate_activation: ClassVar[str] = "silu"
 
@@ -43,15 +45,16 @@ class DeltaMixer(base.Mixer):
         heads: int,
         key_dim: int,
         value_dim: int,
+        steps: int = 1,
         conv_width: int,
         norm_eps: float,
         chunk_size: int,
         implementation: str | None,
         rngs: nnx.Rngs,
     ):
-        base.at_least(1, heads=heads, conv_width=conv_width, chunk_size=chunk_size)
+        base.at_least(1, heads=heads, steps=steps, conv_width=conv_width, chunk_size=chunk_size)
         base.divided(heads, key_dim=key_dim, value_dim=value_dim)
-        self.heads, self.key_width, self.value_width = heads, key_dim, value_dim
+        self.heads, self.key_width, self.value_width, self.steps = heads, key_dim, value_dim, steps
         self.chunk_size, self.implementation = chunk_size, implementation
 
         def linear(n_in: int, n_out: int, *axes: str) -> Linear:
@@ -62,11 +65,11 @@ class DeltaMixer(base.Mixer):
             return ShortConv(width, width=conv_width, init=GPT_INIT, axis="heads", rngs=rngs, **norm)
 
         self.q = linear(dim, self.key_width, "embed", "heads")
-        self.k = linear(dim, self.key_width, "embed", "heads")
-        self.v = linear(dim, self.value_width, "embed", "heads")
+        self.k = linear(dim, steps * self.key_width, "embed", "heads")
+        self.v = linear(dim, steps * self.value_width, "embed", "heads")
         self.q_conv = conv(self.key_width, heads, (self.key_width // heads) ** -0.5)
-        self.k_conv, self.v_conv = conv(self.key_width, heads), conv(self.value_width)
-        self.beta = linear(dim, heads, "embed", "heads")
+        self.k_conv, self.v_conv = conv(steps * self.key_width, steps * heads), conv(steps * self.value_width)
+        self.beta = linear(dim, steps * heads, "embed", "heads")
         self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
         self.out = linear(self.value_width, dim, "heads", "embed")
@@ -83,8 +86,7 @@ class DeltaMixer(base.Mixer):
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
         """Return the operands of the recurrence, q, k, v, beta and log_g, from the results of the convolutions."""
-        n_batch, seq_len, _ = x_BTD.shape
-        q_BTHK, k_BTHK, v_BTHV = (x.reshape(n_batch, seq_len, self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
+        q_BTHK, k_BTHK, v_BTHV = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BTE, k_BTE, v_BTE))
         return q_BTHK, k_BTHK, v_BTHV, jax.nn.sigmoid(project_float32(self.beta, x_BTD)), self._log_decay(x_BTD)
 
     def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
@@ -135,13 +137,66 @@ class DeltaMixer(base.Mixer):
         """Apply the recurrent form to one token."""
         x_BTD = x_BD[:, None]
         operands, cache = self._extend(x_BTD, cache)
-        o_BHV, s_BHKV = self._recurrent_step([None if x is None else x[:, 0] for x in operands], cache.s_BHKV)
+        *earlier, last = ([None if x is None else x[:, j] for x in operands] for j in range(self.steps))
+        s_BHKV = cache.s_BHKV
+        for each in earlier:
+            _, s_BHKV = self._recurrent_step(each, s_BHKV)
+        o_BHV, s_BHKV = self._recurrent_step(last, s_BHKV)
         return self._output(x_BTD, o_BHV[:, None])[:, 0], cache._replace(s_BHKV=s_BHKV)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of the recurrence: k^T S, the correction and q^T S.
+        """Return the FLOPs of the recurrence: k^T S and the correction in every step, and q^T S.
 
         The chunked form performs two to three times as many, on tensor cores.
         """
         del seq_len
-        return 6 * self.key_width * self.value_width / self.heads
+        return (4 * self.steps + 2) * self.key_width * self.value_width / self.heads
+
+
+class GatedDeltaMixer(DeltaMixer):
+    """The mixer with an output gate and, unless `decay` is False, a decay per head.
+
+    g = -exp(A_log) softplus(x W_a + dt_bias);  out = (y * silu(x W_g)) W_o
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        steps: int = 1,
+        decay: bool = True,
+        conv_width: int,
+        norm_eps: float,
+        chunk_size: int,
+        implementation: str | None,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            dim,
+            heads=heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            steps=steps,
+            conv_width=conv_width,
+            norm_eps=norm_eps,
+            chunk_size=chunk_size,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        self.decay = Linear(dim, heads, axes=("embed", "heads"), rngs=rngs) if decay else None
+        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs)
+        if decay:
+            self.log_rate_H = param(rngs, log_uniform(0.0, 16.0), (heads,), ("heads",))
+            self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",))
+
+    def _log_decay(self, x_BTD: Array) -> Array | None:
+        if self.decay is None:
+            return None
+        dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
+        return -jnp.exp(self.log_rate_H[...]) * dt_BTH
+
+    def _gate(self, x_BTD: Array) -> Array:
+        return self.gate(x_BTD)

@@ -8,18 +8,12 @@ Yang et al., arXiv 2412.06464; public implementation: flash-linear-attention, `f
 `_delta.py`.
 """
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from seqjax.mixers._delta import DeltaMixer
-from seqjax.nn.initializers import dt_bias, log_uniform
-from seqjax.nn.layers import Linear, project_float32
-from seqjax.nn.params import param
-from seqjax.types import Array
+from seqjax.mixers._delta import GatedDeltaMixer
 
 
-class GatedDeltaNet(DeltaMixer):
+class GatedDeltaNet(GatedDeltaMixer):
     """The delta rule with decay and output gate."""
 
     def __init__(
@@ -47,17 +41,6 @@ class GatedDeltaNet(DeltaMixer):
             implementation=implementation,
             rngs=rngs,
         )
-        self.decay = Linear(dim, heads, axes=("embed", "heads"), rngs=rngs)
-        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs)
-        self.log_rate_H = param(rngs, log_uniform(0.0, 16.0), (heads,), ("heads",))
-        self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",))
-
-    def _log_decay(self, x_BTD: Array) -> Array:
-        dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
-        return -jnp.exp(self.log_rate_H[...]) * dt_BTH
-
-    def _gate(self, x_BTD: Array) -> Array:
-        return self.gate(x_BTD)
 
     @staticmethod
     def widths(dim: int, key_dim: int | None, value_dim: int | None) -> tuple[int, int]:

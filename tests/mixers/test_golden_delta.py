@@ -134,10 +134,12 @@ def test_rwkv7_model(chunk):
     assert_close(jax.jit(model.logits)(weights, z["tokens"][None])[0], z["logits"])
 
 
-@pytest.mark.parametrize("name", ["deltanet", "gated_deltanet", "gla", "kda", "rwkv5", "rwkv6", "rwkv7"])
+@pytest.mark.parametrize(
+    "name", ["deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "rwkv5", "rwkv6", "rwkv7"]
+)
 def test_the_named_implementation_is_asked(name):
     heads = {"head_dim": 8} if name in ("rwkv5", "rwkv6") else {"heads": 2}
-    op = "delta_rule" if name.endswith("deltanet") else "linear_attention"
+    op = "delta_rule" if "delta" in name else "linear_attention"
     layer = mixers.load(name)(16, **heads, implementation="pallas", rngs=nnx.Rngs(0))
     x_BTD = jnp.ones((1, 4, 16))
     with pytest.raises(kernels_pallas.BackendError, match=f"{op} has no pallas kernel"):

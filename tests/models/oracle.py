@@ -359,6 +359,29 @@ def delta(m, p, x):
     return linear(p["out"], y * silu(linear(p["gate"], x)) if gated else y)
 
 
+def delta_product(m, p, x):
+    def of_steps(y):
+        """[T, n, H, ...] of [T, ...], whose columns are those of the first head's steps, the second's, ..."""
+        return y.reshape(len(x), m.heads, m.steps, -1).swapaxes(1, 2)
+
+    q = heads_of(short_conv(p["q_conv"], linear(p["q"], x)), m.heads)
+    k, v = (of_steps(short_conv(p[f"{name}_conv"], linear(p[name], x))) for name in "kv")
+    beta = (2 if m.allow_negative_eigenvalues else 1) * of_steps(sigmoid(linear(p["beta"], x)))[..., 0]
+    q, k = unit(q) / math.sqrt(q.shape[-1]), unit(k)
+    y = np.zeros((len(x), m.heads, v.shape[-1]))
+    for h in range(m.heads):
+        s = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(len(x)):
+            if m.decay:
+                step = softplus(linear(p["decay"], x)[t, h] + p["step_bias_H"][h])
+                s = s * np.exp(-np.exp(p["log_rate_H"][h]) * step)
+            for j in range(m.steps):
+                s = s + np.outer(k[t, j, h], beta[t, j, h] * (v[t, j, h] - k[t, j, h] @ s))
+            y[t, h] = q[t, h] @ s
+    y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
+    return linear(p["out"], y * silu(linear(p["gate"], x)))
+
+
 def gla(m, p, x):
     q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
     kept = heads_of(sigmoid(linear(p["decay_out"], linear(p["decay_in"], x))) ** (1 / 16), m.heads)
@@ -484,7 +507,7 @@ MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "mamba3": mamba3,
-    "fox": fox, "deltanet": delta, "gated_deltanet": delta, "gla": gla, "kda": kda,
+    "fox": fox, "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla, "kda": kda,
     "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}

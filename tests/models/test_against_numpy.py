@@ -68,6 +68,10 @@ VARIANTS = {
     "mamba3": {"default": "", "norm": "rate=softplus,norm=True,angles=2,state=5,head_dim=8"},
     "deltanet": {"default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2"},
     "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3"},
+    "gated_deltaproduct": {
+        "default": "", "one_step": "steps=1,allow_negative_eigenvalues=False,conv_width=2",
+        "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3",
+    },
     "gla": {"default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3"},
     "kda": {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",

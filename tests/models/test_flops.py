@@ -34,6 +34,8 @@ BESIDE = {
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,
     "gated_deltanet": 3 * 2 * 6 * 96 * 192,
+    # k^T S and the correction twice
+    "gated_deltaproduct": (2 * 2 + 1) * 2 * 4 * 96 * 120,
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,

@@ -160,6 +160,9 @@ CASES = {
     "gated_deltanet:model.mixer.heads=48": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
     },
+    "gated_deltaproduct:model.mixer.heads=32,model.mixer.value_dim=64": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
+    },
     "gla:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
     "kda:model.mixer.heads=32": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(1, 16, np.exp), r"mixer\.step_bias_E": STEP,

@@ -13,6 +13,8 @@ COUNTS = {
     ("deltanet", "135m_100k"): 134.3,
     ("gated_deltanet", "110m"): 123.9,
     ("gated_deltanet", "135m_100k"): 148.5,
+    ("gated_deltaproduct", "110m"): 109.7,  # Transformer++ has 109.5
+    ("gated_deltaproduct", "135m_100k"): 134.3,
     ("gla", "110m"): 109.8,
     ("kda", "110m"): 114.4,
     ("kda", "110m,model.mixer.heads=12"): 112.1,

@@ -132,7 +132,10 @@ def test_every_device_has_a_piece_of_the_time_or_a_share_of_the_heads(conv):
     assert set(found["all-to-all"]) == {(1, 1, n_tokens // 4, 1, dim // heads), (1, n_tokens // 4, 1, 1, dim // heads)}
 
 
-RECURRENT = ("deltanet", "gated_deltanet", "gla", "kda", "mamba1", "mamba2", "mamba3", "rwkv5", "rwkv6", "rwkv7")
+RECURRENT = (
+    "deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "mamba1", "mamba2", "mamba3", "rwkv5", "rwkv6",
+    "rwkv7",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,10 @@ MIXERS = {
     },
     "deltanet": DELTA,
     "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
+    "gated_deltaproduct": DELTA | {
+        "key_dim": (16, "shapes"), "steps": (3, "shapes"), "decay": (False, "shapes"),
+        "allow_negative_eigenvalues": (False, "forward"),
+    },
     "gla": {
         "heads": (2, "shapes"), "key_dim": (4, "shapes"), "value_dim": (32, "shapes"), "decay_rank": (2, "shapes"),
         "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused"),

@@ -1,0 +1,89 @@
+"""Gated DeltaProduct: Gated DeltaNet with n steps of the delta rule for every token.
+
+    k_j, v_j, beta_j  for j = 1..n, each with its own projection;  beta = sigmoid(x W_b), or twice that
+    S <- e^{g_t} S_{t-1};  S <- S + k_j (x) beta_j (v_j - k_j^T S)  for j = 1..n;  S_t = S
+    y_t = RMSNorm(q_t^T S_t) * silu(x W_g)
+
+Siems et al., arXiv 2502.10297; public implementation: flash-linear-attention, `fla/layers/gated_deltaproduct.py`. With
+beta in (0, 2) a step may reverse the sign of what S holds for its key, and two of them may rotate S, which is what
+tracking a state takes: one counts modulo 2, two modulo any number. (In bfloat16 keys are not of unit norm exactly, and
+beta near 2 may let S grow by up to 1% a step.) The decay, the gate, norms and initial values are Gated DeltaNet's,
+which this is with n = 1 and beta in (0, 1); see `_delta.py`.
+
+A head's n keys (values, betas) are neighbours among the columns of W_k (W_v, W_b), and not those of a step as in the
+public code, so that devices that share heads have all steps of theirs. At 768 x 12 and n = 2: 4 heads with keys of 96
+and values of 120, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.7M parameters, tied.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from seqjax.mixers._delta import GatedDeltaMixer
+from seqjax.types import Array
+
+
+class GatedDeltaProduct(GatedDeltaMixer):
+    """Several steps of the delta rule per token, with decay and output gate."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        steps: int = 2,  # of the delta rule per token
+        decay: bool = True,  # False: DeltaProduct without forgetting, with the gate
+        allow_negative_eigenvalues: bool = True,  # beta in (0, 2); False: in (0, 1)
+        key_dim: int | None = None,  # of a step, all heads together; None = half the model width
+        value_dim: int | None = None,  # of a step, all heads together; None = key_dim
+        conv_width: int = 4,
+        norm_eps: float = 1e-6,
+        chunk_size: int = 64,  # steps per chunk; affects the speed, not the result
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+    ):
+        key_dim = dim // 2 if key_dim is None else key_dim
+        super().__init__(
+            dim,
+            heads=heads,
+            key_dim=key_dim,
+            value_dim=key_dim if value_dim is None else value_dim,
+            steps=steps,
+            decay=decay,
+            conv_width=conv_width,
+            norm_eps=norm_eps,
+            chunk_size=chunk_size,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        self.beta_scale = 2.0 if allow_negative_eigenvalues else 1.0
+
+    # The steps of all tokens are one sequence of n T positions, S, for the delta rule. The state decays at a token's
+    # first step and is read at its last, so the other queries are zeros and their outputs are dropped. The cost is n
+    # times that of Gated DeltaNet's recurrence, 3 n products with a state per token where 2 n + 1 would do, and n times
+    # its inputs to keep for the gradient, q among them. That wastes less than a third of the recurrence, which at 110m
+    # is 3% of a layer's FLOPs, and in return the kernels of every backend, their gradients and meshes serve as is.
+    def _in_order(self, x_BTE: Array) -> Array:
+        """Turn what is made for all steps of a token, [B, T, H n ...], into one position a step, [B, n T, H ...]."""
+        n_batch, seq_len, width = x_BTE.shape
+        x_BTHnE = x_BTE.reshape(n_batch, seq_len, self.heads, self.steps, -1)
+        return jnp.moveaxis(x_BTHnE, 3, 2).reshape(n_batch, seq_len * self.steps, width // self.steps)
+
+    def _at_step(self, x_BTHx: Array, step: int) -> Array:
+        """Put one value a token, [B, T, H, ...], at one of its steps and zeros at the others: [B, n T, H, ...]."""
+        n_batch, seq_len, *rest = x_BTHx.shape
+        around = [(0, 0), (0, 0), (step, self.steps - 1 - step)] + [(0, 0)] * len(rest)
+        return jnp.pad(x_BTHx[:, :, None], around).reshape(n_batch, seq_len * self.steps, *rest)
+
+    def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array | None, ...]:
+        made: Any = super()._inputs(x_BTD, q_BTE, self._in_order(k_BTE), self._in_order(v_BTE))
+        q_BTHK, k_BSHK, v_BSHV, beta_BTE, log_g_BTH = made
+        q_BSHK = self._at_step(q_BTHK, self.steps - 1)
+        log_g_BSH = None if log_g_BTH is None else self._at_step(log_g_BTH, 0)
+        return q_BSHK, k_BSHK, v_BSHV, self.beta_scale * self._in_order(beta_BTE), log_g_BSH
+
+    def _recurrence(self, operands: Any, s_BHKV: Array | None) -> tuple[Array, Array]:
+        o_BSHV, s_BHKV = super()._recurrence(operands, s_BHKV)
+        n_batch, n_steps, *rest = o_BSHV.shape
+        return o_BSHV.reshape(n_batch, n_steps // self.steps, self.steps, *rest)[:, :, -1], s_BHKV
