@@ -12,6 +12,9 @@ among the first m. Tables, with s = scale q . k over the keys of a chunk, estima
     mean, variance  the mean and half the variance of s, from the variance of every key channel
     mean, leading   the same, from the largest eigenvalue of the keys' covariance and its eigenvector
 
+The mean, 8 means, and the mean with the leading eigenvector are the tables `mean`, `sub_means` and `mean_eigen` of
+selection="shortlist" (kernels_pallas/select_chunk/tables.py).
+
 `own` lists belong to one query, `shared` ones to 64 neighbouring queries (a whole chunk if it is shorter), which a
 kernel reads once: their chunks are those of the largest share, over the queries, of the table's softmax. Queries with
 more than m past chunks count. Beside them stand the mass that exact and best key read, as a share of all past mass, and
@@ -43,6 +46,7 @@ import numpy as np
 import kernels_pallas
 from benchmarks.harness import plot, report
 from benchmarks.harness.machine import machine
+from kernels_pallas.select_chunk.tables import rows, run_means, score
 from seqjax.data import open_corpus
 from seqjax.pictures import End, label_ends
 from seqjax.training.evaluate import restore
@@ -57,19 +61,17 @@ OPS = ("top1_chunk_attention", "causal_attention")
 
 def tables(q_QHK: Array, k_cCHK: Array, scale: float) -> dict[str, Array]:
     """{name: [Q, H, c]}: what each table says of every chunk, in nats of the largest or of the mean exponential."""
-    mean_cHK = k_cCHK.mean(1)
-    of_mean_QHc = scale * jnp.einsum("qhk,chk->qhc", q_QHK, mean_cHK)
-    found = {"mean": of_mean_QHc}
-    n_chunks, size = k_cCHK.shape[:2]
+    k_cHCK = k_cCHK.swapaxes(1, 2)
+
+    def said(row_cHPK: Array, table: str) -> Array:
+        return score(scale * jnp.einsum("qhk,chpk->qhcp", q_QHK, row_cHPK), table)
+
+    found = {"mean": said(rows(k_cHCK, "mean"), "mean")}
     for parts in (2, 4, 8):
-        means = k_cCHK.reshape(n_chunks, parts, size // parts, *k_cCHK.shape[2:]).mean(2)
-        found[f"{parts} means"] = scale * jnp.einsum("qhk,cphk->qhcp", q_QHK, means).max(-1)
-    centred_cCHK = k_cCHK - mean_cHK[:, None]
-    variance_cHK = jnp.square(centred_cCHK).mean(1)
-    found["mean, variance"] = of_mean_QHc + 0.5 * scale**2 * jnp.einsum("qhk,chk->qhc", q_QHK**2, variance_cHK)
-    values_cHK, vectors_cHKK = jnp.linalg.eigh(jnp.einsum("cshk,cshl->chkl", centred_cCHK, centred_cCHK) / size)
-    along_QHc = jnp.einsum("qhk,chk->qhc", q_QHK, vectors_cHKK[..., -1])
-    found["mean, leading"] = of_mean_QHc + 0.5 * scale**2 * jnp.square(along_QHc) * values_cHK[..., -1].T[None]
+        found[f"{parts} means"] = said(run_means(k_cHCK, parts), "sub_means")
+    half_variance_QHc = 0.5 * scale**2 * jnp.einsum("qhk,chk->qhc", q_QHK**2, k_cHCK.var(2))
+    found["mean, variance"] = found["mean"] + half_variance_QHc
+    found["mean, leading"] = said(rows(k_cHCK, "mean_eigen"), "mean_eigen")
     return found
 
 

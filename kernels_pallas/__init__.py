@@ -35,7 +35,13 @@ from kernels_pallas.short_conv.api import short_conv
 from kernels_pallas.ssd.api import ssd
 from kernels_pallas.state_scan.api import state_passing, state_scan
 from kernels_pallas.top1_chunk.api import top1_chunk_attention
-from kernels_pallas.top1_chunk.decode import chunk_means, top1_chunk_decode, update_chunk_means
+from kernels_pallas.top1_chunk.decode import (
+    chunk_means,
+    chunk_table,
+    top1_chunk_decode,
+    update_chunk_means,
+    update_chunk_table,
+)
 from kernels_pallas.top1_element.api import top1_element_attention
 from kernels_pallas.top1_element.decode import top1_element_decode
 from kernels_pallas.triangular import unit_lower_inverse
@@ -48,6 +54,7 @@ __all__ = [
     "backends_used",
     "causal_attention",
     "chunk_means",
+    "chunk_table",
     "cross_entropy",
     "delta_rule",
     "head_norm",
@@ -67,4 +74,5 @@ __all__ = [
     "top1_element_decode",
     "unit_lower_inverse",
     "update_chunk_means",
+    "update_chunk_table",
 ]

@@ -2,23 +2,26 @@
 
 With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects among the full past chunks c < n(i):
 
-    exact    argmax_c logsumexp_{j in c} s_ij
-    best_key argmax_c max_{j in c} s_ij
-    approx   argmax_c q_i . mean_{j in c} k_j
-    random   argmax_c of a hash of i, the head and c (random_scores.py): a control that reads neither q nor k
+    exact      argmax_c logsumexp_{j in c} s_ij
+    best_key   argmax_c max_{j in c} s_ij
+    shortlist  the same among the m past chunks of the largest scores in a cheap table (tables.py)
+    approx     argmax_c q_i . mean_{j in c} k_j
+    random     argmax_c of a hash of i, the head and c (random_scores.py): a control that reads neither q nor k
 
 With top_k, the k chunks of the largest scores in place of the argmax.
 """
+
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int32
 
 from kernels_pallas import backend, numerics, validation
-from kernels_pallas.select_chunk import mosaic_gpu, triton, xla
+from kernels_pallas.select_chunk import mosaic_gpu, tables, triton, xla
 from kernels_pallas.select_chunk.interface import ChunkSelection
 
 BACKENDS = (triton.BACKEND, mosaic_gpu.BACKEND, xla.BACKEND)
-SELECTIONS = ("exact", "best_key", "approx", "random")
+SELECTIONS = ("exact", "best_key", "approx", "shortlist", "random")
 
 
 def select_chunk(
@@ -28,6 +31,8 @@ def select_chunk(
     chunk_size: int = 128,
     selection: str = "exact",
     top_k: int = 1,
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Int32[Array, "B T H *k"]:
@@ -37,9 +42,13 @@ def select_chunk(
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "approx" (largest
-        q . mean key) or "random" (the same past chunks for any q and k).
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "shortlist" (the same among
+        the chunks that lead a table), "approx" (largest q . mean key) or "random" (the same past chunks for any q
+        and k).
       top_k: chunks to select.
+      shortlist: for "shortlist": the number of chunks whose keys are scored, at least top_k.
+      table: for "shortlist": "mean" (mean key), "sub_means" (means of 8 runs of the chunk's keys) or "mean_eigen"
+        (mean key and the leading eigenvector of the keys' covariance), as in tables.py.
       scale: of the scores; 1 / sqrt(K) when None.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
@@ -48,30 +57,37 @@ def select_chunk(
       first, -1 where there are fewer past chunks. Not differentiable: the result is an integer.
 
     Raises:
-      ValueError: shapes that disagree, an unknown selection, a chunk_size or top_k below 1.
+      ValueError: shapes that disagree, an unknown selection or table, a chunk_size or top_k below 1, a shortlist below
+        top_k, a chunk_size that 8 does not divide with "sub_means".
       BackendError: (a ValueError) the named implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.); "best_key" is the limit of "exact" for a large scale.
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape)
-    check_options(chunk_size, selection, top_k)
-    options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
-    kernels = pick_backend(q_BTHK, k_BTGK, implementation=implementation, **options)
+    options = checked_options(chunk_size, selection, top_k, shortlist, table)
+    kernels = pick_backend(q_BTHK, k_BTGK, options, implementation)
     q_BTHK, k_BTGK = jax.lax.stop_gradient((q_BTHK, k_BTGK))
     return kernels.select(q_BTHK, k_BTGK, scale=numerics.softmax_scale(scale, q_BTHK.shape[-1]), **options)
 
 
-def check_options(chunk_size: int, selection: str, top_k: int) -> None:
-    """Raise ValueError unless the chunk has a key, the selection is known, and it selects at least one chunk."""
+def checked_options(chunk_size: int, selection: str, top_k: int, shortlist: int, table: str) -> dict[str, Any]:
+    """Return the options of a selection as backends take them, a shortlist only with the selection by it.
+
+    Raises ValueError unless the chunk has a key, the selection and its table are known and it selects a chunk.
+    """
     validation.check_chunk_size(chunk_size)
     validation.check_choice("selection", selection, SELECTIONS)
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}: 1 is Top-1 Chunk, more selects several past chunks")
+    options: dict[str, Any] = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
+    if selection != "shortlist":
+        return options
+    tables.check(table, chunk_size)
+    if shortlist < top_k:
+        raise ValueError(f"shortlist={shortlist} holds no top_k={top_k} chunks: set shortlist to {top_k} or more")
+    return options | {"shortlist": tables.Shortlist(shortlist, table)}
 
 
-def pick_backend(
-    q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int, implementation: str | None
-) -> ChunkSelection:
+def pick_backend(q_BTHK: Array, k_BTGK: Array, options: dict[str, Any], implementation: str | None) -> ChunkSelection:
     """Return the kernels that select for these operands; raises BackendError when the named ones cannot."""
-    options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
     return backend.pick("select_chunk", BACKENDS, implementation, (q_BTHK, k_BTGK), options)

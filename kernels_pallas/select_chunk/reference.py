@@ -2,10 +2,11 @@
 
 With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the full past chunks c < n(i):
 
-    exact     argmax_c logsumexp_{j in c} s_ij
-    best_key  argmax_c max_{j in c} s_ij
-    approx    argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
-    random    argmax_c random_scores(i, head, c)        (random_scores.py)
+    exact      argmax_c logsumexp_{j in c} s_ij
+    best_key   argmax_c max_{j in c} s_ij
+    approx     argmax_c q_i . mean_{j in c} k_j         (fp32 mean)
+    shortlist  as best_key, among the m chunks c < n(i) of the largest scores in a table (tables.py)
+    random     argmax_c random_scores(i, head, c)       (random_scores.py)
 
 With top_k, the chunks of the k largest. Ties go to the smallest chunk. Queries of the first chunk have no candidate:
 -1. Source: arXiv 2505.18522, Top-1 Chunk.
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from kernels_pallas.select_chunk import tables
 from kernels_pallas.select_chunk.random_scores import random_scores
 
 
@@ -24,24 +26,33 @@ def chunk_scores(
     *,
     chunk_size: int,
     selection: str = "exact",
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
 ) -> Float[Array, "B T H c"]:
-    """The quantity that the selection maximises, per query and full chunk; -inf where the chunk is not past."""
+    """The quantity that the selection maximises, per query and full chunk; -inf where it is not past or not listed."""
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
     q_BTHK, k_BTHK = in_one_dtype_per_head(q_BTHK, k_BTGK)
     B, T, H, K = q_BTHK.shape
     n_full = T // chunk_size
     k_BcCHK = k_BTHK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, H, K)
-    if selection in ("exact", "best_key"):
+    is_past_T1c = jnp.arange(n_full) < jnp.arange(T)[:, None, None] // chunk_size
+    if selection in ("exact", "best_key", "shortlist"):
         s_BTHcC = scale * jnp.einsum("bthk,bcshk->bthcs", q_BTHK, k_BcCHK, precision="highest")
         score_BTHc = jax.nn.logsumexp(s_BTHcC, axis=-1) if selection == "exact" else s_BTHcC.max(-1)
+        if selection == "shortlist":
+            row_BcHPK = tables.rows(k_BcCHK.swapaxes(2, 3), table)
+            x_BTHcP = scale * jnp.einsum("bthk,bchpk->bthcp", q_BTHK, row_BcHPK, precision="highest")
+            listed_BTHc = jnp.where(is_past_T1c, tables.score(x_BTHcP, table), -jnp.inf)
+            order_BTHc = jnp.argsort(-listed_BTHc, axis=-1, stable=True)
+            rank_BTHc = jnp.argsort(order_BTHc, axis=-1)
+            score_BTHc = jnp.where(rank_BTHc < shortlist, score_BTHc, -jnp.inf)
     elif selection == "approx":
         score_BTHc = jnp.einsum("bthk,bchk->bthc", q_BTHK, k_BcCHK.mean(2), precision="highest")
     else:
         score_THc = random_scores(jnp.arange(T)[:, None, None], jnp.arange(H)[:, None], jnp.arange(n_full))
         score_BTHc = jnp.broadcast_to(score_THc, (B, T, H, n_full))
-    is_past_Tc = jnp.arange(n_full)[None, :] < jnp.arange(T)[:, None] // chunk_size
-    return jnp.where(is_past_Tc[None, :, None, :], score_BTHc, -jnp.inf)
+    return jnp.where(is_past_T1c, score_BTHc, -jnp.inf)
 
 
 def select_chunk(
@@ -51,13 +62,16 @@ def select_chunk(
     chunk_size: int,
     selection: str = "exact",
     top_k: int = 1,
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
 ) -> Int32[Array, "B T H *k"]:
     """The chunk that every query selects, -1 in the first chunk; with a top_k above 1 that many, [B, T, H, k]."""
     B, T, H, _ = q_BTHK.shape
     sel_BTHk = jnp.full((B, T, H, top_k), -1, jnp.int32)
     if chunk_size <= T:
-        score_BTHc = chunk_scores(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, scale=scale)
+        rule = {"selection": selection, "shortlist": shortlist, "table": table}
+        score_BTHc = chunk_scores(q_BTHK, k_BTGK, chunk_size=chunk_size, scale=scale, **rule)
         best_BTHk = jnp.argsort(-score_BTHc, axis=-1, stable=True)[..., :top_k].astype(jnp.int32)
         is_past_Tk = jnp.arange(best_BTHk.shape[-1]) < jnp.arange(T)[:, None] // chunk_size
         sel_BTHk = sel_BTHk.at[..., : best_BTHk.shape[-1]].set(jnp.where(is_past_Tk[:, None], best_BTHk, -1))

@@ -1,11 +1,13 @@
 """The `xla` backend of chunk selection: any device, O(T) memory (equations in api.py).
 
-exact     a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp are
-          compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
-          per head.
-best_key  the same with the chunks' largest scores in place of logsumexp.
-approx    a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
-random    the same scan with hashes in place of products; every batch entry has the same.
+exact      a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp are
+           compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
+           per head.
+best_key   the same with the chunks' largest scores in place of logsumexp.
+approx     a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
+shortlist  the same with another table gives m candidates for each row. The rows are sorted by candidate
+           (xla_sort_plan.py), so that a chunk's keys are read once for a block of rows; m T C K multiply-adds.
+random     the scan of approx with hashes in place of products; every batch entry has the same.
 
 All visit chunks in ascending order and replace on strictly greater, so ties go to the smallest chunk. The k best of a
 tile's chunks are found in k rounds of argmax, and inserted into the k best so far: nothing is sorted.
@@ -20,8 +22,11 @@ from jax import Array
 from kernels_pallas import xla_tiles
 from kernels_pallas.backend import Backend
 from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.select_chunk import tables
 from kernels_pallas.select_chunk.interface import ChunkSelection
 from kernels_pallas.select_chunk.random_scores import random_scores
+from kernels_pallas.select_chunk.tables import Shortlist
+from kernels_pallas.xla_sort_plan import from_blocks, in_blocks, make_plan, scan_blocks, take
 
 
 def load() -> ChunkSelection:
@@ -34,7 +39,16 @@ def load() -> ChunkSelection:
 BACKEND = Backend("xla", load)
 
 
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int = 1, scale: float) -> Array:
+def select(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    *,
+    chunk_size: int,
+    selection: str,
+    top_k: int = 1,
+    shortlist: Shortlist | None = None,
+    scale: float,
+) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
 
     With a top_k above 1, sel_BTHk: the best first, -1 after the last past chunk.
@@ -46,7 +60,9 @@ def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top
     if k_most == 0:
         sel_kBGM = []
     elif selection == "approx":
-        sel_kBGM = _approx(q_BGMK, k_BGSK, chunk_size, H // G, k_most)
+        sel_kBGM = _by_table(q_BGMK, k_BGSK, chunk_size, H // G, 1.0, "mean", k_most)
+    elif shortlist is not None and not shortlist.holds_all(T, chunk_size):
+        sel_kBGM = _by_shortlist(q_BGMK, k_BGSK, chunk_size, H // G, scale, shortlist, k_most)
     elif selection == "random":
         sel_kBGM = _random(q_BGMK.shape[:3], chunk_size, H // G, T // chunk_size, k_most)
     else:
@@ -67,12 +83,13 @@ def best_chunks(score: Array, top_k: int) -> Iterator[tuple[Array, Array]]:
             score = jnp.where(jnp.arange(score.shape[-1]) == chunk[..., None], -jnp.inf, score)
 
 
-def _chunk_means(k_BGSK: Array, chunk_size: int) -> Array:
-    """Return the mean key of every full chunk, [B, G, S, K] -> [B, G, S // C, K], fp32 at least."""
-    B, G, S, K = k_BGSK.shape
-    n_full = S // chunk_size
-    k_BGcCK = k_BGSK[:, :, : n_full * chunk_size].reshape(B, G, n_full, chunk_size, K)
-    return k_BGcCK.astype(accumulation_dtype(k_BGSK)).mean(3)
+def best_of_shortlist(chunk_m: Array, score_m: Array, top_k: int) -> list[Array]:
+    """Return the chunks of the best scores, one array for each rank, among candidates in ascending order.
+
+    A candidate of -1, which stands before the others, has the score -inf: it comes after all chunks.
+    """
+    best = best_chunks(score_m, top_k)
+    return [jnp.take_along_axis(chunk_m, at[..., None], axis=-1)[..., 0] for _, at in best]
 
 
 def _by_every_key(
@@ -125,19 +142,40 @@ def _insert(best: list[Array], arg: list[Array], new: Array, new_arg: Array) -> 
         best[rank] = jnp.maximum(entry, best[rank])
 
 
-def _approx(q_BGMK: Array, k_BGSK: Array, C: int, R: int, top_k: int) -> list[Array]:
-    B, G, M, K = q_BGMK.shape
-    mean_BGcK = _chunk_means(k_BGSK, C)
-    n_full = mean_BGcK.shape[2]
-    steps, rows = xla_tiles.segments(M, B * G * max(n_full, K))
+def _by_table(q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, table: str, top_k: int) -> list[Array]:
+    (B, G, M, K), n_full = q_BGMK.shape, k_BGSK.shape[2] // C
+    row_BGcPK = tables.rows(k_BGSK[:, :, : n_full * C].reshape(B, G, n_full, C, K), table)
+    row_BGrK = row_BGcPK.reshape(B, G, -1, K)
+    steps, rows = xla_tiles.segments(M, B * G * max(row_BGrK.shape[2], K))
     q_BGMK = xla_tiles.pad_to(q_BGMK, steps * rows, axis=2)
 
     def score(step: Array) -> Array:
-        q_BGmK = xla_tiles.block(q_BGMK, step, rows).astype(mean_BGcK.dtype)
-        # full precision: 1/C of the exact work, and a near tie decides which keys are read
-        return jnp.einsum("bgmk,bgck->bgmc", q_BGmK, mean_BGcK, precision="highest")
+        q_BGmK = xla_tiles.block(q_BGMK, step, rows).astype(row_BGrK.dtype)
+        # full precision: few products beside the exact work, and a near tie decides which keys are read
+        x_BGmr = scale * jnp.einsum("bgmk,bgrk->bgmr", q_BGmK, row_BGrK, precision="highest")
+        return tables.score(x_BGmr.reshape(B, G, rows, n_full, -1), table)
 
     return [sel_BGM[:, :, :M] for sel_BGM in _by_chunk(score, steps, rows, R * C, top_k)]
+
+
+def _by_shortlist(
+    q_BGMK: Array, k_BGSK: Array, C: int, R: int, scale: float, shortlist: Shortlist, top_k: int
+) -> list[Array]:
+    """Select by the best key among the chunks of the largest scores in a table."""
+    listed = _by_table(q_BGMK, k_BGSK, C, R, scale, shortlist.table, shortlist.size)
+    chunk_BGMm = jnp.sort(jnp.stack(listed, axis=-1), axis=-1)
+    k_BGcCK, acc = in_blocks(k_BGSK, C), accumulation_dtype(q_BGMK, k_BGSK)
+    plan = make_plan(chunk_BGMm, k_BGcCK.shape[2], C, R)
+    assert plan is not None  # no shortlist is shorter than a past of no chunk
+
+    def visit(carry, row_BGnr, chunk_BGn):
+        q_BGnrK, k_BGnCK = take(q_BGMK, row_BGnr), take(k_BGcCK, chunk_BGn)
+        s_BGnrC = scale * jnp.einsum("bgnrk,bgnsk->bgnrs", q_BGnrK, k_BGnCK, preferred_element_type=acc)
+        return carry, s_BGnrC.max(-1)
+
+    _, best_BGnr = scan_blocks(visit, None, C, plan.row_BGnr, plan.chunk_BGn)
+    best_BGMm = take(from_blocks(best_BGnr), plan.slot_BGMk, fill=-jnp.inf)
+    return best_of_shortlist(chunk_BGMm, best_BGMm, top_k)
 
 
 def _random(size: tuple[int, ...], C: int, R: int, n_full: int, top_k: int) -> list[Array]:

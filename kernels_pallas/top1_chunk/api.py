@@ -13,7 +13,7 @@ defined.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 from kernels_pallas import backend, numerics, validation
 from kernels_pallas.select_chunk import api as select_api
 from kernels_pallas.select_chunk.interface import ChunkSelection
+from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.top1_chunk import triton, xla
 from kernels_pallas.top1_chunk.interface import ChunkAttention
 
@@ -37,6 +38,7 @@ class Call(NamedTuple):
     selection: str
     scale: float
     top_k: int = 1
+    shortlist: Shortlist | None = None
 
 
 def top1_chunk_attention(
@@ -47,6 +49,8 @@ def top1_chunk_attention(
     chunk_size: int = 128,
     selection: str = "exact",
     top_k: int = 1,
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
@@ -57,9 +61,12 @@ def top1_chunk_attention(
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "approx" (largest
-        q . mean key) or "random" (the same past chunks for any q and k: a control). Every head selects for itself.
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "shortlist" (the same among
+        the chunks that lead a table), "approx" (largest q . mean key) or "random" (the same past chunks for any q
+        and k: a control). Every head selects for itself.
       top_k: past chunks that a query reads; all of them where there are fewer.
+      shortlist: as in `select_chunk`, like `table`: for "shortlist".
+      table: "mean", "sub_means" or "mean_eigen".
       scale: of the scores; 1 / sqrt(K) when None.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
@@ -67,21 +74,21 @@ def top1_chunk_attention(
       o_BTHV in v's dtype. Scores, softmax and sums are fp32.
 
     Raises:
-      ValueError: shapes that disagree, an unknown selection, a chunk_size or top_k below 1.
+      ValueError: shapes that disagree, and settings that `select_chunk` refuses.
       BackendError: (a ValueError) the named implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk (Exact and Approx.).
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
-    select_api.check_options(chunk_size, selection, top_k)
-    options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
+    options = select_api.checked_options(chunk_size, selection, top_k, shortlist, table)
     call = Call(
-        select_api.pick_backend(q_BTHK, k_BTGK, implementation=implementation, **options),
+        select_api.pick_backend(q_BTHK, k_BTGK, options, implementation),
         backend.pick("top1_chunk_attention", BACKENDS, implementation, (q_BTHK, k_BTGK, v_BTGV), options),
         chunk_size,
         selection,
         numerics.softmax_scale(scale, q_BTHK.shape[-1]),
         min(top_k, max(1, (q_BTHK.shape[1] - 1) // chunk_size)),  # no query has more chunks before its own
+        options.get("shortlist"),
     )
     return attend(q_BTHK, k_BTGK, v_BTGV, call)
 
@@ -94,7 +101,10 @@ def attend(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array:
 
 def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[Array, tuple]:
     options = {"chunk_size": call.chunk_size, "scale": call.scale}
-    sel_BTH = call.selector.select(q_BTHK, k_BTGK, selection=call.selection, top_k=call.top_k, **options)
+    rule: dict[str, Any] = {"selection": call.selection, "top_k": call.top_k}
+    if call.shortlist is not None:
+        rule["shortlist"] = call.shortlist
+    sel_BTH = call.selector.select(q_BTHK, k_BTGK, **rule, **options)
     # named before use, so that a policy which saves only the selection also skips it when the rest is
     # recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")

@@ -2,15 +2,18 @@
 
 The caches have a static length S, `length` says how many of their tokens are real, the new one included.
 "exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by
-`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and the local chunk; "random"
-needs no table. Source: arXiv 2505.18522, Top-1 Chunk.
+`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and the local chunk;
+"shortlist" reads its table, kept by `update_chunk_table`, and the keys of the listed chunks too; "random" needs no
+table. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import backend, numerics, validation
-from kernels_pallas.select_chunk.api import check_options
+from kernels_pallas.select_chunk import tables
+from kernels_pallas.select_chunk.api import checked_options
 from kernels_pallas.top1_chunk import triton, xla
 
 BACKENDS = (triton.DECODE_BACKEND, xla.DECODE_BACKEND)
@@ -25,8 +28,11 @@ def top1_chunk_decode(
     chunk_size: int = 128,
     selection: str = "exact",
     top_k: int = 1,
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
     chunk_mean_BcGK: Float[Array, "B c G K"] | None = None,
+    chunk_table_BcGPK: Float[Array, "B c G P K"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B H V"]:
     """Return the attention of the newest token, position length - 1, whose key and value are in the caches already.
@@ -36,38 +42,38 @@ def top1_chunk_decode(
       k_BSGK: key cache; slots from `length` on are never read into the result.
       v_BSGV: value cache.
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
-      chunk_size: as in `top1_chunk_attention`, like `selection`, `top_k` and `scale`.
-      selection: "exact", "best_key", "approx" or "random".
+      chunk_size: as in `top1_chunk_attention`, like `selection`, `top_k`, `shortlist`, `table` and `scale`.
+      selection: "exact", "best_key", "approx", "shortlist" or "random".
       top_k: past chunks that the query reads.
+      shortlist: for "shortlist": the number of chunks whose keys are scored.
+      table: for "shortlist": "mean", "sub_means" or "mean_eigen".
       scale: of the scores; 1 / sqrt(K) when None.
       chunk_mean_BcGK: for "approx": mean key per chunk, at least S // C rows (`chunk_means`,
         `update_chunk_means`). Made from the cache when None, which reads all of it.
+      chunk_table_BcGPK: the same for "shortlist" (`chunk_table`, `update_chunk_table`).
       implementation: as in `top1_chunk_attention`.
 
     Returns:
       o_BHV in v's dtype.
 
     Raises:
-      ValueError: shapes that disagree, a table with too few rows, an unknown selection, a chunk_size or top_k below 1.
+      ValueError: shapes that disagree, a table with too few rows, and settings that `select_chunk` refuses.
       BackendError: (a ValueError) the named implementation cannot run this.
 
     Source: arXiv 2505.18522, Top-1 Chunk.
     """
     validation.check_decode(q_BHK.shape, k_BSGK.shape, v_BSGV.shape)
-    check_options(chunk_size, selection, top_k)
-    B, S, G, K = k_BSGK.shape
-    n_full = S // chunk_size
+    options = checked_options(chunk_size, selection, top_k, shortlist, table)
     if selection == "approx" and chunk_mean_BcGK is None:
         chunk_mean_BcGK = chunk_means(k_BSGK, chunk_size=chunk_size)
+    if selection == "shortlist" and chunk_table_BcGPK is None:
+        chunk_table_BcGPK = chunk_table(k_BSGK, chunk_size=chunk_size, table=table)
+    G, K = k_BSGK.shape[2:]
     if chunk_mean_BcGK is not None:
-        rows = chunk_mean_BcGK.shape[1]
-        if chunk_mean_BcGK.shape != (B, rows, G, K) or rows < n_full:
-            raise ValueError(
-                f"chunk_mean must be [{B}, at least {n_full}, {G}, {K}] for a cache of {S} keys in chunks of "
-                f"{chunk_size}; got {tuple(chunk_mean_BcGK.shape)}"
-            )
-        chunk_mean_BcGK = chunk_mean_BcGK[:, :n_full]
-    options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k}
+        chunk_mean_BcGK = _of_full_chunks("chunk_mean", chunk_mean_BcGK, (G, K), k_BSGK, chunk_size)
+    if chunk_table_BcGPK is not None:
+        size = (G, tables.N_ROWS[table], K)
+        chunk_table_BcGPK = _of_full_chunks("chunk_table", chunk_table_BcGPK, size, k_BSGK, chunk_size)
     kernels = backend.pick("top1_chunk_decode", BACKENDS, implementation, (q_BHK, k_BSGK, v_BSGV), options)
     return kernels.decode(
         q_BHK,
@@ -76,21 +82,26 @@ def top1_chunk_decode(
         jnp.asarray(length, jnp.int32),
         scale=numerics.softmax_scale(scale, K),
         chunk_mean_BcGK=chunk_mean_BcGK if selection == "approx" else None,
+        **({"chunk_table_BcGPK": chunk_table_BcGPK} if selection == "shortlist" else {}),
         **options,
     )
 
 
-def chunk_means(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int) -> Float[Array, "B c G K"]:
-    """Return the mean key of each full chunk of a cache, fp32, [B, S // C, G, K]: the table after a prefill.
-
-    Rows of chunks that are not complete yet hold garbage; no query selects them before `update_chunk_means`
-    completes them.
-    """
-    validation.check_chunk_size(chunk_size)
-    B, S, G, K = k_BSGK.shape
+def _of_full_chunks(name: str, table_Bc: Array, size: tuple, k_BSGK: Array, chunk_size: int) -> Array:
+    """Return the rows of the cache's full chunks; raise ValueError if there are fewer, or of another size."""
+    B, S = k_BSGK.shape[:2]
     n_full = S // chunk_size
-    k_BcCGK = k_BSGK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, G, K)
-    return k_BcCGK.astype(numerics.accumulation_dtype(k_BSGK)).mean(2)
+    if table_Bc.shape[0] != B or table_Bc.shape[1] < n_full or table_Bc.shape[2:] != size:
+        raise ValueError(
+            f"{name} must be [{B}, at least {n_full}, {', '.join(map(str, size))}] for a cache of {S} keys in chunks "
+            f"of {chunk_size}; got {tuple(table_Bc.shape)}"
+        )
+    return table_Bc[:, :n_full]
+
+
+def chunk_means(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int) -> Float[Array, "B c G K"]:
+    """Return the mean key of each full chunk of a cache, fp32, [B, S // C, G, K]: `chunk_table` for "approx"."""
+    return chunk_table(k_BSGK, chunk_size=chunk_size, table="mean")[..., 0, :]
 
 
 def update_chunk_means(
@@ -100,15 +111,48 @@ def update_chunk_means(
     *,
     chunk_size: int,
 ) -> Float[Array, "B c G K"]:
-    """Return the table after the token at length - 1 was written to the key cache: its chunk's row is refreshed.
+    """Return the means after the token at length - 1 was written to the key cache: `update_chunk_table`."""
+    table_BcG1K = chunk_mean_BcGK[..., None, :]
+    return update_chunk_table(table_BcG1K, k_BSGK, length, chunk_size=chunk_size, table="mean")[..., 0, :]
 
-    Reads that chunk only. The row is right once the chunk is complete; before that no query can select it.
+
+def chunk_table(k_BSGK: Float[Array, "B S G K"], *, chunk_size: int, table: str) -> Float[Array, "B c G P K"]:
+    """Return the table of each full chunk of a cache, fp32, [B, S // C, G, P, K]: as it is after a prefill.
+
+    "mean" has P = 1 row, "sub_means" 8 and "mean_eigen" 2. Rows of chunks that are not complete yet hold garbage; no
+    query selects them before `update_chunk_table` completes them.
     """
-    validation.check_chunk_size(chunk_size)
-    if chunk_mean_BcGK.shape[1] == 0:  # the cache is shorter than a chunk
-        return chunk_mean_BcGK
-    own = (jnp.asarray(length, jnp.int32) - 1) // chunk_size
-    k_BCGK = jnp.take(k_BSGK, own * chunk_size + jnp.arange(chunk_size), axis=1, mode="fill", fill_value=0)
-    mean_BGK = k_BCGK.astype(chunk_mean_BcGK.dtype).mean(1)
-    # a trailing chunk that the cache cannot complete has no row
-    return chunk_mean_BcGK.at[:, own].set(mean_BGK, mode="drop")
+    tables.check(table, chunk_size)
+    B, S, G, K = k_BSGK.shape
+    n_full = S // chunk_size
+    k_BcCGK = k_BSGK[:, : n_full * chunk_size].reshape(B, n_full, chunk_size, G, K)
+    return tables.rows(k_BcCGK.swapaxes(2, 3), table)
+
+
+def update_chunk_table(
+    chunk_table_BcGPK: Float[Array, "B c G P K"],
+    k_BSGK: Float[Array, "B S G K"],
+    length: Int[Array, ""] | int,
+    *,
+    chunk_size: int,
+    table: str,
+) -> Float[Array, "B c G P K"]:
+    """Return the table after the token at length - 1 was written to the key cache: its chunk's rows are refreshed.
+
+    Reads that chunk only. The rows are right once the chunk is complete; before that no query can select it.
+    """
+    tables.check(table, chunk_size)
+    if chunk_table_BcGPK.shape[1] == 0:  # the cache is shorter than a chunk
+        return chunk_table_BcGPK
+    length = jnp.asarray(length, jnp.int32)
+    own = (length - 1) // chunk_size
+
+    def refresh(table_BcGPK: Array) -> Array:
+        k_BCGK = jnp.take(k_BSGK, own * chunk_size + jnp.arange(chunk_size), axis=1, mode="fill", fill_value=0)
+        row_BGPK = tables.rows(k_BCGK.swapaxes(1, 2), table).astype(table_BcGPK.dtype)
+        # a trailing chunk that the cache cannot complete has no row
+        return table_BcGPK.at[:, own].set(row_BGPK, mode="drop")
+
+    if table != "mean_eigen":  # means cost less than a branch
+        return refresh(chunk_table_BcGPK)
+    return jax.lax.cond(length % chunk_size == 0, refresh, lambda table_BcGPK: table_BcGPK, chunk_table_BcGPK)

@@ -4,6 +4,8 @@ from typing import Protocol, runtime_checkable
 
 from jax import Array
 
+from kernels_pallas.select_chunk.tables import Shortlist
+
 
 @runtime_checkable
 class ChunkAttention(Protocol):
@@ -52,6 +54,8 @@ class ChunkDecoding(Protocol):
         top_k: int,
         scale: float,
         chunk_mean_BcGK: Array | None,
+        shortlist: Shortlist | None = None,
+        chunk_table_BcGPK: Array | None = None,
     ) -> Array:
-        """Return o_BHV; there is a table of means for approximate selection alone."""
+        """Return o_BHV; there are means for "approx" alone; a shortlist and its table come with "shortlist" alone."""
         ...

@@ -4,7 +4,7 @@ With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the ful
 
     exact   c*_i = argmax_c logsumexp_{j in c} s_ij
     approx  c*_i = argmax_c q_i . mean_{j in c} k_j          (fp32 mean)
-    random  c*_i by a hash of i and the head                 (select_chunk/random_scores.py)
+    others  in select_chunk/reference.py
     o_i = sum_j p_ij v_j,  p_i = softmax of s_i over {j in c*_i} and {n(i) C <= j <= i}
 
 With top_k, the softmax is over the k best past chunks and the own one. Ties go to the smallest chunk. Queries of the
@@ -50,8 +50,11 @@ def top1_chunk_attention(
     chunk_size: int = 128,
     selection: str = "exact",
     top_k: int = 1,
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
 ) -> Float[Array, "B T H V"]:
     """Selection, then attention; the same contract as `kernels_pallas.top1_chunk_attention`."""
-    sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, selection=selection, top_k=top_k, scale=scale)
+    rule = {"selection": selection, "top_k": top_k, "shortlist": shortlist, "table": table}
+    sel_BTH = select_chunk(q_BTHK, k_BTGK, chunk_size=chunk_size, scale=scale, **rule)
     return attend(q_BTHK, k_BTGK, v_BTGV, jax.lax.stop_gradient(sel_BTH), chunk_size=chunk_size, scale=scale)

@@ -42,10 +42,11 @@ def one_chunk(problem: Problem) -> str | None:
     return attention(problem)
 
 
-def random_selection(problem: Problem) -> str | None:
-    """Say that the selection is random, which has no kernel."""
-    is_random = problem.options.get("selection") == "random"
-    return "it has no random selection; implementation='xla' has" if is_random else None
+def selection_without_kernel(problem: Problem) -> str | None:
+    """Say that the selection is random or by a shortlist, which have no kernel."""
+    selection = problem.options.get("selection")
+    has_none = selection in ("random", "shortlist")
+    return f"it has no {selection} selection; implementation='xla' has" if has_none else None
 
 
 def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:

@@ -3,7 +3,8 @@
 With chunks of C tokens, query i sees the keys of its own chunk up to itself and of the past chunk c*, in one softmax
 (arXiv 2505.18522, section 5). Exact: c* = argmax_c sum_{j in c} exp(s_ij), the chunk with the most probability mass.
 Approx: c* = argmax_c q_i . mean_{j in c} k_j, a first-order approximation of it. Best key, which the paper does not
-have: c* = argmax_c max_{j in c} s_ij, the chunk of the key that full attention weighs most. Random, a control: c* is a
+have: c* = argmax_c max_{j in c} s_ij, the chunk of the key that full attention weighs most. Shortlist: the same among
+the m chunks of the largest scores in a cheap table (kernels_pallas/select_chunk/tables.py). Random, a control: c* is a
 hash of the position and the head, the same in every layer. No gradient flows through the selection.
 
 With `top_k` the softmax is over the k chunks of the largest scores and the own one, over all that there are for a query
@@ -25,12 +26,15 @@ from seqjax.utils import UserError
 
 
 class Top1Cache(NamedTuple):
-    """A `KVCache` with, for approx, the float32 mean key of every complete chunk, otherwise None."""
+    """A `KVCache` with float32 rows of every complete chunk, for approx its mean key, for shortlist those of its table.
+
+    None for the other selections.
+    """
 
     k_BSGK: Array
     v_BSGK: Array
     length: Array
-    mean_BcGK: Array | None
+    table_BcGPK: Array | None
 
 
 class Top1Chunk(AttentionMixer):
@@ -50,9 +54,14 @@ class Top1Chunk(AttentionMixer):
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         chunk_size: int = 128,
-        # exact and best_key score every past key, approx one mean key per chunk; random reads no key, as a control
-        selection: Literal["exact", "best_key", "approx", "random"] = "exact",
+        # exact and best_key score every past key, approx one mean key per chunk, shortlist the keys of the chunks that
+        # lead a table (on XLA alone); random reads no key, as a control
+        selection: Literal["exact", "best_key", "approx", "shortlist", "random"] = "exact",
         top_k: int = 1,  # the number of past chunks that a query reads; above 1 on XLA alone
+        shortlist: int = 4,  # for selection=shortlist: the number of chunks whose keys are scored
+        # for selection=shortlist: a chunk's mean key, the mean keys of its 8 equal runs, or its mean key and the
+        # leading eigenvector of the covariance of its keys
+        table: Literal["mean", "sub_means", "mean_eigen"] = "mean",
         implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
@@ -67,7 +76,15 @@ class Top1Chunk(AttentionMixer):
                 f"top_k={top_k} selects no past chunk: choose 1, as the paper does, or more; attention to near tokens "
                 "alone is transformer_pp with a window."
             )
+        if selection == "shortlist" and shortlist < top_k:
+            raise UserError(f"shortlist={shortlist} holds no top_k={top_k} chunks: set shortlist to {top_k} or more.")
+        if selection == "shortlist" and table == "sub_means" and chunk_size % 8:
+            raise UserError(
+                f"table=sub_means cuts a chunk into 8 equal runs: chunk_size={chunk_size} must be a multiple of 8, or "
+                "choose table=mean."
+            )
         self.chunk_size, self.selection, self.top_k, self.implementation = chunk_size, selection, top_k, implementation
+        self.shortlist, self.table = shortlist, "mean" if selection == "approx" else table
         super().__init__(
             dim,
             heads=heads,
@@ -91,30 +108,31 @@ class Top1Chunk(AttentionMixer):
             chunk_size=self.chunk_size,
             selection=self.selection,
             top_k=self.top_k,
+            shortlist=self.shortlist,
+            table=self.table,
             implementation=self.implementation,
         )
 
     def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> Top1Cache:
         """Return an empty cache of `max_len` entries."""
         cache = super().init_attention_cache(batch, max_len, dtype)
-        mean_BcGK = None
-        if self.selection == "approx":
-            n_chunks = max_len // self.chunk_size
-            mean_BcGK = jnp.zeros((batch, n_chunks, self.kv_heads, self.head_dim), jnp.float32)
-        return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, mean_BcGK)
+        table_BcGPK = None
+        if self.selection in ("approx", "shortlist"):
+            make = functools.partial(kernels_pallas.chunk_table, chunk_size=self.chunk_size, table=self.table)
+            table_BcGPK = jnp.zeros_like(jax.eval_shape(make, cache.k_BSGK))
+        return Top1Cache(cache.k_BSGK, cache.v_BSGK, cache.length, table_BcGPK)
 
     def extend(self, cache: Top1Cache, k_BTGK: Array, v_BTGK: Array) -> Top1Cache:
-        """Return the cache with more keys and values, and with the mean keys of the chunks that they complete."""
+        """Return the cache with more keys and values, and with the rows of the chunks that they complete."""
         cache = super().extend(cache, k_BTGK, v_BTGK)
-        if cache.mean_BcGK is None:
+        if cache.table_BcGPK is None:
             return cache
+        options: Any = {"chunk_size": self.chunk_size, "table": self.table}
         if k_BTGK.shape[1] > 1:
-            mean_BcGK = kernels_pallas.chunk_means(cache.k_BSGK, chunk_size=self.chunk_size)
+            table_BcGPK = kernels_pallas.chunk_table(cache.k_BSGK, **options)
         else:
-            mean_BcGK = kernels_pallas.update_chunk_means(
-                cache.mean_BcGK, cache.k_BSGK, cache.length, chunk_size=self.chunk_size
-            )
-        return cache._replace(mean_BcGK=mean_BcGK)
+            table_BcGPK = kernels_pallas.update_chunk_table(cache.table_BcGPK, cache.k_BSGK, cache.length, **options)
+        return cache._replace(table_BcGPK=table_BcGPK)
 
     def attend_after(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: Top1Cache) -> tuple[Array, Top1Cache]:
         """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
@@ -129,6 +147,9 @@ class Top1Chunk(AttentionMixer):
         return self._decode(q_BHK, cache, cache.length)
 
     def _decode(self, q_BHK: Array, cache: Top1Cache, length: Array, *, implementation: str | None = None) -> Array:
+        rows: dict[str, Any] = {"chunk_table_BcGPK": cache.table_BcGPK}
+        if cache.table_BcGPK is not None and self.selection == "approx":
+            rows = {"chunk_mean_BcGK": cache.table_BcGPK[..., 0, :]}
         return kernels_pallas.top1_chunk_decode(
             q_BHK,
             cache.k_BSGK,
@@ -137,7 +158,9 @@ class Top1Chunk(AttentionMixer):
             chunk_size=self.chunk_size,
             selection=self.selection,
             top_k=self.top_k,
-            chunk_mean_BcGK=cache.mean_BcGK,
+            shortlist=self.shortlist,
+            table=self.table,
+            **rows,
             implementation=implementation,
         )
 
@@ -150,18 +173,27 @@ class Top1Chunk(AttentionMixer):
         return self._selection_flops(seq_len) + 3 * self._attention_flops(seq_len)
 
     def _selection_flops(self, seq_len: int) -> float:
+        """Return the FLOPs of products with queries; making a table takes few beside them."""
         if self.selection == "random":
             return 0.0
-        n_chunks, chunk = seq_len // self.chunk_size, self.chunk_size
-        # The queries of chunk n score n past chunks; those of a trailing partial chunk score all.
-        scored = chunk * n_chunks * (n_chunks - 1) / 2 + (seq_len - chunk * n_chunks) * n_chunks
-        keys_per_chunk = 1 if self.selection == "approx" else chunk
-        return 2 * self.heads * self.head_dim * keys_per_chunk * scored / seq_len
+        n_chunks, key = seq_len // self.chunk_size, 2 * self.heads * self.head_dim / seq_len
+        every = self._past(seq_len, n_chunks)
+        if self.selection == "approx":
+            return key * every
+        if self.selection != "shortlist" or self.shortlist >= (seq_len - 1) // self.chunk_size:
+            return key * self.chunk_size * every
+        n_rows = {"mean": 1, "sub_means": 8, "mean_eigen": 2}[self.table]
+        return key * (n_rows * every + self.chunk_size * self._past(seq_len, self.shortlist))
 
     def _attention_flops(self, seq_len: int) -> float:
         chunk = self.chunk_size
         n_chunks, remainder = divmod(seq_len, chunk)
         local = (n_chunks * chunk * (chunk + 1) + remainder * (remainder + 1)) / 2
-        # The queries from chunk n on read an n-th selected chunk.
-        remote = chunk * sum(seq_len - n * chunk for n in range(1, min(self.top_k, n_chunks) + 1))
+        remote = chunk * self._past(seq_len, self.top_k)
         return 4 * self.heads * self.head_dim * (local + remote) / seq_len
+
+    def _past(self, seq_len: int, most: int) -> int:
+        """Return the number of past chunks of all queries together, at most so many for each."""
+        n_chunks = seq_len // self.chunk_size
+        # The queries from chunk n on have an n-th past chunk.
+        return sum(seq_len - n * self.chunk_size for n in range(1, min(most, n_chunks) + 1))

@@ -12,6 +12,7 @@ import numpy as np
 
 import kernels_pallas as kp
 from kernels_pallas.select_chunk import xla as select_xla
+from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.top1_chunk import api as chunk_api
 from kernels_pallas.top1_chunk.xla import attention as xla_attention
 
@@ -30,14 +31,18 @@ def chunk_attention(
     chunk_size: int = 8,
     selection: str = "exact",
     top_k: int = 1,
+    shortlist: int = 4,
+    table: str = "mean",
     scale: float | None = None,
 ):
     """Top-1 Chunk by one of the ways of HOW: a schedule of the xla backend, or the Triton kernels."""
     if how == "triton":
         options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k, "scale": scale}
         return kp.top1_chunk_attention(q, k, v, implementation="triton", **options)
+    listed = Shortlist(shortlist, table) if selection == "shortlist" else None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return chunk_api.attend(q, k, v, chunk_api.Call(select_xla, SCHEDULES[how], chunk_size, selection, scale, top_k))
+    call = chunk_api.Call(select_xla, SCHEDULES[how], chunk_size, selection, scale, top_k, listed)
+    return chunk_api.attend(q, k, v, call)
 
 
 OPS = {

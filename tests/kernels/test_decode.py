@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kernels_pallas as kp
+from kernels_pallas.select_chunk.tables import N_ROWS
 from tests.kernels.common import Shape, assert_close, fast_jit, qkv
 
 
@@ -20,19 +21,21 @@ def decode_all(
     selection: str,
     chunk_size: int,
     with_table: bool,
-    top_k: int = 1,
     implementation: str = "xla",
+    **rule,
 ) -> jax.Array:
     """Feeds the tokens one by one into a cache whose unwritten slots are NaN."""
     B, T, G, K = k.shape
     empty = (jnp.full((B, max_len, G, x.shape[-1]), jnp.nan, x.dtype) for x in (k, v))
-    table = jnp.full((B, max_len // chunk_size, G, K), jnp.nan, jnp.float32)
+    kind = rule.get("table", "mean")
+    table = jnp.full((B, max_len // chunk_size, G, N_ROWS[kind], K), jnp.nan, jnp.float32)
 
     def step(cache, qkvt):
         k_cache, v_cache, table = cache
         q_t, k_t, v_t, t = qkvt
         k_cache, v_cache = k_cache.at[:, t].set(k_t), v_cache.at[:, t].set(v_t)
-        table = kp.update_chunk_means(table, k_cache, t + 1, chunk_size=chunk_size)
+        table = kp.update_chunk_table(table, k_cache, t + 1, chunk_size=chunk_size, table=kind)
+        name, x = ("chunk_table_BcGPK", table) if selection == "shortlist" else ("chunk_mean_BcGK", table[..., 0, :])
         o = kp.top1_chunk_decode(
             q_t,
             k_cache,
@@ -40,9 +43,9 @@ def decode_all(
             t + 1,
             chunk_size=chunk_size,
             selection=selection,
-            top_k=top_k,
-            chunk_mean_BcGK=table if with_table else None,
             implementation=implementation,
+            **{name: x if with_table else None},
+            **rule,
         )
         return (k_cache, v_cache, table), o
 

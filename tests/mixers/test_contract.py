@@ -75,6 +75,7 @@ PIECES = [
     ("transformer_pp", "window"),
     ("transformer_pp", "conv_window_gqa"),
     ("top1_chunk", "approx"),
+    ("top1_chunk", "shortlist"),
     ("rwkv7_shell", "top1_exact"),
     ("fox", "window_gqa"),
     ("mamba2", "full"),
@@ -132,6 +133,8 @@ STATE = {
     "top1_chunk/approx": lambda n: 64 * n + 32 * (n // 4),  # and a mean key per chunk
     "top1_chunk/approx_top_k": lambda n: 64 * n + 32 * (n // 4),
     "top1_chunk/approx_gqa": lambda n: 16 * n + 8 * (n // 4),
+    "top1_chunk/shortlist": lambda n: 64 * n + 2 * 32 * (n // 4),  # and a mean key and an eigenvector per chunk
+    "top1_chunk/shortlist_gqa": lambda n: 32 * n + 8 * 16 * (n // 8),  # and eight means per chunk
     "top1_chunk/conv": lambda n: 64 * n + 3 * (32 + 32 + 32),
     "top1_chunk/conv_approx_gqa": lambda n: 32 * n + 16 * (n // 4) + 3 * (32 + 16 + 16),
     "fox": lambda n: 68 * n,  # and the sum of a head's gates after each key
@@ -174,7 +177,7 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
-SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "mean_BcGK", "forgotten_BSH"}
+SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "table_BcGPK", "forgotten_BSH"}
 SUMS |= {"turns_BHR", "gamma_BH"}  # sums and weights in them
 
 
@@ -249,10 +252,28 @@ def test_flops_of_the_selection():
         assert mixer.flops_per_token(T) - attention == pytest.approx(2 * 32 * keys * past_chunks / T)
 
 
+def test_flops_of_a_shortlist():
+    """Two rows for each past chunk, and the keys of two chunks; the keys of all where two are all."""
+    mixer = built("top1_chunk", "shortlist").model.abstract_blocks()[0].mixer
+    for length in (8, 12, 13, T):
+        past = [t // 4 for t in range(length)]
+        numbers = sum(2 * n + 4 * min(n, 2) if max(past) > 2 else 4 * n for n in past)
+        attention = (mixer.train_flops_per_token(length) - mixer.flops_per_token(length)) / 2
+        assert mixer.flops_per_token(length) - attention == pytest.approx(2 * 32 * numbers / length)
+
+
 # ----------------------------------------------------------------------------------------------------- chunk semantics
 @pytest.mark.parametrize(
     ("chunk", "selection", "top_k"),
-    [(T, "exact", 1), (12, "exact", 1), (12, "best_key", 1), (12, "approx", 1), (4, "approx", 8), (12, "random", 1)],
+    [
+        (T, "exact", 1),
+        (12, "exact", 1),
+        (12, "best_key", 1),
+        (12, "approx", 1),
+        (4, "approx", 8),
+        (8, "shortlist", 2),
+        (12, "random", 1),
+    ],
 )
 def test_top1_chunk_is_full_attention_while_all_chunks_are_seen(chunk, selection, top_k):
     """Own chunk and k past chunks are everything up to k + 1 chunks: parameters of Transformer++ give its outputs."""

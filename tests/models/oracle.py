@@ -174,7 +174,10 @@ def top1_element(m, q, k, v):
 
 
 def top1_chunk(m, q, k, v):
-    """The best chunks of the past by mass, best key or mean key (approx), per query and head, and the own chunk."""
+    """The best chunks of the past by mass, best key or mean key (approx), per query and head, and the own chunk.
+
+    A shortlist, by mean keys, is those of the best keys among the chunks of the best mean keys.
+    """
     size, scale = m.chunk_size, 1 / math.sqrt(q.shape[-1])
     o = np.zeros((*q.shape[:2], v.shape[-1]))
     for t in range(len(q)):
@@ -184,12 +187,16 @@ def top1_chunk(m, q, k, v):
             at = list(range(own * size, t + 1))
             if own:
                 past = [range(c * size, (c + 1) * size) for c in range(own)]
+                means = [k[list(c), h].mean(0) @ q[t, h] for c in past]
                 if m.selection == "exact":
                     score = [np.exp(s[list(c)]).sum() for c in past]
-                elif m.selection == "best_key":
-                    score = [s[list(c)].max() for c in past]
+                elif m.selection == "approx":
+                    score = means
                 else:
-                    score = [k[list(c), h].mean(0) @ q[t, h] for c in past]
+                    score = [s[list(c)].max() for c in past]
+                if m.selection == "shortlist":
+                    listed = np.argsort(means)[::-1][: m.shortlist]
+                    score = [x if c in listed else -np.inf for c, x in enumerate(score)]
                 at = [*(j for c in np.argsort(score)[::-1][: m.top_k] for j in past[c]), *at]
             o[t, h] = softmax(s[at]) @ v[at, h]
     return o

@@ -50,7 +50,8 @@ VARIANTS = {
     },
     "top1_chunk": ATTENTION | {
         "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",
-        "top_k": "chunk_size=3,top_k=2", "no_norm": "qk_norm=False,rope_base=37.0",
+        "top_k": "chunk_size=3,top_k=2", "shortlist": "selection=shortlist,chunk_size=3,shortlist=2",
+        "no_norm": "qk_norm=False,rope_base=37.0",
     },
     "top1_element": ATTENTION | {"no_norm": "qk_norm=False,rope_base=37.0"},
     "fox": {

@@ -98,7 +98,11 @@ MIXERS = {
         "bias": (False, "shapes"), "qkv_bias": (False, "shapes"),
     } | {key: (value, kind, "model.mixer.position=rope", *also) for key, (value, kind, *also) in ROPE.items()},
     "transformer_pp": SOFTMAX,
-    "top1_chunk": TOP1 | {"chunk_size": (3, "forward"), "selection": ("approx", "forward"), "top_k": (2, "forward")},
+    "top1_chunk": TOP1 | {
+        "chunk_size": (3, "forward"), "selection": ("approx", "forward"), "top_k": (2, "forward"),
+        "shortlist": (2, "forward", "model.mixer.selection=shortlist"),
+        "table": ("mean_eigen", "forward", "model.mixer.selection=shortlist,model.mixer.shortlist=1"),
+    },
     "top1_element": TOP1 | {"v_grad": ("soft", "backward")},
     "fox": {
         "heads": (2, "shapes"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "window": (3, "forward"),

@@ -15,6 +15,7 @@ from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E, score_bound
 from kernels_pallas.select_chunk.mosaic_gpu import kernel
 from kernels_pallas.select_chunk.mosaic_gpu.masses import Sizes
+from kernels_pallas.select_chunk.tables import Shortlist
 
 BOUND = 60.0  # 2^60 and a chunk of them stay far inside float32, and the polynomial's exponent needs no clamp
 
@@ -28,9 +29,18 @@ class Tiles(NamedTuple):
     poly: int = 2
 
 
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int = 1, scale: float) -> Array:
+def select(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    *,
+    chunk_size: int,
+    selection: str,
+    top_k: int = 1,
+    shortlist: Shortlist | None = None,
+    scale: float,
+) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
-    assert (selection, top_k) == ("exact", 1), (selection, top_k)
+    assert (selection, top_k, shortlist) == ("exact", 1, None), (selection, top_k, shortlist)
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     f = partial(exact, chunk_size=chunk_size, scale=scale)

@@ -14,7 +14,7 @@ def load() -> ChunkSelection:
 
 def refusal(problem: Problem) -> str | None:
     """Say why selection refuses: the rule, or as Top-1 Chunk attention does."""
-    return limits.random_selection(problem) or limits.one_chunk(problem)
+    return limits.selection_without_kernel(problem) or limits.one_chunk(problem)
 
 
 BACKEND = Backend("triton", load, refusal)

@@ -11,15 +11,25 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E, score_bound
+from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.select_chunk.triton import kernels
 from kernels_pallas.select_chunk.triton.tile_sizes import tiles
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision
 
 
-def select(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, selection: str, top_k: int = 1, scale: float) -> Array:
+def select(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    *,
+    chunk_size: int,
+    selection: str,
+    top_k: int = 1,
+    shortlist: Shortlist | None = None,
+    scale: float,
+) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
-    assert top_k == 1, top_k
+    assert (top_k, shortlist) == (1, None), (top_k, shortlist)
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
     if selection == "approx":

@@ -12,6 +12,7 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.top1_chunk.triton import decode_kernels as kernels
 from kernels_pallas.triton import runtime
 from kernels_pallas.triton.blocks import padded, precision, splits
@@ -32,9 +33,11 @@ def decode(
     top_k: int = 1,
     scale: float,
     chunk_mean_BcGK: Array | None,
+    shortlist: Shortlist | None = None,
+    chunk_table_BcGPK: Array | None = None,
 ) -> Array:
     """Return o_BHV; there is a table of means for approximate selection alone."""
-    assert top_k == 1, top_k
+    assert (top_k, shortlist, chunk_table_BcGPK) == (1, None, None), (top_k, shortlist)
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
     tables = () if chunk_mean_BcGK is None else (chunk_mean_BcGK,)
     rule = f"b (g r) k, b s g k, b s g v, b{', b c g k' if tables else ''} -> b (g r) v"

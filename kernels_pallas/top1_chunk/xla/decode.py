@@ -1,7 +1,8 @@
 """Top-1 Chunk decoding in plain XLA (contract in top1_chunk/decode.py).
 
 Per step: one score per chunk (from the table of means, from every key, or a hash), k gathered chunks per query head,
-and the own chunk. The softmax is taken over the (k + 1) C scores together.
+and the own chunk. A shortlist's chunks are gathered before, for their best keys. The softmax is taken over the
+(k + 1) C scores together.
 """
 
 import jax
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.numerics import MASKED, accumulation_dtype
+from kernels_pallas.select_chunk import tables
 from kernels_pallas.select_chunk.random_scores import random_scores
-from kernels_pallas.select_chunk.xla import best_chunks
+from kernels_pallas.select_chunk.tables import Shortlist
+from kernels_pallas.select_chunk.xla import best_chunks, best_of_shortlist
 
 
 def decode(
@@ -24,8 +27,10 @@ def decode(
     top_k: int,
     scale: float,
     chunk_mean_BcGK: Array | None,
+    shortlist: Shortlist | None = None,
+    chunk_table_BcGPK: Array | None = None,
 ) -> Array:
-    """Return o_BHV; there is a table of means for approximate selection alone."""
+    """Return o_BHV; there are means for "approx" alone; a shortlist and its table come with "shortlist" alone."""
     B, H, K = q_BHK.shape
     S, G = k_BSGK.shape[1:3]
     C = chunk_size
@@ -33,22 +38,15 @@ def decode(
     q_BGRK = q_BHK.reshape(B, G, H // G, K)
     position = length - 1
     own = position // C
-    sel_BGRj = _select(q_BGRK, k_BSGK, position, C, selection, top_k, scale, chunk_mean_BcGK, acc)
+    sel_BGRj = _select(
+        q_BGRK, k_BSGK, position, C, selection, top_k, scale, chunk_mean_BcGK, shortlist, chunk_table_BcGPK
+    )
 
-    # Remote: each query head's own gather of C rows for each chunk. A selected chunk is full, so the slice never leaves
-    # the cache.
+    # Remote: each query head's own gather of C rows for each chunk.
     width = min(C, S)
     n_remote = sel_BGRj.shape[-1] * width
-
-    def remote(x_BSGK):
-        def gather(x_SK, sel_N):
-            return jax.vmap(lambda c: jax.lax.dynamic_slice_in_dim(x_SK, c * C, width))(jnp.maximum(sel_N, 0))
-
-        x_BGNCK = jax.vmap(jax.vmap(gather, in_axes=(1, 0)))(x_BSGK, sel_BGRj.reshape(B, G, -1))
-        return x_BGNCK.reshape(B, G, H // G, n_remote, -1)
-
     is_selected_BGRC = jnp.repeat(sel_BGRj >= 0, width, axis=-1)
-    k_BGRCK, v_BGRCV = remote(k_BSGK), remote(v_BSGV)
+    k_BGRCK, v_BGRCV = _gather(k_BSGK, sel_BGRj, C, width), _gather(v_BSGV, sel_BGRj, C, width)
     remote_BGRC = scale * jnp.einsum("bgrk,bgrck->bgrc", q_BGRK, k_BGRCK, preferred_element_type=acc)
     remote_BGRC = jnp.where(is_selected_BGRC, remote_BGRC, MASKED)
 
@@ -69,6 +67,20 @@ def decode(
     return o_BGRV.reshape(B, H, -1).astype(v_BSGV.dtype)
 
 
+def _gather(x_BSGK: Array, chunk_BGRj: Array, C: int, width: int) -> Array:
+    """Return the keys of chunks of a query head's own, [B, G, R, j * width, K]; of chunk 0 for -1.
+
+    A chunk of the past is full, so no slice leaves the cache.
+    """
+
+    def gather(x_SK, chunk_N):
+        return jax.vmap(lambda c: jax.lax.dynamic_slice_in_dim(x_SK, c * C, width))(jnp.maximum(chunk_N, 0))
+
+    B, G, R, j = chunk_BGRj.shape
+    x_BGNCK = jax.vmap(jax.vmap(gather, in_axes=(1, 0)))(x_BSGK, chunk_BGRj.reshape(B, G, -1))
+    return x_BGNCK.reshape(B, G, R, j * width, -1)
+
+
 def _select(
     q_BGRK: Array,
     k_BSGK: Array,
@@ -78,23 +90,35 @@ def _select(
     top_k: int,
     scale: float,
     mean_BcGK: Array | None,
-    acc: jnp.dtype,
+    shortlist: Shortlist | None,
+    table_BcGPK: Array | None,
 ) -> Array:
     """Return sel_BGRj: the selected chunks among those before that of `position`; -1 when there are no more."""
     B, G, R, _ = q_BGRK.shape
-    n_full, own = k_BSGK.shape[1] // C, position // C
+    S, own = k_BSGK.shape[1], position // C
+    n_full, acc = S // C, accumulation_dtype(q_BGRK, k_BSGK)
     if n_full == 0:
         return jnp.full_like(q_BGRK[..., :1], -1, dtype=jnp.int32)
+
+    def first(score_BGRc: Array, count: int) -> Array:
+        score_BGRc = jnp.where(jnp.arange(n_full) < own, score_BGRc, -jnp.inf)
+        best = best_chunks(score_BGRc, min(count, n_full))
+        return jnp.stack([jnp.where(own <= rank, -1, chunk_BGR) for rank, (_, chunk_BGR) in enumerate(best)], axis=-1)
+
     if selection == "random":
         score_GRc = random_scores(position, jnp.arange(G * R).reshape(G, R, 1), jnp.arange(n_full))
-        score_BGRc = jnp.broadcast_to(score_GRc, (B, G, R, n_full))
-    elif mean_BcGK is None:
+        return first(jnp.broadcast_to(score_GRc, (B, G, R, n_full)), top_k)
+    if mean_BcGK is not None:
+        q_BGRK = q_BGRK.astype(mean_BcGK.dtype)
+        return first(jnp.einsum("bgrk,bcgk->bgrc", q_BGRK, mean_BcGK, precision="highest"), top_k)
+    if shortlist is None or table_BcGPK is None or shortlist.holds_all(S, C):
         s_BGRS = scale * jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=acc)
         of_chunk = jax.nn.logsumexp if selection == "exact" else jnp.max
-        score_BGRc = of_chunk(s_BGRS[..., : n_full * C].reshape(B, G, R, n_full, C), axis=-1)
-    else:
-        q_BGRK = q_BGRK.astype(mean_BcGK.dtype)
-        score_BGRc = jnp.einsum("bgrk,bcgk->bgrc", q_BGRK, mean_BcGK, precision="highest")
-    score_BGRc = jnp.where(jnp.arange(n_full) < own, score_BGRc, -jnp.inf)
-    best = best_chunks(score_BGRc, min(top_k, n_full))
-    return jnp.stack([jnp.where(own <= rank, -1, chunk_BGR) for rank, (_, chunk_BGR) in enumerate(best)], axis=-1)
+        return first(of_chunk(s_BGRS[..., : n_full * C].reshape(B, G, R, n_full, C), axis=-1), top_k)
+    wide_BGRK = q_BGRK.astype(table_BcGPK.dtype)
+    x_BGRcP = scale * jnp.einsum("bgrk,bcgpk->bgrcp", wide_BGRK, table_BcGPK, precision="highest")
+    chunk_BGRm = jnp.sort(first(tables.score(x_BGRcP, shortlist.table), shortlist.size), axis=-1)
+    k_BGRMK = _gather(k_BSGK, chunk_BGRm, C, C)
+    s_BGRM = scale * jnp.einsum("bgrk,bgrmk->bgrm", q_BGRK, k_BGRMK, preferred_element_type=acc)
+    best_BGRm = jnp.where(chunk_BGRm < 0, -jnp.inf, s_BGRM.reshape(*chunk_BGRm.shape, C).max(-1))
+    return jnp.stack(best_of_shortlist(chunk_BGRm, best_BGRm, top_k), axis=-1)

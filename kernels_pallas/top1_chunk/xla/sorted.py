@@ -2,7 +2,7 @@
 
 Work T C K (remote, times k chunks) instead of T^2 K. Two passes and a merge, one joint softmax:
 
-    remote   per block of rows that selected one chunk (sort_plan.py): gather the rows of q, one product with the
+    remote   per block of rows that selected one chunk (xla_sort_plan.py): gather the rows of q, one product with the
              chunk's keys, (o, lse) per slot; every row fetches its own back, one for each chunk that it selected
     local    per chunk: causal attention inside it, (o, lse) per row
     merge    lse = logaddexp(remote, local),  o = exp(lse_r - lse) o_r + exp(lse_l - lse) o_l, chunk by chunk
@@ -12,19 +12,12 @@ of a block are added to its chunk. Both passes scan over groups of blocks, one g
 O(T), for the slots O(k T).
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas import xla_tiles
 from kernels_pallas.numerics import MASKED, accumulation_dtype
-from kernels_pallas.top1_chunk.xla import sort_plan
-
-# Rows per block, at most. Larger blocks fill matrix units better, smaller ones leave fewer empty slots at the end of
-# each chunk's list. The limit is k times a chunk's number of rows, the average number of rows that select it.
-BLOCK = 64
+from kernels_pallas.xla_sort_plan import from_blocks, in_blocks, make_plan, scan_blocks, take
 
 
 def forward(
@@ -40,7 +33,7 @@ def forward(
     """Return (o_BGMV, lse_BGM), both in the accumulation dtype."""
     acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
     M, C, R = q_BGMK.shape[2], chunk_size, heads_per_group
-    k_BGcCK, v_BGcCV = _in_blocks(k_BGSK, C), _in_blocks(v_BGSV, C)
+    k_BGcCK, v_BGcCV = in_blocks(k_BGSK, C), in_blocks(v_BGSV, C)
 
     def attend(q_BGnrK, k_BGnCK, v_BGnCV, is_seen):
         s_BGnrC = scale * _dot("bgnrk,bgnsk->bgnrs", q_BGnrK, k_BGnCK, acc)
@@ -54,21 +47,21 @@ def forward(
     def local(carry, q_BGnrK, k_BGnCK, v_BGnCV):
         return carry, attend(q_BGnrK, k_BGnCK, v_BGnCV, _is_causal(C, R))
 
-    _, (o_BGcrV, lse_BGcr) = _scan_blocks(local, None, C, _in_blocks(q_BGMK, C * R), k_BGcCK, v_BGcCV)
-    o_BGMV, lse_BGM = _from_blocks(o_BGcrV, M), _from_blocks(lse_BGcr, M)
-    plan = _plan(sel_BGMk, k_BGcCK.shape[2], C, R)
+    _, (o_BGcrV, lse_BGcr) = scan_blocks(local, None, C, in_blocks(q_BGMK, C * R), k_BGcCK, v_BGcCV)
+    o_BGMV, lse_BGM = from_blocks(o_BGcrV, M), from_blocks(lse_BGcr, M)
+    plan = make_plan(sel_BGMk, k_BGcCK.shape[2], C, R)
     if plan is None:
         return o_BGMV, lse_BGM
 
     def remote(carry, row_BGnr, chunk_BGn):
-        k_BGnCK, v_BGnCV = _take(k_BGcCK, chunk_BGn), _take(v_BGcCV, chunk_BGn)
-        return carry, attend(_take(q_BGMK, row_BGnr), k_BGnCK, v_BGnCV, True)
+        k_BGnCK, v_BGnCV = take(k_BGcCK, chunk_BGn), take(v_BGcCV, chunk_BGn)
+        return carry, attend(take(q_BGMK, row_BGnr), k_BGnCK, v_BGnCV, True)
 
-    _, (remote_o_BGnrV, remote_lse_BGnr) = _scan_blocks(remote, None, C, plan.row_BGnr, plan.chunk_BGn)
-    remote_o_BGSV, remote_lse_BGS = _from_blocks(remote_o_BGnrV), _from_blocks(remote_lse_BGnr)
+    _, (remote_o_BGnrV, remote_lse_BGnr) = scan_blocks(remote, None, C, plan.row_BGnr, plan.chunk_BGn)
+    remote_o_BGSV, remote_lse_BGS = from_blocks(remote_o_BGnrV), from_blocks(remote_lse_BGnr)
     for rank in range(plan.slot_BGMk.shape[-1]):
         slot_BGM = plan.slot_BGMk[..., rank]
-        remote_o_BGMV, remote_lse_BGM = _take(remote_o_BGSV, slot_BGM), _take(remote_lse_BGS, slot_BGM, fill=MASKED)
+        remote_o_BGMV, remote_lse_BGM = take(remote_o_BGSV, slot_BGM), take(remote_lse_BGS, slot_BGM, fill=MASKED)
         joint_BGM = jnp.logaddexp(lse_BGM, remote_lse_BGM)
         o_BGMV = jnp.exp(lse_BGM - joint_BGM)[..., None] * o_BGMV
         o_BGMV += jnp.exp(remote_lse_BGM - joint_BGM)[..., None] * remote_o_BGMV
@@ -92,7 +85,7 @@ def backward(
     """Return (dq_BGMK, dk_BGSK, dv_BGSV) in the accumulation dtype."""
     acc = accumulation_dtype(q_BGMK, k_BGSK, v_BGSV)
     M, S, C, R = q_BGMK.shape[2], k_BGSK.shape[2], chunk_size, heads_per_group
-    k_BGcCK, v_BGcCV = _in_blocks(k_BGSK, C), _in_blocks(v_BGSV, C)
+    k_BGcCK, v_BGcCV = in_blocks(k_BGSK, C), in_blocks(v_BGSV, C)
 
     def grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, is_seen):
         s_BGnrC = scale * _dot("bgnrk,bgnsk->bgnrs", q_BGnrK, k_BGnCK, acc)
@@ -108,80 +101,28 @@ def backward(
         return carry, grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, _is_causal(C, R))
 
     # rows that only pad the last chunk have do = 0 and D = 0: whatever their probabilities are, they add nothing
-    rows = tuple(_in_blocks(x, C * R) for x in (q_BGMK, lse_BGM, D_BGM, do_BGMV))
-    _, (dq_BGcrK, dk_BGcCK, dv_BGcCV) = _scan_blocks(local, None, C, *rows, k_BGcCK, v_BGcCV)
-    dq_BGMK = _from_blocks(dq_BGcrK, M)
-    plan = _plan(sel_BGMk, k_BGcCK.shape[2], C, R)
+    rows = tuple(in_blocks(x, C * R) for x in (q_BGMK, lse_BGM, D_BGM, do_BGMV))
+    _, (dq_BGcrK, dk_BGcCK, dv_BGcCV) = scan_blocks(local, None, C, *rows, k_BGcCK, v_BGcCV)
+    dq_BGMK = from_blocks(dq_BGcrK, M)
+    plan = make_plan(sel_BGMk, k_BGcCK.shape[2], C, R)
     if plan is not None:
 
         def remote(carry, row_BGnr, chunk_BGn):
-            q_BGnrK, D_BGnr, do_BGnrV = (_take(x, row_BGnr) for x in (q_BGMK, D_BGM, do_BGMV))
-            lse_BGnr = _take(lse_BGM, row_BGnr, fill=jnp.inf)  # an empty slot has p = exp(s - inf) = 0
-            k_BGnCK, v_BGnCV = _take(k_BGcCK, chunk_BGn), _take(v_BGcCV, chunk_BGn)
+            q_BGnrK, D_BGnr, do_BGnrV = (take(x, row_BGnr) for x in (q_BGMK, D_BGM, do_BGMV))
+            lse_BGnr = take(lse_BGM, row_BGnr, fill=jnp.inf)  # an empty slot has p = exp(s - inf) = 0
+            k_BGnCK, v_BGnCV = take(k_BGcCK, chunk_BGn), take(v_BGcCV, chunk_BGn)
             dq_BGnrK, *dkv = grads(q_BGnrK, lse_BGnr, D_BGnr, do_BGnrV, k_BGnCK, v_BGnCV, True)
             return tuple(_add_at(x, chunk_BGn, y) for x, y in zip(carry, dkv, strict=True)), dq_BGnrK
 
-        (dk_BGcCK, dv_BGcCV), remote_dq = _scan_blocks(remote, (dk_BGcCK, dv_BGcCV), C, plan.row_BGnr, plan.chunk_BGn)
+        (dk_BGcCK, dv_BGcCV), remote_dq = scan_blocks(remote, (dk_BGcCK, dv_BGcCV), C, plan.row_BGnr, plan.chunk_BGn)
         for rank in range(plan.slot_BGMk.shape[-1]):
-            dq_BGMK += _take(_from_blocks(remote_dq), plan.slot_BGMk[..., rank])
-    return dq_BGMK, _from_blocks(dk_BGcCK, S), _from_blocks(dv_BGcCV, S)
-
-
-def _plan(sel_BGMk: Array, n_chunks: int, C: int, R: int) -> sort_plan.Plan | None:
-    """None when no row lies after the first chunk. The last chunk is nobody's past: one chunk less to choose from."""
-    B, G, M, top_k = sel_BGMk.shape
-    # a row of chunk n selects n chunks at most
-    rows = sum(max(0, M - rank * R * C) for rank in range(1, top_k + 1))
-    if rows == 0:
-        return None
-    block = min(BLOCK, top_k * C * R)
-    n_blocks = sort_plan.count_blocks(rows, n_chunks - 1, block)
-    steps, each = xla_tiles.segments(n_blocks, B * G * block * C)
-    return sort_plan.make(sel_BGMk, n_chunks=n_chunks, n_blocks=steps * each, block=block)
-
-
-def _scan_blocks(body: Callable, carry, C: int, *operands: Array) -> tuple:
-    """Scans `body(carry, *operands of some blocks)` over axis 2, as many blocks at a time as the budget allows.
-
-    The first operand is [B, G, n, rows, ...]. Returns the carry, and outputs concatenated along their axis 2.
-    """
-    B, G, n, rows = operands[0].shape[:4]
-    steps, each = xla_tiles.segments(n, B * G * rows * C)
-    padded = tuple(xla_tiles.pad_to(x, steps * each, axis=2) for x in operands)
-
-    def visit(carry, step):
-        return body(carry, *(xla_tiles.block(x, step, each) for x in padded))
-
-    carry, stacked = jax.lax.scan(visit, carry, jnp.arange(steps))
-    merged = jax.tree.map(lambda y: _merge(jnp.moveaxis(y, 0, 2), 2)[:, :, :n], stacked)
-    return carry, merged
+            dq_BGMK += take(from_blocks(remote_dq), plan.slot_BGMk[..., rank])
+    return dq_BGMK, from_blocks(dk_BGcCK, S), from_blocks(dv_BGcCV, S)
 
 
 def _is_causal(C: int, R: int) -> Array:
     """[R C, C]: key s of the chunk is not after row r."""
     return jnp.arange(C) <= (jnp.arange(R * C) // R)[:, None]
-
-
-def _in_blocks(x: Array, size: int) -> Array:
-    """[B, G, M, ...] -> [B, G, n, size, ...], padded with zeros."""
-    n = -(-x.shape[2] // size)
-    x = xla_tiles.pad_to(x, n * size, axis=2)
-    return x.reshape(*x.shape[:2], n, size, *x.shape[3:])
-
-
-def _from_blocks(x: Array, length: int | None = None) -> Array:
-    """[B, G, n, size, ...] -> [B, G, length, ...]."""
-    return _merge(x, 2)[:, :, :length]
-
-
-def _merge(x: Array, axis: int) -> Array:
-    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
-
-
-def _take(x: Array, index: Array, *, fill: float = 0) -> Array:
-    """x[b, g, index[b, g, ...]], `fill` where the index is out of range."""
-    take = jax.vmap(jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=fill)))
-    return take(x, index)
 
 
 def _add_at(x: Array, index: Array, update: Array) -> Array:

@@ -1,0 +1,85 @@
+"""Cheap tables of chunks, by which a shortlist ranks them: a few rows of K numbers for each, x = scale q . row.
+
+    mean        the mean key                                       x
+    sub_means   the mean keys of 8 equal runs of the chunk         the largest x
+    mean_eigen  the mean key, and sqrt(lambda) e of the largest    x_mean + x_eigen^2 / 2
+                eigenvalue of the keys' covariance
+
+All estimate what a query's scores in a chunk come to. The third is the mean score and half the variance of the scores
+that lies along e: for normal keys, the logarithm of the mean exponential is the mean and half the variance.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.numerics import accumulation_dtype
+from kernels_pallas.validation import check_choice, check_chunk_size
+
+RUNS = 8  # of keys, in sub_means
+N_ROWS = {"mean": 1, "sub_means": RUNS, "mean_eigen": 2}
+STEPS = 32  # of power iteration: matrix products alone, where thousands of eigendecompositions cost a GPU seconds
+
+
+class Shortlist(NamedTuple):
+    """The `size` past chunks of the largest scores in a table, whose keys are looked at. Hashable, so static."""
+
+    size: int
+    table: str
+
+    def holds_all(self, length: int, chunk_size: int) -> bool:
+        """Whether no query of so many tokens has more past chunks, so that the best key of all is selected."""
+        return self.size >= (length - 1) // chunk_size
+
+
+def check(table: str, chunk_size: int) -> None:
+    """Raise ValueError unless the table is known and can be made of such chunks."""
+    check_choice("table", table, N_ROWS)
+    check_chunk_size(chunk_size)
+    if table == "sub_means" and chunk_size % RUNS:
+        raise ValueError(
+            f"table='sub_means' cuts a chunk into {RUNS} equal runs: chunk_size={chunk_size} must be a multiple of "
+            f"{RUNS}, or choose table='mean'"
+        )
+
+
+def rows(k_XCK: Array, table: str) -> Array:
+    """Return the rows of chunks, fp32 at least: [..., C, K] -> [..., P, K]."""
+    k_XCK = k_XCK.astype(accumulation_dtype(k_XCK))
+    if table == "sub_means":
+        return run_means(k_XCK, RUNS)
+    mean_X1K = run_means(k_XCK, 1)
+    if table == "mean":
+        return mean_X1K
+    return jnp.concatenate([mean_X1K, _leading(k_XCK - mean_X1K)[..., None, :]], axis=-2)
+
+
+def score(x_XP: Array, table: str) -> Array:
+    """Return what a table says of a chunk, given the products of its rows and a query times the scale: [..., P]."""
+    return x_XP[..., 0] + 0.5 * jnp.square(x_XP[..., 1]) if table == "mean_eigen" else x_XP.max(-1)
+
+
+def run_means(k_XCK: Array, runs: int) -> Array:
+    """Return the mean keys of equal runs of a chunk, [..., C, K] -> [..., runs, K]."""
+    *X, C, K = k_XCK.shape
+    return k_XCK.reshape(*X, runs, C // runs, K).mean(-2)
+
+
+def _leading(centred_XCK: Array) -> Array:
+    """Return sqrt(lambda) e of the largest eigenvalue of the covariance, [..., K]; its sign has no meaning."""
+    product = partial(jnp.einsum, precision="highest")
+    cov_XKK = product("...ck,...cl->...kl", centred_XCK, centred_XCK) / centred_XCK.shape[-2]
+
+    def unit(e_XK: Array) -> Array:  # of equal keys, zero
+        square_X1 = jnp.square(e_XK).sum(-1, keepdims=True)
+        return e_XK * jnp.where(square_X1 > 0, jax.lax.rsqrt(square_X1), 0)
+
+    # from the key that is farthest from the mean
+    farthest_X11 = jnp.square(centred_XCK).sum(-1).argmax(-1)[..., None, None]
+    e_XK = jnp.take_along_axis(centred_XCK, farthest_X11, axis=-2)[..., 0, :]
+    e_XK = jax.lax.fori_loop(0, STEPS, lambda _, e_XK: unit(product("...kl,...l->...k", cov_XKK, e_XK)), unit(e_XK))
+    value_X1 = jnp.square(product("...ck,...k->...c", centred_XCK, e_XK)).mean(-1, keepdims=True)
+    return jnp.sqrt(value_X1) * e_XK
