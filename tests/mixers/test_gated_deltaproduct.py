@@ -78,7 +78,7 @@ def test_one_step_with_positive_eigenvalues_is_gated_deltanet():
 
 @pytest.mark.parametrize("settings", CASES, ids=str)
 def test_gradients_are_those_of_a_loop_over_the_steps(settings):
-    """A loop of jax over tokens and steps, differentiated by autodiff, between the mixer's own convolutions and norm."""
+    """A loop of jax over tokens and steps, differentiated by autodiff, inside the mixer's own convolutions and norm."""
     made = template(**settings)
     params, x_BTD = drawn(made.shapes), inputs(1)
     n = settings["steps"]
