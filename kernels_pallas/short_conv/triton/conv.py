@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     unroll: int
 
 
-# By what the compiler reports (docs/log/kernels.md): 100 registers a thread at most forward, 128 backward, where 8
+# By what the compiler reports (docs/log/kernels.md): 96 registers a thread forward, 128 backward, where 8
 # channels a thread in place of 4 need 240. Longer pieces load fewer rows twice, and leave a GPU with less to do.
 TILES = {"conv": Tile(128, 1024, 4, 32, 4), "conv_bwd": Tile(128, 1024, 8, 32, 4)}
 
