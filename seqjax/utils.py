@@ -192,18 +192,18 @@ def explained() -> Iterator[None]:
         setting = "loss_implementation" if "cross_entropy" in str(error) else "mixer.implementation"
         fix = f"Give another config.model.{setting}; None takes the fastest that can."
         raise UserError(f"{str(error).rstrip('.')}. {fix}") from error
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise UserError(
-            f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
-            "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
-            "larger config.mesh.fsdp, or config.model.remat=full; "
-            "`seqjax train --dry_run` with the same settings shows how much."
-        ) from error
     except (AssertionError, RuntimeError) as error:
         if "\nKeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from error
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
+                "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
+                "larger config.mesh.fsdp, or config.model.remat=full; "
+                "`seqjax train --dry_run` with the same settings shows how much."
+            ) from error
         platforms = os.environ.get("JAX_PLATFORMS", "")
         if not platforms or _has_devices():
             raise

@@ -286,14 +286,16 @@ IN_CALLBACK = """
 from seqjax.utils import run_command
 
 def main(argv):
-    raise RuntimeError("Exception raised in callback: Traceback:\\n  File\\nKeyboardInterrupt: \\n")
+    import jax
+    raise ERROR("Exception raised in callback: Traceback:\\n  File\\nKeyboardInterrupt: \\n")
 
 run_command(main, [])
 """
 
 
-def test_an_interrupt_in_a_callback_of_the_compiler_is_one_line(tmp_path):
+@pytest.mark.parametrize("error", ["RuntimeError", "jax.errors.JaxRuntimeError"])
+def test_an_interrupt_in_a_callback_of_the_compiler_is_one_line(tmp_path, error):
     """MLIR makes an error of its own of it."""
-    command = [sys.executable, "-c", IN_CALLBACK]
+    command = [sys.executable, "-c", IN_CALLBACK.replace("ERROR", error)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
