@@ -267,7 +267,10 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path, number):
-    """The runs save where they are and the same command goes on; here they are stopped while they compile."""
+    """The runs save where they are and the same command goes on; the first is long: no signal comes too late."""
+    text = trained_study.read_text()
+    assert "train.steps=4," in text
+    trained_study.write_text(text.replace("train.steps=4,", "train.steps=100000,", 1))
     command = [sys.executable, "-m", "seqjax.study", f"--study={trained_study}", f"--out={tmp_path / 'out'}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=support.ROOT)
     lock = tmp_path / "slow" / "run.lock"
