@@ -114,44 +114,37 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Map [..., D] to [..., D]."""
-        return layer_norm(x, self.g[...], self.b[...], eps=self.eps, dtype=x.dtype)
+        y: Any = layer_norm(x, self.g[...], self.b[...], self.eps)
+        return y
 
 
-def layer_norm(x: Array, g: Array, b: Array, *, eps: float, dtype: Any) -> Array:
-    """Return (x - mean) / sqrt(var + eps) * g + b in `dtype`, normalised over the last axis.
-
-    Gain and bias have the last axes of x: [D], or [H, D] for a gain of its own in each head.
-    """
-    y: Any = _layer_norm(x, g, b, eps, dtype)
-    return y
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: Array, g: Array, b: Array, eps: float) -> Array:
+    """Return (x - mean) / sqrt(var + eps) * g + b, normalised over the last axis; g and b are [D]."""
+    return _layer_norm_forward(x, g, b, eps)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _layer_norm(x: Array, g: Array, b: Array, eps: float, dtype: Any) -> Array:
-    return _layer_norm_forward(x, g, b, eps, dtype)[0]
-
-
-def _layer_norm_forward(x: Array, g: Array, b: Array, eps: float, dtype: Any) -> tuple[Array, tuple[Array, ...]]:
+def _layer_norm_forward(x: Array, g: Array, b: Array, eps: float) -> tuple[Array, tuple[Array, ...]]:
     x32 = x.astype(jnp.float32)
     mean = checkpoint_name(jnp.mean(x32, axis=-1, keepdims=True), STATISTICS)
     x32 = x32 - mean
     scale = checkpoint_name(jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps), STATISTICS)
-    return (x32 * scale * g + b).astype(dtype), (x, g, mean, scale)
+    return (x32 * scale * g + b).astype(x.dtype), (x, g, mean, scale)
 
 
-def _layer_norm_backward(eps: float, dtype: Any, saved: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array]:
-    del eps, dtype
+def _layer_norm_backward(eps: float, saved: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array]:
+    del eps
     x, g, mean, scale = saved
     unit, dy32 = (x.astype(jnp.float32) - mean) * scale, dy.astype(jnp.float32)
     du = dy32 * g
     # Both means are of the same pass over memory; autodiff's second one would wait for the first.
     along = jnp.mean(du * unit, axis=-1, keepdims=True)
     dx = scale * (du - jnp.mean(du, axis=-1, keepdims=True) - unit * along)
-    leading = tuple(range(x.ndim - g.ndim))
+    leading = tuple(range(x.ndim - 1))
     return dx.astype(x.dtype), jnp.sum(dy32 * unit, axis=leading), jnp.sum(dy32, axis=leading)
 
 
-_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}

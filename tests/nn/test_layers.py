@@ -41,21 +41,20 @@ def layer_norm_by_autodiff(x, g, b):
     return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * g + b
 
 
-@pytest.mark.parametrize("gain", [(24,), (4, 24)], ids=["one", "per_head"])
-def test_layer_norm_has_autodiffs_gradient(gain):
+def test_layer_norm_has_autodiffs_gradient():
     weight = rng.standard_normal((3, 4, 24))
-    inputs = [rng.standard_normal(shape) + shift for shape, shift in (((3, 4, 24), 5), (gain, 1), (gain, 0))]
+    inputs = [rng.standard_normal(shape) + shift for shape, shift in (((3, 4, 24), 5), (24, 1), (24, 0))]
     with jax.enable_x64(True):
         loss = lambda *inputs: jnp.sum(layer_norm_by_autodiff(*inputs) * weight)  # noqa: E731
         want = jax.grad(loss, (0, 1, 2))(*(jnp.asarray(x) for x in inputs))
-    loss = lambda *inputs: jnp.sum(layer_norm(*inputs, eps=1e-3, dtype=jnp.float32) * weight)  # noqa: E731
+    loss = lambda *inputs: jnp.sum(layer_norm(*inputs, 1e-3) * weight)  # noqa: E731
     got = jax.grad(loss, (0, 1, 2))(*(jnp.asarray(x, jnp.float32) for x in inputs))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums over up to 288 numbers of order 1, in float32
 
 
 def gated_norm(x, g, b, gate, w):
-    return (layer_norm(jnp.exp(x), g, b, eps=1e-3, dtype=jnp.float32) * jnp.tanh(gate @ w)).astype(x.dtype)
+    return (layer_norm(jnp.exp(x.astype(jnp.float32)), g, b, 1e-3) * jnp.tanh(gate @ w)).astype(x.dtype)
 
 
 def test_save_inputs_saves_inputs_and_statistics():
