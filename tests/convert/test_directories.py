@@ -253,7 +253,7 @@ def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tm
         command.main(args)
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "huggingface"])
+@pytest.mark.parametrize("tokenizer", [pytest.param("byte", marks=pytest.mark.slow), "huggingface"])
 def test_the_commands_that_an_import_prints_run_anywhere(
     exported, tokenizer, tmp_path, monkeypatch, capsys, corpus_cache
 ):

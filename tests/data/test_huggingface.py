@@ -32,11 +32,12 @@ WORDS = [
 MERGES = [["\u2581", "a"], ["a", "b"], ["\u2581a", "b"]]
 
 
-def write(directory, *, more=(), **files):
-    """A tokenizer.json of WORDS with `more` added tokens, and other JSON files by name."""
+def write(directory, *, unused=0, more=(), **files):
+    """A tokenizer.json of WORDS, `unused` pieces that no text has and `more` added tokens; other JSON files by name."""
+    words = [*WORDS, *(f"<unused {i}>" for i in range(unused))]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": i, "content": WORDS[i], **special} for i in range(3)]
-    added += [{"id": len(WORDS) + i, "content": text, **special, "special": False} for i, text in enumerate(more)]
+    added += [{"id": len(words) + i, "content": text, **special, "special": False} for i, text in enumerate(more)]
     mark = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     back = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -57,7 +58,7 @@ def write(directory, *, more=(), **files):
             "unk_token": "<unk>",
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": {piece: i for i, piece in enumerate(WORDS)},
+            "vocab": {piece: i for i, piece in enumerate(words)},
             "merges": MERGES,
         },
     }  # fmt: skip
@@ -145,11 +146,10 @@ def test_a_text_must_have_an_end(tokenizers, tmp_path):
 
 def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
     """Their ids are uint32, as the manifest says, and reach training and evaluation unharmed."""
-    more = [f"<{i}>" for i in range(2**16)]
-    directory = write(tmp_path / "model", more=more, config={"eos_token_id": 2})
+    directory = write(tmp_path / "model", unused=2**16, more=["<last>"], config={"eos_token_id": 2})
     tokenizer = load_tokenizer("huggingface", directory)
-    assert tokenizer.encode(f"a{more[-1]}").tolist()[-1] == tokenizer.vocab_size - 1 > 2**16
-    text = f"ab \u00e9c ab{more[-1]}"
+    assert tokenizer.encode("a<last>").tolist()[-1] == tokenizer.vocab_size - 1 > 2**16
+    text = "ab \u00e9c ab<last>"
     write_shard(tmp_path / "source" / "a.jsonl.zst", [row("c4", text)] * 20)
     write_shard(tmp_path / "source" / "validation" / "a.jsonl.zst", [row("c4", text)] * 20)
     out = tmp_path / "out"
@@ -177,16 +177,15 @@ def test_blocks_of_a_large_vocabulary(tokenizers, tmp_path):
     iterator.close()
     np.testing.assert_array_equal(sorted(map(tuple, trained)), sorted(map(tuple, wanted)))
     (out / "manifest.json").write_text((out / "manifest.json").read_text().replace("uint32", "uint16"))
-    with pytest.raises(UserError, match=r"says that ids are uint16, 65802 ids are uint32"):
+    with pytest.raises(UserError, match=r"says that ids are uint16, 65803 ids are uint32"):
         open_corpus(data, seq_len=10, vocab_size=70_000)
 
 
 def test_streaming_a_large_vocabulary(tokenizers, tmp_path):
-    more = [f"<{i}>" for i in range(2**16)]
-    directory = write(tmp_path / "model", more=more, config={"eos_token_id": 2})
+    directory = write(tmp_path / "model", unused=2**16, more=["<last>"], config={"eos_token_id": 2})
     tokenizer = load_tokenizer("huggingface", directory)
     for split in ("train", "validation"):
-        write_shard(tmp_path / "source" / split / "a.jsonl.zst", [row("c4", f"a{more[-1]}b")] * 20)
+        write_shard(tmp_path / "source" / split / "a.jsonl.zst", [row("c4", "a<last>b")] * 20)
     data = DataConfig(
         corpus="stream",
         path=str(tmp_path / "source"),
