@@ -52,7 +52,7 @@ from seqjax.utils import run_command
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
-RULES = ("exact", "best_key", "approx")
+RULES = ("exact", "best_key", "best_key_int8", "approx")
 CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend

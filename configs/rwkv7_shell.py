@@ -1,6 +1,6 @@
 """RWKV-7's block around attention (arXiv 2505.18522, figure 7).
 
-The attention is full, window, top1_exact (default), top1_best_key or top1_approx.
+The attention is full, window, top1_exact (default), top1_best_key, top1_best_key_int8 or top1_approx.
 
     seqjax train --config=rwkv7_shell
     seqjax train --config=rwkv7_shell:135m_100k,model.mixer.core=window

@@ -61,6 +61,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "top1_chunk": {
         "exact": {},
         "best_key": {"selection": "best_key"},
+        "best_key_int8": {"selection": "best_key_int8"},
         "approx": {"selection": "approx"},
         "gqa": {"kv_heads": 2},
         "approx_gqa": {"selection": "approx", "kv_heads": 1},

@@ -65,6 +65,7 @@ def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
     select = {
         "exact": Work(2 * n.K * pairs, 2 * tensor, pairs),
         "best_key": Work(2 * n.K * pairs, 2 * tensor),
+        "best_key_int8": Work(n.K * pairs, 2 * tensor),  # at twice the rate
         "approx": Work(2 * n.K * pairs / n.C, 2 * tensor),
     }
     if case == "attention":

@@ -3,7 +3,7 @@
 With n(i) = floor(i / C) and s_ij = scale q_i . k_j, query i selects among the full past chunks c < n(i):
 
     exact      argmax_c logsumexp_{j in c} s_ij
-    best_key   argmax_c max_{j in c} s_ij
+    best_key   argmax_c max_{j in c} s_ij; best_key_int8 the same of operands rounded to 8 bits (int8.py)
     shortlist  the same among the m past chunks of the largest scores in a cheap table (tables.py)
     approx     argmax_c q_i . mean_{j in c} k_j
     random     argmax_c of a hash of i, the head and c (random_scores.py): a control that reads neither q nor k
@@ -21,7 +21,7 @@ from kernels_pallas.select_chunk import mosaic_gpu, tables, triton, xla
 from kernels_pallas.select_chunk.interface import ChunkSelection
 
 BACKENDS = (triton.BACKEND, mosaic_gpu.BACKEND, xla.BACKEND)
-SELECTIONS = ("exact", "best_key", "approx", "shortlist", "random")
+SELECTIONS = ("exact", "best_key", "best_key_int8", "approx", "shortlist", "random")
 
 
 def select_chunk(
@@ -42,9 +42,9 @@ def select_chunk(
       q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "shortlist" (the same among
-        the chunks that lead a table), "approx" (largest q . mean key) or "random" (the same past chunks for any q
-        and k).
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "best_key_int8" (the same of
+        queries and keys rounded to 8 bits), "shortlist" (the same among the chunks that lead a table), "approx"
+        (largest q . mean key) or "random" (the same past chunks for any q and k).
       top_k: chunks to select.
       shortlist: for "shortlist": the number of chunks whose keys are scored, at least top_k.
       table: for "shortlist": "mean" (mean key), "sub_means" (means of 8 runs of the chunk's keys) or "mean_eigen"

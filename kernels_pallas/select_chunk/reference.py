@@ -4,6 +4,7 @@ With n(i) = floor(i / C) and s_ij = scale * q_i . k_j, query i considers the ful
 
     exact      argmax_c logsumexp_{j in c} s_ij
     best_key   argmax_c max_{j in c} s_ij
+    best_key_int8  the same of operands rounded to 8 bits (int8.py)
     approx     argmax_c q_i . mean_{j in c} k_j         (fp32 mean)
     shortlist  as best_key, among the m chunks c < n(i) of the largest scores in a table (tables.py)
     random     argmax_c random_scores(i, head, c)       (random_scores.py)
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from kernels_pallas.select_chunk import tables
+from kernels_pallas.select_chunk import int8, tables
 from kernels_pallas.select_chunk.random_scores import random_scores
 
 
@@ -32,6 +33,9 @@ def chunk_scores(
 ) -> Float[Array, "B T H c"]:
     """The quantity that the selection maximises, per query and full chunk; -inf where it is not past or not listed."""
     scale = float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
+    if selection == "best_key_int8":
+        q_BTHK, k_BTGK = int8.rounded(q_BTHK, k_BTGK, chunk_size)
+        selection = "best_key"
     q_BTHK, k_BTHK = in_one_dtype_per_head(q_BTHK, k_BTGK)
     B, T, H, K = q_BTHK.shape
     n_full = T // chunk_size

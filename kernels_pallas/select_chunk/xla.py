@@ -3,7 +3,7 @@
 exact      a scan over the tiles of the causal half. Each tile is one product q k^T; its chunks' logsumexp are
            compared with the running best. Chunks are independent, so nothing is rescaled. T^2 K multiply-adds
            per head.
-best_key   the same with the chunks' largest scores in place of logsumexp.
+best_key   the same with the chunks' largest scores in place of logsumexp; best_key_int8 of operands rounded before.
 approx     a scan over query tiles against the table of chunk means, 1/C of that work. fp32 means, fp32 product.
 shortlist  the same with another table gives m candidates for each row. The rows are sorted by candidate
            (xla_sort_plan.py), so that a chunk's keys are read once for a block of rows; m T C K multiply-adds.
@@ -22,7 +22,7 @@ from jax import Array
 from kernels_pallas import xla_tiles
 from kernels_pallas.backend import Backend
 from kernels_pallas.numerics import accumulation_dtype
-from kernels_pallas.select_chunk import tables
+from kernels_pallas.select_chunk import int8, tables
 from kernels_pallas.select_chunk.interface import ChunkSelection
 from kernels_pallas.select_chunk.random_scores import random_scores
 from kernels_pallas.select_chunk.tables import Shortlist
@@ -55,6 +55,8 @@ def select(
     """
     T, H, G = q_BTHK.shape[1], q_BTHK.shape[2], k_BTGK.shape[2]
     k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
+    if selection == "best_key_int8":
+        q_BTHK, k_BTGK = int8.rounded(q_BTHK, k_BTGK, chunk_size)
     q_BGMK = xla_tiles.to_rows(q_BTHK, G)
     k_BGSK = k_BTGK.transpose(0, 2, 1, 3)
     if k_most == 0:

@@ -61,9 +61,10 @@ def top1_chunk_attention(
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGV: values.
       chunk_size: keys per chunk, C.
-      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "shortlist" (the same among
-        the chunks that lead a table), "approx" (largest q . mean key) or "random" (the same past chunks for any q
-        and k: a control). Every head selects for itself.
+      selection: "exact" (largest softmax mass), "best_key" (largest score of one key), "best_key_int8" (the same of
+        queries and keys rounded to 8 bits), "shortlist" (the same among the chunks that lead a table), "approx"
+        (largest q . mean key) or "random" (the same past chunks for any q and k: a control). Every head selects for
+        itself.
       top_k: past chunks that a query reads; all of them where there are fewer.
       shortlist: as in `select_chunk`, like `table`: for "shortlist".
       table: "mean", "sub_means" or "mean_eigen".

@@ -1,10 +1,10 @@
 """Top-1 Chunk attention for one new token against a cache; equals the parallel form at every position.
 
 The caches have a static length S, `length` says how many of their tokens are real, the new one included.
-"exact" and "best_key" score every cached key; "approx" scores a mean key per chunk, kept in a table by
-`update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and the local chunk;
-"shortlist" reads its table, kept by `update_chunk_table`, and the keys of the listed chunks too; "random" needs no
-table. Source: arXiv 2505.18522, Top-1 Chunk.
+"exact" and "best_key" score every cached key, "best_key_int8" rounds all of them before; "approx" scores a mean key per
+chunk, kept in a table by `update_chunk_means` (S / C rows). A step then reads only the table, the selected chunks and
+the local chunk; "shortlist" reads its table, kept by `update_chunk_table`, and the keys of the listed chunks too;
+"random" needs no table. Source: arXiv 2505.18522, Top-1 Chunk.
 """
 
 import jax
@@ -43,7 +43,7 @@ def top1_chunk_decode(
       v_BSGV: value cache.
       length: tokens in the cache, 1 <= length <= S; an int or an int scalar, may be traced.
       chunk_size: as in `top1_chunk_attention`, like `selection`, `top_k`, `shortlist`, `table` and `scale`.
-      selection: "exact", "best_key", "approx", "shortlist" or "random".
+      selection: "exact", "best_key", "best_key_int8", "approx", "shortlist" or "random".
       top_k: past chunks that the query reads.
       shortlist: for "shortlist": the number of chunks whose keys are scored.
       table: for "shortlist": "mean", "sub_means" or "mean_eigen".

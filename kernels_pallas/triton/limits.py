@@ -44,9 +44,13 @@ def one_chunk(problem: Problem) -> str | None:
 
 def selection_without_kernel(problem: Problem) -> str | None:
     """Say that the selection is random or by a shortlist, which have no kernel."""
+    return without(problem, "random", "shortlist")
+
+
+def without(problem: Problem, *selections: str) -> str | None:
+    """Say that the selection is one of these, which kernels do not have."""
     selection = problem.options.get("selection")
-    has_none = selection in ("random", "shortlist")
-    return f"it has no {selection} selection; implementation='xla' has" if has_none else None
+    return f"it has no {selection} selection; implementation='xla' has" if selection in selections else None
 
 
 def dtype_names(*operands: jax.ShapeDtypeStruct) -> list[str]:

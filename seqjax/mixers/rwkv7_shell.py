@@ -51,7 +51,9 @@ class RWKV7Shell(TimeMix):
         *,
         heads: int,
         # in place of the recurrence
-        core: Literal["full", "window", "top1_exact", "top1_best_key", "top1_approx"] = "top1_exact",
+        core: Literal[
+            "full", "window", "top1_exact", "top1_best_key", "top1_best_key_int8", "top1_approx"
+        ] = "top1_exact",
         window: int = 256,  # for core=window
         chunk_size: int = 128,  # for the Top-1 cores
         position: Literal["rope", "none"] = "rope",

@@ -54,9 +54,9 @@ class Top1Chunk(AttentionMixer):
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
         chunk_size: int = 128,
-        # exact and best_key score every past key, approx one mean key per chunk, shortlist the keys of the chunks that
-        # lead a table (on XLA alone); random reads no key, as a control
-        selection: Literal["exact", "best_key", "approx", "shortlist", "random"] = "exact",
+        # exact and best_key score every past key, best_key_int8 in 8 bits, approx one mean key per chunk, shortlist the
+        # keys of the chunks that lead a table (on XLA alone); random reads no key, as a control
+        selection: Literal["exact", "best_key", "best_key_int8", "approx", "shortlist", "random"] = "exact",
         top_k: int = 1,  # the number of past chunks that a query reads; above 1 on XLA alone
         shortlist: int = 4,  # for selection=shortlist: the number of chunks whose keys are scored
         # for selection=shortlist: a chunk's mean key, the mean keys of its 8 equal runs, or its mean key and the

@@ -42,7 +42,7 @@ def test_a_tiny_run_measures_every_case(tmp_path) -> None:
     if jax.default_backend() == "cpu":
         assert not [row for row in rows if "error" in row]
         assert {(row["case"], row["pass"]) for row in rows} >= {(case, "forward") for case in kernels.CASES}
-        assert len(rows) == 17  # two passes, but the selections have one; two schedules of approx
+        assert len(rows) == 20  # two passes, but the selections have one; two schedules of approx
     for row in rows:
         assert row["ms"] > 0
         assert row["case"] in kernels.line(row)

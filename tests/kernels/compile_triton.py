@@ -27,7 +27,7 @@ from kernels_pallas import device
 from kernels_pallas.triton import runtime
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # what one program may use
-TRITON_TYPE = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32"}
+TRITON_TYPE = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32", "int8": "*i8"}
 
 
 class Case(NamedTuple):
@@ -69,7 +69,7 @@ def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     T, H, G = 1000, 4, 2
     q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
     sel, options = ((1, T, H), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
-    for selection in ("exact", "best_key", "approx"):
+    for selection in ("exact", "best_key", "best_key_int8", "approx"):
         arrays(partial(selection_backend.select, selection=selection, **options), q, kv)
     arrays(partial(backend.forward, **options), q, kv, kv, sel)
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)

@@ -222,7 +222,7 @@ def test_decode_shapes_that_disagree_are_named(shapes, match) -> None:
 
 def test_unknown_choices_name_the_nearest() -> None:
     q, k, v = qkv(Shape(T=20))
-    known = r"Did you mean 'approx'.*Known: exact, best_key, approx"
+    known = r"Did you mean 'approx'.*Known: exact, best_key, best_key_int8, approx"
     with pytest.raises(ValueError, match=rf"unknown selection 'aprox'\. {known}"):
         kp.top1_chunk_attention(q, k, v, selection="aprox")
     with pytest.raises(ValueError, match="unknown selection"):

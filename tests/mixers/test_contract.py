@@ -245,7 +245,14 @@ def test_flops_count_the_keys_that_are_read(mixer, variant):
 def test_flops_of_the_selection():
     """Exact selection multiplies each query with the keys of its past chunks, approx with one mean per chunk."""
     past_chunks = sum(t // 4 for t in range(T))
-    for variant, keys in (("exact", 4), ("best_key", 4), ("approx", 1), ("top_k", 4), ("random", 0)):
+    for variant, keys in (
+        ("exact", 4),
+        ("best_key", 4),
+        ("best_key_int8", 4),
+        ("approx", 1),
+        ("top_k", 4),
+        ("random", 0),
+    ):
         bound = built("top1_chunk", variant).model
         mixer = bound.abstract_blocks()[0].mixer
         attention = (mixer.train_flops_per_token(T) - mixer.flops_per_token(T)) / 2

@@ -11,7 +11,8 @@ The special-function unit makes 16 exponentials per clock and multiprocessor, 1.
 make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units:
 range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative error 8e-5, of a mass less).
 
-best_key. The same products; chunks are compared by their largest score, without exponentials.
+best_key. The same products; chunks are compared by their largest score, without exponentials. With `INT8` the products
+are of 8-bit integers, twice as fast, and a chunk's largest sum is multiplied by its step (int8.py).
 
 approx. The same loop over the table of chunk means, without exponentials.
 """
@@ -23,6 +24,7 @@ import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_rows
 
+LOWEST = tl.constexpr(-(2**31))
 BOUND = 60.0  # 2^60 and 128 of them stay far inside float32, and the exponent needs no clamp
 
 _POLYNOMIAL = """
@@ -65,12 +67,13 @@ def _scores(
     q_MK, k_ptr, begin, stop, T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[M, N] unscaled scores of keys begin, begin + 1, ...; -inf from key `stop` on when MASKED."""
+    """[M, N] unscaled scores of keys begin, begin + 1, ...; -inf, or LOWEST, from key `stop` on when MASKED."""
     col_N = begin + tl.arange(0, BLOCK_N)
     k_NK = load_rows(k_ptr, col_N, G * K, stop, K, KP, MASKED)
     s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
     if MASKED:
-        s_MN = tl.where((col_N < stop)[None, :], s_MN, float("-inf"))
+        lowest = LOWEST if s_MN.dtype == tl.int32 else float("-inf")
+        s_MN = tl.where((col_N < stop)[None, :], s_MN, lowest)
     return s_MN
 
 
@@ -187,18 +190,23 @@ def exact_kernel(
 
 @triton.jit
 def _by_best_key(
-    q_MK, k_ptr, n_M, best_M, sel_M, first, last,
+    q_MK, k_ptr, step_ptr, n_M, best_M, sel_M, first, last,
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
-    ALL_PAST: tl.constexpr, PRECISION: tl.constexpr,
+    INT8: tl.constexpr, ALL_PAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Chunks [first, last) compared by their largest score; all before all rows when ALL_PAST."""
     for c in tl.range(first, last):
-        top_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
+        if INT8:
+            top_M = tl.full([q_MK.shape[0]], LOWEST, tl.int32)
+        else:
+            top_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
         for piece in tl.static_range(0, C, BLOCK_N):
             s_MN = _scores(
                 q_MK, k_ptr, c * C + piece, c * C + C, T, G, K, KP, BLOCK_N, piece + BLOCK_N > C, PRECISION
             )  # fmt: skip
             top_M = tl.maximum(top_M, tl.max(s_MN, 1))
+        if INT8:
+            top_M = top_M.to(tl.float32) * tl.load(step_ptr + c * G)
         is_better_M = top_M > best_M
         if not ALL_PAST:
             is_better_M &= c < n_M
@@ -209,16 +217,20 @@ def _by_best_key(
 
 @triton.jit
 def best_key_kernel(
-    q_ptr, k_ptr, sel_ptr,
-    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, step_ptr, sel_ptr,
+    T: tl.constexpr, TK: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H] int32: the chunk of the largest score; programs in the order of `exact_kernel`."""
+    """Sel [B, T, H] int32: the chunk of the largest score; programs in the order of `exact_kernel`.
+
+    There are TK keys, of full chunks alone when INT8; then step [B, T // C, G] is read.
+    """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     tile = n_tiles - 1 - pid % n_tiles
     b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
-    k_ptr += b * T * G * K + h // (H // G) * K
+    k_ptr += b * TK * G * K + h // (H // G) * K
+    step_ptr += b * (T // C) * G + h // (H // G)
     row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n_M = row_M // C
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
@@ -227,10 +239,10 @@ def best_key_kernel(
     best_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sel_M = tl.zeros([BLOCK_M], tl.int32)
     best_M, sel_M = _by_best_key(
-        q_MK, k_ptr, n_M, best_M, sel_M, 0, all_past, T, G, K, KP, C, BLOCK_N, True, PRECISION
+        q_MK, k_ptr, step_ptr, n_M, best_M, sel_M, 0, all_past, T, G, K, KP, C, BLOCK_N, INT8, True, PRECISION
     )  # fmt: skip
     best_M, sel_M = _by_best_key(
-        q_MK, k_ptr, n_M, best_M, sel_M, all_past, last, T, G, K, KP, C, BLOCK_N, False, PRECISION
+        q_MK, k_ptr, step_ptr, n_M, best_M, sel_M, all_past, last, T, G, K, KP, C, BLOCK_N, INT8, False, PRECISION
     )  # fmt: skip
     sel_M = tl.where(n_M == 0, -1, sel_M)
     tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)

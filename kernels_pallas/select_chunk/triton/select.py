@@ -11,6 +11,7 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E, score_bound
+from kernels_pallas.select_chunk.int8 import quantize_keys, quantize_queries
 from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.select_chunk.triton import kernels
 from kernels_pallas.select_chunk.triton.tile_sizes import tiles
@@ -36,6 +37,8 @@ def select(
         f = approx
     else:
         f = partial(exact if selection == "exact" else best_key, scale=scale)
+        if selection == "best_key_int8":
+            f = partial(f, int8=True)
     rule = "b t (g r) k, b t g k -> b t (g r)"
     return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
 
@@ -77,27 +80,33 @@ def _with_sign(q_BTHK: Array, scale: float) -> Array:
     return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
 
 
-def best_key(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
-    """Select by the largest score. Of the scale, the sign alone moves an argmax."""
+def best_key(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float, int8: bool = False) -> Array:
+    """Select by the largest score, with `int8` of operands in 8 bits. Of the scale, the sign alone moves an argmax."""
     B, T, H, K = q_BTHK.shape
+    step_BcG = k_BTGK  # not read
+    if int8:
+        q_BTHK, (k_BTGK, step_BcG) = quantize_queries(q_BTHK), quantize_keys(k_BTGK, chunk_size)
     tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
     (sel_BTH,) = runtime.launch(
         kernels.best_key_kernel,
         _with_sign(q_BTHK, scale),
         k_BTGK,
+        step_BcG,
         out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
-        name="top1_chunk_best_key",
+        name="top1_chunk_best_key_int8" if int8 else "top1_chunk_best_key",
         T=T,
+        TK=k_BTGK.shape[1],
         H=H,
         G=k_BTGK.shape[2],
         K=K,
-        KP=padded(K),
+        KP=max(padded(K), 32 if int8 else 16),  # 8-bit products take no fewer
         C=chunk_size,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
+        INT8=int8,
         PRECISION=precision(q_BTHK.dtype),
     )
     return sel_BTH

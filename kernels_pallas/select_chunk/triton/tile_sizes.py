@@ -27,13 +27,14 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
     chunk = padded(chunk_size)
     if interpreter.is_chosen():  # small, so that tests see several tiles
         return Tiles(16, 16, 4, 1) if kernel == "approx" else Tiles(32, 16, 4, 1)
-    half = jnp.dtype(dtype).itemsize == 2
+    half = jnp.dtype(dtype).itemsize <= 2
     capability = device.compute_capability() or device.AMPERE
     wide = padded(dim) > 64 or not half  # as many bytes per tile as two of (64, 16-bit)
     is_ampere = capability < device.HOPPER  # which holds the operands of products in registers: of wide heads less fits
     if kernel == "approx":
         return Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
-    # best_key has the products of exact and not its exponentials; no other sizes were tried.
+    # best_key has the products of exact and not its exponentials, in 8 bits half the bytes too; no other sizes were
+    # tried.
     assert kernel in ("exact", "best_key"), kernel
     # the larger the query tile, the less often keys are read from the L2 cache
     if not half:

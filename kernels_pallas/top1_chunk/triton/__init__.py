@@ -18,7 +18,7 @@ def decode_refusal(problem: Problem) -> str | None:
     """Say why decoding refuses: as attention and selection do, and the chunk must fit the tile of one step."""
     if problem.options["chunk_size"] > MAX_CHUNK:
         return f"chunk_size {problem.options['chunk_size']} is larger than {MAX_CHUNK}"
-    return limits.selection_without_kernel(problem) or limits.one_chunk(problem)
+    return limits.without(problem, "best_key_int8", "random", "shortlist") or limits.one_chunk(problem)
 
 
 def load_decoding() -> ChunkDecoding:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.numerics import MASKED, accumulation_dtype
-from kernels_pallas.select_chunk import tables
+from kernels_pallas.select_chunk import int8, tables
 from kernels_pallas.select_chunk.random_scores import random_scores
 from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.select_chunk.xla import best_chunks, best_of_shortlist
@@ -112,6 +112,8 @@ def _select(
         q_BGRK = q_BGRK.astype(mean_BcGK.dtype)
         return first(jnp.einsum("bgrk,bcgk->bgrc", q_BGRK, mean_BcGK, precision="highest"), top_k)
     if shortlist is None or table_BcGPK is None or shortlist.holds_all(S, C):
+        if selection == "best_key_int8":
+            q_BGRK, k_BSGK = int8.rounded(q_BGRK, k_BSGK, C)
         s_BGRS = scale * jnp.einsum("bgrk,bsgk->bgrs", q_BGRK, k_BSGK, preferred_element_type=acc)
         of_chunk = jax.nn.logsumexp if selection == "exact" else jnp.max
         return first(of_chunk(s_BGRS[..., : n_full * C].reshape(B, G, R, n_full, C), axis=-1), top_k)

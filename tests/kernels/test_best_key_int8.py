@@ -1,0 +1,121 @@
+"""Selection by the best key of operands in 8 bits: every backend equals the definition bit for bit."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kp
+from kernels_pallas import BackendError
+from kernels_pallas.select_chunk import int8
+from kernels_pallas.select_chunk import reference as select_reference
+from kernels_pallas.top1_chunk import reference
+from tests.kernels.common import Shape, assert_close, qkv
+from tests.kernels.test_decode import decode_all
+
+RULE = "best_key_int8"
+# Chunks that a tile of keys divides and not, and one longer than the sequence; grouped heads; head dims below 32, which
+# are padded, and not a power of two.
+SHAPES = [Shape(T=61, C=8), Shape(B=1, T=70, K=40, C=7, G=1), Shape(B=1, T=130, K=64, C=32), Shape(T=9, C=16)]
+
+
+def drawn(shape: Shape, dtype: str = "float32") -> tuple[jax.Array, ...]:
+    """Queries and keys; the sizes of keys differ, and so do the steps of chunks."""
+    q, k, v = qkv(shape, dtype=dtype)
+    size = np.exp(2 * np.random.default_rng(2).normal(size=(shape.B, shape.T, shape.G, 1)))
+    return q, (k * size).astype(dtype), v
+
+
+def plain(q, k, C: int, sign: float) -> np.ndarray:
+    q, k = (np.asarray(x.astype(jnp.float32), np.float64) for x in (q, k))
+    (B, T, H, _), R = q.shape, q.shape[2] // k.shape[2]
+    sel = np.full((B, T, H), -1)
+    q = sign * np.round(q * 127 / abs(q).max(-1, keepdims=True))
+    for b, h in np.ndindex(B, H):
+        scores = []
+        for c in range(T // C):
+            k_CK = k[b, c * C : (c + 1) * C, h // R]
+            step = 2.0 ** np.ceil(np.log2(abs(k_CK).max() / 127))
+            scores.append((q[b, :, h] @ (step * np.round(k_CK / step)).T).max(-1))
+        for t in range(C, T):
+            sel[b, t, h] = np.argmax([score[t] for score in scores[: t // C]])
+    return sel
+
+
+@pytest.mark.parametrize("scale", [None, -0.5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_definition(implementation, shape, dtype, scale) -> None:
+    q, k, _ = drawn(shape, dtype)
+    want = plain(q, k, shape.C, np.sign(scale or 1))
+    options = {"chunk_size": shape.C, "selection": RULE, "scale": scale}
+    np.testing.assert_array_equal(kp.select_chunk(q, k, implementation=implementation, **options), want)
+    np.testing.assert_array_equal(select_reference.select_chunk(q, k, **options), want)
+
+
+def test_equal_keys_and_zeros_go_to_the_smallest_chunk(implementation) -> None:
+    shape = Shape(T=40, C=8)
+    q, k, _ = drawn(shape)
+    for keys in (jnp.tile(k[:, :8], (1, 5, 1, 1)), jnp.zeros_like(k)):
+        sel = kp.select_chunk(q, keys, chunk_size=8, selection=RULE, implementation=implementation)
+        assert (np.asarray(sel)[:, 8:] == 0).all()
+
+
+def test_a_step_is_the_smallest_power_of_two() -> None:
+    largest = np.asarray([127, 127.5, 128, 254, 1e-3, 63.5, 0], np.float32)
+    k = np.zeros((1, 7 * 4, 1, 3), np.float32)
+    k[0, 1::4, 0, 2] = -largest
+    k8, step = int8.quantize_keys(jnp.asarray(k), 4)
+    np.testing.assert_array_equal(step[0, :, 0], [1, 2, 2, 2, 2.0**-16, 0.5, 1])
+    np.testing.assert_array_equal(k8[0, 1::4, 0, 2], [-127, -64, -64, -127, -66, -127, 0])
+
+
+def test_what_later_tokens_hold_changes_nothing() -> None:
+    """Though keys of 1,000 come, in the last chunk and the one before."""
+    shape = Shape(T=61, C=8)
+    q, k, _ = drawn(shape)
+    select = partial(kp.select_chunk, chunk_size=8, selection=RULE)
+    later = select(q, k.at[:, 41:].set(1000.0))
+    np.testing.assert_array_equal(later[:, :48], select(q, k)[:, :48])
+    assert (np.asarray(later)[:, 48:] == 5).any()
+
+
+def test_it_is_the_best_key_but_for_near_ties() -> None:
+    """Of 40 chunks of normal keys; and among the first four always, so that another look at these would find it."""
+    shape = Shape(B=1, T=41 * 32, R=1, K=64, C=32)
+    q, k, _ = qkv(shape)
+    options = {"chunk_size": 32, "implementation": "xla"}
+    best, first = (np.asarray(kp.select_chunk(q, k, selection=rule, **options))[:, 64:] for rule in ("best_key", RULE))
+    assert 0.93 < (best == first).mean() < 1
+    four = np.asarray(kp.select_chunk(q, k, selection=RULE, top_k=4, **options))[:, 64:]
+    assert (four == best[..., None]).any(-1).all()
+
+
+@pytest.mark.parametrize("top_k", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_decoding_equals_the_parallel_form(top_k) -> None:
+    shape = Shape(T=37, C=8)
+    q, k, v = drawn(shape)
+    options = {"chunk_size": 8, "selection": RULE, "top_k": top_k}
+    want = jax.jit(partial(kp.top1_chunk_attention, **options))(q, k, v)
+    assert_close(decode_all(q, k, v, max_len=40, with_table=False, **options), want, "float32")
+
+
+def test_gradients_are_those_of_the_selected_keys() -> None:
+    """The rounding selects only: attention and its gradient read the keys as they are."""
+    q, k, v = drawn(SHAPES[0])
+    sel = kp.select_chunk(q, k, chunk_size=8, selection=RULE)
+
+    def gradients(f):
+        return jax.value_and_grad(lambda q, k, v: (f(q, k, v) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+    got = gradients(partial(kp.top1_chunk_attention, chunk_size=8, selection=RULE))
+    want = gradients(lambda q, k, v: reference.attend(q, k, v, sel, chunk_size=8))
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32"), got, want)
+
+
+def test_the_triton_backend_refuses_to_decode() -> None:
+    q, k, v = drawn(SHAPES[0])
+    with pytest.raises(BackendError, match="it has no best_key_int8 selection; implementation='xla' has"):
+        kp.top1_chunk_decode(q[:, -1], k, v, 61, chunk_size=8, selection=RULE, implementation="triton")
