@@ -1,6 +1,7 @@
 """The documentation runs: the mixer that docs/add_a_mixer.md builds is built, trained and checked here as it stands."""
 
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -53,3 +54,11 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_list_of_runs_is_that_of_the_results():
+    """`python docs/results/runs.py` writes it."""
+    results = DOCS / "results"
+    script = runpy.run_path(str(results / "runs.py"))
+    assert (results / "runs.csv").read_text(encoding="utf-8") == script["text"]()
+    assert set(script["STUDIES"]) == {path.parent.name for path in results.glob("*/runs.json")} - {"suite"}
