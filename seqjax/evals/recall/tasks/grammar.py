@@ -154,11 +154,14 @@ class Grammar(Task):
 
         tests = {"2 rules, forced": two(128, forced=True), "2 rules": two(128), "3-4 rules": four(128)}
         tests |= {"3-4 rules, forced": four(128, forced=True), "3-4 rules, 512 tokens": four(512)}
+        # Three levels, of which width 32 learns more than 5-grams know.
+        demo = cls(length=64, fewest=2, most=2, seed=2, levels=3)
+        forced, longer = (dataclasses.replace(demo, **change) for change in ({"forced": True}, {"length": 128}))
         return {
             "demo": TaskSetup(
                 steps=800,
-                train=(two(64),),
-                tests={"forced": two(64, forced=True), "64 tokens": two(64), "128 tokens": two(128)},
+                train=(demo,),
+                tests={"forced": forced, "64 tokens": demo, "128 tokens": longer},
                 own="64 tokens",
             ),
             "small": TaskSetup(
