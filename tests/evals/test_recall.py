@@ -280,11 +280,11 @@ def test_a_score_decides_the_rate_and_has_a_column(tmp_path, monkeypatch) -> Non
         command.main(["--size=demo", f"--out={tmp_path}", "--report"])
         return (tmp_path / "report.md").read_text()
 
-    assert "| mean | bits per parameter | bits |" in reported()
-    assert "| 0.001 (of 3), 2 runs | 90.0 (0.0) | 90.0 (0.0) | 90.0 | 1.5 | 3.5 |" in reported()
+    assert "| bits per parameter | bits | mean |" in reported()
+    assert "| 0.001 (of 3), 2 runs | 90.0 (0.0) | 90.0 (0.0) | 1.5 | 3.5 | 90.0 |" in reported()
     for test in lines[1]["tests"].values():
         del test["bits"]
-    assert "| mean | bits per parameter |\n" in reported(), "not all runs have bits"
+    assert "| bits per parameter | mean |\n" in reported(), "not all runs have bits"
     del lines[1]["tests"][task.own]["score"]
     with pytest.raises(UserError, match=rf"line 2: tests\.{task.own}\.score is missing"):
         reported()

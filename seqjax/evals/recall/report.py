@@ -111,7 +111,7 @@ def _table(task: TaskSetup, results: Results) -> str:
     every = [result["tests"][task.own] for of_model in results.values() for result in of_model]
     own = {"score": task.kind.score, "bits": "bits"}
     own = {key: name for key, name in own.items() if any(key in test for test in every)}
-    header = ["model", "width", "state", "rate", *tests, "mean", *own.values()]
+    header = ["model", "width", "state", "rate", *tests, *own.values(), "mean"]
     rows = []
     for label, of_model in results.items():
         for result in of_model:
@@ -121,7 +121,7 @@ def _table(task: TaskSetup, results: Results) -> str:
             rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
             shown = label if _passed(task, result) else f"{label} (not trained)"
             numbers = [f"{test[key]:.3g}" if key in (test := result["tests"][task.own]) else "" for key in own]
-            rows.append([shown, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}", *numbers])
+            rows.append([shown, str(result["dim"]), state, rate, *cells, *numbers, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
     if "bits" in own:
