@@ -1,6 +1,7 @@
 """`seqjax recall`: training, counting, results and the report."""
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import report, setups, train
 from seqjax.evals.recall.setups import Setup
 from seqjax.evals.recall.tasks import IGNORED, Examples, TaskSetup
+from seqjax.evals.recall.tasks.capacity import Capacity
 from seqjax.evals.recall.tasks.s5 import S5
 from seqjax.models import Model
 from seqjax.training.schedule import optimizer as make_optimizer
@@ -36,7 +38,7 @@ def tiny(monkeypatch) -> Setup:
     return setup
 
 
-def test_right_answers_are_counted_where_something_is_asked() -> None:
+def test_answers_are_measured_where_something_is_asked() -> None:
     class Fixed(Model):
         """Answers 1 everywhere."""
 
@@ -47,8 +49,22 @@ def test_right_answers_are_counted_where_something_is_asked() -> None:
     targets = np.array([[1, IGNORED, 1], [1, 2, IGNORED]])
     batch = train.batch(Examples(np.zeros((2, 3), np.int32), targets), 2)
     model = Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
-    right, asked, whole = train.make_count(model)({}, batch)
-    assert (right, asked, whole) == (3, 4, 1)
+    answers = train.make_answers(model)
+    right, bits = answers({}, batch)
+    assert right.tolist() == [[True, True], [True, False]]
+    likely, unlikely = np.log2((math.e + 2) / math.e), np.log2(math.e + 2)
+    np.testing.assert_allclose(bits, [[likely, likely], [likely, unlikely]], rtol=1e-6)
+    found = train.measure(answers, {}, S5(length=3), itertools.repeat(batch), sequences=3, parameters=7)
+    expected = {"accuracy": 3 / 4, "whole": 1 / 2, "bits": (3 * likely + unlikely) / 4}
+    assert found == pytest.approx(expected, rel=1e-6), "S5 has no score"
+    one = batch._replace(targets=np.array([[1, IGNORED], [IGNORED, IGNORED]]))
+    right, bits = answers({}, one)
+    assert right.tolist() == [[True, False], [False, False]]
+    np.testing.assert_allclose(bits, [[likely, 0], [0, 0]], rtol=1e-6)
+    task = Capacity(length=8, people=50, among=25)
+    found = train.measure(answers, {}, task, itertools.repeat(one), sequences=2, parameters=50)
+    expected = {"accuracy": 1, "whole": 1, "bits": likely, "score": 2 * (6 - likely)}
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_loss_is_that_of_the_answers_alone() -> None:
@@ -97,8 +113,10 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     assert [(r["task"], r["dim"], r["rate"]) for r in (result, second)] == [("s5", 32, 1e-3), ("s5", 32, 2e-3)]
     assert result["model"] == "Transformer++" and set(result["tests"]) == {"4", "6"}
     # Two layers keep a key and a value of width 32 for every token.
+    assert all(0 < test["bits"] < 12 for test in result["tests"].values())
     assert result["state"] == {"4": 2 * 2 * 32 * 4, "6": 2 * 2 * 32 * 6}
-    assert "| Transformer++ | 32 | 512 |" in (tmp_path / "report.md").read_text()
+    written = (tmp_path / "report.md").read_text()
+    assert "| Transformer++ | 32 | 512 |" in written and report.BITS in written
     assert (tmp_path / "accuracy.png").stat().st_size > 5000
     capsys.readouterr()
     command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
@@ -238,6 +256,38 @@ def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
     assert (best["tried"], best["runs"], best["seconds"]) == (1, 2, (1, 3))
     assert report._cell(best["tests"]["easy"]) == "70.3 (35.1)"
     assert report._cell(best["tests"]["hard"]) == "20.0 [10.0, 30.0]"
+
+
+def test_a_score_decides_the_rate_and_has_a_column(tmp_path, monkeypatch) -> None:
+    """As have bits; a line without the score that its task has is named, one without bits is from before there were."""
+    monkeypatch.setattr(report, "draw", lambda *_, **__: None)
+    setup, of, path = setups.SETUPS["demo"], "capacity", tmp_path / "runs.jsonl"
+    task = setup.task(of)
+    common = {"task": of, "asked": setup.asked(of), "chance": 0.1, "device": "cpu", "steps": 1, "batch_size": 2}
+    lines = []
+    for seed, rate, accuracy, score in (
+        (0, 1e-3, 0.9, 1.25),
+        (1, 1e-3, 0.9, 1.75),
+        (0, 2e-3, 0.95, 1.4),
+        (0, 3e-3, 0.99, math.nan),
+    ):
+        test = {"accuracy": accuracy, "whole": 0.0, "bits": 5 - score, "score": score}
+        lines.append(common | {"model": "Based", "dim": 32, "rate": rate, "seed": seed, "seconds": 1.0})
+        lines[-1] |= {"state": dict.fromkeys(task.tests, 8), "tests": {name: {**test} for name in task.tests}}
+
+    def reported() -> str:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        command.main(["--size=demo", f"--out={tmp_path}", "--report"])
+        return (tmp_path / "report.md").read_text()
+
+    assert "| bits per parameter | bits | mean |" in reported()
+    assert "| 0.001 (of 3), 2 runs | 90.0 (0.0) | 90.0 (0.0) | 1.5 | 3.5 | 90.0 |" in reported()
+    for test in lines[1]["tests"].values():
+        del test["bits"]
+    assert "| bits per parameter | mean |\n" in reported(), "not all runs have bits"
+    del lines[1]["tests"][task.own]["score"]
+    with pytest.raises(UserError, match=rf"line 2: tests\.{task.own}\.score is missing"):
+        reported()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from seqjax.evals.recall.setups import MODELS
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.pictures import COLORS
-from seqjax.reading import check, read_json_lines
+from seqjax.reading import Float, check, read_json_lines
 from seqjax.study import figures
 from seqjax.study.tables import markdown
 
@@ -25,7 +25,8 @@ PASSED = 0.8  # right answers in the easiest test of the training, of a model th
 RESULTS = "runs.jsonl"  # one result per line
 # What the command reads of every result, and what the report shows of one of a task beside it.
 RESULT = dict.fromkeys(("model", "task", "asked"), str) | dict.fromkeys(("dim", "seed"), int)
-RESULT |= dict.fromkeys(("rate", "seconds"), float) | {"tests": {str: {"accuracy": float, "whole": float}}}
+TEST = {"accuracy": float, "whole": float, "bits?": Float}  # results from before there were bits have none
+RESULT |= dict.fromkeys(("rate", "seconds"), float) | {"tests": {str: TEST}}
 SHOWN = dict.fromkeys(("steps", "batch_size"), int) | {"chance": float, "device": str}
 FIX = "delete it, and its run is made again"
 
@@ -43,23 +44,30 @@ def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, l
         of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
         dims = sorted({result["dim"] for result in of_model})
         if dims:
-            chosen[label] = [best_rate([r for r in of_model if r["dim"] == dim], task.own) for dim in dims]
+            by = "score" if task.kind.score else "accuracy"
+            chosen[label] = [best_rate([r for r in of_model if r["dim"] == dim], task.own, by) for dim in dims]
     return chosen
 
 
-def best_rate(of_width: Sequence[Mapping[str, Any]], own: str) -> Mapping[str, Any]:
-    """Return the result of the rate that is best in the test `own`, with the mean of its runs and their range."""
+def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accuracy") -> Mapping[str, Any]:
+    """Return the result of the rate that is best in the test `own`, with the mean of its runs and their range.
+
+    `by` is "accuracy" or "score".
+    """
     rates = sorted({result["rate"] for result in of_width})
     by_rate = [_together([result for result in of_width if result["rate"] == rate]) for rate in rates]
-    return {**max(by_rate, key=lambda result: result["tests"][own]["accuracy"]), "tried": len(rates)}
+    values = [result["tests"][own][by] for result in by_rate]  # a score is NaN if the loss was
+    best = max(range(len(rates)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
+    return {**by_rate[best], "tried": len(rates)}
 
 
 def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the first of several runs that differ in seed at most, with the tests of all."""
     tests = {}
     for name in runs[0]["tests"]:
-        accuracies, wholes = ([run["tests"][name][key] for run in runs] for key in ("accuracy", "whole"))
-        mean = {"accuracy": statistics.mean(accuracies), "whole": statistics.mean(wholes)}
+        of_runs = [run["tests"][name] for run in runs]
+        mean = {key: statistics.mean(test[key] for test in of_runs) for key in set.intersection(*map(set, of_runs))}
+        accuracies = [test["accuracy"] for test in of_runs]
         tests[name] = {**mean, "lowest": min(accuracies), "highest": max(accuracies)}
     seconds = [run["seconds"] for run in runs]
     return {**runs[0], "tests": tests, "runs": len(runs), "seconds": (min(seconds), max(seconds))}
@@ -69,7 +77,8 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
     """Write report.md and accuracy.png from the runs in `directory`; return the former, or None if there are none."""
     found = results(directory)
     for task in tasks:
-        form = SHOWN | {"state": dict.fromkeys(task.tests, int), "tests": dict.fromkeys(task.tests, dict)}
+        test = {"score": Float} if task.kind.score else {}
+        form = SHOWN | {"state": dict.fromkeys(task.tests, int), "tests": dict.fromkeys(task.tests, test)}
         for line, result in enumerate(found, start=1):
             if result["task"] == task.name:
                 check(result, form, f"{directory / RESULTS}: line {line}", fix=FIX)
@@ -85,6 +94,7 @@ def write(directory: Path, tasks: Sequence[TaskSetup], *, title: str) -> Path | 
     return path
 
 
+BITS = "Bits are the mean negative log2 likelihood of the right answers in the test in italics."
 ABOUT = (
     "Share of right answers in percent, over sequences that were not trained on; beside it, where a sequence has "
     "several answers, the share of sequences without a wrong one. In italics is the test that is like the training; "
@@ -97,7 +107,11 @@ ABOUT = (
 
 def _table(task: TaskSetup, results: Results) -> str:
     tests = [f"*{name}*" if name == task.own else name for name in task.tests]
-    header = ["model", "width", "state", "rate", *tests, "mean"]
+    # Numbers of the test like the training: the task's score, and bits, which older results do not have.
+    every = [result["tests"][task.own] for of_model in results.values() for result in of_model]
+    own = {"score": task.kind.score, "bits": "bits"}
+    own = {key: name for key, name in own.items() if any(key in test for test in every)}
+    header = ["model", "width", "state", "rate", *tests, *own.values(), "mean"]
     rows = []
     for label, of_model in results.items():
         for result in of_model:
@@ -106,9 +120,14 @@ def _table(task: TaskSetup, results: Results) -> str:
             mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
             rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
             shown = label if _passed(task, result) else f"{label} (not trained)"
-            rows.append([shown, str(result["dim"]), state, rate, *cells, f"{100 * mean:.1f}"])
+            numbers = [f"{test[key]:.3g}" if key in (test := result["tests"][task.own]) else "" for key in own]
+            rows.append([shown, str(result["dim"]), state, rate, *cells, *numbers, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
     parts = [markdown(header, rows), f"Guessing: {100 * chance:.2g}%. {_training(results)}", task.published]
+    if "bits" in own:
+        parts.append(BITS)
+    if "score" in own:
+        parts.append(f"The score of that test, {task.kind.score}, decides the learning rate instead of the accuracy.")
     return "\n".join(filter(None, [*parts, _control(task, results), _untrained(task, results)]))
 
 

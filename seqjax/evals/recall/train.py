@@ -1,8 +1,8 @@
-"""Train a model on a task, and measure the share of right answers in every test."""
+"""Train a model on a task, and measure its answers in every test: which are right, and how likely it finds them."""
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import jax
@@ -12,7 +12,7 @@ import optax
 
 from seqjax.config import ModelConfig, OptimConfig, from_config_dict, presets
 from seqjax.evals.recall.setups import Setup
-from seqjax.evals.recall.tasks import IGNORED, Examples, Task, TaskSetup
+from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, Task, TaskSetup
 from seqjax.models import Model, flops
 from seqjax.training.schedule import Segment, rates
 from seqjax.training.schedule import optimizer as make_optimizer
@@ -41,17 +41,6 @@ def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> Mod
         sized += f",model.mixer.head_dim={min(dim, shipped.model.mixer.head_dim)}"
     config: Any = presets.read_config(f"{name}:{','.join(filter(None, (sized, settings)))}")
     return from_config_dict(config).model
-
-
-class Batch(NamedTuple):
-    """Inputs int32 [B, T], and of every question its position and its target, both int32 [B, A].
-
-    A sequence with fewer questions than A has `IGNORED` as the other targets.
-    """
-
-    inputs: np.ndarray
-    positions: np.ndarray
-    targets: np.ndarray
 
 
 def batches(tasks: Sequence[Task], *, batch_size: int, seed: int, length: int = 0, answers: int = 0) -> Iterator[Batch]:
@@ -110,27 +99,45 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
     return jax.jit(steps, donate_argnums=(0, 1))
 
 
-def make_count(model: Model) -> Any:
-    """Return (params, batch) -> right answers and answers, and sequences with all answers right."""
+def make_answers(model: Model) -> Any:
+    """Return (params, batch) -> of every answer, [B, A], whether it is right, and its negative log2 likelihood.
 
-    def count(params: Params, batch: Batch) -> tuple[Array, Array, Array]:
+    Both are 0 where nothing is asked.
+    """
+
+    def answers(params: Params, batch: Batch) -> tuple[Array, Array]:
         inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
         asked_BA = targets_BA != IGNORED
-        right_BA = (jnp.argmax(model.logits(params, inputs_BT, positions_BA), -1) == targets_BA) & asked_BA
-        return jnp.sum(right_BA), jnp.sum(asked_BA), jnp.sum(jnp.all(right_BA == asked_BA, -1))
+        logits_BAO = model.logits(params, inputs_BT, positions_BA)
+        nats_BA = optax.softmax_cross_entropy_with_integer_labels(logits_BAO, jnp.maximum(targets_BA, 0))
+        return (jnp.argmax(logits_BAO, -1) == targets_BA) & asked_BA, jnp.where(asked_BA, nats_BA / np.log(2), 0)
 
-    return jax.jit(count)
+    return jax.jit(answers)
 
 
-def accuracy(count: Any, params: Params, stream: Iterator[Batch], *, sequences: int) -> dict[str, float]:
-    """Return the share of right answers, and of sequences without a wrong answer, in at least `count` sequences."""
+def measure(
+    answers: Any, params: Params, task: Task, stream: Iterator[Batch], *, sequences: int, parameters: int
+) -> dict[str, float]:
+    """Return what at least so many sequences of a test tell of a model with so many `parameters`.
+
+    They are the share of right answers (`accuracy`) and of sequences without a wrong one (`whole`), the mean negative
+    log2 likelihood of the right answers (`bits`), and the mean of the task's own scores (`score`), if it has them.
+    """
     right = asked = whole = n = 0
+    bits = score = 0.0
     while n < sequences:
         batch = next(stream)
-        counts = jax.device_get(count(params, batch))
-        right, asked, whole = (a + int(b) for a, b in zip((right, asked, whole), counts, strict=True))
+        right_BA, bits_BA = jax.device_get(answers(params, batch))
+        asked_BA = batch.targets != IGNORED
+        right += int(right_BA.sum())
+        asked += int(asked_BA.sum())
+        whole += int((right_BA == asked_BA).all(1).sum())
+        bits += float(bits_BA.sum(dtype=np.float64))
+        if task.score:
+            score += float(task.scores(batch, bits_BA, parameters=parameters)[asked_BA].sum(dtype=np.float64))
         n += len(batch.inputs)
-    return {"accuracy": right / asked, "whole": whole / n}
+    own = {"score": score / asked} if task.score else {}
+    return {"accuracy": right / asked, "whole": whole / n, "bits": bits / asked, **own}
 
 
 def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, seed: int = 0) -> dict[str, Any]:
@@ -156,7 +163,7 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, se
         jax.block_until_ready(losses[-2:][0])  # At most one call ahead, so that batches do not pile up.
     curve = np.concatenate(jax.device_get(losses))
     trained_s = time.perf_counter() - start
-    count, tests = make_count(model), {}
+    answers, tests, parameters = make_answers(model), {}, flops.n_params(model)
     for name, test in task.tests.items():
         # Two shapes, to compile two programs: up to the length of the training, and longer ones.
         length = trained if test.length <= trained else longest
@@ -168,14 +175,14 @@ def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, se
             length=length,
             answers=max(t.answers for t in alike),
         )
-        tests[name] = accuracy(count, params, stream, sequences=setup.test_sequences)
+        tests[name] = measure(answers, params, test, stream, sequences=setup.test_sequences, parameters=parameters)
     return {
         "rate": rate,
         "dim": dim,
         "seed": seed,
         "steps": task.steps,
         "batch_size": setup.batch_size,
-        "parameters": flops.n_params(model),
+        "parameters": parameters,
         "state": {name: state_size(model, test.length) for name, test in task.tests.items()},
         "curve": [(i, float(curve[i - 1])) for i in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1],
         "tests": tests,

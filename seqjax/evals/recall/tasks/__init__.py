@@ -24,6 +24,17 @@ class Examples(NamedTuple):
     targets: np.ndarray
 
 
+class Batch(NamedTuple):
+    """Inputs int32 [B, T], and of every question its position and its target, both int32 [B, A].
+
+    A sequence with fewer questions than A has `IGNORED` as the other targets.
+    """
+
+    inputs: np.ndarray
+    positions: np.ndarray
+    targets: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(abc.ABC):
     """Sequences of one kind: `length` inputs each, with ids below `vocab_size`.
@@ -33,6 +44,7 @@ class Task(abc.ABC):
         order: The place among the tasks, in training and in the report; tasks with the same number are sorted by name.
         question: The question of the task, for the heading of the report.
         is_recall: Whether full attention can answer from the sequence, so that its failure is one of the training.
+        score: The name of the mean of `scores`, for the report; "" if accuracy says all.
     """
 
     length: int
@@ -41,6 +53,7 @@ class Task(abc.ABC):
     order: ClassVar[int] = 100
     question: ClassVar[str]
     is_recall: ClassVar[bool] = True
+    score: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__module__.rpartition(".")[2]
@@ -68,6 +81,14 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
+
+    def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
+        """Return a score of every answer, [B, A], that is not accuracy; more is better.
+
+        It may depend on the negative log2 likelihood of the right answers, `bits` [B, A], and on the number of
+        `parameters` of the model. Where nothing is asked any number will do.
+        """
+        raise NotImplementedError
 
     def _blank(self, n: int) -> Examples:
         return Examples(np.zeros((n, self.length), np.int32), np.full((n, self.length), IGNORED, np.int32))
