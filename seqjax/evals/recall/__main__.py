@@ -3,8 +3,9 @@
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
-    seqjax recall --size=small --seeds=3                       each run with three seeds
-    seqjax recall --size=small --report                        the report of what is there; nothing is trained
+    seqjax recall --size=small --seeds=3                   each run with three seeds
+    seqjax recall --size=small --report                    the report of what is there; nothing is trained
+    seqjax recall --size=small --foretell=STUDY            which task foretells the losses of a study
 
 Every model is trained on every task for every width and learning rate of the size, ordered by seed, then by width and
 rate. Each file in seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
-from seqjax.evals.recall import report
+from seqjax.evals.recall import foretell_page, report
 from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import train
@@ -46,6 +47,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
     parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
+    parser.add_argument(
+        "--foretell",
+        type=Path,
+        metavar="STUDY",
+        help="train nothing; write OUT/foretell: which task foretells the losses in this directory of `seqjax study`",
+    )
     args = parser.parse_args(argv)
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
     models = _known("models", _labels(args.models), MODELS)
@@ -58,6 +65,11 @@ def main(argv: list[str]) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
     _require_asked(setup, out)
+    if args.foretell is not None:
+        store.require_local(args.foretell, "--foretell")
+        written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
+        sys.stdout.write(f"Wrote {written}\n")
+        return
     runs = list(_runs(setup, models, tasks, seeds=args.seeds))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
