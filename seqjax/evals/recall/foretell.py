@@ -45,13 +45,15 @@ PRIMARY = (
     Primary("grammar", ("3-4 rules",), "score"),
     Primary("capacity", ("40,000",), "score"),
 )
-# Config -> family; of others each is its own.
-FAMILIES = dict.fromkeys(("transformer", "transformer_pp", "fox"), "attention")
-FAMILIES |= dict.fromkeys(("top1_element", "top1_chunk"), "Top-1")
-FAMILIES |= dict.fromkeys(("based", "gla"), "linear attention")
-FAMILIES |= dict.fromkeys(("mamba1", "mamba2", "mamba3"), "Mamba")
-FAMILIES |= dict.fromkeys(("rwkv5", "rwkv6", "rwkv7"), "RWKV")
-FAMILIES |= dict.fromkeys(("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"), "delta rule")
+# Family -> configs, hybrids with their most frequent mixer; of others each is its own.
+FAMILIES = {
+    "attention": ("transformer", "transformer_pp", "fox"),
+    "Top-1": ("top1_element", "top1_chunk"),
+    "linear attention": ("based", "gla"),
+    "Mamba": ("mamba1", "mamba2", "mamba3"),
+    "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
+    "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),
+}
 LEAST = 10  # mixers: of fewer a single |rho| below 0.7 is nothing, and a draw of them is often four or five
 SEEDS = 3  # and learning rates, which the means are meant to have
 NEAR = 0.02  # of the floor or the ceiling: there a score says nothing of a mixer
@@ -92,7 +94,7 @@ class Mixer:
     def family(self) -> str:
         """That of mixers that work alike."""
         config = MODELS[self.label].partition(":")[0]
-        return FAMILIES.get(config, config)
+        return next((family for family, configs in FAMILIES.items() if config in configs), config)
 
 
 class Row(NamedTuple):
@@ -228,16 +230,17 @@ def _other_settings(recorded: Mapping[str, Any], label: str) -> str:
 
     Compared are names and switches: numbers, such as of heads, follow from a model's size.
     """
-    was = recorded.get("model", {}).get("mixer", {})
     name, _, settings = MODELS[label].partition(":")
-    now = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model.mixer
-    if not isinstance(was, Mapping) or isinstance(now, tuple):
-        return ""
-    for key in was.keys() & now.keys():
-        if was[key] != now[key] and any(
-            value is None or isinstance(value, bool | str) for value in (was[key], now[key])
-        ):
-            return f"{key} is {was[key]!r}, not {now[key]!r}"
+    model: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
+    was, now = recorded.get("model", {}).get("mixer", {}), model.mixer
+    was, now = (list(mixer) if isinstance(mixer, list | tuple) else [mixer] for mixer in (was, now))
+    if len(was) != len(now):
+        return f"it has {len(was)} of them in turns, not {len(now)}"
+    for one, other in zip(was, now, strict=True):
+        for key in one.keys() & other.keys():
+            pair = one[key], other[key]
+            if pair[0] != pair[1] and any(value is None or isinstance(value, bool | str) for value in pair):
+                return f"{key} is {pair[0]!r}, not {pair[1]!r}"
     return ""
 
 

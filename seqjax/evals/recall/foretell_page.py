@@ -221,11 +221,11 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
 def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
     """Draw the points of a panel; return them by name."""
     told = f"rho {_number(row.found['rho'])}, p = {row.found['p'].value:.3f}" if row.found else row.answer
+    told += ", uninformative" if row.found and not row.informative else ""
     panel.set_title(f"{row.task}: {told}", fontsize=9.5, loc="left")
     panel.spines[["top", "right"]].set_visible(False)
     if not row.mixers:
-        panel.set_xticks([])
-        panel.set_yticks([])
+        panel.set_axis_off()
         return {}
     inside, outside = (np.array([getattr(m, name).mean() for m in row.mixers]) for name in ("inside", "outside"))
     line = np.polyfit(inside, outside, 1) if np.ptp(inside) > 0 else [0.0, outside.mean()]

@@ -33,7 +33,10 @@ class Setup:
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
-# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these.
+_GDN, _MAMBA2, _ATTENTION = ({"name": name} for name in ("gated_deltanet", "mamba2", "transformer_pp"))
+_TOP1 = {"name": "top1_chunk", "chunk_size": 16}
+# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these, and for hybrids.
+# The labels are those of the studies, so that scores and losses of a mixer can be put together (foretell.py).
 MODELS = {
     "Transformer": "transformer",
     "Transformer++": "transformer_pp",
@@ -50,6 +53,24 @@ MODELS = {
     "RWKV-7": "rwkv7",
     "DeltaNet": "deltanet",
     "Gated DeltaNet": "gated_deltanet",
+    # Attention with the short convolution of the recurrent mixers: the reference with the same block.
+    "Transformer++, QK norm, conv": "transformer_pp:model.mixer.qk_norm=True,model.mixer.conv=True",
+    # Windows of the studies. They see all of a sequence that is not longer, as most here are.
+    "W=256": "transformer_pp:model.mixer.window=256",
+    "W=256, QK norm": "transformer_pp:model.mixer.qk_norm=True,model.mixer.window=256",
+    # Softmax with a forget gate and no positions: a decay without a state of fixed size.
+    "FoX": "fox",
+    # A decay per channel from the data without the correction of the delta rule, and with it.
+    "GLA": "gla",
+    "KDA": "kda",
+    # Two steps of the delta rule a token: transitions that one step does not have.
+    "Gated DeltaProduct": "gated_deltaproduct",
+    # Rotations from the data, in place of Mamba-2's real decay.
+    "Mamba-3": "mamba3",
+    # One layer of four that looks at all tokens, beside those of a state.
+    "Gated DeltaNet, attention 1 in 4": f"gated_deltanet:model.n_layers=4,model.mixer={(*[_GDN] * 3, _ATTENTION)}",
+    "Gated DeltaNet, Top-1 Chunk 1 in 4": f"gated_deltanet:model.n_layers=4,model.mixer={(*[_GDN] * 3, _TOP1)}",
+    "Mamba-2, attention 1 in 4": f"mamba2:model.mixer={(*[_MAMBA2] * 3, _ATTENTION)}",
 }
 
 # At the demo's rate attention with QK norm learns mqar (100%) and induction (94%), of which it learns none at 1e-2.
