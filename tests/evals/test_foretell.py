@@ -1,6 +1,7 @@
 """`seqjax recall --foretell`: scores of tasks against the losses of a study whose correlations are known."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ LABELS = list(MODELS)[:20]
 
 
 def write_study(directory: Path, z: np.ndarray, u: np.ndarray, *, labels=LABELS, mixer=None) -> Path:
-    """Write a study of protocol 2: a loss in domain of 3 + z / 10, outside z / 10 + u / 20 more; three seeds."""
+    """Write a study of protocol 2: a loss in domain of 3 + z / 10, outside z / 10 + u / 10 more; three seeds."""
     runs, points, rng = {}, [",".join(records.COLUMNS)], np.random.default_rng(0)
-    for label, inside, own in zip(labels, z / 10, u / 20, strict=True):
+    for label, inside, own in zip(labels, z / 10, u / 10, strict=True):
         for seed in range(3):
             name = f"{label}, seed {seed}"
             runs[name] = {"model": label, "seed": seed, "rate": 1.0, "schedule": 1.0, "config": {"version": 4}}
@@ -94,7 +95,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     page = (out / "foretell" / "report.md").read_text()
     assert "**`mqar` foretells base capabilities best** (rho -0." in page
     assert "Hops: uninformative: 20 of 20 at the floor or the ceiling; capacity: not run." in page
-    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").open()))
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
     assert {row["runs"] for row in rows} == {"all", "trained"} and {row["task"] for row in rows} == {
         p.task for p in PRIMARY
     }
@@ -103,7 +104,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     assert (of_mqar["mixers"], of_mqar["answer"], of_fuzzy["answer"]) == ("20", "foretells", "cannot tell")
     assert float(of_mqar["low"]) < float(of_mqar["value"]) < float(of_mqar["high"]) < -0.4
     assert float(of_fuzzy["low"]) < 0 < float(of_fuzzy["high"]), "what is in domain too is no sign of what is outside"
-    assert float(found["fuzzy", "plain"]["value"]) < -0.7, "though it foretells the loss itself"
+    assert float(found["fuzzy", "plain"]["value"]) < -0.5, "though it foretells the loss itself"
     assert float(found["mqar", "p"]["value"]) < 0.01 < float(found["grammar", "p"]["value"])
     for name in ("one mixer left out", "one family left out"):
         assert float(found["mqar", name]["low"]) <= float(of_mqar["value"]) <= float(found["mqar", name]["high"]) < -0.4
@@ -112,18 +113,26 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     assert float(found["mqar", "reliability of the score"]["value"]) > 0.95
     ((figure, _),) = drawn
     assert_readable(figure)
-    assert [panel.get_title(loc="left").partition(":")[0] for panel in figure.axes[:5]] == [p.task for p in PRIMARY]
+    assert [panel.get_title(loc="left").partition(":")[0] for panel in figure.axes[:4]] == [p.task for p in PRIMARY[:4]]
+    assert sum(panel.axison for panel in figure.axes) == 4 and "not run: capacity" in figure.get_suptitle()
     assert {text.get_text() for text in figure.axes[0].texts} == set(LABELS) and overlapping(figure.axes[0].texts) == []
 
 
-def test_permuted_scores_foretell_nothing(known, tmp_path) -> None:
+def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
+    """One of twenty does by chance, so that of ten more than two are not expected (probability 1%)."""
+    monkeypatch.setattr(foretell, "DRAWS", 20)
     study, out = known
-    lines = [json.loads(line) for line in (out / report.RESULTS).read_text().splitlines()]
-    other = dict(zip(LABELS, np.random.default_rng(1).permutation(LABELS).tolist(), strict=True))
-    permuted = write_results(tmp_path / "permuted", [line | {"model": other[line["model"]]} for line in lines])
-    page = foretell_page.write(permuted, study, SMALL).read_text()
-    assert "**None of the tasks foretells base capabilities here.**" in page
-    assert "of one task alone a |rho| of 0.46 would be told from none" in page
+    mixers = foretell.with_scores(foretell.read_study(records.read(study), None), report.results(out), SMALL)
+    found = [row.answer == "foretells" for row in foretell.foretell(mixers, ["arxiv", "github"], {})]
+    assert found == [True, False, False, False, False]
+    rng, told = np.random.default_rng(1), []
+    for _ in range(10):
+        scores = [mixers[i].scores for i in rng.permutation(len(mixers))]
+        permuted = [dataclasses.replace(one, scores=other) for one, other in zip(mixers, scores, strict=True)]
+        told.append(foretell_page._headline(foretell.foretell(permuted, ["arxiv", "github"], {})))
+    honest = [text for text in told if text.startswith("**No task is shown to foretell base capabilities.**")]
+    assert len(honest) >= 8
+    assert all("of one task alone a |rho| of 0.46 would be told from none" in text for text in honest)
 
 
 def test_few_mixers_are_not_correlated(known) -> None:
@@ -132,7 +141,7 @@ def test_few_mixers_are_not_correlated(known) -> None:
     page = (out / "foretell" / "report.md").read_text()
     assert "**Nobody can tell yet: 9 mixers are in both the study and these results, which is too few.**" in page
     assert "rho -0" not in page and "rho +0" not in page
-    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").open()))
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
     assert all(row["statistic"] == row["value"] == "" for row in rows)
 
 
@@ -162,7 +171,7 @@ def scores_of(lines: list[dict[str, Any]], task: str, **options: Any) -> Scores 
 
 
 def test_the_rate_is_chosen_on_sequences_of_no_test() -> None:
-    better = {"validation": {"accuracy": 0.9}}
+    better: Any = {"validation": {"accuracy": 0.9}}
     lines = [result("Based", "mqar", 0.5, **better), result("Based", "mqar", 0.6, seed=1, **better)]
     lines += [result("Based", "mqar", 0.8, rate=3e-3), result("Based", "mqar", 0.99, dim=64)]
     found = scores_of(lines, "mqar")
@@ -225,7 +234,20 @@ def test_the_tasks_and_families_are_there() -> None:
     assert Mixer("Gated DeltaNet, attention 1 in 4", np.ones(1), np.ones((1, 1))).family == "delta rule"
 
 
-def test_recorded_mixers_of_the_studies_are_those_of_recall() -> None:
+def test_mixers_of_the_studies_are_those_of_recall() -> None:
+    for name in ("trunks_110m", "hybrids"):
+        argument = ("small",) if name == "hybrids" else ()
+        models = {run["model"] for run in presets.load(f"studies/{name}").get_study(*argument)["runs"].values()}
+        assert models <= set(MODELS), "a study's labels"
     found = records.read(support.ROOT / "docs" / "results" / "trunks_110m")
     labels = [mixer.label for mixer in foretell.read_study(found, None)]
     assert len(labels) == 7 and "Transformer++, QK norm, conv" in labels
+
+
+def test_the_committed_page_is_that_of_the_committed_results(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(foretell_page, "draw", lambda *_, **__: None)
+    results = support.ROOT / "docs" / "results"
+    write_results(tmp_path, report.results(results / "recall"))
+    written = foretell_page.write(tmp_path, results / "trunks_110m", SMALL)
+    for name in (written.name, foretell_page.TABLE):
+        assert (written.parent / name).read_text() == (results / "recall" / "foretell" / name).read_text()

@@ -228,18 +228,19 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
 def _other_settings(recorded: Mapping[str, Any], label: str) -> str:
     """Return a setting in which a recorded config's mixer is not that of a label, or "".
 
-    Compared are names and switches: numbers, such as of heads, follow from a model's size.
+    Compared are names, switches and windows; other numbers, such as of heads, follow from a model's size.
     """
     name, _, settings = MODELS[label].partition(":")
     model: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
-    was, now = recorded.get("model", {}).get("mixer", {}), model.mixer
+    was, now = recorded.get("model", {}).get("mixer", model.mixer), model.mixer
     was, now = (list(mixer) if isinstance(mixer, list | tuple) else [mixer] for mixer in (was, now))
     if len(was) != len(now):
-        return f"it has {len(was)} of them in turns, not {len(now)}"
+        return f"it has {len(was)} in turns, not {len(now)}"
     for one, other in zip(was, now, strict=True):
-        for key in one.keys() & other.keys():
-            pair = one[key], other[key]
-            if pair[0] != pair[1] and any(value is None or isinstance(value, bool | str) for value in pair):
+        for key in (key for key in one if key in other and key != "implementation"):
+            pair = one[key] or None, other[key] or None  # an old config has 0 for no window
+            compared = key == "window" or any(isinstance(value, bool | str) for value in pair)
+            if compared and pair[0] != pair[1]:
                 return f"{key} is {pair[0]!r}, not {pair[1]!r}"
     return ""
 

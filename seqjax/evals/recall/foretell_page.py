@@ -1,6 +1,7 @@
 """report.md, foretell.csv and foretell.png: which recall task foretells the losses of a study (foretell.py)."""
 
 import csv
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def _headline(rows: Sequence[Row]) -> str:
         does = "foretells base capabilities best" if rho.value < 0 else "foretells the reverse: higher scores lose more"
         return f"**`{best.task}` {does}** ({numbers}).{also}{rest}"
     return (
-        f"**None of the tasks foretells base capabilities here.** The nearest is `{best.task}` ({numbers}); of one "
+        f"**No task is shown to foretell base capabilities.** The nearest is `{best.task}` ({numbers}); of one "
         f"task alone a |rho| of {least(len(best.mixers)):.2f} would be told from none.{rest}"
     )
 
@@ -207,14 +208,20 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
     Lines lead from a mixer's lowest run to its highest. The correlation in a panel's title is that of ranks. Writes a
     PNG at `path`, and an SVG beside it.
     """
-    figure = Figure(figsize=(4.4 * 3 + 0.4, 4.0 * 2 + 0.6), layout="constrained")
-    panels = figure.subplots(2, 3).flat
-    named = {panel: _draw_task(panel, row) for panel, row in zip(panels, rows, strict=False)}
-    for panel in list(panels)[len(rows) :]:
+    shown = [row for row in rows if row.mixers]
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = Figure(figsize=(5.6 * columns + 0.6, 4.6 * lines + 0.9), layout="constrained")
+    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
+    named = {panel: _draw_task(panel, row) for panel, row in zip(panels, shown, strict=False)}
+    for panel in panels[len(shown) :]:
         panel.set_axis_off()
-    figure.supylabel(f"loss out of domain, above what the loss in domain says ({unit})", fontsize=10)
-    figure.suptitle(f"{title}\nwhich task foretells the loss out of domain", x=0.01, ha="left", fontsize=11)
-    label_points({panel: of_panel for panel, of_panel in named.items() if of_panel})
+    for panel in panels[::columns]:
+        panel.set_ylabel(f"loss out of domain, above what\nthat in domain says ({unit})", fontsize=9)
+    not_run = ", ".join(row.task for row in rows if not row.mixers)
+    about = "which task foretells the loss out of domain" + (f"\nnot run: {not_run}" if not_run else "")
+    figure.suptitle(f"{textwrap.fill(title, 70 * columns)}\n{about}", x=0.01, ha="left", fontsize=10)
+    label_points(named)
     figures.save(figure, path)
 
 
@@ -224,9 +231,6 @@ def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
     told += ", uninformative" if row.found and not row.informative else ""
     panel.set_title(f"{row.task}: {told}", fontsize=9.5, loc="left")
     panel.spines[["top", "right"]].set_visible(False)
-    if not row.mixers:
-        panel.set_axis_off()
-        return {}
     inside, outside = (np.array([getattr(m, name).mean() for m in row.mixers]) for name in ("inside", "outside"))
     line = np.polyfit(inside, outside, 1) if np.ptp(inside) > 0 else [0.0, outside.mean()]
     above = outside - np.polyval(line, inside)

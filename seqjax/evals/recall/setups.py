@@ -33,9 +33,13 @@ class Setup:
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
-_GDN, _MAMBA2, _ATTENTION = ({"name": name} for name in ("gated_deltanet", "mamba2", "transformer_pp"))
-_TOP1 = {"name": "top1_chunk", "chunk_size": 16}
-# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these, and for hybrids.
+def _hybrid(mixer: str, other: str, *, every: int, layers: int = 4, **settings: int) -> str:
+    """Return a config of `mixer` whose last layer of each group of `every` has `other`."""
+    groups = (*[{"name": mixer}] * (every - 1), {"name": other} | settings)
+    return f"{mixer}:model.n_layers={layers},model.mixer={groups}"
+
+
+# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these, and for hybrids (eight for one in eight).
 # The labels are those of the studies, so that scores and losses of a mixer can be put together (foretell.py).
 MODELS = {
     "Transformer": "transformer",
@@ -67,10 +71,15 @@ MODELS = {
     "Gated DeltaProduct": "gated_deltaproduct",
     # Rotations from the data, in place of Mamba-2's real decay.
     "Mamba-3": "mamba3",
-    # One layer of four that looks at all tokens, beside those of a state.
-    "Gated DeltaNet, attention 1 in 4": f"gated_deltanet:model.n_layers=4,model.mixer={(*[_GDN] * 3, _ATTENTION)}",
-    "Gated DeltaNet, Top-1 Chunk 1 in 4": f"gated_deltanet:model.n_layers=4,model.mixer={(*[_GDN] * 3, _TOP1)}",
-    "Mamba-2, attention 1 in 4": f"mamba2:model.mixer={(*[_MAMBA2] * 3, _ATTENTION)}",
+    # As in the study `hybrids`: a layer that looks at all tokens, at few or at those that it selects, beside a state.
+    "Gated DeltaNet, attention 1 in 2": _hybrid("gated_deltanet", "transformer_pp", every=2),
+    "Gated DeltaNet, attention 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4),
+    "Gated DeltaNet, W=256 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4, window=256),
+    "Gated DeltaNet, Top-1 Chunk 1 in 4": _hybrid("gated_deltanet", "top1_chunk", every=4, chunk_size=16),
+    "KDA, attention 1 in 2": _hybrid("kda", "transformer_pp", every=2),
+    "KDA, attention 1 in 4": _hybrid("kda", "transformer_pp", every=4),
+    "Mamba-2, attention 1 in 4": _hybrid("mamba2", "transformer_pp", every=4),
+    "Mamba-2, attention 1 in 8": _hybrid("mamba2", "transformer_pp", every=8, layers=8),
 }
 
 # At the demo's rate attention with QK norm learns mqar (100%) and induction (94%), of which it learns none at 1e-2.
