@@ -39,8 +39,8 @@ def _hybrid(mixer: str, other: str, *, every: int, layers: int = 4, **settings: 
     return f"{mixer}:model.n_layers={layers},model.mixer={groups}"
 
 
-# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these, and for hybrids (eight for one in eight).
-# The labels are those of the studies, so that scores and losses of a mixer can be put together (foretell.py).
+# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these, and for hybrids
+# four or eight. The labels are those of the studies, so that scores and losses of a mixer can be put together.
 MODELS = {
     "Transformer": "transformer",
     "Transformer++": "transformer_pp",
