@@ -15,6 +15,7 @@ from seqjax.evals.recall import foretell, foretell_page, report
 from seqjax.evals.recall.foretell import PRIMARY, Mixer, Scores
 from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.study import records
+from seqjax.study.studies import load_study
 from seqjax.utils import UserError
 from tests import support
 from tests.pictures import assert_readable, overlapping
@@ -235,10 +236,8 @@ def test_the_tasks_and_families_are_there() -> None:
 
 
 def test_mixers_of_the_studies_are_those_of_recall() -> None:
-    for name in ("trunks_110m", "hybrids"):
-        argument = ("small",) if name == "hybrids" else ()
-        models = {run["model"] for run in presets.load(f"studies/{name}").get_study(*argument)["runs"].values()}
-        assert models <= set(MODELS), "a study's labels"
+    for name in ("trunks_110m", "hybrids:small"):
+        assert {run.model for run in load_study(name).runs} <= set(MODELS), name
     found = records.read(support.ROOT / "docs" / "results" / "trunks_110m")
     labels = [mixer.label for mixer in foretell.read_study(found, None)]
     assert len(labels) == 7 and "Transformer++, QK norm, conv" in labels

@@ -238,9 +238,9 @@ def _other_settings(recorded: Mapping[str, Any], label: str) -> str:
         return f"it has {len(was)} in turns, not {len(now)}"
     for one, other in zip(was, now, strict=True):
         for key in (key for key in one if key in other and key != "implementation"):
-            pair = one[key] or None, other[key] or None  # an old config has 0 for no window
+            pair = one[key], other[key]
             compared = key == "window" or any(isinstance(value, bool | str) for value in pair)
-            if compared and pair[0] != pair[1]:
+            if compared and (pair[0] or None) != (pair[1] or None):  # an old config has 0 for no window
                 return f"{key} is {pair[0]!r}, not {pair[1]!r}"
     return ""
 
