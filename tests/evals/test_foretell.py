@@ -95,7 +95,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     assert str(out / "foretell" / "report.md") in capsys.readouterr().out
     page = (out / "foretell" / "report.md").read_text()
     assert "**`mqar` foretells base capabilities best** (rho -0." in page
-    assert "Hops: uninformative: 20 of 20 at the floor or the ceiling; capacity: not run." in page
+    assert "`hops`: uninformative: 20 of 20 at the floor or the ceiling; `capacity`: not run." in page
     rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
     assert {row["runs"] for row in rows} == {"all", "trained"} and {row["task"] for row in rows} == {
         p.task for p in PRIMARY

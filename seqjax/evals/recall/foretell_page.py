@@ -83,7 +83,7 @@ def _headline(rows: Sequence[Row]) -> str:
     n = max(len(row.mixers) for row in rows)
     tested = [row for row in rows if row.found and row.informative]
     lacking = [row for row in rows if row not in tested]
-    rest = f" {'; '.join(f'{row.task}: {row.answer}' for row in lacking).capitalize()}." if lacking else ""
+    rest = f" {'; '.join(f'`{row.task}`: {row.answer}' for row in lacking)}." if lacking else ""
     if n < LEAST:
         return (
             f"**Nobody can tell yet: {n} mixers are in both the study and these results, which is too few.** With "
@@ -110,8 +110,8 @@ def _about(found: Records, every: Sequence[Mixer]) -> str:
     """Return what is compared, and what of it is less than was meant."""
     scores = [of_task for mixer in every for of_task in mixer.scores.values()]
     text = [
-        f"{len(every)} mixers, of {found.title}: losses out of domain ({', '.join(found.domains)}, mean) and in domain "
-        f"({comparison.x_label(found)}), {found.unit.name}."
+        f"{len(every)} mixers of **{found.title}**. Losses are in {found.unit.name}: out of domain the mean over "
+        f"{', '.join(found.domains)}, in domain the {comparison.x_label(found)}."
     ]
     if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
         text.append(f"**Of {few} of {len(scores)} scores there are fewer than three seeds or learning rates.**")
