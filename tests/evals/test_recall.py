@@ -93,17 +93,48 @@ def test_several_steps_in_one_call_are_the_same_steps() -> None:
     drawn, ends = [next(stream) for _ in range(4)], {}
     steps = train.make_steps(model, optimizer)
     for k in (1, 2, 4):
-        params = model.init(jax.random.key(0))
-        opt_state, losses = optimizer.init(params), []
+        params = jax.vmap(model.init)(jax.random.key(0)[None])
+        opt_state, losses = jax.vmap(optimizer.init)(params), []
         for i in range(0, 4, k):
-            together = jax.tree.map(lambda *arrays: np.stack(arrays), *drawn[i : i + k])
-            params, opt_state, losses_K = steps(params, opt_state, np.full(k, 1e-2, np.float32), together)
-            losses += losses_K.tolist()
+            together = jax.tree.map(lambda *arrays: np.stack(arrays)[None], *drawn[i : i + k])
+            params, opt_state, losses_NK = steps(params, opt_state, np.full((1, k), 1e-2, np.float32), together)
+            losses += losses_NK[0].tolist()
         ends[k] = (losses, params)
     assert ends[2][0] == ends[4][0] and len(set(ends[4][0])) == 4
     jax.tree.map(np.testing.assert_array_equal, ends[2][1], ends[4][1])
     # XLA unrolls a loop of one step, and fuses what it then sees.
     np.testing.assert_allclose(ends[1][0], ends[4][0], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["transformer_pp", "gated_deltanet", "mamba1"])
+def test_runs_in_one_program_are_those_alone(tiny, text) -> None:
+    """At three rates and two seeds; sums may be in another order, and differ in last bits that five steps carry on."""
+    setup = dataclasses.replace(tiny, steps_per_call=2)
+    task = dataclasses.replace(tiny.tasks[0], steps=5)
+    runs = [(1e-3, 0), (2e-3, 1), (3e-3, 0)]
+    together = train.train(text, task, setup, dim=32, runs=runs)
+    alone = [train.train(text, task, setup, dim=32, runs=[run])[0] for run in runs]
+    for one, other in zip(together, alone, strict=True):
+        assert (one["together"], other["together"]) == (3, 1)
+        assert (one["rate"], one["seed"], one["state"]) == (other["rate"], other["seed"], other["state"])
+        np.testing.assert_allclose(one["curve"], other["curve"], rtol=1e-5)
+        for name, test in (*one["tests"].items(), ("own", one["validation"])):
+            expected = other["validation"] if name == "own" else other["tests"][name]
+            assert test == pytest.approx(expected, rel=1e-4), name
+        assert one["validation"] != one["tests"]["4"], "the sequences are others"
+    assert len({str(one["curve"]) for one in together}) == 3
+
+
+def test_runs_of_a_model_are_grouped_in_the_order_of_the_first() -> None:
+    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar"], seeds=2))
+    assert command._groups(runs, 1) == [[run] for run in runs]
+    groups = command._groups(runs, 4)
+    assert [(group[0][:3], len(group)) for group in groups] == [
+        ((model, "mqar", dim), 4) for dim in (128, 64) for model in ("Based", "Mamba-2")
+    ] + [((model, "mqar", dim), 2) for dim in (128, 64) for model in ("Based", "Mamba-2")]
+    assert [(run.rate, run.seed) for run in groups[0]] == [(3.2e-3, 0), (1e-3, 0), (1e-2, 0), (3.2e-3, 1)]
+    assert sorted(itertools.chain(*groups)) == sorted(runs)
 
 
 @pytest.mark.slow
@@ -127,9 +158,9 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     assert "(of 2), 2 runs |" in (tmp_path / "report.md").read_text()
 
 
-def untrained(*_: Any, dim: int, rate: float, seed: int) -> dict[str, Any]:
-    """In place of a training: a result without tests."""
-    return {"rate": rate, "dim": dim, "seed": seed, "tests": {}, "seconds": 0}
+def untrained(*_: Any, dim: int, runs: list[tuple[float, int]]) -> list[dict[str, Any]]:
+    """In place of a training: results without tests."""
+    return [{"rate": rate, "dim": dim, "seed": seed, "tests": {}, "seconds": 0} for rate, seed in runs]
 
 
 def test_results_of_another_task_or_size_are_refused(tiny, tmp_path, monkeypatch) -> None:
@@ -146,7 +177,7 @@ def test_results_of_another_task_or_size_are_refused(tiny, tmp_path, monkeypatch
 
 
 def test_a_line_that_was_cut_is_named(tiny, tmp_path) -> None:
-    line = json.dumps(untrained(dim=8, rate=0.1, seed=0) | {"model": "Based", "task": "s5", "asked": ""})
+    line = json.dumps(untrained(dim=8, runs=[(0.1, 0)])[0] | {"model": "Based", "task": "s5", "asked": ""})
     (tmp_path / "runs.jsonl").write_text(line + '\n{"task": "s')
     with pytest.raises(UserError, match=r"runs\.jsonl: line 2 is not JSON .*; delete it"):
         command.main(["--size=demo", f"--out={tmp_path}"])
@@ -200,17 +231,22 @@ def test_all_models_come_before_the_next_width_and_rate() -> None:
 def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch, capsys) -> None:
     trained = []
     monkeypatch.setattr(
-        command, "train", lambda *a, **settings: trained.append(settings["rate"]) or untrained(**settings)
+        command, "train", lambda *a, **settings: trained.append(settings["runs"]) or untrained(**settings)
     )
     runs = list(command._runs(tiny, ["Based"], ["s5"]))
     command._train(tiny, runs, tmp_path, until=0, claims=tmp_path)
     assert trained == []
     (tmp_path / command._claim(runs[0])).touch()  # another process has it
     command._train(tiny, runs, tmp_path, until=math.inf, claims=tmp_path)
-    assert trained == [2e-3]
+    assert trained == [[(2e-3, 0)]]
     assert "(1 of 2 left, about " in capsys.readouterr().out
     command._train(tiny, runs, tmp_path, until=math.inf)
-    assert trained == [2e-3, 1e-3], "what has a result is not trained again"
+    assert trained == [[(2e-3, 0)], [(1e-3, 0)]], "what has a result is not trained again"
+    trained.clear()
+    runs = list(command._runs(tiny, ["Based"], ["s5"], seeds=2))
+    (tmp_path / command._claim(runs[3])).touch()
+    command._train(tiny, runs, tmp_path, until=math.inf, together=4, claims=tmp_path)
+    assert trained == [[(1e-3, 1)]], "of a group what is left"
 
 
 def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
@@ -397,6 +433,7 @@ def test_labels_hold_commas() -> None:
         (["--size=large"], "--size=large"),
         (["--size=demo", "--jobs=0"], "--jobs=0: give at least 1"),
         (["--size=demo", "--seeds=0"], "--seeds=0: give at least 1"),
+        (["--size=demo", "--together=0"], "--together=0: give at least 1"),
     ],
 )
 def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:
@@ -408,5 +445,5 @@ def test_what_is_not_there_is_named(arguments, message, tmp_path) -> None:
 def test_rwkv_learns_to_multiply_permutations(tiny) -> None:
     setup = dataclasses.replace(tiny, batch_size=32, test_sequences=128, steps_per_call=8)
     task = dataclasses.replace(tiny.tasks[0], steps=400, train=(S5(length=2),), tests={"2": S5(length=2)}, own="2")
-    result = train.train("rwkv7", task, setup, dim=64, rate=3e-3)
+    (result,) = train.train("rwkv7", task, setup, dim=64, runs=[(3e-3, 0)])
     assert result["tests"]["2"]["accuracy"] > 0.5, "the first of two answers is the input itself"

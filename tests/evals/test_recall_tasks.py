@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -606,11 +607,29 @@ def test_sizes_that_have_no_sequences_are_refused(make) -> None:
 def test_every_model_has_every_width_and_the_vocabulary(label, dim) -> None:
     config = model_config(MODELS[label], dim=dim, vocab_size=50)
     assert (config.dim, config.vocab_size) == (dim, 50)
-    assert config.n_layers in (2, 4, 5)
+    assert config.n_layers in (2, 4, 5, 8)
     deeper = model_config(MODELS[label], dim=dim, vocab_size=50, depth=2)
     assert deeper.n_layers == 2 * config.n_layers
     assert Model(deeper, max_len=64).repeats == 2 * Model(config, max_len=64).repeats
     assert Model(config, max_len=64).abstract_blocks(), "the mixers accept their settings at this width"
+
+
+def test_what_a_config_derives_from_its_width_grows_with_it() -> None:
+    def model(label: str, dim: int) -> Any:
+        return model_config(MODELS[label], dim=dim, vocab_size=50)
+
+    assert [model(label, 128).mlp.dim for label in ("Transformer", "RWKV-7", "Based", "DeltaNet")] == [
+        512,
+        512,
+        256,
+        None,
+    ]
+    assert [model("Gated DeltaProduct", dim).mixer.value_dim for dim in (64, 128)] == [40, 80]
+    assert [getattr(mixer, "heads", None) for mixer in model("Based", 128).mixer] == [None, 4, 4, None, None]
+    hybrid = model("Gated DeltaNet, Top-1 Chunk 1 in 4", 128)
+    assert [(mixer.name, mixer.heads) for mixer in hybrid.mixer] == [("gated_deltanet", 4)] * 3 + [("top1_chunk", 4)]
+    assert (hybrid.mlp.kind, hybrid.norm_eps) == ("swiglu", 1e-6), "the block of Gated DeltaNet"
+    assert model("W=256, QK norm", 128).mixer.window == 256
 
 
 def test_the_page_lists_the_tasks_with_the_papers_of_their_modules() -> None:

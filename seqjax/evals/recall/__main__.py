@@ -3,8 +3,9 @@
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
-    seqjax recall --size=small --seeds=3                       each run with three seeds
-    seqjax recall --size=small --report                        the report of what is there; nothing is trained
+    seqjax recall --size=small --seeds=3                   each run with three seeds
+    seqjax recall --size=small --report                    the report of what is there; nothing is trained
+    seqjax recall --size=small --foretell=STUDY            which task foretells the losses of a study
 
 Every model is trained on every task for every width and learning rate of the size, ordered by seed, then by width and
 rate. Each file in seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqjax import store
-from seqjax.evals.recall import report
+from seqjax.evals.recall import foretell_page, report
 from seqjax.evals.recall.setups import MODELS, SETUPS, Setup
 from seqjax.evals.recall.tasks import kinds
 from seqjax.evals.recall.train import train
@@ -43,14 +44,23 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of each run, from 0 on (1)")
+    parser.add_argument(
+        "--together", type=int, default=1, help="runs of a model and task, of several rates and seeds, in a program (1)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a GPU if there are any (1)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no further run is started")
     parser.add_argument("--report", action="store_true", help="write the report of what is there, and train nothing")
+    parser.add_argument(
+        "--foretell",
+        type=Path,
+        metavar="STUDY",
+        help="train nothing; write OUT/foretell: which task foretells the losses in this directory of `seqjax study`",
+    )
     args = parser.parse_args(argv)
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
     models = _known("models", _labels(args.models), MODELS)
     tasks = _known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
-    for option, given in (("jobs", args.jobs), ("seeds", args.seeds)):
+    for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
     store.require_local(args.out, "--out")
@@ -58,21 +68,26 @@ def main(argv: list[str]) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out={out} is a file; give a directory.")
     _require_asked(setup, out)
+    if args.foretell is not None:
+        store.require_local(args.foretell, "--foretell")
+        written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
+        sys.stdout.write(f"Wrote {written}\n")
+        return
     runs = list(_runs(setup, models, tasks, seeds=args.seeds))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
         # The process that started this one reports on all.
-        _train(setup, runs, out, until=until, claims=Path(claims))
+        _train(setup, runs, out, until=until, together=args.together, claims=Path(claims))
         return
     failed = 0
     jobs = min(args.jobs, len({*runs} - _done(out)))
     if jobs > 1 and not args.report:
         command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
-        command.append(f"--seeds={args.seeds}")
+        command += [f"--seeds={args.seeds}", f"--together={args.together}"]
         failed = _in_processes(command, runs, out, until=until, jobs=jobs)
     elif not args.report:
-        _train(setup, runs, out, until=until)
+        _train(setup, runs, out, until=until, together=args.together)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
     if args.report and not written:
         raise UserError(
@@ -137,27 +152,47 @@ def _require_asked(setup: Setup, out: Path) -> None:
             )
 
 
-def _train(setup: Setup, runs: Sequence[Run], out: Path, *, until: float, claims: Path | None = None) -> None:
+def _train(
+    setup: Setup, runs: Sequence[Run], out: Path, *, until: float, together: int = 1, claims: Path | None = None
+) -> None:
     """Train the runs without a result, starting none after `until`; with `claims`, skip runs of other processes."""
     use_compile_cache()
     begun, before = time.time(), len(_done(out))
-    for run in runs:
+    for group in _groups(runs, together):
         if time.time() > until:
             return
-        if run in _done(out) or (claims and not _taken(claims / _claim(run))):
+        done = _done(out)
+        taken = [run for run in group if run not in done and not (claims and not _taken(claims / _claim(run)))]
+        if not taken:
             continue
-        result = train(MODELS[run.model], setup.task(run.task), setup, dim=run.dim, rate=run.rate, seed=run.seed)
-        _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
-        tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
-        settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
+        first, settings = taken[0], [(run.rate, run.seed) for run in taken]
+        results = train(MODELS[first.model], setup.task(first.task), setup, dim=first.dim, runs=settings)
+        for run, result in zip(taken, results, strict=True):
+            _append(out, {"model": run.model, "task": run.task, "asked": setup.asked(run.task), **result})
         done = _done(out)  # other processes' as well
         n_left = len(set(runs) - done)
         left = duration((time.time() - begun) / (len(done) - before) * n_left)
-        sys.stdout.write(
-            f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s"
-            f"  ({n_left} of {len(runs)} left, about {left})\n"
-        )
+        for run, result in zip(taken, results, strict=True):
+            tests = "  ".join(f"{test} {values['accuracy']:.1%}" for test, values in result["tests"].items())
+            settings = f"width {run.dim} rate {run.rate:g} seed {run.seed}"
+            sys.stdout.write(
+                f"{run.task:14} {run.model:24} {settings}  {tests}  {result['seconds']:.0f} s"
+                f"  ({n_left} of {len(runs)} left, about {left})\n"
+            )
         sys.stdout.flush()
+
+
+def _groups(runs: Sequence[Run], together: int) -> list[list[Run]]:
+    """Return the runs in groups of one model, task and width, in the order of the first of each."""
+    alike: dict[tuple[str, str, int], list[list[Run]]] = {}
+    groups = []
+    for run in runs:
+        of_model = alike.setdefault(run[:3], [])
+        if not of_model or len(of_model[-1]) == together:
+            of_model.append([])
+            groups.append(of_model[-1])
+        of_model[-1].append(run)
+    return groups
 
 
 def _append(out: Path, result: Mapping[str, Any]) -> None:

@@ -33,7 +33,14 @@ class Setup:
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
-# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these.
+def _hybrid(mixer: str, other: str, *, every: int, layers: int = 4, **settings: int) -> str:
+    """Return a config of `mixer` whose last layer of each group of `every` has `other`."""
+    groups = (*[{"name": mixer}] * (every - 1), {"name": other} | settings)
+    return f"{mixer}:model.n_layers={layers},model.mixer={groups}"
+
+
+# label -> config; two layers of the width, for Mamba-2 and Mamba-1 four, as in all configs of these, and for hybrids
+# four or eight. The labels are those of the studies, so that scores and losses of a mixer can be put together.
 MODELS = {
     "Transformer": "transformer",
     "Transformer++": "transformer_pp",
@@ -50,6 +57,29 @@ MODELS = {
     "RWKV-7": "rwkv7",
     "DeltaNet": "deltanet",
     "Gated DeltaNet": "gated_deltanet",
+    # Attention with the short convolution of the recurrent mixers: the reference with the same block.
+    "Transformer++, QK norm, conv": "transformer_pp:model.mixer.qk_norm=True,model.mixer.conv=True",
+    # Windows of the studies. They see all of a sequence that is not longer, as most here are.
+    "W=256": "transformer_pp:model.mixer.window=256",
+    "W=256, QK norm": "transformer_pp:model.mixer.qk_norm=True,model.mixer.window=256",
+    # Softmax with a forget gate and no positions: a decay without a state of fixed size.
+    "FoX": "fox",
+    # A decay per channel from the data without the correction of the delta rule, and with it.
+    "GLA": "gla",
+    "KDA": "kda",
+    # Two steps of the delta rule a token: transitions that one step does not have.
+    "Gated DeltaProduct": "gated_deltaproduct",
+    # Rotations from the data, in place of Mamba-2's real decay.
+    "Mamba-3": "mamba3",
+    # As in the study `hybrids`: a layer that looks at all tokens, at few or at those that it selects, beside a state.
+    "Gated DeltaNet, attention 1 in 2": _hybrid("gated_deltanet", "transformer_pp", every=2),
+    "Gated DeltaNet, attention 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4),
+    "Gated DeltaNet, W=256 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4, window=256),
+    "Gated DeltaNet, Top-1 Chunk 1 in 4": _hybrid("gated_deltanet", "top1_chunk", every=4, chunk_size=16),
+    "KDA, attention 1 in 2": _hybrid("kda", "transformer_pp", every=2),
+    "KDA, attention 1 in 4": _hybrid("kda", "transformer_pp", every=4),
+    "Mamba-2, attention 1 in 4": _hybrid("mamba2", "transformer_pp", every=4),
+    "Mamba-2, attention 1 in 8": _hybrid("mamba2", "transformer_pp", every=8, layers=8),
 }
 
 # At the demo's rate attention with QK norm learns mqar (100%) and induction (94%), of which it learns none at 1e-2.

@@ -19,6 +19,7 @@ from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.types import Array, Params
 
 TEST_SEED = 1  # seed of the test sequences; training sequences have even seeds
+VALIDATION_SEED = 3  # of sequences like the training that no test has, for the choice of a learning rate
 CURVE = 10  # points of the learning curve
 
 
@@ -26,20 +27,26 @@ def model_config(text: str, *, dim: int, vocab_size: int, depth: int = 1) -> Mod
     """Return the shipped config `NAME[:SETTINGS]` at size debug, with this width and heads of 32.
 
     It has `depth` times the layers. RWKV-5 and RWKV-6 keep their own heads of 64 if the width is at least 64; Mamba-1
-    has no heads.
+    has no heads. Widths of an MLP or of values that the config gives grow with that of the model.
     """
     name, _, settings = text.partition(":")
-    heads = max(1, dim // 32)
+    shipped: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
     # Unrolled layers, and the logits of all answers at once: fewer launches per step.
-    sized = f"debug,model.dim={dim},model.vocab_size={vocab_size},model.scan_layers=False,model.loss_chunk=16384"
-    shipped: Any = presets.read_config(f"{name}:debug")
-    if depth != 1:
-        sized += f",model.n_layers={depth * shipped.model.n_layers}"
-    if "heads" in shipped.model.mixer:
-        sized += f",model.mixer.heads={heads}"
-    elif "head_dim" in shipped.model.mixer:
-        sized += f",model.mixer.head_dim={min(dim, shipped.model.mixer.head_dim)}"
-    config: Any = presets.read_config(f"{name}:{','.join(filter(None, (sized, settings)))}")
+    sized = {"dim": dim, "vocab_size": vocab_size, "n_layers": depth * shipped.n_layers, "scan_layers": False}
+    sized["loss_chunk"] = 16384
+    if shipped.mlp.dim is not None:
+        sized["mlp.dim"] = shipped.mlp.dim * dim // shipped.dim
+    several = isinstance(shipped.mixer, tuple)
+    for i, mixer in enumerate(shipped.mixer if several else (shipped.mixer,)):
+        own = f"mixer[{i}]" if several else "mixer"
+        if "heads" in mixer:
+            sized[f"{own}.heads"] = max(1, dim // 32)
+        elif "head_dim" in mixer:
+            sized[f"{own}.head_dim"] = min(dim, mixer["head_dim"])
+        if mixer.get("value_dim"):
+            sized[f"{own}.value_dim"] = mixer["value_dim"] * dim // shipped.dim
+    given = ",".join(f"model.{key}={value}" for key, value in sized.items())
+    config: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings, given)))}")
     return from_config_dict(config).model
 
 
@@ -74,7 +81,10 @@ def batch(examples: Examples, answers: int) -> Batch:
 
 
 def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
-    """Return (params, opt_state, rates [K], batches [K, ...]) -> the first two after K steps, and the losses [K]."""
+    """Return (params, opt_state, rates [N, K], batches [N, K, ...]) -> the first two after K steps, and losses [N, K].
+
+    All have a leading axis of N runs, which do not know of one another.
+    """
 
     def mean_loss(params: Params, batch: Batch) -> Array:
         inputs_BT, positions_BA, targets_BA = map(jnp.asarray, batch)
@@ -96,7 +106,7 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
         (params, opt_state), losses_K = jax.lax.scan(step, (params, opt_state), (rates_K, batches))
         return params, opt_state, losses_K
 
-    return jax.jit(steps, donate_argnums=(0, 1))
+    return jax.jit(jax.vmap(steps), donate_argnums=(0, 1))
 
 
 def make_answers(model: Model) -> Any:
@@ -140,57 +150,78 @@ def measure(
     return {"accuracy": right / asked, "whole": whole / n, "bits": bits / asked, **own}
 
 
-def train(text: str, task: TaskSetup, setup: Setup, *, dim: int, rate: float, seed: int = 0) -> dict[str, Any]:
-    """Return parameters, state, learning curve and the result of every test of one model.
+def train(
+    text: str, task: TaskSetup, setup: Setup, *, dim: int, runs: Sequence[tuple[float, int]]
+) -> list[dict[str, Any]]:
+    """Return, of a model at every (learning rate, seed), parameters, state, learning curve and results of all tests.
 
-    `seed` is that of the initialisation and of the training data; the tests are the same for all.
+    The seed is that of the initialisation and of the training data; the tests are the same for all. The runs are
+    trained in one program, by `jax.vmap`; the seconds of each are its share.
     """
     start = time.perf_counter()
     config = model_config(text, dim=dim, vocab_size=task.vocab_size, depth=task.depth)
-    trained, longest = (max(t.length for t in tasks) for tasks in (task.train, (*task.train, *task.tests.values())))
-    model = Model(config, max_len=longest)
-    optim = OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1)
-    optimizer, rate_of = make_optimizer(optim), rates(optim, Segment(0, task.steps, is_end=True))
-    params = jax.jit(model.init)(jax.random.key(seed))
-    opt_state = jax.jit(optimizer.init)(params)
+    model = Model(config, max_len=max(t.length for t in (*task.train, *task.tests.values())))
+    optims = [OptimConfig(lr=rate, warmup_steps=task.steps // 10, weight_decay=0.1) for rate, _ in runs]
+    optimizer = make_optimizer(optims[0])  # the rates are factors of its updates
+    rates_NS = np.stack([rates(optim, Segment(0, task.steps, is_end=True)) for optim in optims])
+    streams = {seed: batches(task.train, batch_size=setup.batch_size, seed=2 * seed) for _, seed in runs}
+    params = jax.jit(jax.vmap(lambda seed: model.init(jax.random.key(seed))))(np.array([seed for _, seed in runs]))
+    opt_state = jax.jit(jax.vmap(optimizer.init))(params)
     steps, losses = make_steps(model, optimizer), []
-    stream = batches(task.train, batch_size=setup.batch_size, seed=2 * seed)
     for done in range(0, task.steps, setup.steps_per_call):
-        drawn = [next(stream) for _ in range(min(setup.steps_per_call, task.steps - done))]
-        rates_K = rate_of[done : done + len(drawn)]
-        params, opt_state, losses_K = steps(params, opt_state, rates_K, jax.tree.map(_stack, *drawn))
-        losses.append(losses_K)
+        n_steps = min(setup.steps_per_call, task.steps - done)
+        drawn = {
+            seed: jax.tree.map(_stack, *(next(stream) for _ in range(n_steps))) for seed, stream in streams.items()
+        }
+        together = jax.tree.map(_stack, *(drawn[seed] for _, seed in runs))
+        params, opt_state, losses_NK = steps(params, opt_state, rates_NS[:, done : done + n_steps], together)
+        losses.append(losses_NK)
         jax.block_until_ready(losses[-2:][0])  # At most one call ahead, so that batches do not pile up.
-    curve = np.concatenate(jax.device_get(losses))
-    trained_s = time.perf_counter() - start
-    answers, tests, parameters = make_answers(model), {}, flops.n_params(model)
-    for name, test in task.tests.items():
+    curves = np.concatenate(jax.device_get(losses), 1)
+    common = {
+        "dim": dim,
+        "steps": task.steps,
+        "batch_size": setup.batch_size,
+        "parameters": flops.n_params(model),
+        "state": {name: state_size(model, test.length) for name, test in task.tests.items()},
+        "chance": task.floor,
+        "device": jax.devices()[0].device_kind,
+        "together": len(runs),
+        "train_seconds": (time.perf_counter() - start) / len(runs),
+    }
+    answers, results = make_answers(model), []
+    for i, ((rate, seed), curve) in enumerate(zip(runs, curves, strict=True)):
+        begun = time.perf_counter()
+        tests, validation = _tested(answers, jax.tree.map(lambda x, i=i: x[i], params), task, setup, model)
+        points = [(k, float(curve[k - 1])) for k in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1]
+        measured = {"curve": points, "tests": tests, "validation": validation}
+        seconds = common["train_seconds"] + time.perf_counter() - begun
+        results.append({"rate": rate, "seed": seed, **common, **measured, "seconds": seconds})
+    return results
+
+
+def _tested(
+    answers: Any, params: Params, task: TaskSetup, setup: Setup, model: Model
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """Return the results of all tests, and of the one like the training with other sequences."""
+    trained = max(t.length for t in task.train)
+
+    def measured(test: Task, seed: int) -> dict[str, float]:
         # Two shapes, to compile two programs: up to the length of the training, and longer ones.
-        length = trained if test.length <= trained else longest
+        length = trained if test.length <= trained else model.max_len
         alike = [t for t in task.tests.values() if (t.length <= trained) == (test.length <= trained)]
         stream = batches(
             [test],
             batch_size=max(1, setup.batch_size * trained // length),
-            seed=TEST_SEED,
+            seed=seed,
             length=length,
             answers=max(t.answers for t in alike),
         )
-        tests[name] = measure(answers, params, test, stream, sequences=setup.test_sequences, parameters=parameters)
-    return {
-        "rate": rate,
-        "dim": dim,
-        "seed": seed,
-        "steps": task.steps,
-        "batch_size": setup.batch_size,
-        "parameters": parameters,
-        "state": {name: state_size(model, test.length) for name, test in task.tests.items()},
-        "curve": [(i, float(curve[i - 1])) for i in range(task.steps, 0, -max(1, task.steps // CURVE))][::-1],
-        "tests": tests,
-        "chance": task.floor,
-        "device": jax.devices()[0].device_kind,
-        "seconds": time.perf_counter() - start,
-        "train_seconds": trained_s,
-    }
+        n_params = flops.n_params(model)
+        return measure(answers, params, test, stream, sequences=setup.test_sequences, parameters=n_params)
+
+    tests = {name: measured(test, TEST_SEED) for name, test in task.tests.items()}
+    return tests, measured(task.tests[task.own], VALIDATION_SEED)
 
 
 def _stack(*arrays: np.ndarray) -> np.ndarray:

@@ -1,0 +1,299 @@
+"""Which task of minutes foretells base capabilities: its score against the losses of a study, over mixers.
+
+    seqjax recall --size=small --foretell=docs/results/trunks_110m --out=docs/results/recall
+
+The five tasks and their scores were fixed before anything was run (`PRIMARY`). The unit is a mixer. x is its score, at
+the learning rate that is best on sequences that no test has, the mean over seeds. y is its mean loss out of domain in
+the study, at the rate that is best in domain, the mean over seeds and over the study's domains. A better model is
+better at everything, so z, its loss in domain, is taken out of both: with ranks R,
+
+    rho = corr(e_x, e_y),    e_x = R(x) - its regression on 1 and R(z),    e_y likewise
+
+the partial rank correlation. It is negative where those that score higher lose less. Equal scores are told apart by the
+mean negative log-likelihood of the answers. A gap at equal loss is no y, because it holds z as a term.
+seqjax/study/rank_correlation.py has the interval, over mixers and seeds, and p, that of the largest |rho| of the tasks.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seqjax.config import presets
+from seqjax.evals.recall import report
+from seqjax.evals.recall.setups import MODELS, Setup
+from seqjax.reading import Float, check
+from seqjax.study import comparison, equal_loss, statistics
+from seqjax.study.rank_correlation import Found, Means, interval, p_values, rank_correlation, reliability, told_apart
+from seqjax.study.records import Records
+from seqjax.utils import UserError
+
+
+class Primary(NamedTuple):
+    """The primary score of a task: the mean of a number over tests (none named: all of the task), higher is better."""
+
+    task: str
+    tests: tuple[str, ...] = ()
+    number: str = "accuracy"
+
+
+PRIMARY = (
+    Primary("mqar"),
+    Primary("fuzzy", ("12, first token",)),
+    Primary("hops", ("2 of 24",)),
+    Primary("grammar", ("3-4 rules",), "score"),
+    Primary("capacity", ("40,000",), "score"),
+)
+# Family -> configs, hybrids with their most frequent mixer; of others each is its own.
+FAMILIES = {
+    "attention": ("transformer", "transformer_pp", "fox"),
+    "Top-1": ("top1_element", "top1_chunk"),
+    "linear attention": ("based", "gla"),
+    "Mamba": ("mamba1", "mamba2", "mamba3"),
+    "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
+    "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),
+}
+LEAST = 10  # mixers: of fewer a single |rho| below 0.7 is nothing, and a draw of them is often four or five
+SEEDS = 3  # and learning rates, which the means are meant to have
+NEAR = 0.02  # of the floor or the ceiling: there a score says nothing of a mixer
+DRAWS = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Of a mixer in a task, at its best rate of `n_rates`: `values` [seeds, 2], the score and minus an answer's bits.
+
+    `state` and `parameters` are those of the model, `edges` the floor and the ceiling of an accuracy, and `validated`
+    says whether the rate was chosen on sequences that no test has.
+    """
+
+    values: np.ndarray
+    n_rates: int = 1
+    state: int = 0
+    parameters: int = 0
+    edges: tuple[float, ...] = ()
+    validated: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The score."""
+        return float(self.values[:, 0].mean())
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixer:
+    """A mixer in both: of the study its losses in domain [seeds] and outside [seeds, domains], and scores by task."""
+
+    label: str
+    inside: np.ndarray
+    outside: np.ndarray
+    scores: Mapping[str, Scores] = dataclasses.field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """That of mixers that work alike."""
+        config = MODELS[self.label].partition(":")[0]
+        return next((family for family, configs in FAMILIES.items() if config in configs), config)
+
+
+class Row(NamedTuple):
+    """A task over its mixers: its statistics by name, none of too few mixers, and how many are near an edge."""
+
+    task: str
+    mixers: list[Mixer]
+    found: dict[str, Found]
+    near: int
+
+    @property
+    def informative(self) -> bool:
+        """Whether fewer than a third of the mixers are near the floor or the ceiling."""
+        return 3 * self.near < len(self.mixers)
+
+    @property
+    def answer(self) -> str:
+        """Whether the task foretells the losses, in words."""
+        if not self.mixers:
+            return "not run"
+        if not self.found:
+            return f"{len(self.mixers)} mixers are too few"
+        if not self.informative:
+            return f"uninformative: {self.near} of {len(self.mixers)} at the floor or the ceiling"
+        if self.found["p"].value > 1 - statistics.LEVEL:
+            return "cannot tell"
+        return "foretells" if self.found["rho"].value < 0 else "higher scores lose more"
+
+
+def foretell(every: Sequence[Mixer], domains: Sequence[str], gaps: Mapping[str, float]) -> list[Row]:
+    """Return a row for each of the tasks, over the mixers that ran it; `gaps` are those to a reference."""
+    rows, tested = [], []
+    for task in (primary.task for primary in PRIMARY):
+        mixers = [mixer for mixer in every if task in mixer.scores]
+        near = sum(_near_an_edge(mixer.scores[task]) for mixer in mixers)
+        found: dict[str, Found] = {}
+        if len(mixers) >= LEAST:
+            found = _statistics(mixers, task, domains, gaps)
+            tested.append((np.array([every.index(mixer) for mixer in mixers]), *_variables(mixers, task)))
+        rows.append(Row(task, mixers, found, near))
+    p = iter(p_values(tested, n=len(every)))
+    return [row._replace(found=row.found | {"p": Found(next(p))}) if row.found else row for row in rows]
+
+
+def _near_an_edge(scores: Scores) -> bool:
+    return any(abs(scores.mean - edge) < NEAR for edge in scores.edges)
+
+
+def _variables(mixers: Sequence[Mixer], task: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return x, y and z, each [mixers]."""
+    x = told_apart(Means([mixer.scores[task].values for mixer in mixers]).all())
+    return x, np.array([m.outside.mean() for m in mixers]), np.array([m.inside.mean() for m in mixers])
+
+
+def _statistics(
+    mixers: Sequence[Mixer], task: str, domains: Sequence[str], gaps: Mapping[str, float]
+) -> dict[str, Found]:
+    """Return the statistics of a task but for p."""
+    scores = [mixer.scores[task] for mixer in mixers]
+    x, y, z = _variables(mixers, task)
+    rho = float(rank_correlation(x, y, z))
+
+    def of(keep: np.ndarray, *others: Sequence[int]) -> float:
+        """The correlation of the mixers `keep` [mixers] alone, also less `others`; nan for fewer than five."""
+        more = [np.array(values)[keep] for values in others]
+        return float(rank_correlation(x[keep], y[keep], z[keep], *more)) if keep.sum() > 4 else np.nan
+
+    of_x = Means([found.values for found in scores])
+    of_y = Means([np.stack([mixer.outside.mean(1), mixer.inside], 1) for mixer in mixers])
+    rng = np.random.default_rng(0)
+
+    def drawn(indices: np.ndarray) -> np.ndarray:
+        losses = of_y.drawn(indices, rng)
+        return rank_correlation(told_apart(of_x.drawn(indices, rng)), losses[..., 0], losses[..., 1])
+
+    families = np.array([mixer.family for mixer in mixers])
+    members = [np.flatnonzero(families == name) for name in sorted(set(families))]
+    clusters: dict[int, list[np.ndarray]] = {}  # by the number of mixers, so that draws are computed together
+    for choice in rng.integers(len(members), size=(DRAWS, len(members))):
+        cluster = np.concatenate([members[i] for i in choice])
+        clusters.setdefault(len(cluster), []).append(cluster)
+    by_family = np.concatenate([drawn(np.array(same)) for same in clusters.values()])
+    everyone, alone = np.ones(len(mixers), bool), np.eye(len(mixers), dtype=bool)
+    with_gap = np.array([mixer.label in gaps for mixer in mixers])
+    of_gap = np.array([gaps[mixer.label] for mixer in mixers if mixer.label in gaps])
+    found = {
+        "rho": interval(rho, drawn(rng.integers(len(mixers), size=(DRAWS, len(mixers))))),
+        "rho, by family": interval(rho, by_family),
+        "one mixer left out": _range(rho, [of(~one) for one in alone]),
+        "one family left out": _range(rho, [of(families != name) for name in set(families)]),
+        "without attention": Found(of(families != "attention")),
+        "state taken out too": Found(of(everyone, [found.state for found in scores])),
+        "parameters taken out too": Found(of(everyone, [found.parameters for found in scores])),
+        "plain": Found(float(rank_correlation(x, y))),
+        "plain, with the gap": Found(float(rank_correlation(x[with_gap], of_gap)) if with_gap.sum() > 4 else np.nan),
+        "reliability of the score": Found(reliability([found.values[:, 0] for found in scores])),
+        "reliability of the loss": Found(reliability([mixer.outside.mean(1) for mixer in mixers])),
+    }
+    of_domains = zip(domains, np.array([mixer.outside.mean(0) for mixer in mixers]).T, strict=True)
+    return found | {name: Found(float(rank_correlation(x, losses, z))) for name, losses in of_domains}
+
+
+def _range(value: float, values: Sequence[float]) -> Found:
+    known = [v for v in values if not np.isnan(v)]
+    return Found(value, min(known), max(known)) if known else Found(value)
+
+
+def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
+    """Return the mixers of a study with their losses, at the rate of each one's primary gap.
+
+    A model is the mixer of the same label in `seqjax.evals.recall.setups.MODELS`; `chosen` labels alone, if given.
+    Raises `UserError` for models without one, and for a label whose mixer has other settings in the study.
+    """
+    names = comparison.models(found)
+    if chosen is None and (unknown := [name for name in names if name not in MODELS]):
+        raise UserError(
+            f"The study has models that are none of the mixers of `seqjax recall`: {'; '.join(unknown)}. Choose among "
+            f"the others with --models={';'.join(name for name in names if name in MODELS)}, or add them to MODELS in "
+            "seqjax/evals/recall/setups.py."
+        )
+    every = []
+    for name in (name for name in names if name in (names if chosen is None else chosen)):
+        if runs := equal_loss.shown_runs(found, name):
+            if differing := _other_settings(runs[0].metadata.get("config", {}), name):
+                raise UserError(f"{name!r} of the study is another mixer than that of `seqjax recall`: {differing}.")
+            inside = np.array([run.losses_in_domain(found.against)[-1] for run in runs])
+            every.append(Mixer(name, inside, np.stack([run.losses(found.domains)[-1] for run in runs])))
+    return every
+
+
+def _other_settings(recorded: Mapping[str, Any], label: str) -> str:
+    """Return a setting in which a recorded config's mixer is not that of a label, or "".
+
+    Compared are names, switches and windows; other numbers, such as of heads, follow from a model's size.
+    """
+    name, _, settings = MODELS[label].partition(":")
+    model: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
+    was, now = recorded.get("model", {}).get("mixer", model.mixer), model.mixer
+    was, now = (list(mixer) if isinstance(mixer, list | tuple) else [mixer] for mixer in (was, now))
+    if len(was) != len(now):
+        return f"it has {len(was)} in turns, not {len(now)}"
+    for one, other in zip(was, now, strict=True):
+        for key in (key for key in one if key in other and key != "implementation"):
+            pair = one[key], other[key]
+            compared = key == "window" or any(isinstance(value, bool | str) for value in pair)
+            if compared and (pair[0] or None) != (pair[1] or None):  # an old config has 0 for no window
+                return f"{key} is {pair[0]!r}, not {pair[1]!r}"
+    return ""
+
+
+def with_scores(
+    mixers: Sequence[Mixer], results: Sequence[Mapping[str, Any]], setup: Setup, *, passed: bool = False
+) -> list[Mixer]:
+    """Return the mixers with the scores of their runs at the first width of a size.
+
+    With `passed`, runs that failed the easiest test of the training are left out.
+    """
+    told = []
+    for mixer in mixers:
+        scores = {}
+        for primary in PRIMARY:
+            wanted = (mixer.label, primary.task, setup.rounds[0][0])
+            runs = [run for run in results if (run["model"], run["task"], run["dim"]) == wanted]
+            if runs and (found := _scored(runs, primary, setup, passed=passed)):
+                scores[primary.task] = found
+        told.append(dataclasses.replace(mixer, scores=scores))
+    return told
+
+
+def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *, passed: bool) -> Scores | None:
+    """Return the scores of a mixer's runs of a task at the best rate; None if none are left.
+
+    The rate is that with the best mean in the sequences for it or, in results that have none, in the test like the
+    training. A run whose loss was not a number has no score.
+    """
+    task = setup.task(primary.task)
+    tests = primary.tests or tuple(task.tests)
+    form = {"state": {task.own: int}, "parameters": int, "chance": float}
+    form |= {"tests": {test: {primary.number: Float} for test in (*tests, task.own)}}
+    by_rate: dict[float, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        check(run, form, f"{report.RESULTS}: {primary.task}, {run['model']}", fix=report.FIX)
+        if all(np.isfinite(run["tests"][test][primary.number]) for test in (*tests, task.own)):
+            by_rate.setdefault(run["rate"], []).append(run)
+
+    def chosen_by(rate: float) -> float:
+        return np.mean([run.get("validation", run["tests"][task.own])[primary.number] for run in by_rate[rate]]).item()
+
+    best = by_rate[max(by_rate, key=chosen_by)] if by_rate else []
+    best = [run for run in best if not (passed and task.easy) or run["tests"][task.easy]["accuracy"] >= report.PASSED]
+    if not best:
+        return None
+    # Results from before there were bits are not told apart where they are equal.
+    values = [[(run["tests"][t][primary.number], -run["tests"][t].get("bits", 0.0)) for t in tests] for run in best]
+    return Scores(
+        np.array(values, float).mean(1),
+        n_rates=len(by_rate),
+        state=best[0]["state"][task.own],
+        parameters=best[0]["parameters"],
+        edges=(best[0]["chance"], 1.0) if primary.number == "accuracy" else (),
+        validated=all("validation" in run for run in best),
+    )

@@ -1,0 +1,250 @@
+"""report.md, foretell.csv and foretell.png: which recall task foretells the losses of a study (foretell.py)."""
+
+import csv
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from seqjax.evals.recall import report
+from seqjax.evals.recall.foretell import LEAST, PRIMARY, SEEDS, Mixer, Row, foretell, read_study, with_scores
+from seqjax.evals.recall.setups import Setup
+from seqjax.pictures import COLORS, Named, label_points
+from seqjax.study import comparison, end_points, equal_loss, figures, records
+from seqjax.study.rank_correlation import Found, least
+from seqjax.study.records import Records
+from seqjax.study.tables import DASH, markdown
+from seqjax.utils import UserError
+
+FOLDER, TABLE, PICTURE = "foretell", "foretell.csv", "foretell.png"
+ABOUT = (
+    "rho is the rank correlation of a task's score with the mean loss out of domain, the loss in domain taken out of "
+    "both; negative where mixers that score higher lose less than their loss in domain says. Its interval (95%) is "
+    "over mixers and, within them, seeds of both; again over families of mixers. Left out: the lowest and the highest "
+    "rho without one mixer, or one family. p is that of the largest |rho| of all tasks. A score of which a share of "
+    "the variance between mixers is reliable correlates with anything by its root at most. The five tasks and scores "
+    "were fixed beforehand (docs/recall.md)."
+)
+MORE = (
+    "Without a test: rho of the mixers that are not attention; with the size of the state, or the parameters, taken "
+    "out too; the correlation with nothing taken out, and that with the gap to {reference}; and rho by domain."
+)
+TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
+
+
+def write(directory: Path, study: Path, setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
+    """Write report.md, foretell.csv and foretell.png of the recall results in `directory` and a study beside them.
+
+    Returns the former, which is in a folder of `directory`. `chosen` are the labels of mixers to compare, by default
+    all of the study. Raises `UserError` as `read_study` does, or if no mixer is in both.
+    """
+    found = records.read(study)
+    mixers, results = read_study(found, chosen), report.results(directory)
+    every = [mixer for mixer in with_scores(mixers, results, setup) if mixer.scores]
+    if not every:
+        raise UserError(
+            f"No mixer has both losses in {study} and a result in {directory / report.RESULTS} of the tasks "
+            f"{', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
+        )
+    reference = next(name for name in found.references if equal_loss.shown_runs(found, name))
+    gaps = {name: gap for name, (gap, _) in end_points.gaps_to(found, reference).items()}
+    rows = foretell(every, found.domains, gaps)
+    trained = [mixer for mixer in with_scores(mixers, results, setup, passed=True) if mixer.scores]
+    again = foretell(trained, found.domains, gaps)
+    out = directory / FOLDER
+    out.mkdir(exist_ok=True)
+    sections = [
+        f"# Which task foretells base capabilities?\n\n{_headline(rows)}\n",
+        _about(found, every),
+        ABOUT,
+        _table(rows),
+    ]
+    if any(row.found for row in rows):
+        sections += [f"{MORE.format(reference=reference)}\n", _more(rows, found.domains)]
+    sections += ["## Trained runs alone\n", _without_untrained(rows, again), "## Mixers\n", _mixers(every)]
+    (out / "report.md").write_text("\n".join(sections), encoding="utf-8")
+    with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("runs", "task", "mixers", "near_an_edge", "answer", "statistic", "value", "low", "high"))
+        for runs, of_runs in (("all", rows), ("trained", again)):
+            for row in of_runs:
+                start = (runs, row.task, len(row.mixers), row.near, row.answer)
+                for name, numbers in (row.found or {"": Found(np.nan)}).items():
+                    writer.writerow([*start, name, *("" if np.isnan(x) else f"{x:.4f}" for x in numbers)])
+    draw(out / PICTURE, rows, title=found.title, unit=found.unit.name)
+    return out / "report.md"
+
+
+def _headline(rows: Sequence[Row]) -> str:
+    """Return the answer in a sentence or two."""
+    n = max(len(row.mixers) for row in rows)
+    tested = [row for row in rows if row.found and row.informative]
+    lacking = [row for row in rows if row not in tested]
+    rest = f" {'; '.join(f'`{row.task}`: {row.answer}' for row in lacking)}." if lacking else ""
+    if n < LEAST:
+        return (
+            f"**Nobody can tell yet: {n} mixers are in both the study and these results, which is too few.** With "
+            f"{LEAST}, a single |rho| must be {least(LEAST):.2f} or more to be told from none, with 20 {least(20):.2f}."
+            f"{rest}"
+        )
+    if not tested:
+        return f"**None of the tasks can tell.**{rest}"
+    best = min(tested, key=lambda row: row.found["p"].value)
+    rho, p = best.found["rho"], best.found["p"].value
+    numbers = f"rho {_number(rho)}, p = {p:.3f}, {len(best.mixers)} mixers"
+    if best.answer != "cannot tell":
+        others = [row.task for row in tested if row.answer == best.answer and row is not best]
+        also = f" So does {', '.join(others)}." if others else ""
+        does = "foretells base capabilities best" if rho.value < 0 else "foretells the reverse: higher scores lose more"
+        return f"**`{best.task}` {does}** ({numbers}).{also}{rest}"
+    return (
+        f"**No task is shown to foretell base capabilities.** The nearest is `{best.task}` ({numbers}); of one "
+        f"task alone a |rho| of {least(len(best.mixers)):.2f} would be told from none.{rest}"
+    )
+
+
+def _about(found: Records, every: Sequence[Mixer]) -> str:
+    """Return what is compared, and what of it is less than was meant."""
+    scores = [of_task for mixer in every for of_task in mixer.scores.values()]
+    text = [
+        f"{len(every)} mixers of **{found.title}**. Losses are in {found.unit.name}: out of domain the mean over "
+        f"{', '.join(found.domains)}, in domain the {comparison.x_label(found)}."
+    ]
+    if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
+        text.append(f"**Of {few} of {len(scores)} scores there are fewer than three seeds or learning rates.**")
+    if few := sum(len(mixer.inside) < SEEDS for mixer in every):
+        text.append(f"**Of {few} mixers the study has fewer than three seeds.**")
+    if not all(of_task.validated for of_task in scores):
+        text.append(
+            "Results without sequences for the choice of the rate have the rate best in the test like training."
+        )
+    if found.protocol == 1:
+        text.append("The study has a linear schedule (protocol 1): losses are those at the common learning rate.")
+    return " ".join(text) + "\n"
+
+
+def _number(found: Found | None) -> str:
+    if found is None or np.isnan(found.value):
+        return DASH
+    ends = "" if np.isnan(found.low) else f" [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{found.value:+.2f}{ends}"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    header = ["task", "score", "answer", "mixers", "runs", "rates", *TOLD, "p", "reliable"]
+    lines = []
+    for row, primary in zip(rows, PRIMARY, strict=True):
+        scores = [mixer.scores[row.task] for mixer in row.mixers]
+        p, reliable = (row.found.get(name, Found(np.nan)).value for name in ("p", "reliability of the score"))
+        lines.append(
+            [
+                row.task,
+                f"{primary.number}, {'; '.join(primary.tests) or 'mean of all tests'}",
+                row.answer,
+                str(len(row.mixers)),
+                _span([len(found.values) for found in scores]),
+                _span([found.n_rates for found in scores]),
+                *(_number(row.found.get(name)) for name in TOLD),
+                DASH if np.isnan(p) else f"{p:.3f}",
+                DASH if np.isnan(reliable) else f"{reliable:.2f}",
+            ]
+        )
+    return "\n" + markdown(header, lines, left=3)
+
+
+def _span(numbers: Sequence[int]) -> str:
+    ends = sorted({min(numbers), max(numbers)}) if numbers else []
+    return " to ".join(map(str, ends)) or DASH
+
+
+def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
+    names = ("without attention", "state taken out too", "parameters taken out too", "plain", "plain, with the gap")
+    lines = [[row.task, *(_number(row.found.get(name)) for name in (*names, *domains))] for row in rows if row.found]
+    return markdown(["task", *names, *domains], lines)
+
+
+def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
+    """Return the answers without the runs that failed the easiest test of the training, where that makes another."""
+    pairs = [(row, other) for row, other in zip(rows, again, strict=True) if _counted(row) != _counted(other)]
+    if not pairs:
+        return "No run failed the easiest test of its training, so that all of the above is of trained runs.\n"
+    lines = [
+        [other.task, other.answer, str(len(other.mixers)), *(_number(of.found.get("rho")) for of in (other, row))]
+        for row, other in pairs
+    ]
+    return (
+        "Without the runs that failed the easiest test of the training, of the tasks where there are such.\n\n"
+        + markdown(["task", "answer", "mixers", "rho", "rho of all runs"], lines, left=2)
+    )
+
+
+def _counted(row: Row) -> list[tuple[str, int]]:
+    return [(mixer.label, len(mixer.scores[row.task].values)) for mixer in row.mixers]
+
+
+def _mixers(every: Sequence[Mixer]) -> str:
+    tasks = [primary.task for primary in PRIMARY if any(primary.task in mixer.scores for mixer in every)]
+    lines = [
+        [
+            mixer.label,
+            mixer.family,
+            f"{mixer.inside.mean():.3f}",
+            f"{mixer.outside.mean():.3f}",
+            *(f"{mixer.scores[task].mean:.3f}" if task in mixer.scores else DASH for task in tasks),
+        ]
+        for mixer in sorted(every, key=lambda mixer: mixer.outside.mean())
+    ]
+    return "Sorted by the loss out of domain.\n\n" + markdown(
+        ["mixer", "family", "loss in domain", "outside", *tasks], lines, left=2
+    )
+
+
+def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
+    """Draw, for each task, mixers' losses out of domain, less their regression on those in domain, over the score.
+
+    Lines lead from a mixer's lowest run to its highest. The correlation in a panel's title is that of ranks. Writes a
+    PNG at `path`, and an SVG beside it.
+    """
+    shown = [row for row in rows if row.mixers]
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = Figure(figsize=(5.6 * columns + 0.6, 4.6 * lines + 0.9), layout="constrained")
+    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
+    named = {panel: _draw_task(panel, row) for panel, row in zip(panels, shown, strict=False)}
+    for panel in panels[len(shown) :]:
+        panel.set_axis_off()
+    for panel in panels[::columns]:
+        panel.set_ylabel(f"loss out of domain, above what\nthat in domain says ({unit})", fontsize=9)
+    not_run = ", ".join(row.task for row in rows if not row.mixers)
+    about = "which task foretells the loss out of domain" + (f"\nnot run: {not_run}" if not_run else "")
+    figure.suptitle(f"{textwrap.fill(title, 70 * columns)}\n{about}", x=0.01, ha="left", fontsize=10)
+    label_points(named)
+    figures.save(figure, path)
+
+
+def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
+    """Draw the points of a panel; return them by name."""
+    told = f"rho {_number(row.found['rho'])}, p = {row.found['p'].value:.3f}" if row.found else row.answer
+    told += ", uninformative" if row.found and not row.informative else ""
+    panel.set_title(f"{row.task}: {told}", fontsize=9.5, loc="left")
+    panel.spines[["top", "right"]].set_visible(False)
+    inside, outside = (np.array([getattr(m, name).mean() for m in row.mixers]) for name in ("inside", "outside"))
+    line = np.polyfit(inside, outside, 1) if np.ptp(inside) > 0 else [0.0, outside.mean()]
+    above = outside - np.polyval(line, inside)
+    families = list(dict.fromkeys(mixer.family for mixer in row.mixers))
+    named = {}
+    for mixer, y in zip(row.mixers, above, strict=True):
+        color = COLORS[families.index(mixer.family) % len(COLORS)]
+        scores = mixer.scores[row.task].values[:, 0]
+        panel.plot([scores.min(), scores.max()], [y, y], color=color, linewidth=1)
+        panel.plot(mixer.scores[row.task].mean, y, color=color, marker="o", markersize=5, linestyle="none")
+        named[mixer.label] = Named([(mixer.scores[row.task].mean, float(y))], color)
+    panel.margins(0.12)
+    panel.grid(color="0.93")
+    panel.set_axisbelow(True)
+    primary = next(primary for primary in PRIMARY if primary.task == row.task)
+    panel.set_xlabel(f"{primary.number}, {'; '.join(primary.tests) or 'mean of all tests'}", fontsize=9)
+    return named

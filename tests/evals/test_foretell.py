@@ -1,0 +1,252 @@
+"""`seqjax recall --foretell`: scores of tasks against the losses of a study whose correlations are known."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqjax.config import presets
+from seqjax.evals.recall import __main__ as command
+from seqjax.evals.recall import foretell, foretell_page, report
+from seqjax.evals.recall.foretell import PRIMARY, Mixer, Scores
+from seqjax.evals.recall.setups import MODELS, SETUPS
+from seqjax.study import records
+from seqjax.study.studies import load_study
+from seqjax.utils import UserError
+from tests import support
+from tests.pictures import assert_readable, overlapping
+
+SMALL = SETUPS["small"]
+LABELS = list(MODELS)[:20]
+
+
+def write_study(directory: Path, z: np.ndarray, u: np.ndarray, *, labels=LABELS, mixer=None) -> Path:
+    """Write a study of protocol 2: a loss in domain of 3 + z / 10, outside z / 10 + u / 10 more; three seeds."""
+    runs, points, rng = {}, [",".join(records.COLUMNS)], np.random.default_rng(0)
+    for label, inside, own in zip(labels, z / 10, u / 10, strict=True):
+        for seed in range(3):
+            name = f"{label}, seed {seed}"
+            runs[name] = {"model": label, "seed": seed, "rate": 1.0, "schedule": 1.0, "config": {"version": 4}}
+            runs[name]["config"] |= {"model": {"mixer": mixer}} if mixer else {}
+            noise = rng.normal(size=2) * 0.003
+            losses = {
+                "c4": 3 + inside + noise[0],
+                "arxiv": 3.5 + 2 * inside + own + noise[1],
+                "github": 4.0 + inside + own,
+            }
+            points += [f'"{name}","{label}",{seed},1,1,9,900,2.5,{domain},{loss}' for domain, loss in losses.items()]
+    study = {
+        "title": "t",
+        "references": ["Transformer++"],
+        "domains": ["arxiv", "github"],
+        "against": ["c4"],
+        "protocol": 2,
+    }
+    directory.mkdir()
+    (directory / "runs.json").write_text(json.dumps({"study": study, "missing": {}, "runs": runs}))
+    (directory / "points.csv").write_text("\n".join(points) + "\n")
+    return directory
+
+
+def result(model: str, task: str, accuracy: float, *, rate=1e-3, seed=0, **more: Any) -> dict[str, Any]:
+    """A line of results whose tests all have the same numbers."""
+    setup = SMALL.task(task)
+    test = {"accuracy": accuracy, "whole": 0.0, "bits": 1.0, "score": accuracy}
+    common = {"model": model, "task": task, "asked": SMALL.asked(task), "dim": 128, "rate": rate, "seed": seed}
+    common |= {"parameters": 1000, "chance": setup.floor, "state": dict.fromkeys(setup.tests, 8), "seconds": 1.0}
+    return common | {"tests": {name: dict(test) for name in setup.tests}, "validation": test} | more
+
+
+def write_results(directory: Path, lines: list[dict[str, Any]]) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / report.RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def shares(values: np.ndarray) -> np.ndarray:
+    """Accuracies from 20 to 80% in the order of values."""
+    return 0.2 + 0.6 * values.argsort().argsort() / (len(values) - 1)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> tuple[Path, Path]:
+    """A study, and results of `mqar` that foretell what is lost outside, `fuzzy` that foretell what is in domain,
+    `hops` that all are right in, and `grammar` by chance; each at two seeds."""
+    rng = np.random.default_rng(3)
+    z, u, chance = rng.normal(size=(3, len(LABELS)))
+    lines = []
+    for seed in range(2):
+        for task, values in (("mqar", -u - 0.2 * z), ("fuzzy", -z), ("grammar", chance)):
+            scores = shares(values) + 0.01 * seed
+            lines += [result(label, task, s, seed=seed) for label, s in zip(LABELS, scores.tolist(), strict=True)]
+        lines += [result(label, "hops", 0.99, seed=seed) for label in LABELS]
+    return write_study(tmp_path / "study", z, u), write_results(tmp_path / "recall", lines)
+
+
+def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
+    study, out = known
+    drawn: list[Any] = []
+    monkeypatch.setattr(foretell_page.figures, "save", lambda figure, path: drawn.append((figure, path)))
+    command.main(["--size=small", f"--foretell={study}", f"--out={out}"])
+    assert str(out / "foretell" / "report.md") in capsys.readouterr().out
+    page = (out / "foretell" / "report.md").read_text()
+    assert "**`mqar` foretells base capabilities best** (rho -0." in page
+    assert "`hops`: uninformative: 20 of 20 at the floor or the ceiling; `capacity`: not run." in page
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
+    assert {row["runs"] for row in rows} == {"all", "trained"} and {row["task"] for row in rows} == {
+        p.task for p in PRIMARY
+    }
+    found = {(row["task"], row["statistic"]): row for row in rows if row["runs"] == "all"}
+    of_mqar, of_fuzzy = found["mqar", "rho"], found["fuzzy", "rho"]
+    assert (of_mqar["mixers"], of_mqar["answer"], of_fuzzy["answer"]) == ("20", "foretells", "cannot tell")
+    assert float(of_mqar["low"]) < float(of_mqar["value"]) < float(of_mqar["high"]) < -0.4
+    assert float(of_fuzzy["low"]) < 0 < float(of_fuzzy["high"]), "what is in domain too is no sign of what is outside"
+    assert float(found["fuzzy", "plain"]["value"]) < -0.5, "though it foretells the loss itself"
+    assert float(found["mqar", "p"]["value"]) < 0.01 < float(found["grammar", "p"]["value"])
+    for name in ("one mixer left out", "one family left out"):
+        assert float(found["mqar", name]["low"]) <= float(of_mqar["value"]) <= float(found["mqar", name]["high"]) < -0.4
+    assert float(found["mqar", "github"]["value"]) < -0.5
+    assert found["mqar", "state taken out too"]["value"] == of_mqar["value"], "all have the same"
+    assert float(found["mqar", "reliability of the score"]["value"]) > 0.95
+    ((figure, _),) = drawn
+    assert_readable(figure)
+    assert [panel.get_title(loc="left").partition(":")[0] for panel in figure.axes[:4]] == [p.task for p in PRIMARY[:4]]
+    assert sum(panel.axison for panel in figure.axes) == 4 and "not run: capacity" in figure.get_suptitle()
+    assert {text.get_text() for text in figure.axes[0].texts} == set(LABELS) and overlapping(figure.axes[0].texts) == []
+
+
+def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
+    """One of twenty does by chance, so that of ten more than two are not expected (probability 1%)."""
+    monkeypatch.setattr(foretell, "DRAWS", 20)
+    study, out = known
+    mixers = foretell.with_scores(foretell.read_study(records.read(study), None), report.results(out), SMALL)
+    found = [row.answer == "foretells" for row in foretell.foretell(mixers, ["arxiv", "github"], {})]
+    assert found == [True, False, False, False, False]
+    rng, told = np.random.default_rng(1), []
+    for _ in range(10):
+        scores = [mixers[i].scores for i in rng.permutation(len(mixers))]
+        permuted = [dataclasses.replace(one, scores=other) for one, other in zip(mixers, scores, strict=True)]
+        told.append(foretell_page._headline(foretell.foretell(permuted, ["arxiv", "github"], {})))
+    honest = [text for text in told if text.startswith("**No task is shown to foretell base capabilities.**")]
+    assert len(honest) >= 8
+    assert all("of one task alone a |rho| of 0.46 would be told from none" in text for text in honest)
+
+
+def test_few_mixers_are_not_correlated(known) -> None:
+    study, out = known
+    command.main(["--size=small", f"--foretell={study}", f"--out={out}", f"--models={';'.join(LABELS[:9])}"])
+    page = (out / "foretell" / "report.md").read_text()
+    assert "**Nobody can tell yet: 9 mixers are in both the study and these results, which is too few.**" in page
+    assert "rho -0" not in page and "rho +0" not in page
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
+    assert all(row["statistic"] == row["value"] == "" for row in rows)
+
+
+def test_mixers_of_other_names_or_settings_are_named(known, tmp_path) -> None:
+    _, out = known
+    labels = ["Transformer++", "ema", "Mamba-2"]
+    study = write_study(tmp_path / "ema", np.arange(3.0), np.ones(3), labels=labels)
+    with pytest.raises(
+        UserError, match=r"none of the mixers of `seqjax recall`: ema\. .*--models=Transformer\+\+;Mamba-2"
+    ):
+        foretell_page.write(out, study, SMALL)
+    mixers = foretell.read_study(records.read(study), ["Transformer++", "Mamba-2", "Based"])
+    assert [mixer.label for mixer in mixers] == ["Transformer++", "Mamba-2"]
+    mixer = {"name": "transformer_pp", "heads": 12, "qk_norm": True, "window": None}
+    study = write_study(tmp_path / "normed", np.ones(1), np.ones(1), labels=["Transformer++"], mixer=mixer)
+    with pytest.raises(
+        UserError, match=r"'Transformer\+\+' of the study is another mixer .*: qk_norm is True, not False"
+    ):
+        foretell_page.write(out, study, SMALL)
+    with pytest.raises(UserError, match="No mixer has both losses in"):
+        foretell_page.write(write_results(tmp_path / "none", []), known[0], SMALL)
+
+
+def scores_of(lines: list[dict[str, Any]], task: str, **options: Any) -> Scores | None:
+    mixer = Mixer("Based", np.ones(1), np.ones((1, 1)))
+    return foretell.with_scores([mixer], lines, SMALL, **options)[0].scores.get(task)
+
+
+def test_the_rate_is_chosen_on_sequences_of_no_test() -> None:
+    better: Any = {"validation": {"accuracy": 0.9}}
+    lines = [result("Based", "mqar", 0.5, **better), result("Based", "mqar", 0.6, seed=1, **better)]
+    lines += [result("Based", "mqar", 0.8, rate=3e-3), result("Based", "mqar", 0.99, dim=64)]
+    found = scores_of(lines, "mqar")
+    assert (
+        found is not None
+        and found.values[:, 0] == pytest.approx([0.5, 0.6])
+        and (found.n_rates, found.validated) == (2, True)
+    )
+    for line in lines:
+        del line["validation"]
+    found = scores_of(lines, "mqar")
+    assert found is not None and found.values[:, 0] == pytest.approx([0.8]) and not found.validated
+    lines[2]["tests"]["4 in 64"]["accuracy"] = 0.1
+    found = scores_of(lines, "mqar")
+    assert found is not None and found.mean == pytest.approx((6 * 0.8 + 0.1) / 7), "the mean of seven tests"
+
+
+def test_runs_that_were_not_trained_are_left_out_where_asked() -> None:
+    task = SMALL.task("hops")
+    lines = [result("Based", "hops", 0.9), result("Based", "hops", 0.9, seed=1)]
+    lines[1]["tests"][task.easy]["accuracy"] = report.PASSED - 0.01
+    for passed, n in ((False, 2), (True, 1)):
+        found = scores_of(lines, "hops", passed=passed)
+        assert found is not None and len(found.values) == n
+    assert scores_of(lines[1:], "hops", passed=True) is None
+    assert scores_of([result("Based", "grammar", np.nan)], "grammar") is None, "its loss was not a number"
+
+
+def test_a_result_without_the_number_is_named() -> None:
+    line = result("Based", "capacity", 0.5)
+    del line["tests"]["40,000"]["score"]
+    with pytest.raises(UserError, match=r"capacity, Based: tests\.40,000\.score is missing"):
+        scores_of([line], "capacity")
+
+
+def test_scores_near_an_edge_say_nothing() -> None:
+    def rows(means: list[float]) -> list[foretell.Row]:
+        scores = [Scores(np.array([[mean, 0.0]]), edges=(0.1, 1.0)) for mean in means]
+        ones = np.linspace(3, 4, 20)
+        mixers = [
+            Mixer(label, ones[i : i + 1], ones[i : i + 1, None] + 1, {"mqar": of_mixer})
+            for i, (label, of_mixer) in enumerate(zip(LABELS, scores, strict=True))
+        ]
+        return foretell.foretell(mixers, ["arxiv"], {})
+
+    inner = np.linspace(0.2, 0.9, 14).tolist()
+    near = [0.11, 0.09, 0.99, 1.0, 0.1, 0.985]
+    assert rows([*inner, *near])[0].informative, "six of twenty"
+    row = rows([*inner[1:], *near, 0.081])[0]
+    assert not row.informative and row.answer == "uninformative: 7 of 20 at the floor or the ceiling"
+
+
+def test_the_tasks_and_families_are_there() -> None:
+    for primary in PRIMARY:
+        task = SMALL.task(primary.task)
+        assert not primary.tests or primary.tests == (task.own,)
+        assert bool(task.kind.score) == (primary.number == "score")
+    configs = set().union(*foretell.FAMILIES.values())
+    assert {text.partition(":")[0] for text in MODELS.values()} <= configs <= set(presets.names())
+    assert Mixer("Gated DeltaNet, attention 1 in 4", np.ones(1), np.ones((1, 1))).family == "delta rule"
+
+
+def test_mixers_of_the_studies_are_those_of_recall() -> None:
+    for name in ("trunks_110m", "hybrids:small"):
+        assert {run.model for run in load_study(name).runs} <= set(MODELS), name
+    found = records.read(support.ROOT / "docs" / "results" / "trunks_110m")
+    labels = [mixer.label for mixer in foretell.read_study(found, None)]
+    assert len(labels) == 7 and "Transformer++, QK norm, conv" in labels
+
+
+def test_the_committed_page_is_that_of_the_committed_results(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(foretell_page, "draw", lambda *_, **__: None)
+    results = support.ROOT / "docs" / "results"
+    write_results(tmp_path, report.results(results / "recall"))
+    written = foretell_page.write(tmp_path, results / "trunks_110m", SMALL)
+    for name in (written.name, foretell_page.TABLE):
+        assert (written.parent / name).read_text() == (results / "recall" / "foretell" / name).read_text()
