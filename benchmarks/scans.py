@@ -10,7 +10,9 @@ is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or 
 their norm), short_conv_v that of its v (1,152 channels). norm_* are what stands behind the recurrences of Gated
 DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added. One layer each, 16-bit inputs where the mixer has them.
 Milliseconds as forward, and forward and backward, medians, all in one run; and how far each implementation is from xla
-in float32 at full precision: the largest difference of results and gradients over the largest entry. Writes
+in float32 at full precision: the largest difference of results and gradients over the largest entry. Where the package
+flash-linear-attention and a torch with CUDA are installed its kernels are timed too (`fla`, whose difference is of
+results alone); `--dim` has 768 / dim heads of so many keys and values in place of the sizes of the configs. Writes
 benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
 
@@ -19,6 +21,7 @@ from benchmarks.harness import options
 FLAGS = options.flags(__doc__, quick="small sizes, as on a CPU")
 FLAGS.add_argument("--cases", type=options.words, default=[], help="only these cases; all by default")
 FLAGS.add_argument("--batch", type=int, default=16, help="sequences (16)")
+FLAGS.add_argument("--dim", type=int, default=0, help="keys and values of a head, of the recurrences by head alone")
 FLAGS.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
 options.parse_early(FLAGS, __name__)
 
@@ -30,7 +33,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.harness import report
+from benchmarks.harness import report, torch_fla
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
 from kernels_pallas import delta_rule, head_norm, linear_attention, selective_scan, short_conv, ssd, state_scan
@@ -58,8 +61,8 @@ def normal(i: int, *shape: int, dtype: Any = jnp.float32, scale: float = 1.0) ->
     return (scale * jax.random.normal(jax.random.key(i), shape)).astype(dtype)
 
 
-def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]:
-    """The inputs of the op in a layer of the mixer, at the sizes of the 110m config or of a laptop's."""
+def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[jax.Array, ...]:
+    """The inputs of the op in a layer of the mixer, at the sizes of the 110m config, of a laptop's or of `dim`."""
     half = partial(normal, dtype=jnp.float32 if small else jnp.bfloat16)
     if case == "ssd":
         H, V, N = (2, 8, 16) if small else (24, 64, 128)
@@ -73,6 +76,7 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
     if case in ("delta_rule", "gated_delta_rule"):
         is_gated = case == "gated_delta_rule"
         H, K, V = (2, 8, 16) if small else (6, 96, 192) if is_gated else (8, 96, 96)
+        H, K, V = (768 // dim, dim, dim) if dim else (H, K, V)
         k = normal(0, B, T, H, K)
         q, v = half(1, B, T, H, K, scale=1 / K), half(2, B, T, H, V)
         k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(q.dtype)
@@ -84,6 +88,7 @@ def operands(case: str, B: int, T: int, *, small: bool) -> tuple[jax.Array, ...]
         return (*taps, normal(3, E)) if case == "short_conv" else taps
     if case in CHANNEL_DECAYS:
         H, K, V = (2, 8, 8) if small else CHANNEL_DECAYS[case]
+        H, K, V = (768 // dim, dim, dim) if dim else (H, K, V)
         r, v, log_w = (
             half(1, B, T, H, K, scale=1 / K),
             half(2, B, T, H, V),
@@ -160,9 +165,9 @@ def difference(got: Any, want: Any) -> float:
     return max(of(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
 
 
-def run(case: str, B: int, T: int, *, small: bool, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
+def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_s: float) -> dict[str, dict[str, Any]]:
     """{implementation: times in ms, bytes, and difference from xla in float32}."""
-    given = operands(case, B, T, small=small)
+    given = operands(case, B, T, small=small, dim=dim)
     wide = [x.astype(jnp.float32) for x in given]
 
     def both(f: Callable) -> Callable:
@@ -187,21 +192,28 @@ def run(case: str, B: int, T: int, *, small: bool, repeats: int, call_s: float) 
             "compiled_bytes": training["compiled_bytes"],
             "difference": difference(both(f)(cotangent, *given), want),
         }
+    if case in torch_fla.CALLS and torch_fla.is_available():
+        rows["fla"] = torch_fla.measure(case, given, cotangent, repeats=repeats, seconds=call_s)
+        rows["fla"]["difference"] = difference(rows["fla"].pop("out"), want[0])
     return rows
 
 
 def main(argv: list[str]) -> None:
     """Measure, print and write as it goes."""
     given = FLAGS.parse_args(argv)
-    cases = given.cases or CASES
+    cases = given.cases or (tuple(torch_fla.CALLS) if given.dim else CASES)
     options.check_known("cases", cases, CASES)
     small = given.quick or jax.default_backend() == "cpu"
     B, T = (2, 256) if small else (given.batch, given.seq_len)
-    written: dict[str, Any] = {"machine": machine(), "settings": {"batch": B, "seq_len": T}, "results": {}}
-    path = options.destination(given.json, "scans", recorded=not (small or given.cases))
+    written: dict[str, Any] = {
+        "machine": machine(),
+        "settings": {"batch": B, "seq_len": T, "dim": given.dim},
+        "results": {},
+    }
+    path = options.destination(given.json, "scans", recorded=not (small or given.cases or given.dim))
     print(TABLE.header())
     for case in cases:
-        written["results"][case] = run(case, B, T, small=small, repeats=5, call_s=0.02 if small else 0.1)
+        written["results"][case] = run(case, B, T, small=small, dim=given.dim, repeats=5, call_s=0.02 if small else 0.1)
         for name, row in written["results"][case].items():
             print(TABLE.row(f"{case} {name}", row), flush=True)
         report.save(path, written)

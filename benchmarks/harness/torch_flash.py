@@ -35,11 +35,12 @@ def measure(n: Sizes, *, training: bool, repeats: int, seconds: float) -> dict[s
         if training:
             torch.autograd.grad(o, (q, k, v), do)
 
-    runs = _time_ms(call, repeats=repeats, seconds=seconds)
+    runs = time_ms(call, repeats=repeats, seconds=seconds)
     return {"ms": statistics.median(runs), "runs": runs, "versions": {"torch": torch.__version__}}
 
 
-def _time_ms(call: Callable[[], None], *, repeats: int, seconds: float) -> list[float]:
+def time_ms(call: Callable[[], Any], *, repeats: int, seconds: float) -> list[float]:
+    """Milliseconds per call, one number per repeat of about `seconds`."""
     import torch
 
     def timed(calls: int) -> float:

@@ -1,0 +1,82 @@
+"""The Triton kernels of flash-linear-attention on torch, timed with CUDA events: a yardstick for benchmarks.scans.
+
+They get the operands that ours get, with beta in the dtype of the keys, as its layers give it. Checked with versions
+0.6.0 of flash-linear-attention and fla-core.
+"""
+
+import importlib
+import importlib.util
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.harness import torch_flash
+
+# Case of benchmarks.scans -> the names by which its operands are given, in order, and the function.
+CALLS = {
+    "delta_rule": (("q", "k", "v", "beta", "initial_state"), "delta_rule.chunk_delta_rule"),
+    "gated_delta_rule": (("q", "k", "v", "beta", "initial_state", "g"), "gated_delta_rule.chunk_gated_delta_rule"),
+    "gla": (("q", "k", "v", "g", "initial_state"), "gla.chunk_gla"),
+    "wkv6": (("r", "k", "v", "w", "initial_state", "u"), "rwkv6.chunk_rwkv6"),
+    "wkv7": (("r", "k", "v", "w", "initial_state", "a", "b"), "rwkv7.chunk_rwkv7"),
+    "kda": (("q", "k", "v", "g", "initial_state", "beta"), "kda.chunk_kda"),
+}
+
+
+def is_available() -> bool:
+    """Whether the package and a torch with CUDA that sees a device are there."""
+    return importlib.util.find_spec("fla") is not None and torch_flash.is_available()
+
+
+def function(case: str) -> Callable[..., Any]:
+    """The package's function of a case."""
+    module, _, name = CALLS[case][1].partition(".")
+    return getattr(importlib.import_module(f"fla.ops.{module}"), name)
+
+
+def operands(case: str, given: Sequence[jax.Array], device: str) -> dict[str, Any]:
+    """Return the operands of a case as tensors by name."""
+    import torch
+
+    if case == "kda":  # ours are beta k and -e^g k
+        r, scaled, v, log_w, initial, a = given
+        k = -a.astype(jnp.float32) * jnp.exp(-log_w)
+        given = (r, k.astype(r.dtype), v, log_w, initial, (scaled * k).sum(-1))
+    tensors = {}
+    for name, x in zip(CALLS[case][0], given, strict=True):
+        dtype = jnp.dtype(given[1].dtype if name == "beta" else x.dtype).name
+        wide = torch.from_numpy(np.array(x.astype(jnp.float32)))
+        tensors[name] = wide.to(device, getattr(torch, dtype))
+    return tensors
+
+
+def measure(
+    case: str, given: Sequence[jax.Array], cotangent: Sequence[jax.Array], *, repeats: int, seconds: float
+) -> dict[str, Any]:
+    """Return the times in ms, forward, and forward and backward, and the outputs, float32 arrays."""
+    import torch
+
+    f, tensors = function(case), operands(case, given, "cuda")
+    run = {"scale": 1.0, "output_final_state": True}
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return f(**tensors, **run)
+
+    leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+    out = [x.float().cpu().numpy() for x in forward()]
+    grads = [torch.from_numpy(np.array(x.astype(jnp.float32))).cuda() for x in cotangent]
+
+    def training() -> None:
+        results = f(**leaves, **run)
+        given_grads = [g.to(x.dtype) for g, x in zip(grads, results, strict=True)]
+        torch.autograd.grad(results, list(leaves.values()), given_grads)
+
+    times = {"forward_ms": forward, "training_ms": training}
+    measured = {key: torch_flash.time_ms(call, repeats=repeats, seconds=seconds) for key, call in times.items()}
+    versions = {"torch": torch.__version__, "fla": importlib.import_module("fla").__version__}
+    return {key: statistics.median(runs) for key, runs in measured.items()} | {"out": out, "versions": versions}
