@@ -289,8 +289,8 @@ def _check_block(model: Any) -> None:
     """Raise `UserError` for settings of the pre-norm block that the model's blocks do not have."""
     if model.mlp.kind == "none" and {"C", "D"} & {*model.canon}:
         raise UserError(
-            f"config.model.canon={model.canon!r} is of an MLP too, and with config.model.mlp.kind='none' there is none; "
-            f"set config.model.canon={'A' if 'A' in model.canon else 'none'!r}."
+            f"config.model.canon={model.canon!r} is of an MLP, and config.model.mlp.kind='none' has none; set "
+            f"config.model.canon={'A' if 'A' in model.canon else 'none'!r}."
         )
     for name in dict.fromkeys(mixer.name for mixer in model.mixers):
         block = mixers.load(name).block
@@ -298,8 +298,8 @@ def _check_block(model: Any) -> None:
             for key, off in (("canon", "none"), ("token_shift", False)):
                 if getattr(model, key) != off:
                     raise UserError(
-                        f"config.model.{key}={getattr(model, key)!r} is of the usual block, and {name} has its own; set "
-                        f"config.model.{key}={off!r}, or choose another mixer."
+                        f"config.model.{key}={getattr(model, key)!r} is of the usual block, and {name} has its own; "
+                        f"set config.model.{key}={off!r}, or choose another mixer."
                     )
 
 

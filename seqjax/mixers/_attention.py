@@ -81,9 +81,7 @@ class ProjectionConv(nnx.Module):
     """The convolutions of `conv`, x + conv(x), with filters of their own for the channels of q, of k and of v."""
 
     def __init__(self, q_width: int, kv_width: int, *, rngs: nnx.Rngs):
-        self.q, self.k, self.v = (
-            Canon(width, axis="heads", rngs=rngs) for width in (q_width, kv_width, kv_width)
-        )
+        self.q, self.k, self.v = (Canon(width, axis="heads", rngs=rngs) for width in (q_width, kv_width, kv_width))
 
     def __call__(self, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, Array, Array]:
         """Convolve the projections of whole sequences, [B, T, E] each."""

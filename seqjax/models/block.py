@@ -2,13 +2,13 @@
 
 What recurrent architectures have around their mixers and attention has not, the block may have around any mixer:
 
-    canon        h + conv(h), causal, depthwise, over 4 tokens (Allen-Zhu, arXiv 2512.17351; facebookresearch/PhysicsLM4),
-                 of h = norm1(x) (A), norm2(x) (C), and of what the MLP's nonlinearity takes, gate and up (D)
-    token_shift  h_t + mu (h_{t-1} - h_t) of the mixer's input, behind A, with a share mu a channel; it starts as RWKV-5's,
-                 at 1 - (n / D)^(1 - l / L) in channel n of layer l: the block then has from the first step what that
-                 architecture has, where a share of zero would take a short run to move
+    canon        h + conv(h), causal, depthwise, over 4 tokens, of h = norm1(x) (A), of h = norm2(x) (C), and of gate
+                 and up before the MLP's nonlinearity (D); Allen-Zhu, arXiv 2512.17351, facebookresearch/PhysicsLM4
+    token_shift  h_t + mu (h_{t-1} - h_t) of the mixer's input, behind A, with a share mu of each channel
 
-Decoding keeps the last inputs of each.
+In channel n of layer l, mu starts at 1 - (n / D)^(1 - l / L), as RWKV-5's: the block then shifts from the first step as
+that architecture does, while shares that start at zero would take much of a short run to get there. Decoding keeps the
+last inputs of each.
 """
 
 from collections.abc import Callable
