@@ -50,8 +50,7 @@ class PreNormBlock(Block):
         # Drawn last, so that the other parameters start alike with and without them.
         self.canon_a = Canon(config.dim, rngs=rngs) if "A" in config.canon else None
         self.canon_c = Canon(config.dim, rngs=rngs) if "C" in config.canon else None
-        mu_D = values(1 - ramp(config.dim, depth(layer)[1]))
-        self.token_shift = TokenShift(config.dim, init=mu_D, rngs=rngs) if config.token_shift else None
+        self.token_shift = _token_shift(config, layer, rngs=rngs) if config.token_shift else None
         self.looks_back = config.canon != "none" or config.token_shift
 
     def _apply(
@@ -85,8 +84,8 @@ class PreNormBlock(Block):
         mixer = super().init_cache(batch, max_len, dtype)
         if not self.looks_back:
             return mixer
-        lasts = (init_cache(conv, batch, dtype) for conv in (self.canon_a, self.token_shift, self.canon_c))
-        return PreNormCache(mixer, *lasts, *(() if self.mlp is None else (self.mlp.init_cache(batch, dtype),)))
+        a, shift, c = (init_cache(conv, batch, dtype) for conv in (self.canon_a, self.token_shift, self.canon_c))
+        return PreNormCache(mixer, a, shift, c, (None, None) if self.mlp is None else self.mlp.init_cache(batch, dtype))
 
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
@@ -119,6 +118,10 @@ class PreNormBlock(Block):
 def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None) -> tuple[Array, Any]:
     y, last_BWD = extend(conv, x, last_BWD)
     return y if conv is None else constrain_batch(y), last_BWD
+
+
+def _token_shift(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> TokenShift:
+    return TokenShift(config.dim, init=values(1 - ramp(config.dim, depth(layer)[1])), rngs=rngs)
 
 
 def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
