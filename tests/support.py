@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "alibi_window_gqa": {"position": "alibi", "window": 5, "kv_heads": 2},
         "bias_norm": {"bias": True, "qk_norm": True, "position": "none"},
         "conv": {"conv": True, "qk_norm": True},
-        "conv_window_gqa": {"conv": True, "window": 5, "kv_heads": 2},
+        "conv_window_gqa": {"conv": True, "window": 5, "kv_heads": 2, "gate": True},
         "conv_alibi": {"conv": True, "position": "alibi", "bias": True},
     },
     "top1_chunk": {
@@ -76,7 +76,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "kv_heads": 2,
         },
         "random": {"selection": "random", "top_k": 2},
-        "conv": {"conv": True},
+        "conv": {"conv": True, "gate": True},
         "conv_approx_gqa": {"conv": True, "selection": "approx", "kv_heads": 2},
     },
     "fox": {
@@ -98,6 +98,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "default": {},
         "three_steps": {"steps": 3, "decay": False, "allow_negative_eigenvalues": False},
     },
+    "gated_deltanet": {"default": {}, "bare": {"conv": False, "gate": False}},
     "kda": {"default": {}, "bounded": {"lower_bound": -5.0}},
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
@@ -109,7 +110,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "mamba2": {
         "full": SMALL_SSM,
         "one": SMALL_SSM | {"decay": "one"},
-        "bare": SMALL_SSM | {"decay": "none", "conv": False, "norm": False},
+        "bare": SMALL_SSM | {"decay": "none", "conv": False, "norm": False, "gate": False},
     },
     "mamba3": {
         "full": SMALL_SSM,
@@ -117,7 +118,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "rwkv5": {"default": {"head_dim": 8}},
     "rwkv6": {"default": {"head_dim": 8, "shift_rank": 3, "decay_rank": 4}},
-    "top1_element": {"hard": {}, "soft": {"v_grad": "soft"}, "gqa": {"kv_heads": 2}, "conv": {"conv": True}},
+    "top1_element": {
+        "hard": {},
+        "soft": {"v_grad": "soft"},
+        "gqa": {"kv_heads": 2},
+        "conv": {"conv": True, "gate": True},
+    },
 }
 # Variants whose neighbours test nearly the same: run with the slow tests.
 SLOW = {

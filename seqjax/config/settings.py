@@ -23,6 +23,7 @@ Share = Annotated[float, Bounds(0, 1)]
 Positive = Annotated[int, Bounds(1)]
 PositiveOrNone = Annotated[int | None, Bounds(1)]
 NotNegative = Annotated[int, Bounds(0)]
+CanonPlaces = Literal["none", "A", "C", "D", "AC", "AD", "CD", "ACD"]
 Seed = Annotated[int, Bounds(0, 1 << 32)]  # the number of bits of a seed that JAX uses
 
 
@@ -47,6 +48,8 @@ class ModelConfig:
     # The frozen `Config` of seqjax/mixers/NAME.py for every layer, or a tuple of them, repeated over the layers.
     mixer: Annotated[Any, MIXER]
     mlp: MlpConfig = MlpConfig()
+    canon: CanonPlaces = "none"  # x + conv(x) over 4 tokens: of the mixer's input (A), of the MLP's (C), inside it (D)
+    token_shift: bool = False  # mixes the mixer's input with that of the token before, in a learned share per channel
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Share = 1e-5
     init: Literal["gpt", "rwkv"] = "gpt"  # of embedding and head
@@ -269,6 +272,7 @@ def check(config: Any) -> None:
             f"config.model.mixer has {len(model.mixers)} mixers, which do not divide config.model.n_layers="
             f"{model.n_layers}; repeat or list them so that they do."
         )
+    _check_block(model)
     # A mixer checks its own settings, e.g. that its chunk fits the sequence.
     for i, mixer in enumerate(model.mixers):
         try:
@@ -279,6 +283,24 @@ def check(config: Any) -> None:
             # The mixer does not know its index among several.
             text = str(error).replace("config.model.mixer.", f"config.model.mixer[{i}].")
             raise UserError(text) from error
+
+
+def _check_block(model: Any) -> None:
+    """Raise `UserError` for settings of the pre-norm block that the model's blocks do not have."""
+    if model.mlp.kind == "none" and {"C", "D"} & {*model.canon}:
+        raise UserError(
+            f"config.model.canon={model.canon!r} is of an MLP, and config.model.mlp.kind='none' has none; set "
+            f"config.model.canon={'A' if 'A' in model.canon else 'none'!r}."
+        )
+    for name in dict.fromkeys(mixer.name for mixer in model.mixers):
+        block = mixers.load(name).block
+        if block is not None and not block.has_switches:
+            for key, off in (("canon", "none"), ("token_shift", False)):
+                if getattr(model, key) != off:
+                    raise UserError(
+                        f"config.model.{key}={getattr(model, key)!r} is of the usual block, and {name} has its own; "
+                        f"set config.model.{key}={off!r}, or choose another mixer."
+                    )
 
 
 def _check_ends(config: Any) -> None:

@@ -42,6 +42,7 @@ ORDINARY: dict[str, tuple[Any, ...]] = {
     "model.mixer.qk_norm": (False,),
     "model.mixer.qkv_bias": (None,),
     "model.mixer.conv": (False,),
+    "model.mixer.gate": (False,),
     "model.mixer.const": ("none",),
     "model.mixer.temperature": (None,),
 }

@@ -193,7 +193,7 @@ DELTA = (
     fixed("attnres_block_size", None, default=None),
     export_only("max_position_embeddings", lambda config: config.train.seq_len),
 )
-DELTA_NEEDS = {**PLAIN, "model.mlp.kind": ("swiglu",), "model.mlp.bias": (False,)}
+DELTA_NEEDS = {**PLAIN, "model.mlp.kind": ("swiglu",), "model.mlp.bias": (False,), "model.mixer.conv": (True,)}
 
 DELTANET = Family(
     name="DeltaNet",
@@ -260,5 +260,5 @@ GATED_DELTANET = Family(
         fixed("use_gate", True, default=True),
         fixed("output_gate_activation", "swish", "silu", default="swish"),
     ),
-    needs=DELTA_NEEDS,
+    needs={**DELTA_NEEDS, "model.mixer.gate": (True,)},
 )

@@ -115,5 +115,5 @@ MAMBA2 = Family(
         fixed("n_groups", 1, default=8),
         Setting("time_step_limit", lambda config: None, _time_step_limit, lambda value, found: ""),
     ),
-    needs={**SSM_NEEDS, "model.mixer.norm": (True,)},
+    needs={**SSM_NEEDS, "model.mixer.norm": (True,), "model.mixer.gate": (True,)},
 )

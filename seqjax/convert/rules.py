@@ -147,4 +147,6 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "model.norm": ("rmsnorm",),
     "model.embed_norm": (False,),
     "model.learned_positions": (False,),
+    "model.canon": ("none",),
+    "model.token_shift": (False,),
 }

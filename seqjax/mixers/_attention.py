@@ -7,6 +7,9 @@ way, as `gates` [B, T, H].
 With `conv`, q, k and v are y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i} of their projections x, before QK norm and RoPE.
 This is a causal convolution of each channel with a residual connection, without bias and activation, and with taps
 drawn from U(+-1/2) (the Canon-B layer of Allen-Zhu, arXiv 2512.17351).
+
+With `gate`, the heads' output is multiplied by sigmoid(x W_g), a gate per channel, before the output projection
+(arXiv 2505.06708, position G1, elementwise; as in Qwen3-Next).
 """
 
 import abc
@@ -14,14 +17,15 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
 from seqjax.mixers import base
 from seqjax.nn.initializers import residual_init
-from seqjax.nn.layers import Linear, RMSNorm
-from seqjax.nn.short_conv import ShortConv
+from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
+from seqjax.nn.short_conv import Canon
 from seqjax.ops.positions import RopeScaling, alibi_slopes, rope, rope_angles
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
@@ -77,33 +81,37 @@ class ProjectionConv(nnx.Module):
     """The convolutions of `conv`, x + conv(x), with filters of their own for the channels of q, of k and of v."""
 
     def __init__(self, q_width: int, kv_width: int, *, rngs: nnx.Rngs):
-        self.q, self.k, self.v = (
-            ShortConv(width, silu=False, axis="heads", rngs=rngs) for width in (q_width, kv_width, kv_width)
-        )
+        self.q, self.k, self.v = (Canon(width, axis="heads", rngs=rngs) for width in (q_width, kv_width, kv_width))
 
     def __call__(self, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, Array, Array]:
         """Convolve the projections of whole sequences, [B, T, E] each."""
-        return q_BTE + self.q(q_BTE), k_BTE + self.k(k_BTE), v_BTE + self.v(v_BTE)
+        return self.q(q_BTE), self.k(k_BTE), self.v(v_BTE)
 
     def extend(
         self, q_BTE: Array, k_BTE: Array, v_BTE: Array, cache: ConvKVCache
     ) -> tuple[tuple[Array, Array, Array], ConvKVCache]:
         """Convolve the projections of tokens that follow those of `cache`; the cache gets their last W - 1."""
-        q_conv_BTE, q_BWE = self.q.extend(q_BTE, cache.q_BWE)
-        k_conv_BTE, k_BWE = self.k.extend(k_BTE, cache.k_BWE)
-        v_conv_BTE, v_BWE = self.v.extend(v_BTE, cache.v_BWE)
-        convolved = q_BTE + q_conv_BTE, k_BTE + k_conv_BTE, v_BTE + v_conv_BTE
-        return convolved, cache._replace(q_BWE=q_BWE, k_BWE=k_BWE, v_BWE=v_BWE)
+        q_BTE, q_BWE = self.q.extend(q_BTE, cache.q_BWE)
+        k_BTE, k_BWE = self.k.extend(k_BTE, cache.k_BWE)
+        v_BTE, v_BWE = self.v.extend(v_BTE, cache.v_BWE)
+        return (q_BTE, k_BTE, v_BTE), cache._replace(q_BWE=q_BWE, k_BWE=k_BWE, v_BWE=v_BWE)
 
     def init_cache(self, attention: Any, batch: int, dtype: Any) -> ConvKVCache:
         """Return the empty cache around that of the attention."""
         return ConvKVCache(attention, *(conv.init_cache(batch, dtype) for conv in (self.q, self.k, self.v)))
 
 
+@save_inputs
+def sigmoid_gate(gate: Array, y: Array) -> Array:
+    """Return sigmoid(gate) * y in the dtype of `y`."""
+    return (jax.nn.sigmoid(gate) * y).astype(y.dtype)
+
+
 class AttentionMixer(base.Mixer):
     """The base of the family: x -> q, k, v -> `attend` -> output projection."""
 
     window: int = 0  # the number of keys that a decoding cache must hold; 0 means all
+    gate: Linear | None = None
 
     def __init__(
         self,
@@ -123,6 +131,7 @@ class AttentionMixer(base.Mixer):
         rope_scaling: RopeScaling | None = None,
         qk_norm_eps: float = 1e-5,
         qkv_bias: bool | None = None,
+        gate: bool = False,
     ):
         """Build the projections; the settings are those of `transformer_pp.TransformerPP`.
 
@@ -160,8 +169,10 @@ class AttentionMixer(base.Mixer):
         self.out = Linear(q_width, dim, axes=("heads", "embed"), bias=bias, init=init, rngs=rngs)
         self.q_norm = self.make_norm(self.heads, qk_norm_eps, rngs) if qk_norm else None
         self.k_norm = self.make_norm(self.kv_heads, qk_norm_eps, rngs) if qk_norm else None
-        # Drawn last, so that the mixer's other parameters start alike with and without it.
+        # Drawn last, so that the mixer's other parameters start alike with and without them.
         self.conv = ProjectionConv(q_width, kv_width, rngs=rngs) if conv else None
+        if gate:
+            self.gate = Linear(dim, q_width, axes=("embed", "heads"), rngs=rngs)
 
     def make_q(self, dim: int, width: int, layer: Layer, rngs: nnx.Rngs) -> Any:
         """Return the module that computes queries [B, T, width] from the input and the positions."""
@@ -298,7 +309,14 @@ class AttentionMixer(base.Mixer):
     def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
         """Apply the mixer, whose projections `attend`, to tokens at consecutive positions."""
         o_BTHK, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
-        return self.out(o_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
+        return self.output(x_BTD, o_BTHK), cache
+
+    def output(self, x_BTD: Array, o_BTHK: Array) -> Array:
+        """Return the output projection of the heads' outputs, gated with `gate`."""
+        y_BTE = o_BTHK.reshape(*x_BTD.shape[:2], -1)
+        if self.gate is not None:
+            y_BTE = sigmoid_gate(project_float32(self.gate, x_BTD), y_BTE)
+        return self.out(y_BTE)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Any:
         """Return the empty cache of the attention, inside a `ConvKVCache` if there are convolutions."""

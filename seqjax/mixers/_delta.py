@@ -3,9 +3,9 @@
     q, k, v = silu(conv4(x W));  q, k L2-normalised per head, q / sqrt(K);  beta = sigmoid(x W_b)
     S_t = S_{t-1} + k_t (x) beta_t (v_t - k_t^T S_{t-1});  y_t = RMSNorm(q_t^T S_t);  out = y W_o
 
-A subclass may let S decay before the correction (`_log_decay`) and multiply y by a gate (`_gate`), as
-`GatedDeltaMixer` does for Gated DeltaNet and Gated DeltaProduct. Beta, the decay, norms, what they and the gate
-compute, and the state are float32.
+Without `conv`, SiLU and norm are of the projections. A subclass may let S decay before the correction (`_log_decay`)
+and multiply y by a gate (`_gate`), as `GatedDeltaMixer` does for Gated DeltaNet and Gated DeltaProduct. Beta, the
+decay, norms, what they and the gate compute, and the state are float32.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -47,6 +47,7 @@ class DeltaMixer(base.Mixer):
         value_dim: int,
         steps: int = 1,
         conv_width: int,
+        conv: bool,
         norm_eps: float,
         chunk_size: int,
         implementation: str | None,
@@ -60,15 +61,17 @@ class DeltaMixer(base.Mixer):
         def linear(n_in: int, n_out: int, *axes: str) -> Linear:
             return Linear(n_in, n_out, axes=(axes[0], axes[1]), rngs=rngs)
 
-        def conv(width: int, l2_heads: int | None = None, scale: float = 1.0) -> ShortConv:
+        def short_conv(dim: int, l2_heads: int | None = None, scale: float = 1.0) -> ShortConv:
             norm: Any = {"l2_heads": l2_heads, "scale": scale}
-            return ShortConv(width, width=conv_width, init=GPT_INIT, axis="heads", rngs=rngs, **norm)
+            width = conv_width if conv else None
+            return ShortConv(dim, width=width, init=GPT_INIT, axis="heads", rngs=rngs, **norm)
 
         self.q = linear(dim, self.key_width, "embed", "heads")
         self.k = linear(dim, steps * self.key_width, "embed", "heads")
         self.v = linear(dim, steps * self.value_width, "embed", "heads")
-        self.q_conv = conv(self.key_width, heads, (self.key_width // heads) ** -0.5)
-        self.k_conv, self.v_conv = conv(steps * self.key_width, steps * heads), conv(steps * self.value_width)
+        self.q_conv = short_conv(self.key_width, heads, (self.key_width // heads) ** -0.5)
+        self.k_conv = short_conv(steps * self.key_width, steps * heads)
+        self.v_conv = short_conv(steps * self.value_width)
         self.beta = linear(dim, steps * heads, "embed", "heads")
         self.norm = RMSNorm(self.value_width // heads, eps=norm_eps, axis=None, rngs=rngs)
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
@@ -154,7 +157,7 @@ class DeltaMixer(base.Mixer):
 
 
 class GatedDeltaMixer(DeltaMixer):
-    """The mixer with an output gate and, unless `decay` is False, a decay per head.
+    """The mixer with an output gate and a decay per head, unless `gate` or `decay` is False.
 
     g = -exp(A_log) softplus(x W_a + dt_bias);  out = (y * silu(x W_g)) W_o
     """
@@ -168,7 +171,9 @@ class GatedDeltaMixer(DeltaMixer):
         value_dim: int,
         steps: int = 1,
         decay: bool = True,
+        gate: bool,
         conv_width: int,
+        conv: bool,
         norm_eps: float,
         chunk_size: int,
         implementation: str | None,
@@ -181,13 +186,14 @@ class GatedDeltaMixer(DeltaMixer):
             value_dim=value_dim,
             steps=steps,
             conv_width=conv_width,
+            conv=conv,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             implementation=implementation,
             rngs=rngs,
         )
         self.decay = Linear(dim, heads, axes=("embed", "heads"), rngs=rngs) if decay else None
-        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs)
+        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs) if gate else None
         if decay:
             self.log_rate_H = param(rngs, log_uniform(0.0, 16.0), (heads,), ("heads",))
             self.step_bias_H = param(rngs, dt_bias, (heads,), ("heads",))
@@ -198,5 +204,5 @@ class GatedDeltaMixer(DeltaMixer):
         dt_BTH = jax.nn.softplus(project_float32(self.decay, x_BTD) + self.step_bias_H[...])
         return -jnp.exp(self.log_rate_H[...]) * dt_BTH
 
-    def _gate(self, x_BTD: Array) -> Array:
-        return self.gate(x_BTD)
+    def _gate(self, x_BTD: Array) -> Array | None:
+        return None if self.gate is None else self.gate(x_BTD)

@@ -143,6 +143,9 @@ class Block(nnx.Module):
     layers. `dtype` is the dtype in which the mixer and the MLP compute; the residual stream keeps its own.
     """
 
+    # Whether the block has the model's settings `canon` and `token_shift`, as those derived from the pre-norm block do.
+    has_switches: ClassVar[bool] = False
+
     def __init__(self, config: Any, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         """Build the block of `layer`; `config` is the model's (`seqjax.config.settings.ModelConfig`)."""
         del layer

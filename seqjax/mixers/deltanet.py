@@ -21,6 +21,7 @@ class DeltaNet(DeltaMixer):
         key_dim: int | None = None,  # of all heads together; None = model width
         value_dim: int | None = None,  # of all heads together; None = model width
         conv_width: int = 4,
+        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -33,6 +34,7 @@ class DeltaNet(DeltaMixer):
             key_dim=key_dim,
             value_dim=value_dim,
             conv_width=conv_width,
+            conv=conv,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             implementation=implementation,

@@ -52,11 +52,6 @@ def _shift(x_BTE: Array, last_BE: Array | None, gate_BTG: Array) -> Array:
     return y_BTGK.reshape(x_BTE.shape).astype(x_BTE.dtype)
 
 
-@save_inputs
-def _sigmoid_gate(gate: Array, y: Array) -> Array:
-    return (jax.nn.sigmoid(gate) * y).astype(y.dtype)
-
-
 class FoX(AttentionMixer):
     """Causal softmax attention with forget gates."""
 
@@ -105,7 +100,8 @@ class FoX(AttentionMixer):
         self.k_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
         self.v_shift = Linear(dim, n_kv, axes=("embed", "heads"), rngs=rngs) if kv_shift else None
         self.norm = self.make_norm(heads, norm_eps, rngs) if output_gate else None
-        self.gate = Linear(dim, width, axes=("embed", "heads"), rngs=rngs) if output_gate else None
+        if output_gate:
+            self.gate = Linear(dim, width, axes=("embed", "heads"), rngs=rngs)
 
     def make_norm(self, heads: int, eps: float, rngs: nnx.Rngs) -> RMSNorm:
         """Return the norm of each of so many heads, with gains of its own for each."""
@@ -132,10 +128,7 @@ class FoX(AttentionMixer):
         q_BTE, k_BTE, v_BTE = self.project(x_BTD, positions_T)
         k_BTE, v_BTE, cache = self.shift(x_BTD, k_BTE, v_BTE, cache)
         o_BTHK, cache = self.convolve_and_attend(attend, q_BTE, k_BTE, v_BTE, cache, self.log_gates(x_BTD))
-        y_BTE = (o_BTHK if self.norm is None else self.norm(o_BTHK)).reshape(*x_BTD.shape[:2], -1)
-        if self.gate is not None:
-            y_BTE = _sigmoid_gate(project_float32(self.gate, x_BTD), y_BTE)
-        return self.out(y_BTE), cache
+        return self.output(x_BTD, o_BTHK if self.norm is None else self.norm(o_BTHK)), cache
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> Array:
         """Return `ops.attention.causal_attention` with the log gates."""

@@ -23,7 +23,9 @@ class GatedDeltaNet(GatedDeltaMixer):
         heads: int,
         key_dim: int | None = None,  # of all heads together; None = 3/4 of the model width
         value_dim: int | None = None,  # of all heads together; None = twice key_dim
+        gate: bool = True,  # of the output
         conv_width: int = 4,
+        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -35,7 +37,9 @@ class GatedDeltaNet(GatedDeltaMixer):
             heads=heads,
             key_dim=key_dim,
             value_dim=value_dim,
+            gate=gate,
             conv_width=conv_width,
+            conv=conv,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             implementation=implementation,

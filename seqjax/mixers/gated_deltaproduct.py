@@ -37,7 +37,9 @@ class GatedDeltaProduct(GatedDeltaMixer):
         allow_negative_eigenvalues: bool = True,  # beta in (0, 2); False: in (0, 1)
         key_dim: int | None = None,  # of a step, all heads together; None = half the model width
         value_dim: int | None = None,  # of a step, all heads together; None = key_dim
+        gate: bool = True,  # of the output
         conv_width: int = 4,
+        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # steps per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -51,7 +53,9 @@ class GatedDeltaProduct(GatedDeltaMixer):
             value_dim=key_dim if value_dim is None else value_dim,
             steps=steps,
             decay=decay,
+            gate=gate,
             conv_width=conv_width,
+            conv=conv,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             implementation=implementation,

@@ -39,6 +39,7 @@ class GLA(base.RecurrentMixer):
         key_dim: int | None = None,  # of all heads together; None = half the model width
         value_dim: int | None = None,  # of all heads together; None = model width
         decay_rank: int = 16,
+        gate: bool = True,  # of the output
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -54,7 +55,7 @@ class GLA(base.RecurrentMixer):
         self.v = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs)
         self.decay_in = Linear(dim, decay_rank, axes=("embed", "rank"), rngs=rngs)
         self.decay_out = Linear(decay_rank, key_dim, axes=("rank", "heads"), bias=True, rngs=rngs)
-        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs)
+        self.gate = Linear(dim, value_dim, axes=("embed", "heads"), rngs=rngs) if gate else None
         self.norm = RMSNorm(value_dim // heads, eps=norm_eps, axis=None, rngs=rngs)
         # Unlike GPT, fla's models do not scale the initial values of this matrix down.
         self.out = Linear(value_dim, dim, axes=("heads", "embed"), rngs=rngs)
@@ -74,7 +75,8 @@ class GLA(base.RecurrentMixer):
             implementation=self.implementation,
         )
         o_BTHV, s_BHKV = result
-        y_BTE = head_norm(o_BTHV, self.gate(x_BTD), gain=self.norm.g[...], eps=self.norm.eps)
+        gate_BTE = None if self.gate is None else self.gate(x_BTD)
+        y_BTE = head_norm(o_BTHV, gate_BTE, gain=self.norm.g[...], eps=self.norm.eps)
         return self.out(y_BTE), GlaCache(s_BHKV)
 
     def _split_heads(self, x: Array) -> Array:

@@ -42,7 +42,9 @@ class KDA(DeltaMixer):
         key_dim: int | None = None,  # of all heads together; None = model width
         value_dim: int | None = None,  # of all heads together; None = model width
         lower_bound: float | None = None,  # of a token's log decay, below 0 (published: -5); None = not bounded
+        gate: bool = True,  # of the output
         conv_width: int = 4,
+        conv: bool = True,  # False = only what follows the convolutions, SiLU and the norm of q and k
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
         implementation: str | None = None,
@@ -55,6 +57,7 @@ class KDA(DeltaMixer):
             key_dim=key_dim,
             value_dim=value_dim,
             conv_width=conv_width,
+            conv=conv,
             norm_eps=norm_eps,
             chunk_size=chunk_size,
             implementation=implementation,
@@ -66,8 +69,8 @@ class KDA(DeltaMixer):
         rank = value_dim // heads
         self.decay_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs)
         self.decay_out = Linear(rank, key_dim, axes=("rank", "heads"), rngs=rngs)
-        self.gate_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs)
-        self.gate_out = Linear(rank, value_dim, axes=("rank", "heads"), bias=True, rngs=rngs)
+        self.gate_in = Linear(dim, rank, axes=("embed", "rank"), rngs=rngs) if gate else None
+        self.gate_out = Linear(rank, value_dim, axes=("rank", "heads"), bias=True, rngs=rngs) if gate else None
         log_rate = log_uniform(1.0, 16.0) if lower_bound is None else constant(0.0)
         self.log_rate_H = param(rngs, log_rate, (heads,), ("heads",))
         self.step_bias_E = param(rngs, dt_bias, (key_dim,), ("heads",))
@@ -81,8 +84,8 @@ class KDA(DeltaMixer):
             return -rate_H1 * jax.nn.softplus(step_BTHK)
         return self.lower_bound * jax.nn.sigmoid(rate_H1 * step_BTHK)
 
-    def _gate(self, x_BTD: Array) -> Array:
-        return self.gate_out(self.gate_in(x_BTD))
+    def _gate(self, x_BTD: Array) -> Array | None:
+        return None if self.gate_in is None or self.gate_out is None else self.gate_out(self.gate_in(x_BTD))
 
     def _inputs(self, x_BTD: Array, q_BTE: Array, k_BTE: Array, v_BTE: Array) -> tuple[Array, ...]:
         """Return the operands of the recurrence, r, k, v, log_w and a."""

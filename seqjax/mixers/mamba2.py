@@ -9,7 +9,7 @@ The heads share B and C. Step sizes, decays and the state are float32. W_in is f
 convolution two, so that each can be sharded over devices. The block has no MLP and keeps a float32 residual stream.
 
 Ablations (arXiv 2505.18522, section 3): `decay` one or none (see mixers/_ssm.py), `conv=False` (the SiLU stays),
-`norm=False`.
+`norm=False`; and `gate=False`, without z.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -51,6 +51,7 @@ class Mamba2(base.RecurrentMixer):
         conv: bool = True,  # False = only the SiLU
         decay: Literal["full", "one", "none"] = "full",
         norm: bool = True,
+        gate: bool = True,  # of the output
         chunk_size: int = CHUNK,  # tokens per chunk; affects the speed, not the result
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
@@ -60,7 +61,7 @@ class Mamba2(base.RecurrentMixer):
         self.head_dim, self.n_state = head_dim, state
         self.past, self.chunk_size = (conv_width - 1 if conv else 0), chunk_size
         init = uniform(dim**-0.5)
-        self.z = Linear(dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
+        self.z = Linear(dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs) if gate else None
         self.x = Linear(dim, self.width, axes=("embed", "heads"), init=init, rngs=rngs)
         self.bc = Linear(dim, 2 * state, axes=("embed", None), init=init, rngs=rngs)
         self.dt = Linear(dim, self.heads, axes=("embed", "heads"), init=init, rngs=rngs)
@@ -104,7 +105,7 @@ class Mamba2(base.RecurrentMixer):
             return_state=True,
             chunk_size=self.chunk_size,
         )
-        z_BTE = self.z(u_BTD)
+        z_BTE = None if self.z is None else self.z(u_BTD)
         if self.norm is None:
             y_BTE = save_inputs(self._gated)(y_BTHV, x_BTHV, z_BTE)
         else:
@@ -112,10 +113,11 @@ class Mamba2(base.RecurrentMixer):
             y_BTE = head_norm(y_BTHV, z_BTE, skip, gain=gain, gate_first=True, eps=self.norm.eps)
         return self.out(y_BTE), Mamba2Cache(past_x_BWE, past_bc_BWN, state_BHNV)
 
-    def _gated(self, y_BTHV: Array, x_BTHV: Array, z_BTE: Array) -> Array:
+    def _gated(self, y_BTHV: Array, x_BTHV: Array, z_BTE: Array | None) -> Array:
         """Return (y + D x) * silu(z), without the norm."""
         y_BTHV += x_BTHV * self.skip[...][:, None].astype(x_BTHV.dtype)
-        return y_BTHV.reshape(z_BTE.shape) * jax.nn.silu(z_BTE)
+        y_BTE = y_BTHV.reshape(*y_BTHV.shape[:2], -1)
+        return y_BTE if z_BTE is None else y_BTE * jax.nn.silu(z_BTE)
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Mamba2Cache:
         """Return an empty cache."""

@@ -53,6 +53,7 @@ class Top1Chunk(AttentionMixer):
         qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         chunk_size: int = 128,
         # exact and best_key score every past key, best_key_int8 in 8 bits, approx one mean key per chunk, shortlist the
         # keys of the chunks that lead a table (on XLA alone); random reads no key, as a control
@@ -95,6 +96,7 @@ class Top1Chunk(AttentionMixer):
             qk_norm=qk_norm,
             bias=bias,
             conv=conv,
+            gate=gate,
             layer=layer,
             rngs=rngs,
         )

@@ -34,6 +34,7 @@ class Top1Element(AttentionMixer):
         qk_norm: bool = True,  # RMSNorm with a learned gain over each head's q and k, before RoPE
         bias: bool = False,
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         v_grad: Literal["hard", "soft"] = "hard",  # the gradient of v goes to the chosen value, or as in softmax
         implementation: str | None = None,
         layer: Layer = Layer(),
@@ -51,6 +52,7 @@ class Top1Element(AttentionMixer):
             qk_norm=qk_norm,
             bias=bias,
             conv=conv,
+            gate=gate,
             layer=layer,
             rngs=rngs,
         )

@@ -37,6 +37,7 @@ class Transformer(TransformerPP):
         bias: bool = True,  # of q, k, v and the output projection
         qkv_bias: bool | None = None,  # of q, k and v alone; None = as bias
         conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         window: int | None = None,  # includes the query's own position; None = the whole past
         const: Literal["none", "k", "qk"] = "none",  # keys (and queries) that are a trained position table
         temperature: float | None = None,  # of unit queries and keys; None = scores as usual
@@ -61,6 +62,7 @@ class Transformer(TransformerPP):
             bias=bias,
             qkv_bias=qkv_bias,
             conv=conv,
+            gate=gate,
             window=window,
             const=const,
             temperature=temperature,

@@ -1,61 +1,127 @@
-"""The block of most architectures: x += mixer(norm1(x)); x += mlp(norm2(x)) (arXiv 2505.18522, Appendix A)."""
+"""The block of most architectures: x += mixer(norm1(x)); x += mlp(norm2(x)) (arXiv 2505.18522, Appendix A).
 
-from typing import Any
+What recurrent architectures have around their mixers and attention has not, the block may have around any mixer:
+
+    canon        h + conv(h), causal, depthwise, over 4 tokens, of h = norm1(x) (A), of h = norm2(x) (C), and of gate
+                 and up before the MLP's nonlinearity (D); Allen-Zhu, arXiv 2512.17351, facebookresearch/PhysicsLM4
+    token_shift  h_t + mu (h_{t-1} - h_t) of the mixer's input, behind A, with a share mu of each channel
+
+In channel n of layer l, mu starts at 1 - (n / D)^(1 - l / L), as RWKV-5's: the block then shifts from the first step as
+that architecture does, while shares that start at zero would take much of a short run to get there. Decoding keeps the
+last inputs of each.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 from seqjax.config import ModelConfig
+from seqjax.mixers._rwkv import depth, ramp
 from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
-from seqjax.nn.initializers import GPT_INIT, residual_init
+from seqjax.nn.initializers import GPT_INIT, residual_init, values
 from seqjax.nn.layers import Mlp
+from seqjax.nn.short_conv import Canon, ShortConv, TokenShift, extend, init_cache
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
 
 
+class PreNormCache(NamedTuple):
+    """The cache of the mixer, and the last inputs of what `canon` and `token_shift` add; None of what is off."""
+
+    mixer: Cache
+    a_BWD: Array | None = None
+    shift_BWD: Array | None = None
+    c_BWD: Array | None = None
+    d: tuple[Array | None, Array | None] = (None, None)  # [B, W, E] of up and gate
+
+
 class PreNormBlock(Block):
     """The residual block of a norm and a mixer and, unless `mlp.kind` is none, a norm and an MLP."""
+
+    has_switches = True
 
     def __init__(self, config: ModelConfig, mixer: MakeMixer, layer: Layer, *, rngs: nnx.Rngs):
         super().__init__(config, mixer, layer, rngs=rngs)
         has_mlp = config.mlp.kind != "none"
         self.norm2 = make_norm(config, rngs=rngs) if has_mlp else None
         self.mlp = _make_mlp(config, layer, rngs=rngs) if has_mlp else None
+        # Drawn last, so that the other parameters start alike with and without them.
+        self.canon_a = Canon(config.dim, rngs=rngs) if "A" in config.canon else None
+        self.canon_c = Canon(config.dim, rngs=rngs) if "C" in config.canon else None
+        self.token_shift = _token_shift(config, layer, rngs=rngs) if config.token_shift else None
+        self.looks_back = config.canon != "none" or config.token_shift
+
+    def _apply(
+        self, mix: Callable[[Array, Cache], tuple[Array, Cache]], x: Array, cache: Cache, dtype: Any
+    ) -> tuple[Array, Cache]:
+        """Apply the layer, with `mix` as the form of the mixer, to [B, T, D] or [B, D]; `cache` is None in training."""
+        last = cache if isinstance(cache, PreNormCache) else PreNormCache(cache)
+        with jax.named_scope("mixer"):  # the names in profiles (benchmarks.profile_step)
+            h, a_BWD, shift_BWD = self._mixer_input(x, last, dtype)
+            y, mixer = mix(h, last.mixer)
+            x = x + constrain_batch(y).astype(x.dtype)
+        c_BWD, d = None, (None, None)
+        if self.norm2 is not None and self.mlp is not None:
+            with jax.named_scope("mlp"):
+                h, c_BWD = _extend(self.canon_c, constrain_batch(self.norm2(x).astype(dtype)), last.c_BWD)
+                y, d = self.mlp.extend(h, last.d)
+                x = x + constrain_batch(y).astype(x.dtype)
+        return x, PreNormCache(mixer, a_BWD, shift_BWD, c_BWD, d) if self.looks_back else mixer
+
+    def _mixer_input(self, x: Array, last: PreNormCache, dtype: Any) -> tuple[Array, Any, Any]:
+        h, a_BWD = _extend(self.canon_a, super().mixer_input(x, dtype), last.a_BWD)
+        h, shift_BWD = _extend(self.token_shift, h, last.shift_BWD)
+        return h, a_BWD, shift_BWD
+
+    def mixer_input(self, x: Array, dtype: Any) -> Array:
+        """Return the mixer's input of whole sequences [B, T, D]."""
+        return self._mixer_input(x, PreNormCache(None), dtype)[0]
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
+        """Return the mixer's empty cache, inside a `PreNormCache` if there is `canon` or `token_shift`."""
+        mixer = super().init_cache(batch, max_len, dtype)
+        if not self.looks_back:
+            return mixer
+        a, shift, c = (init_cache(conv, batch, dtype) for conv in (self.canon_a, self.token_shift, self.canon_c))
+        return PreNormCache(mixer, a, shift, c, (None, None) if self.mlp is None else self.mlp.init_cache(batch, dtype))
 
     def __call__(self, x_BTD: Array, carry: Carry, *, layer: Array, dtype: Any) -> tuple[Array, Carry]:
         """Apply the layer to the residual stream [B, T, D]."""
         del layer
-        with jax.named_scope("mixer"):
-            x_BTD = x_BTD + constrain_batch(self.mixer(self.mixer_input(x_BTD, dtype))).astype(x_BTD.dtype)
-        return self._add_mlp(x_BTD, dtype), carry
+        return self._apply(lambda h_BTD, _: (self.mixer(h_BTD), None), x_BTD, None, dtype)[0], carry
 
     def prefill(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to a prompt and fill an empty cache."""
         del layer
-        y_BTD, cache = self.mixer.prefill(self.mixer_input(x_BTD, dtype), cache)
-        return self._add_mlp(x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype), dtype), carry, cache
+        x_BTD, cache = self._apply(self.mixer.prefill, x_BTD, cache, dtype)
+        return x_BTD, carry, cache
 
     def prefill_next(
         self, x_BTD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any
     ) -> tuple[Array, Carry, Cache]:
         """Apply the layer to T tokens after those that `cache` has seen."""
         del layer
-        y_BTD, cache = self.mixer.prefill_next(self.mixer_input(x_BTD, dtype), cache)
-        return self._add_mlp(x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype), dtype), carry, cache
+        x_BTD, cache = self._apply(self.mixer.prefill_next, x_BTD, cache, dtype)
+        return x_BTD, carry, cache
 
     def step(self, x_BD: Array, carry: Carry, cache: Cache, *, layer: Array, dtype: Any) -> tuple[Array, Carry, Cache]:
         """Apply the layer to one token."""
         del layer
-        y_BD, cache = self.mixer.step(self.mixer_input(x_BD, dtype), cache)
-        return self._add_mlp(x_BD + constrain_batch(y_BD).astype(x_BD.dtype), dtype), carry, cache
+        x_BD, cache = self._apply(self.mixer.step, x_BD, cache, dtype)
+        return x_BD, carry, cache
 
-    def _add_mlp(self, x: Array, dtype: Any) -> Array:
-        if self.norm2 is None or self.mlp is None:
-            return x
-        with jax.named_scope("mlp"):  # the name in profiles (benchmarks.profile_step)
-            return x + constrain_batch(self.mlp(constrain_batch(self.norm2(x).astype(dtype)))).astype(x.dtype)
+
+def _extend(conv: ShortConv | None, x: Array, last_BWD: Array | None) -> tuple[Array, Any]:
+    y, last_BWD = extend(conv, x, last_BWD)
+    return y if conv is None else constrain_batch(y), last_BWD
+
+
+def _token_shift(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> TokenShift:
+    return TokenShift(config.dim, init=values(1 - ramp(config.dim, depth(layer)[1])), rngs=rngs)
 
 
 def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
@@ -66,6 +132,7 @@ def _make_mlp(config: ModelConfig, layer: Layer, *, rngs: nnx.Rngs) -> Mlp:
         down_init=residual_init(layer.n_layers) if config.mlp.rescale_init else GPT_INIT,
         bias=config.mlp.bias,
         approximate_gelu=config.mlp.approximate_gelu,
+        canon="D" in config.canon,
         rngs=rngs,
     )
 

@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from seqjax.nn.initializers import GPT_INIT, Init, constant
 from seqjax.nn.params import param
+from seqjax.nn.short_conv import Canon, extend, init_cache
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
@@ -157,7 +158,10 @@ def l2_normalize(x: Array) -> Array:
 
 
 class Mlp(nnx.Module):
-    """The MLP of a block. Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d."""
+    """The MLP of a block. Gated (GeGLU, SwiGLU): (act(x W_g) * (x W_u)) W_d. Plain (gelu): gelu(x W_u) W_d.
+
+    With `canon`, x W_g and x W_u go through convolutions over time, each through its own (Canon-D).
+    """
 
     def __init__(
         self,
@@ -168,6 +172,7 @@ class Mlp(nnx.Module):
         down_init: Init = GPT_INIT,
         bias: bool = False,
         approximate_gelu: bool = False,
+        canon: bool = False,
         rngs: nnx.Rngs,
     ):
         self.activation = (
@@ -177,14 +182,25 @@ class Mlp(nnx.Module):
         self.gate = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs) if gated else None
         self.up = Linear(dim, inner, axes=("embed", "mlp"), bias=bias, rngs=rngs)
         self.down = Linear(inner, dim, axes=("mlp", "embed"), bias=bias, init=down_init, rngs=rngs)
+        self.up_conv = Canon(inner, axis="mlp", rngs=rngs) if canon else None
+        self.gate_conv = Canon(inner, axis="mlp", rngs=rngs) if canon and gated else None
 
     def __call__(self, x: Array) -> Array:
-        """Map [..., D] to [..., D]."""
-        up = self.up(x)
+        """Map [..., D] to [..., D]; with `canon`, [B, T, D]."""
+        return self.extend(x, (None, None))[0]
+
+    def extend(self, x: Array, last: tuple[Any, Any]) -> tuple[Array, tuple[Any, Any]]:
+        """Return the same behind earlier tokens, [B, T, D] or one token [B, D], and what `canon` keeps of the last."""
+        up, last_up = extend(self.up_conv, self.up(x), last[0])
         if self.gate is None:
-            return self.down(self.activation(up))
-        hidden: Any = _gated(self.gate(x), up, self.activation)
-        return self.down(hidden)
+            return self.down(self.activation(up)), (last_up, None)
+        gate, last_gate = extend(self.gate_conv, self.gate(x), last[1])
+        hidden: Any = _gated(gate, up, self.activation)
+        return self.down(hidden), (last_up, last_gate)
+
+    def init_cache(self, batch: int, dtype: Any) -> tuple[Any, Any]:
+        """Return the empty `last` of `extend`."""
+        return init_cache(self.up_conv, batch, dtype), init_cache(self.gate_conv, batch, dtype)
 
 
 # This has its own gradient because autodiff keeps the activation and its derivative beside the two inputs.

@@ -1,7 +1,7 @@
 """The short depthwise convolution over time that precedes the recurrences of Mamba, DeltaNet and Based.
 
 It is causal and computed in float32 (`kernels_pallas.short_conv`). In decoding, its last inputs are carried from one
-call to the next.
+call to the next. `Canon` is the one with a residual connection that attention and the block of a model may have.
 """
 
 from typing import Any
@@ -21,14 +21,15 @@ class ShortConv(nnx.Module):
 
     The last of the W taps multiplies the current token. Taps and bias are drawn from U(+-1 / sqrt(W)), as in torch's
     Conv1d, unless `init` is given. The activation is SiLU, or none with `silu=False`. With `l2_heads`, y of each of so
-    many heads is then divided by its norm, as `layers.l2_normalize` does, and multiplied by `scale`.
+    many heads is then divided by its norm, as `layers.l2_normalize` does, and multiplied by `scale`. A width of None
+    leaves the convolution out, so that activation and norm are of x_t.
     """
 
     def __init__(
         self,
         dim: int,
         *,
-        width: int = 4,
+        width: int | None = 4,
         bias: bool = False,
         silu: bool = True,
         l2_heads: int | None = None,
@@ -37,14 +38,20 @@ class ShortConv(nnx.Module):
         axis: str | None = "mlp",
         rngs: nnx.Rngs,
     ):
-        init = init or uniform(width**-0.5)
+        self.dim, self.past = dim, (width or 1) - 1
         self.silu, self.l2_heads, self.scale = silu, l2_heads, scale
-        self.w = param(rngs, init, (dim, width), (axis, "conv"))
+        init = init or uniform((self.past + 1) ** -0.5)
+        self.w = param(rngs, init, (dim, width), (axis, "conv")) if width else None
         self.b = param(rngs, init, (dim,), (axis,)) if bias else None
+
+    @property
+    def taps(self) -> Array:
+        """The factors of each channel, float32 [E, W]."""
+        return jnp.ones((self.dim, 1)) if self.w is None else self.w[...]
 
     def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
         """Map [B, T, E] to [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
-        n_past = self.w.shape[1] - 1
+        n_past = self.past
         n_batch, seq_len, _ = x_BTE.shape
         n_pieces = time_pieces(x_BTE)
         if n_pieces > 1 and n_past <= seq_len // n_pieces:
@@ -53,7 +60,7 @@ class ShortConv(nnx.Module):
             last_BWE, x_BTE = x_BSE[:, :n_past], x_BSE[:, n_past:]
         y_BTE = kernels_pallas.short_conv(
             x_BTE,
-            self.w[...],
+            self.taps,
             None if self.b is None else self.b[...],
             last_BWE,
             silu=self.silu,
@@ -64,9 +71,53 @@ class ShortConv(nnx.Module):
 
     def init_cache(self, batch: int, dtype: Any) -> Array:
         """Return zeros [B, W - 1, E] in place of earlier inputs."""
-        return jnp.zeros((batch, self.w.shape[1] - 1, self.w.shape[0]), dtype)
+        return jnp.zeros((batch, self.past, self.dim), dtype)
 
-    def extend(self, x_BTE: Array, last_BWE: Array) -> tuple[Array, Array]:
-        """Return the convolution of inputs that follow `last_BWE`, and the last W - 1 inputs for the next call."""
+    def extend(self, x_BTE: Array, last_BWE: Array | None) -> tuple[Array, Any]:
+        """Return the convolution of inputs that follow `last_BWE`, and the last W - 1 inputs for the next call.
+
+        In training, `last_BWE` is None, and so are those.
+        """
+        if last_BWE is None:
+            return self(x_BTE), None
         seen = jnp.concatenate([last_BWE, x_BTE.astype(last_BWE.dtype)], axis=1)
         return self(x_BTE, last_BWE), seen[:, x_BTE.shape[1] :]
+
+
+class Canon(ShortConv):
+    """y_t = x_t + sum_{i < 4} w_i x_{t - 3 + i}, without bias and activation (Allen-Zhu, arXiv 2512.17351)."""
+
+    def __init__(self, dim: int, *, axis: str | None = "embed", rngs: nnx.Rngs):
+        super().__init__(dim, silu=False, axis=axis, rngs=rngs)
+
+    def __call__(self, x_BTE: Array, last_BWE: Array | None = None) -> Array:
+        """Map [B, T, E] to [B, T, E]; `last_BWE` (default zero) holds the W - 1 inputs before the first."""
+        return x_BTE + super().__call__(x_BTE, last_BWE)
+
+
+class TokenShift(ShortConv):
+    """y_t = x_t + mu (x_{t-1} - x_t), RWKV's token shift, with a learned share mu of each channel."""
+
+    def __init__(self, dim: int, *, init: Init, rngs: nnx.Rngs):
+        super().__init__(dim, width=None, silu=False, rngs=rngs)
+        self.past, self.mu = 1, param(rngs, init, (dim,), ("embed",))
+
+    @property
+    def taps(self) -> Array:
+        """The factors of each channel, float32 [E, 2]."""
+        return jnp.stack([self.mu[...], 1 - self.mu[...]], axis=1)
+
+
+def extend(conv: ShortConv | None, x: Array, last_BWE: Array | None) -> tuple[Array, Any]:
+    """Return `conv.extend` of [B, T, E], or of one token [B, E]; without a convolution, the inputs."""
+    if conv is None:
+        return x, None
+    if x.ndim == 3:
+        return conv.extend(x, last_BWE)
+    y_BTE, last_BWE = conv.extend(x[:, None], last_BWE)
+    return y_BTE[:, 0], last_BWE
+
+
+def init_cache(conv: ShortConv | None, batch: int, dtype: Any) -> Array | None:
+    """Return `conv.init_cache`, or None without a convolution."""
+    return None if conv is None else conv.init_cache(batch, dtype)

@@ -118,11 +118,16 @@ def test_another_architecture(tmp_path):
         import_weights(GOLDEN / "llama", config_of("mamba"))
     with pytest.raises(UserError, match=r"config\.model\.mixer\.qk_norm must be False, not True"):
         import_weights(GOLDEN / "llama", config_of("llama", model__mixer__qk_norm=True))
-    for family in ("llama", "gpt2"):
-        config = config_of(family, model__mixer__conv=True)
-        with pytest.raises(UserError, match=r"config\.model\.mixer\.conv must be False, not True"):
+    for family, key in (
+        ("llama", "mixer.conv"),
+        ("gpt2", "mixer.conv"),
+        ("gpt2", "mixer.gate"),
+        ("mamba", "token_shift"),
+    ):
+        config = config_of(family, **{f"model.{key}".replace(".", "__"): True})
+        with pytest.raises(UserError, match=rf"config\.model\.{key} must be False, not True"):
             import_weights(GOLDEN / family, config)
-        with pytest.raises(UserError, match=r"config\.model\.mixer\.conv must be False, not True"):
+        with pytest.raises(UserError, match=rf"config\.model\.{key} must be False, not True"):
             export_weights({}, config, tmp_path / family / "model.safetensors")
     with pytest.raises(UserError, match="'top1_chunk' has no public twin"):
         import_weights(GOLDEN / "llama", support.tiny("top1_chunk"))

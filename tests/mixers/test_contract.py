@@ -150,6 +150,7 @@ STATE = {
     "rwkv7": lambda n: 4 * 8 * 8 + 32,
     "deltanet": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
     "gated_deltanet": lambda n: 4 * 6 * 12 + 3 * (24 + 24 + 48),
+    "gated_deltanet/bare": lambda n: 4 * 6 * 12,
     "gated_deltaproduct": lambda n: 4 * 4 * 10 + 3 * (16 + 2 * 16 + 2 * 40),
     "gated_deltaproduct/three_steps": lambda n: 4 * 4 * 10 + 3 * (16 + 3 * 16 + 3 * 40),
     "gla": lambda n: 4 * 4 * 8,

@@ -1,10 +1,14 @@
-"""What RWKV-7 has beside the contract: its initialisers, and the first layer's values on their way."""
+"""What RWKV-7 has beside the contract: its initialisers, the first layer's values on their way, its shell's QK norm."""
+
+import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seqjax.mixers import base
+from seqjax.mixers.rwkv7_shell import RWKV7Shell
 from seqjax.nn.initializers import orthogonal
 from tests import support
 
@@ -31,3 +35,28 @@ def test_the_first_layers_values_reach_the_second():
     share = np.abs(np.asarray(jax.jit(jax.grad(loss))(mixer["v_lora"]["bias"]))).max(-1)
     assert share[0] == 0
     assert share[1] > 0
+
+
+CORES = typing.get_args(base.settings_of(RWKV7Shell.__init__)["core"][0])
+
+
+@pytest.mark.parametrize("qk_norm", [None, True, False])
+@pytest.mark.parametrize("core", CORES)
+def test_qk_norm_is_for_every_core_of_the_shell(core, qk_norm):
+    """Longer projections then change nothing; None is for the Top-1 cores alone."""
+    model = support.tiny_model("rwkv7_shell", model__mixer__core=core, model__mixer__qk_norm=qk_norm)
+    params = jax.tree.map(lambda x: x[0], support.random_params(model)["blocks"]["0"])
+    x_BTD = jnp.asarray(np.random.default_rng(0).standard_normal((2, 23, 32), np.float32))
+
+    @jax.jit
+    def apply(factor):
+        mixer = params["mixer"]
+        core = {**mixer["core"], "q": {"w": factor * mixer["core"]["q"]["w"]}}
+        bound = model.blocks["0"].bind({**params, "mixer": {**mixer, "core": core}}).mixer
+        return bound(x_BTD), *bound.queries_and_keys(x_BTD)
+
+    (y_BTD, q_BTHK, _), (scaled_BTD, scaled_BTHK, _) = apply(1.0), apply(3.0)
+    is_on = core.startswith("top1") if qk_norm is None else qk_norm
+    assert ("q_norm" in params["mixer"]["core"]) == is_on
+    assert np.allclose(scaled_BTHK, (1 if is_on else 3) * q_BTHK, rtol=1e-3)
+    assert np.allclose(scaled_BTD, y_BTD, rtol=1e-3, atol=1e-3) == is_on

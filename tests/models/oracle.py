@@ -118,13 +118,18 @@ def causal_conv(p, x_TE):
 
 
 def short_conv(p, x_TE):
-    return silu(causal_conv(p, x_TE))
+    """Without parameters, if the settings leave the convolution out, what follows it."""
+    return silu(x_TE if p is None else causal_conv(p, x_TE))
+
+
+def canon(p, x_TE):
+    return x_TE + causal_conv(p, x_TE)
 
 
 # ------------------------------------------------------------------------------------------------------- attention
 def convolved(m, p, name, x_TE):
     """A projection plus its own convolution over time, if the settings have one."""
-    return x_TE + causal_conv(p["conv"][name], x_TE) if getattr(m, "conv", False) else x_TE
+    return canon(p["conv"][name], x_TE) if getattr(m, "conv", False) else x_TE
 
 
 def queries_and_keys(m, p, x_q, x_k):
@@ -213,8 +218,8 @@ CORES = {
 def attention(m, p, x):
     q, k = queries_and_keys(m, p, x, x)
     v = heads_of(convolved(m, p, "v", linear(p["v"], x)), m.kv_heads or m.heads)
-    o = CORES[m.name](m, q, k, np.repeat(v, m.heads // v.shape[1], axis=1))
-    return linear(p["out"], o.reshape(len(x), -1))
+    y = CORES[m.name](m, q, k, np.repeat(v, m.heads // v.shape[1], axis=1)).reshape(len(x), -1)
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
 # ---------------------------------------------------------------------------------------------------------------- FoX
@@ -298,7 +303,7 @@ def mamba1(m, p, u):
 
 
 def mamba2(m, p, u):
-    z, x, bc = linear(p["z"], u), linear(p["x"], u), linear(p["bc"], u)
+    x, bc = linear(p["x"], u), linear(p["bc"], u)
     x, bc = (short_conv(p["conv_x"], x), short_conv(p["conv_bc"], bc)) if m.conv else (silu(x), silu(bc))
     b, c = np.split(bc, 2, axis=-1)
     step = softplus(linear(p["dt"], u) + p["dt_bias"])
@@ -313,7 +318,7 @@ def mamba2(m, p, u):
         for h in range(n_heads):
             state[h] = kept[h] * state[h] + np.outer(b[t], step[t, h] * x[t, h])
             y[t, h] = c[t] @ state[h] + p["skip"][h] * x[t, h]
-    y = y.reshape(len(u), -1) * silu(z)
+    y = y.reshape(len(u), -1) * (silu(linear(p["z"], u)) if m.gate else 1)
     return linear(p["out"], rms_norm(y, p["norm"]["g"], 1e-5) if m.norm else y)
 
 
@@ -350,7 +355,7 @@ def mamba3(m, p, u):
 
 # ---------------------------------------------------------------------------------------- delta rule, decays by channel
 def delta(m, p, x):
-    q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
     gated = m.name == "gated_deltanet"
     y = np.zeros_like(v)
@@ -363,7 +368,7 @@ def delta(m, p, x):
             s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * silu(linear(p["gate"], x)) if gated else y)
+    return linear(p["out"], y * silu(linear(p["gate"], x)) if gated and m.gate else y)
 
 
 def delta_product(m, p, x):
@@ -371,8 +376,8 @@ def delta_product(m, p, x):
         """[T, n, H, ...] of [T, ...], whose columns are those of the first head's steps, the second's, ..."""
         return y.reshape(len(x), m.heads, m.steps, -1).swapaxes(1, 2)
 
-    q = heads_of(short_conv(p["q_conv"], linear(p["q"], x)), m.heads)
-    k, v = (of_steps(short_conv(p[f"{name}_conv"], linear(p[name], x))) for name in "kv")
+    q = heads_of(short_conv(p.get("q_conv"), linear(p["q"], x)), m.heads)
+    k, v = (of_steps(short_conv(p.get(f"{name}_conv"), linear(p[name], x))) for name in "kv")
     beta = (2 if m.allow_negative_eigenvalues else 1) * of_steps(sigmoid(linear(p["beta"], x)))[..., 0]
     q, k = unit(q) / math.sqrt(q.shape[-1]), unit(k)
     y = np.zeros((len(x), m.heads, v.shape[-1]))
@@ -386,7 +391,7 @@ def delta_product(m, p, x):
                 s = s + np.outer(k[t, j, h], beta[t, j, h] * (v[t, j, h] - k[t, j, h] @ s))
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * silu(linear(p["gate"], x)))
+    return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)
 
 
 def gla(m, p, x):
@@ -399,11 +404,11 @@ def gla(m, p, x):
             s = np.diag(kept[t, h]) @ s + np.outer(k[t, h], v[t, h])
             y[t, h] = q[t, h] @ s / math.sqrt(q.shape[-1])
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * silu(linear(p["gate"], x)))
+    return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)
 
 
 def kda(m, p, x):
-    q, k, v = (heads_of(short_conv(p[f"{name}_conv"], linear(p[name], x)), m.heads) for name in "qkv")
+    q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
     step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
     rate = np.exp(p["log_rate_H"])[:, None]
@@ -416,7 +421,7 @@ def kda(m, p, x):
             s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
-    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))))
+    return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else y)
 
 
 # --------------------------------------------------------------------------------------------------------------- RWKV
@@ -521,10 +526,10 @@ CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 
 
 def mlp(config, p, x):
-    if config.kind == "gelu":
-        return linear(p["down"], (gelu_tanh if config.approximate_gelu else gelu)(linear(p["up"], x)))
+    inner = {name: linear(p[name], x) for name in ("up", "gate") if name in p}
+    inner = {name: canon(p[f"{name}_conv"], y) if f"{name}_conv" in p else y for name, y in inner.items()}
     act = silu if config.kind == "swiglu" else gelu_tanh if config.approximate_gelu else gelu
-    return linear(p["down"], act(linear(p["gate"], x)) * linear(p["up"], x))
+    return linear(p["down"], act(inner["up"]) if config.kind == "gelu" else act(inner["gate"]) * inner["up"])
 
 
 def as_float64(tree):
@@ -574,6 +579,8 @@ def hidden(config, params, row, seen=None):
         x = x + params["positions"][: len(x)]
     for m, p in layers(config, params):
         h = norm(config, p["norm1"], x)
+        h = canon(p["canon_a"], h) if "A" in config.canon else h
+        h = lerp(h, p["token_shift"]["mu"]) if config.token_shift else h
         if seen is not None:
             seen.append((m, p["mixer"], h))
         if m.name in CARRYING:
@@ -585,7 +592,8 @@ def hidden(config, params, row, seen=None):
         if m.name.startswith("rwkv"):
             x = x + channel_mix(p["mlp"], norm(config, p["norm2"], x))
         elif config.mlp.kind != "none":
-            x = x + mlp(config.mlp, p["mlp"], norm(config, p["norm2"], x))
+            h = norm(config, p["norm2"], x)
+            x = x + mlp(config.mlp, p["mlp"], canon(p["canon_c"], h) if "C" in config.canon else h)
     return x
 
 

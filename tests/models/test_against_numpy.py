@@ -33,7 +33,7 @@ ATTENTION = {
     "default": "",
     "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0",
     "bias": "bias=True,position=none",
-    "conv": "conv=True,kv_heads=2",
+    "conv": "conv=True,kv_heads=2,gate=True",
 }
 # For each config what is set under `model.mixer`; several settings at once, since each of them must be right.
 VARIANTS = {
@@ -47,6 +47,7 @@ VARIANTS = {
         "const_k": "const=k,temperature=2.0",
         "const_qk": "const=qk,kv_heads=2",
         "conv_norm": "conv=True,qk_norm=True,bias=True,window=5",
+        "gate_qk": "const=qk,gate=True",
     },
     "top1_chunk": ATTENTION | {
         "approx": "selection=approx,chunk_size=3", "best_key": "selection=best_key,chunk_size=3",
@@ -64,19 +65,21 @@ VARIANTS = {
     },
     "mamba2": {
         "default": "", "one": "decay=one,norm=False", "none": "decay=none,expand=1,conv_width=2",
-        "no_conv": "conv=False,head_dim=8",
+        "no_conv": "conv=False,head_dim=8", "no_gate": "gate=False", "neither": "gate=False,norm=False",
     },
     "mamba3": {"default": "", "norm": "rate=softplus,norm=True,angles=2,state=5,head_dim=8"},
-    "deltanet": {"default": "", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2"},
-    "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3"},
+    "deltanet": {
+        "default": "", "no_conv": "conv=False", "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3,conv_width=2",
+    },
+    "gated_deltanet": {"default": "", "eps": "heads=2,norm_eps=0.3", "bare": "conv=False,gate=False"},
     "gated_deltaproduct": {
         "default": "", "one_step": "steps=1,allow_negative_eigenvalues=False,conv_width=2",
-        "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3",
+        "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3", "bare": "conv=False,gate=False",
     },
-    "gla": {"default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3"},
+    "gla": {"default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3", "no_gate": "gate=False"},
     "kda": {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",
-        "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3",
+        "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3", "bare": "conv=False,gate=False",
     },
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},
@@ -96,6 +99,10 @@ MODELS = {
     "tanh": ("transformer_pp", "model.mlp.approximate_gelu=True,model.learned_positions=True,model.mlp.dim=None"),
     "no_mlp": ("transformer_pp", "model.mlp.kind=none,model.n_layers=3,model.scan_layers=False"),
     "pattern": ("based", "model.scan_layers=False"),
+    "canon": ("transformer_pp", "model.canon=ACD,model.token_shift=True,model.mixer.conv=True,model.mixer.gate=True"),
+    "canon_gpt": ("transformer", "model.canon=CD"),
+    "canon_a": ("mamba2", "model.canon=A"),
+    "shift": ("gated_deltanet", "model.token_shift=True,model.canon=D"),
 }
 CASES = [
     (name, f"{name}-{variant}", ",".join(f"model.mixer.{s}" for s in text.split(",") if s))
@@ -174,6 +181,7 @@ ENTROPY = [
     ("transformer_pp", "model.mixer.const=k"),
     ("transformer_pp", "model.mixer.const=qk,model.mixer.qk_norm=True"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
+    ("transformer_pp", "model.canon=A,model.token_shift=True"),
     ("fox", "model.mixer.window=5,model.mixer.kv_heads=2"),
     ("rwkv7_shell", "model.mixer.core=full"),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
@@ -198,6 +206,7 @@ SCORED = [
     ("transformer_pp", "model.mixer.const=qk"),
     ("transformer_pp", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("top1_chunk", "model.mixer.conv=True"),
+    ("top1_chunk", "model.canon=A,model.token_shift=True"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),

@@ -29,6 +29,8 @@ MODEL = {
     "mlp.bias": (True, "shapes"),
     "mlp.approximate_gelu": (True, "forward"),
     "mlp.rescale_init": (False, "start"),
+    "canon": ("C", "shapes"),
+    "token_shift": (True, "shapes"),
     "norm": ("layernorm", "shapes"),
     "norm_eps": (0.3, "forward"),
     "init": ("rwkv", "start", "model.tie_embeddings=False"),
@@ -51,6 +53,7 @@ ATTENTION = {
     "qk_norm": (True, "shapes"),
     "bias": (True, "shapes"),
     "conv": (True, "shapes"),
+    "gate": (True, "shapes"),
 }
 # At the default numbers all frequencies of so small a head stay.
 LLAMA3 = "model.mixer.rope_scaling=llama3,model.mixer.rope_original_len=1256"
@@ -79,6 +82,7 @@ DELTA = {
     "key_dim": (8, "shapes"),
     "value_dim": (32, "shapes"),
     "conv_width": (2, "shapes"),
+    "conv": (False, "shapes"),
     "norm_eps": (0.3, "forward"),
     "chunk_size": (5, "forward"),
     "implementation": ("nowhere", "refused"),
@@ -111,23 +115,24 @@ MIXERS = {
         "implementation": ("chunked", "forward"),
     },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
-    "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes")},
+    "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
     "mamba3": {
         "expand": (1, "shapes"), "state": (5, "shapes"), "head_dim": (8, "shapes"), "norm": (True, "shapes"),
         "chunk_size": (5, "forward"), "rate": ("softplus", "forward"),
         "angles": (2, "shapes", "model.mixer.state=5"),
     },
     "deltanet": DELTA,
-    "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes")},
+    "gated_deltanet": DELTA | {"heads": (3, "shapes"), "value_dim": (12, "shapes"), "gate": (False, "shapes")},
     "gated_deltaproduct": DELTA | {
         "key_dim": (16, "shapes"), "steps": (3, "shapes"), "decay": (False, "shapes"),
-        "allow_negative_eigenvalues": (False, "forward"),
+        "allow_negative_eigenvalues": (False, "forward"), "gate": (False, "shapes"),
     },
     "gla": {
         "heads": (2, "shapes"), "key_dim": (4, "shapes"), "value_dim": (32, "shapes"), "decay_rank": (2, "shapes"),
         "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused"),
+        "gate": (False, "shapes"),
     },
-    "kda": DELTA | {"lower_bound": (-5.0, "forward")},
+    "kda": DELTA | {"lower_bound": (-5.0, "forward"), "gate": (False, "shapes")},
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}

@@ -1,0 +1,42 @@
+"""Five models of trunks_110m with, one at a time, the parts of a block that recurrent models have, and without theirs.
+
+    seqjax study --study=switches --out=runs/switches --jobs=2
+
+docs/mixers.md has the parts: Canon's convolutions, token shift, the output gate. The settings are those of trunks_110m,
+each model's rate is its best one there, and the models without a change are that study's runs.
+
+Results: docs/results/index.md
+"""
+
+from seqjax import presets
+
+BLOCK = {"Canon A": "model.canon=A", "token shift": "model.token_shift=True"}
+GATE = BLOCK | {"Canon ACD": "model.canon=ACD", "gate": "model.mixer.gate=True"}
+WITHOUT = BLOCK | {"no conv": "model.mixer.conv=False", "no gate": "model.mixer.gate=False"}
+MODELS = {
+    "Transformer++, QK norm": GATE,  # with conv it is the second reference
+    "W=256, QK norm": GATE | {"conv": "model.mixer.conv=True"},
+    "Top-1 Chunk, exact": GATE | {"conv": "model.mixer.conv=True"},
+    "Gated DeltaNet": WITHOUT | {"Canon ACD": "model.canon=ACD"},
+    "Mamba-2": WITHOUT,
+}
+ENDS = (0.8, 1.0)
+
+
+def get_study():
+    """Return the title, references, domains and runs."""
+    trunks = presets.load("studies/trunks_110m")
+    study, runs = trunks.get_study(), {}
+    for label, run in study["runs"].items():
+        model = run["model"]
+        if model not in (*MODELS, trunks.SAME_BLOCK) or run["seed"] or run["rate"] != trunks.BEST[model][0]:
+            continue
+        runs[label] = run
+        for name, text in MODELS.get(model, {}).items():
+            own = label.replace(model, f"{model}, {name}")
+            runs[own] = run | {
+                "workdir": f"runs/switches/{own}".replace(" ", "_"),
+                "config": f"{run['config']},train.ends={ENDS},{text}",
+                "model": f"{model}, {name}",
+            }
+    return study | {"title": "110M parameters, limited regime: parts of the block", "runs": runs}
