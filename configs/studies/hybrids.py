@@ -21,7 +21,8 @@ def get_study(size="demo"):
     heads = {} if size == "demo" else {"heads": 6}
     deltanet, kda = ({"name": name} | heads for name in ("gated_deltanet", "kda"))
     top1 = {"name": "top1_chunk", "chunk_size": 16 if size == "demo" else 128}
-    window = attention | {"window": paper.WINDOW[size]}
+    width = presets.pick(paper.WINDOW, size, kind="size of the study")
+    window = attention | {"window": width}
     models = {name: paper.MODELS[name] for name in names} | {"KDA": "kda"}
     models |= {
         f"{label}, attention 1 in {every}": _hybrid(mixer, attention, every=every)
@@ -29,7 +30,7 @@ def get_study(size="demo"):
         for every in (2, 4)
     }
     models |= {
-        f"Gated DeltaNet, W={paper.WINDOW[size]} 1 in 4": _hybrid(deltanet, window, every=4),
+        f"Gated DeltaNet, W={width} 1 in 4": _hybrid(deltanet, window, every=4),
         "Mamba-2, attention 1 in 4": _hybrid(mamba2, attention, every=4),
         "Mamba-2, attention 1 in 8": _hybrid(mamba2, attention, every=8),
         "Gated DeltaNet, Top-1 Chunk 1 in 4": _hybrid(deltanet, top1, every=4),

@@ -39,7 +39,7 @@ def inputs(n_batch=2):
 
 def expected(params, x_BTD, **settings):
     """The equations in float64."""
-    known = {"heads": HEADS, "norm_eps": 1e-6, "decay": True, "allow_negative_eigenvalues": True}
+    known = {"heads": HEADS, "norm_eps": 1e-6, "decay": True, "gate": True, "allow_negative_eigenvalues": True}
     params = oracle.as_float64(params)
     return np.stack([oracle.delta_product(types.SimpleNamespace(**known | settings), params, x) for x in x_BTD])
 
