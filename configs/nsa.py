@@ -17,14 +17,14 @@ def settings(size: presets.Size):
     Beyond, they are the paper's, 16 blocks of 64 and a window of 512, the defaults.
     """
     kv_heads = max(1, size.heads // 4)
+    saved = 2 * (size.dim - size.dim * kv_heads // size.heads)  # columns of k and v; a gated MLP has three matrices
     values = {
         "model.norm_eps": 1e-6,
         "model.mlp.kind": "swiglu",
         "model.mlp.rescale_init": False,
+        "model.mlp.dim": (size.mlp_dim or 8 * size.dim // 3) + saved // 3,
         "model.mixer.kv_heads": kv_heads,
     }
-    if size.mlp_dim is not None:  # a gated MLP has three matrices, and k and v are two
-        values["model.mlp.dim"] = size.mlp_dim + 2 * (size.dim - size.dim * kv_heads // size.heads) // 3
     if size.seq_len <= 2048:
         block = size.chunk_size // 4
         values |= {"model.mixer.block_size": block, "model.mixer.blocks": 8, "model.mixer.window": 8 * block}

@@ -125,11 +125,7 @@ def selected_chunk_attention(
     """
     validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
     validation.check_chunk_size(chunk_size)
-    if sel_BTHk.ndim != 4 or sel_BTHk.shape[:3] != q_BTHK.shape[:3] or sel_BTHk.shape[3] < 1:
-        raise ValueError(
-            f"sel must be [batch, time, query heads, chunks] as q is: q is {tuple(q_BTHK.shape)}, sel is "
-            f"{tuple(sel_BTHk.shape)}"
-        )
+    validation.check_per_head("sel, without its last axis,", sel_BTHk.shape[:3], q_BTHK.shape)
     operands = q_BTHK, k_BTGK, v_BTGV
     options = {"chunk_size": chunk_size, "top_k": sel_BTHk.shape[3]}
     attention = backend.pick("top1_chunk_attention", BACKENDS, implementation, operands, options)
@@ -181,7 +177,9 @@ def _forward_selected(
 def _backward_selected(
     attention: ChunkAttention, C: int, scale: float, saved: tuple, do_BTHV: Array
 ) -> tuple[Array, Array, Array, None]:
-    return *attention.backward(*saved, do_BTHV, chunk_size=C, scale=scale), None
+    q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH = saved
+    operands = (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
+    return *attention.backward(*operands, chunk_size=C, scale=scale), None
 
 
 _attend_selected.defvjp(_forward_selected, _backward_selected)
