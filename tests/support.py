@@ -85,8 +85,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": {"conv": True},
     },
     "nsa": {
-        "default": {"kv_heads": 2, "blocks": 4, "window": 5},
-        "conv": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
+        "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
+        "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
     },
     "rwkv7_shell": {
         "top1_exact": {},
@@ -132,7 +132,7 @@ SLOW = {
     ("mamba1", "one_dt"),
     ("mamba2", "one"),
     ("mamba3", "softplus"),
-    ("nsa", "conv"),
+    ("nsa", "conv_gqa"),
     ("rwkv7_shell", "bare"),
     ("rwkv7_shell", "full"),
     ("rwkv7_shell", "full_norm"),

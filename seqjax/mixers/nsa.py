@@ -88,8 +88,12 @@ def compressed_attention(
         is_always_t1c = ((block_c == 0) | (block_c == own_t1 - 1))[:, None]
         score_BtGc = jnp.where(is_always_t1c, ALWAYS, lax.stop_gradient(p_BtGRc).mean(3))
         score_BtGc = jnp.where((block_c < own_t1)[:, None], score_BtGc, -1.0)
-        best_BtGn, sel_BtGn = lax.top_k(score_BtGc, min(n_past, n_blocks))
-        return None, (o_BtGRK.reshape(q_BtHK.shape), jnp.where(best_BtGn < 0, -1, sel_BtGn))
+        sel_nBtG = []
+        for _ in range(min(n_past, n_blocks)):  # XLA does not split `lax.top_k` over a batch on several devices
+            best_BtG = jnp.argmax(score_BtGc, axis=-1).astype(jnp.int32)
+            sel_nBtG.append(jnp.where(score_BtGc.max(-1) < 0, -1, best_BtG))
+            score_BtGc = jnp.where(block_c == best_BtG[..., None], -1.0, score_BtGc)
+        return None, (o_BtGRK.reshape(q_BtHK.shape), jnp.stack(sel_nBtG, axis=-1))
 
     piece = min(piece, n_queries)
     q_cBtHK = jnp.moveaxis(kernels_pallas.split_chunks(q_BTHK, piece), 1, 0)
