@@ -2,6 +2,7 @@
 
     top1_chunk_attention    every query attends to its own chunk (causal) and to the one past chunk that it selects
     select_chunk            that selection alone
+    selected_chunk_attention  the attention alone, to chunks that the caller selects
     top1_element_attention  every query returns the value of its best key; softmax gradient (straight-through)
     *_decode                one token against a cache
     state_scan              states at the chunk starts of a chunked recurrence (the delta rules, RWKV-7)
@@ -34,7 +35,7 @@ from kernels_pallas.selective_scan.api import selective_scan
 from kernels_pallas.short_conv.api import short_conv
 from kernels_pallas.ssd.api import ssd
 from kernels_pallas.state_scan.api import state_passing, state_scan
-from kernels_pallas.top1_chunk.api import top1_chunk_attention
+from kernels_pallas.top1_chunk.api import selected_chunk_attention, top1_chunk_attention
 from kernels_pallas.top1_chunk.decode import (
     chunk_means,
     chunk_table,
@@ -62,6 +63,7 @@ __all__ = [
     "linear_attention",
     "register_backend",
     "select_chunk",
+    "selected_chunk_attention",
     "selective_scan",
     "short_conv",
     "split_chunks",

@@ -85,6 +85,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "pro": {"kv_shift": True, "qk_norm": True, "output_gate": True},
         "conv": {"conv": True},
     },
+    "nsa": {
+        "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
+        "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},
+    },
     "rwkv7_shell": {
         "top1_exact": {},
         "top1_approx": {"core": "top1_approx"},
@@ -135,6 +139,7 @@ SLOW = {
     ("mamba1", "one_dt"),
     ("mamba2", "one"),
     ("mamba3", "softplus"),
+    ("nsa", "conv_gqa"),
     ("rwkv7_shell", "bare"),
     ("rwkv7_shell", "full"),
     ("rwkv7_shell", "full_norm"),

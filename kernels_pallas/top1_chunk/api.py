@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from kernels_pallas import backend, numerics, validation
 from kernels_pallas.select_chunk import api as select_api
@@ -94,6 +94,46 @@ def top1_chunk_attention(
     return attend(q_BTHK, k_BTGK, v_BTGV, call)
 
 
+def selected_chunk_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGV: Float[Array, "B T G V"],
+    sel_BTHk: Int32[Array, "B T H k"],
+    *,
+    chunk_size: int,
+    scale: float | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "B T H V"]:
+    """Return causal attention over the local chunk and the past chunks that `sel_BTHk` names, in one softmax.
+
+    What `top1_chunk_attention` does with its own selection, for another rule such as NSA's (arXiv 2502.11089).
+
+    Args:
+      q_BTHK: queries, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
+      k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
+      v_BTGV: values.
+      sel_BTHk: for every query and head different chunks before its own, and -1 behind the last. Not checked.
+      chunk_size: keys per chunk.
+      scale: of the scores; 1 / sqrt(K) when None.
+      implementation: as in `top1_chunk_attention`.
+
+    Returns:
+      o_BTHV in v's dtype. Scores, softmax and sums are fp32. The residuals have the names of `top1_chunk_attention`.
+
+    Raises:
+      ValueError: shapes that disagree, or a chunk_size below 1.
+      BackendError: (a ValueError) the named implementation cannot run this.
+    """
+    validation.check_attention(q_BTHK.shape, k_BTGK.shape, v_BTGV.shape)
+    validation.check_chunk_size(chunk_size)
+    validation.check_per_head("sel, without its last axis,", sel_BTHk.shape[:3], q_BTHK.shape)
+    operands = q_BTHK, k_BTGK, v_BTGV
+    options = {"chunk_size": chunk_size, "top_k": sel_BTHk.shape[3]}
+    attention = backend.pick("top1_chunk_attention", BACKENDS, implementation, operands, options)
+    sel_BTHk = sel_BTHk if sel_BTHk.shape[3] > 1 else sel_BTHk[..., 0]
+    return _attend_selected(*operands, sel_BTHk, attention, chunk_size, numerics.softmax_scale(scale, q_BTHK.shape[-1]))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def attend(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> Array:
     """Return o_BTHV of a call whose kernels are chosen: what `top1_chunk_attention` does with any pair of them."""
@@ -106,19 +146,41 @@ def _forward(q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, call: Call) -> tuple[A
     if call.shortlist is not None:
         rule["shortlist"] = call.shortlist
     sel_BTH = call.selector.select(q_BTHK, k_BTGK, **rule, **options)
+    return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, call.attention, call.chunk_size, call.scale)
+
+
+def _backward(call: Call, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
+    return _backward_selected(call.attention, call.chunk_size, call.scale, saved, do_BTHV)[:3]
+
+
+attend.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _attend_selected(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, attention: ChunkAttention, C: int, scale: float
+) -> Array:
+    return _forward_selected(q_BTHK, k_BTGK, v_BTGV, sel_BTH, attention, C, scale)[0]
+
+
+def _forward_selected(
+    q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, attention: ChunkAttention, C: int, scale: float
+) -> tuple[Array, tuple]:
     # named before use, so that a policy which saves only the selection also skips it when the rest is
     # recomputed
     sel_BTH = checkpoint_name(sel_BTH, "top1_selection")
-    o_BTHV, lse_BTH = call.attention.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, **options)
+    o_BTHV, lse_BTH = attention.forward(q_BTHK, k_BTGK, v_BTGV, sel_BTH, chunk_size=C, scale=scale)
     o_BTHV = checkpoint_name(o_BTHV, "attention_out")
     lse_BTH = checkpoint_name(lse_BTH, "attention_lse")
     return o_BTHV, (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH)
 
 
-def _backward(call: Call, saved: tuple, do_BTHV: Array) -> tuple[Array, Array, Array]:
+def _backward_selected(
+    attention: ChunkAttention, C: int, scale: float, saved: tuple, do_BTHV: Array
+) -> tuple[Array, Array, Array, None]:
     q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH = saved
     operands = (q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
-    return call.attention.backward(*operands, chunk_size=call.chunk_size, scale=call.scale)
+    return *attention.backward(*operands, chunk_size=C, scale=scale), None
 
 
-attend.defvjp(_forward, _backward)
+_attend_selected.defvjp(_forward_selected, _backward_selected)

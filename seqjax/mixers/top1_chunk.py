@@ -9,7 +9,7 @@ hash of the position and the head, the same in every layer. No gradient flows th
 
 With `top_k` the softmax is over the k chunks of the largest scores and the own one, over all that there are for a query
 with fewer past chunks. MoBA (arXiv 2502.13189) selects by the mean key too, on queries and keys without `qk_norm`, and
-its top-k counts the own chunk: selection=approx with `top_k` one less.
+its top-k counts the own chunk: selection=approx with `top_k` one less (configs/moba.py).
 """
 
 import functools

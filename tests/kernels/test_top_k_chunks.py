@@ -118,6 +118,30 @@ def test_chunk_sizes(length, chunk, top_k) -> None:
     check(f, Shape(B=1, G=1, T=length, C=chunk), selection="exact", top_k=top_k)
 
 
+@pytest.mark.parametrize(("length", "n_chunks"), [(61, 3), (61, 1), (523, 2)])
+def test_chunks_of_the_caller(length, n_chunks) -> None:
+    """Any past chunks, each once; both schedules, which go by length."""
+    shape = Shape(B=1, T=length, C=8, G=2, R=2)
+    rng = np.random.default_rng(0)
+    sel = np.full((1, length, shape.heads, n_chunks), -1, np.int32)
+    for t, h in np.ndindex(length, shape.heads):
+        chosen = rng.permutation(t // 8)[:n_chunks]
+        sel[0, t, h, : len(chosen)] = chosen
+    with jax.enable_x64(True):
+        q, k, v = qkv(shape, dtype="float64")
+        options = {"chunk_size": 8, "scale": 0.7}
+        got = value_and_grads(lambda *a: kp.selected_chunk_attention(*a, jnp.asarray(sel), **options), q, k, v)
+        want = value_and_grads(lambda *a: reference.attend(*a, jnp.asarray(sel), **options), q, k, v)
+        jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
+
+
+def test_several_chunks_of_the_caller_have_no_kernel() -> None:
+    q, k, v = qkv(Shape(T=20, C=8))
+    sel = jnp.full((2, 20, 4, 3), -1, jnp.int32)
+    with pytest.raises(kp.BackendError, match="one selected chunk per query, not top_k=3"):
+        kp.selected_chunk_attention(q, k, v, sel, chunk_size=8, implementation="triton")
+
+
 def test_the_dense_reference_is_the_plain_definition() -> None:
     check(reference.top1_chunk_attention, Shape(T=45, C=8), selection="approx", top_k=3)
 

@@ -69,8 +69,8 @@ def test_step_equals_the_parallel_form(mixer, variant, n_prompt):
 
 
 # Kinds of caches: a ring buffer, that beside the last inputs of convolutions, a table of chunk means, keys and values
-# beside RWKV's tokens before, a ring buffer with sums of gates, states. Keys and values alone go through
-# tests/end_to_end/test_generate.py too.
+# beside RWKV's tokens before, a ring buffer with sums of gates, means of blocks, states. Keys and values alone go
+# through tests/end_to_end/test_generate.py too.
 PIECES = [
     ("transformer_pp", "window"),
     ("transformer_pp", "conv_window_gqa"),
@@ -78,6 +78,7 @@ PIECES = [
     ("top1_chunk", "shortlist"),
     ("rwkv7_shell", "top1_exact"),
     ("fox", "window_gqa"),
+    ("nsa", "gqa"),
     ("mamba2", "full"),
 ]
 
@@ -141,6 +142,8 @@ STATE = {
     "fox/window_gqa": lambda n: 36 * min(n, 5),
     "fox/pro": lambda n: 68 * n + 64,  # and the last key and value
     "fox/conv": lambda n: 68 * n + 3 * (32 + 32 + 32),
+    "nsa": lambda n: 32 * n + 32 * (n // 4),  # and a mean key and value per block
+    "nsa/conv_gqa": lambda n: 32 * n + 32 * (n // 4) + 3 * (32 + 16 + 16),
     "rwkv7_shell": lambda n: 64 * n + 32,  # and the token before
     "rwkv7_shell/top1_approx": lambda n: 64 * n + 32 * (n // 4) + 32,
     "rwkv7_shell/window": lambda n: 64 * min(n, 5) + 32,
@@ -179,7 +182,7 @@ def test_state_size_counts_the_cache(mixer, variant, seq_len):
 
 SHIPPED = {key.partition("/")[0] for key in STATE} | {"based_linear"}
 SUMS = {"state_BHKV", "s_BHKV", "state_BEN", "state_BHNV", "state_BHFV", "table_BcGPK", "forgotten_BSH"}
-SUMS |= {"turns_BHR", "gamma_BH"}  # sums and weights in them
+SUMS |= {"turns_BHR", "gamma_BH", "k_mean_BcGK", "v_mean_BcGK"}  # sums and weights in them, and means
 
 
 @pytest.mark.parametrize(
@@ -212,6 +215,7 @@ FLOPS_FLOOR = {
     "transformer_pp/conv_window_gqa": 0.6,
     "fox/window_gqa": 0.6,
     "top1_chunk": 0.6,
+    "nsa": 0.55,  # three branches, each with a whole matrix
     "rwkv7_shell": 0.6,
 }
 DEFAULT_FLOOR = 0.75

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import kernels_pallas
 from seqjax import mixers, ops
 from seqjax.config import from_config_dict
 from seqjax.models import Model
@@ -44,11 +45,12 @@ SETTINGS = {
     "mamba2": {"state": 4, "head_dim": 4, "chunk_size": 8},
     "mamba3": {"state": 8, "head_dim": 4, "chunk_size": 8},
     "mamba3_norm": {"state": 8, "head_dim": 4, "chunk_size": 8, "angles": 4, "norm": True},
+    "nsa": {"heads": 32, "kv_heads": 2, "head_dim": 4, "block_size": 3, "blocks": 4, "window": 5},
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_mamba_layers(name):
+def test_layers(name):
     arrays = golden(name)
     mixer = mixers.load(name.removesuffix("_norm"))
     template = Template(lambda rngs, _: mixer(8, **SETTINGS[name], rngs=rngs))
@@ -62,6 +64,21 @@ def test_mamba_layers(name):
     (_, y), (grads, dx) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, x)
     close(y, arrays["y"])
     close((grads, dx), (tree(arrays, "g."), arrays["dx"]), 5e-5)
+
+
+def test_moba():
+    """Blocks of 4, of which 3 with the own one, at 21 tokens."""
+    arrays = golden("moba")
+    options = {"chunk_size": 4, "selection": "approx", "top_k": 2}
+
+    def loss(q, k, v):
+        o = kernels_pallas.top1_chunk_attention(q, k, v, **options)
+        return jnp.sum(o * arrays["weight"]), o
+
+    qkv = [jnp.asarray(arrays[name]) for name in "qkv"]
+    (_, o), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*qkv)
+    close(o, arrays["o"])
+    close(grads, tuple(arrays[f"d{name}"] for name in "qkv"))
 
 
 def model(name, n_positions, **changes):

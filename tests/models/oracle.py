@@ -222,6 +222,34 @@ def attention(m, p, x):
     return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
 
 
+# ---------------------------------------------------------------------------------------------------------------- NSA
+def nsa(m, p, x):
+    """Branch by branch, query by query; the heads of a group select blocks together."""
+    q, k = queries_and_keys(m, p, x, x)
+    n_kv = m.kv_heads or m.heads
+    each, size, scale = m.heads // n_kv, m.block_size, 1 / math.sqrt(q.shape[-1])
+    v = np.repeat(heads_of(convolved(m, p, "v", linear(p["v"], x)), n_kv), each, axis=1)
+    gate = sigmoid(linear(p["gate"], x)).reshape(len(x), m.heads, 3)
+    o = np.zeros(q.shape)
+    for t in range(len(x)):
+        ended = [range(c * size, (c + 1) * size) for c in range((t + 1) // size)]
+        own, p_Hc = t // size, np.zeros((m.heads, len(ended)))
+        for h in range(m.heads):
+            if ended:
+                p_Hc[h] = softmax(np.array([k[list(c), h].mean(0) @ q[t, h] * scale for c in ended]))
+                o[t, h] += gate[t, h, 0] * sum(w * v[list(c), h].mean(0) for w, c in zip(p_Hc[h], ended, strict=True))
+        for g in range(n_kv):
+            weight = p_Hc[g * each : (g + 1) * each].mean(0)
+            always = {0, own - 1, own} - {-1}
+            others = sorted(set(range(own)) - always, key=lambda c: -weight[c])
+            at = [j for c in always | set(others[: m.blocks - len(always)]) for j in range(c * size, (c + 1) * size)]
+            at = [j for j in at if j <= t]
+            for h in range(g * each, (g + 1) * each):
+                for branch, js in ((1, at), (2, list(range(max(0, t + 1 - m.window), t + 1)))):
+                    o[t, h] += gate[t, h, branch] * (softmax(scale * k[js, h] @ q[t, h]) @ v[js, h])
+    return linear(p["out"], o.reshape(len(x), -1))
+
+
 # ---------------------------------------------------------------------------------------------------------------- FoX
 def mixed_with_before(p, x, y_TE, n):
     """Each key or value and the one before, in shares from the data, one per head."""
@@ -519,8 +547,8 @@ MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "mamba3": mamba3,
-    "fox": fox, "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla, "kda": kda,
-    "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "fox": fox, "nsa": nsa, "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
+    "kda": kda, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 
@@ -552,7 +580,7 @@ def scored(m, p, x):
     """(settings of the attention, queries, keys [T, H, K]) of a mixer that has some."""
     if m.name == "fox":
         return m, *fox_scored(m, p, x)
-    if m.name in CORES:
+    if m.name in CORES or m.name == "nsa":
         return m, *queries_and_keys(m, p, x, x)
     if m.name != "rwkv7_shell":
         return None
@@ -564,7 +592,7 @@ def weights_of(m, p, x):
     """The softmax weights over the past of a mixer that has some, [T, H, S]."""
     if m.name == "fox":
         return fox_weights(m, p, x)
-    if m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
+    if m.name == "nsa" or m.name.startswith("top1") or getattr(m, "core", "").startswith("top1"):
         return None
     found = scored(m, p, x)
     return None if found is None else softmax_weights(*found)

@@ -28,6 +28,7 @@ SMALL = {
 SIZES = {
     "heads": 4, "chunk_size": 4, "head_dim": 4, "state": 3, "dt_rank": 2, "shift_rank": 3, "decay_rank": 2,
     "eta_rank": 3, "value_rank": 2, "gate_rank": 4, "window": 3, "feature_dim": 3,
+    "block_size": 2, "blocks": 4,
 }  # fmt: skip
 ATTENTION = {
     "default": "",
@@ -58,6 +59,10 @@ VARIANTS = {
     "fox": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,window=5", "conv": "conv=True,qk_norm=True,norm_eps=0.3",
         "pro": "kv_shift=True,qk_norm=True,output_gate=True,kv_heads=2,norm_eps=0.3",
+    },
+    "nsa": {
+        "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,window=5",
+        "conv": "conv=True,qk_norm=True,position=none,block_size=1,blocks=3", "alone": "kv_heads=4,window=40",
     },
     "mamba1": {
         "default": "", "one": "decay=one", "one_dt": "decay=one_dt,conv_width=2", "none": "decay=none,expand=1",
@@ -208,6 +213,7 @@ SCORED = [
     ("top1_chunk", "model.mixer.conv=True"),
     ("top1_chunk", "model.canon=A,model.token_shift=True"),
     ("fox", "model.mixer.kv_shift=True,model.mixer.qk_norm=True"),
+    ("nsa", "model.mixer.conv=True,model.mixer.kv_heads=2"),
     ("rwkv7_shell", ""),
     ("rwkv7_shell", "model.mixer.core=full,model.mixer.qk_norm=True"),
     ("based", ""),  # a pattern, in which one mixer of three has them

@@ -27,10 +27,14 @@ def test_transformer_by_hand():
 # Forward FLOPs per token and layer beside the products with parameters, at 110m and T = 2,048, by hand: a product of a
 # [m, n] state with a vector is 2 m n, chunks of C compute (C + 1) / 2 pairs per token.
 T = 2048
+# NSA's keys: means of blocks of 32 from their last token on; the own block and seven before it
+MEANS = sum(T + 1 - 32 * c for c in range(1, 65)) / T
+SELECTED = 33 / 2 + sum(T - 32 * n for n in range(1, 8)) * 32 / T
 BESIDE = {
     "transformer_pp": 4 * 768 * (T + 1) / 2,
     "top1_element": 4 * 768 * (T + 1) / 2,
     "fox": 4 * 768 * (T + 1) / 2,
+    "nsa": 4 * 768 * (MEANS + SELECTED + 256 - 256 * 255 / (2 * T)),
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,
     "gated_deltanet": 3 * 2 * 6 * 96 * 192,

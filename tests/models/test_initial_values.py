@@ -173,6 +173,7 @@ CASES = {
     "fox:model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT,
     },
+    "nsa:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
     "rwkv5:model.mixer.head_dim=16": RWKV_56 | {
         r"mixer\.mu": exactly(1 - np.stack([FAST, SLOW, SLOW + 0.3 * RHO, FAST], axis=1)), r"mlp\.mu_[kr]": mix(KAPPA),
     },

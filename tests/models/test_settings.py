@@ -114,6 +114,9 @@ MIXERS = {
         "output_gate": (True, "shapes"), "norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
         "implementation": ("chunked", "forward"),
     },
+    "nsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+        "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
+    },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
     "mamba2": SSM | {"head_dim": (8, "shapes"), "norm": (False, "shapes"), "gate": (False, "shapes")},
     "mamba3": {
@@ -161,7 +164,7 @@ SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
-NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "top1_chunk", "top1_element"}  # theirs is width / heads
+NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "top1_chunk", "top1_element"}  # theirs is width / heads
 
 
 @functools.cache

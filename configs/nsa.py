@@ -1,0 +1,36 @@
+"""NSA, Native Sparse Attention (arXiv 2502.11089): means of blocks, selected blocks and a window, with gates.
+
+    seqjax train --config=nsa
+    seqjax train --config=nsa:110m
+
+Results: none yet; those of the other mixers are in docs/results/mixers.md
+"""
+
+from seqjax import presets
+
+
+def settings(size: presets.Size):
+    """Return what differs from a Transformer++ of this size.
+
+    Four query heads share a key head, where the size has so many; the MLP is wider by what that saves. Up to 2,048
+    tokens blocks and windows are scaled down: a query reads 8 blocks of 32 and a window of 256 of 2,048 tokens.
+    Beyond, they are the paper's, 16 blocks of 64 and a window of 512, the defaults.
+    """
+    kv_heads = max(1, size.heads // 4)
+    saved = 2 * (size.dim - size.dim * kv_heads // size.heads)  # columns of k and v; a gated MLP has three matrices
+    values = {
+        "model.norm_eps": 1e-6,
+        "model.mlp.kind": "swiglu",
+        "model.mlp.rescale_init": False,
+        "model.mlp.dim": (size.mlp_dim or 8 * size.dim // 3) + saved // 3,
+        "model.mixer.kv_heads": kv_heads,
+    }
+    if size.seq_len <= 2048:
+        block = size.chunk_size // 4
+        values |= {"model.mixer.block_size": block, "model.mixer.blocks": 8, "model.mixer.window": 8 * block}
+    return values
+
+
+def get_config(arg: str = ""):
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    return presets.get_config(arg, name="nsa", mixer={"name": "nsa"}, settings=settings)

@@ -1,0 +1,261 @@
+"""NSA, Native Sparse Attention: every query reads means of blocks, the keys of a few blocks, and those near to it.
+
+With blocks of b keys, R = H / G query heads for each key head, and RoPE on q and k before everything else:
+
+    compressed  o_c = sum_j p_j vbar_j,  p = softmax_j(q . kbar_j / sqrt(K)), over the blocks j that end at or before
+                the query; kbar_j and vbar_j are the means of the block; 0 where there is none yet
+    selected    o_s = causal softmax attention to the keys of n blocks: the own one, the first, the one before the own,
+                and those of the largest p, averaged over the R heads, which all read the same blocks
+    window      o_w = softmax attention to the last W keys, the own one included
+    y = (g_c o_c + g_s o_s + g_w o_w) W_o,   g = sigmoid(x W_g), one for each head and branch
+
+No gradient flows through the choice; ties go to the first block (Yuan et al., arXiv 2502.11089; public implementation:
+flash-linear-attention, `fla/ops/nsa/naive.py`, `fla/layers/nsa.py`). As there, blocks of both branches are the same, a
+block is compressed by its mean, and the branches share k and v; the paper has overlapping blocks, an MLP with positions
+inside a block, and keys and values for each branch. R, a power of two from 16 on in the public kernels, is any here.
+
+The defaults b = 64, n = 16, W = 512 are the paper's, for sequences of 8,192 tokens and more; configs/nsa.py has smaller
+ones for shorter sequences. At 768 x 12: 12 heads of 64, 3 key heads, SwiGLU of 2432; 109.9M parameters, tied.
+
+The scores of means, p and the means are float32. The compressed branch goes through queries in pieces, so that its
+scores, T^2 / b for each head, never exist at once; the selected branch is `kernels_pallas.selected_chunk_attention`.
+"""
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+import kernels_pallas
+from seqjax.mixers import base
+from seqjax.mixers._attention import Attend, AttentionMixer
+from seqjax.nn.layers import Linear, project_float32, save_inputs
+from seqjax.ops.attention import attention_at, causal_attention
+from seqjax.types import Array, Layer
+from seqjax.utils import UserError
+
+PIECE = 1024  # queries whose scores of means exist at once
+ALWAYS = 2.0  # the score of a block that is always read; a mean of probabilities is at most 1
+
+
+class NSACache(NamedTuple):
+    """A `KVCache` with the float32 mean key and value of every complete block."""
+
+    k_BSGK: Array
+    v_BSGK: Array
+    length: Array
+    k_mean_BcGK: Array
+    v_mean_BcGK: Array
+
+
+def compressed_attention(
+    q_BTHK: Array,
+    k_mean_BcGK: Array,
+    v_mean_BcGK: Array,
+    positions_T: Array,
+    *,
+    block_size: int,
+    n_past: int,
+    piece: int = PIECE,
+) -> tuple[Array, Array]:
+    """Return attention to the means of complete blocks, [B, T, H, K], and the blocks that its weights select.
+
+    The selection, int32 [B, T, G, n] with n at most `n_past`, holds different blocks before the query's own, those that
+    are always read first, and -1 after the last. The means are those of `kernels_pallas.chunk_means`.
+    """
+    n_batch, n_queries, n_heads, head_dim = q_BTHK.shape
+    n_blocks, n_kv = k_mean_BcGK.shape[1:3]
+    if not n_blocks:
+        return jnp.zeros_like(q_BTHK), jnp.full((n_batch, n_queries, n_kv, 1), -1, jnp.int32)
+    block_c = jnp.arange(n_blocks)
+    v_BcGK = v_mean_BcGK.astype(q_BTHK.dtype)
+
+    def attend(_: None, inputs: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        q_BtHK, t_t1 = inputs[0], inputs[1][:, None]
+        q_BtGRK = q_BtHK.reshape(n_batch, -1, n_kv, n_heads // n_kv, head_dim).astype(k_mean_BcGK.dtype)
+        # Full precision, as in `select_chunk`: few products, and a near tie decides which keys are read.
+        s_BtGRc = head_dim**-0.5 * jnp.einsum("btgrk,bcgk->btgrc", q_BtGRK, k_mean_BcGK, precision="highest")
+        is_complete_tGRc = (((block_c + 1) * block_size) <= t_t1 + 1)[:, None, None]
+        # Finite, so that the softmax and the gradient of a query without a complete block are.
+        p_BtGRc = jax.nn.softmax(jnp.where(is_complete_tGRc, s_BtGRc, -1e30), axis=-1)
+        p_BtGRc = jnp.where(is_complete_tGRc, p_BtGRc, 0.0)
+        o_BtGRK = jnp.einsum("btgrc,bcgk->btgrk", p_BtGRc.astype(v_BcGK.dtype), v_BcGK)
+        own_t1 = t_t1 // block_size
+        is_always_t1c = ((block_c == 0) | (block_c == own_t1 - 1))[:, None]
+        score_BtGc = jnp.where(is_always_t1c, ALWAYS, lax.stop_gradient(p_BtGRc).mean(3))
+        score_BtGc = jnp.where((block_c < own_t1)[:, None], score_BtGc, -1.0)
+        sel_nBtG = []
+        for _ in range(min(n_past, n_blocks)):  # XLA does not split `lax.top_k` over a batch on several devices
+            best_BtG = jnp.argmax(score_BtGc, axis=-1).astype(jnp.int32)
+            sel_nBtG.append(jnp.where(score_BtGc.max(-1) < 0, -1, best_BtG))
+            score_BtGc = jnp.where(block_c == best_BtG[..., None], -1.0, score_BtGc)
+        return None, (o_BtGRK.reshape(q_BtHK.shape), jnp.stack(sel_nBtG, axis=-1))
+
+    piece = min(piece, n_queries)
+    q_cBtHK = jnp.moveaxis(kernels_pallas.split_chunks(q_BTHK, piece), 1, 0)
+    t_ct = jnp.pad(positions_T, (0, q_cBtHK.shape[0] * piece - n_queries)).reshape(-1, piece)
+    _, pieces = lax.scan(jax.checkpoint(attend, prevent_cse=False), None, (q_cBtHK, t_ct))
+    o_BTHK, sel_BTGn = (kernels_pallas.join_chunks(jnp.moveaxis(x, 0, 1), n_queries) for x in pieces)
+    return o_BTHK, sel_BTGn
+
+
+def selected_attention_at(
+    q_BTHK: Array, k_BSGK: Array, v_BSGK: Array, positions_T: Array, sel_BTGn: Array, *, block_size: int
+) -> Array:
+    """Return attention of queries at arbitrary positions to their own and the selected blocks of a cache, [B, T, H, K].
+
+    Position p is at p. The keys of every query exist by themselves, [B, T, G, (n + 1) b, K].
+    """
+    n_batch, n_queries, n_kv = sel_BTGn.shape[:3]
+    own_BTG1 = jnp.broadcast_to((positions_T // block_size)[:, None, None], (n_batch, n_queries, n_kv, 1))
+    block_BTGn1 = jnp.concatenate([sel_BTGn, own_BTG1], axis=-1)[..., None]
+    at_BTGM = (block_BTGn1 * block_size + jnp.arange(block_size)).reshape(n_batch, n_queries, n_kv, -1)
+    is_read_BTGM = (at_BTGM >= 0) & (at_BTGM <= positions_T[:, None, None])
+    index_BMG1 = jnp.moveaxis(at_BTGM, 2, 3).reshape(n_batch, -1, n_kv, 1)
+    k_BTMGK, v_BTMGK = (
+        jnp.take_along_axis(x, index_BMG1, axis=1, mode="clip").reshape(n_batch, n_queries, -1, n_kv, x.shape[-1])
+        for x in (k_BSGK, v_BSGK)
+    )
+    q_BTGRK = q_BTHK.reshape(n_batch, n_queries, n_kv, -1, q_BTHK.shape[-1])
+    s_BTGRM = jnp.einsum("btgrk,btmgk->btgrm", q_BTGRK, k_BTMGK, preferred_element_type=jnp.float32)
+    s_BTGRM = jnp.where(is_read_BTGM[:, :, :, None], q_BTHK.shape[-1] ** -0.5 * s_BTGRM, -jnp.inf)
+    p_BTGRM = jax.nn.softmax(s_BTGRM, axis=-1).astype(v_BSGK.dtype)
+    return jnp.einsum("btgrm,btmgk->btgrk", p_BTGRM, v_BTMGK).reshape(q_BTHK.shape)
+
+
+@save_inputs
+def _gated_sum(gate_BTHJ: Array, o_BTHJK: Array) -> Array:
+    return (jax.nn.sigmoid(gate_BTHJ)[..., None] * o_BTHJK).sum(3).astype(o_BTHJK.dtype)
+
+
+class NSA(AttentionMixer):
+    """Attention to the means of blocks, to the keys of selected blocks and to a window, each with a gate."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        kv_heads: int | None = None,  # None = as many as heads; all query heads of one select the same blocks
+        head_dim: int | None = None,  # None = model width / heads
+        position: Literal["rope", "none"] = "rope",
+        rope_base: float = 10_000.0,
+        qk_norm: bool = False,  # RMSNorm with a learned gain over each head's q and k, before RoPE
+        conv: bool = False,  # adds a convolution over 4 tokens to each of q, k and v, before QK norm and RoPE
+        block_size: int = 64,  # keys of a block
+        blocks: int = 16,  # whose keys a query reads: the first, the own and the one before it count
+        window: int = 512,  # keys of the third branch, the query's own included
+        layer: Layer = Layer(),
+        rngs: nnx.Rngs,
+    ):
+        base.at_least(1, window=window)
+        if not 1 <= block_size <= layer.max_len:
+            raise UserError(
+                f"block_size={block_size} does not fit max_len={layer.max_len}: choose blocks of 1 to {layer.max_len} "
+                "tokens (the paper: 64), or longer sequences."
+            )
+        if blocks < 3:
+            raise UserError(
+                f"blocks={blocks} leaves no room: the first block, the own one and the one before it are always read. "
+                "Choose 3, which selects none beside them, or more (the paper: 16)."
+            )
+        # Not `window`, which in this family bounds the whole cache.
+        self.block_size, self.blocks, self.near = block_size, blocks, window
+        super().__init__(
+            dim,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            position=position,
+            rope_base=rope_base,
+            qk_norm=qk_norm,
+            bias=False,
+            conv=conv,
+            layer=layer,
+            rngs=rngs,
+        )
+        # Unlike GPT, fla's models do not scale the initial values of this matrix down.
+        self.out = Linear(heads * self.head_dim, dim, axes=("heads", "embed"), rngs=rngs)
+        self.gate = Linear(dim, 3 * heads, axes=("embed", "heads"), rngs=rngs)
+
+    def mix(self, attend: Attend, x_BTD: Array, positions_T: Array, cache: Any) -> tuple[Array, Any]:
+        """Apply the mixer, whose projections `attend`, to tokens at consecutive positions."""
+        o_BTHX, cache = self.convolve_and_attend(attend, *self.project(x_BTD, positions_T), cache)
+        o_BTHJK = o_BTHX.reshape(*o_BTHX.shape[:3], 3, -1)
+        y_BTHK = _gated_sum(project_float32(self.gate, x_BTD).reshape(o_BTHJK.shape[:4]), o_BTHJK)
+        return self.out(y_BTHK.reshape(*x_BTD.shape[:2], -1)), cache
+
+    def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
+        """Return the three branches side by side, [B, T, H, 3 K]: compressed, selected, window."""
+        positions_T = jnp.arange(q_BTHK.shape[1])
+        compressed_BTHK, sel_BTGn = self.compress(q_BTHK, *self.means(k_BTGK, v_BTGK), positions_T)
+        sel_BTHn = jnp.repeat(sel_BTGn, self.heads // self.kv_heads, axis=2)
+        selected_BTHK = kernels_pallas.selected_chunk_attention(
+            q_BTHK, k_BTGK, v_BTGK, sel_BTHn, chunk_size=self.block_size
+        )
+        window_BTHK = causal_attention(q_BTHK, k_BTGK, v_BTGK, window=self.near)
+        return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
+
+    def means(self, k_BSGK: Array, v_BSGK: Array) -> tuple[Array, Array]:
+        """Return the mean keys and values of the complete blocks, float32 [B, c, G, K]."""
+        k_mean_BcGK, v_mean_BcGK = (kernels_pallas.chunk_means(x, chunk_size=self.block_size) for x in (k_BSGK, v_BSGK))
+        return k_mean_BcGK, v_mean_BcGK
+
+    def compress(self, q_BTHK: Array, k_mean_BcGK: Array, v_mean_BcGK: Array, positions_T: Array):
+        """Return `compressed_attention` with the settings."""
+        options: Any = {"block_size": self.block_size, "n_past": self.blocks - 1}
+        return compressed_attention(q_BTHK, k_mean_BcGK, v_mean_BcGK, positions_T, **options)
+
+    def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> NSACache:
+        """Return an empty cache of `max_len` entries."""
+        cache = super().init_attention_cache(batch, max_len, dtype)
+        means = jax.tree.map(jnp.zeros_like, jax.eval_shape(self.means, cache.k_BSGK, cache.v_BSGK))
+        return NSACache(*cache, *means)
+
+    def extend(self, cache: NSACache, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> NSACache:
+        """Return the cache with more keys and values, and with the means of the blocks that they complete."""
+        cache = super().extend(cache, k_BTGK, v_BTGK, *gates)
+        if k_BTGK.shape[1] > 1:
+            k_mean_BcGK, v_mean_BcGK = self.means(cache.k_BSGK, cache.v_BSGK)
+        else:
+            update = functools.partial(kernels_pallas.update_chunk_means, chunk_size=self.block_size)
+            k_mean_BcGK = update(cache.k_mean_BcGK, cache.k_BSGK, cache.length)
+            v_mean_BcGK = update(cache.v_mean_BcGK, cache.v_BSGK, cache.length)
+        return cache._replace(k_mean_BcGK=k_mean_BcGK, v_mean_BcGK=v_mean_BcGK)
+
+    def attend_after(
+        self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, cache: NSACache, *gates: Array
+    ) -> tuple[Array, NSACache]:
+        """Let T queries attend to the cache and to the keys before them; return [B, T, H, 3 K] and the new cache."""
+        cache = self.extend(cache, k_BTGK, v_BTGK, *gates)
+        return self._attend_last(q_BTHK, cache), cache
+
+    def attend_step(self, q_BHK: Array, cache: NSACache) -> Array:
+        """Let one query attend to the cache; return [B, H, 3 K]."""
+        return self._attend_last(q_BHK[:, None], cache)[:, 0]
+
+    def _attend_last(self, q_BTHK: Array, cache: NSACache) -> Array:
+        """Let the queries of the last T tokens of the cache attend to it."""
+        n_queries, slots = q_BTHK.shape[1], cache.k_BSGK.shape[1]
+        positions_T = cache.length - n_queries + jnp.arange(n_queries)
+        compressed_BTHK, sel_BTGn = self.compress(q_BTHK, cache.k_mean_BcGK, cache.v_mean_BcGK, positions_T)
+        selected_BTHK = selected_attention_at(
+            q_BTHK, cache.k_BSGK, cache.v_BSGK, positions_T, sel_BTGn, block_size=self.block_size
+        )
+        width = min(slots, self.near + n_queries - 1)
+        start = jnp.maximum(cache.length - width, 0)
+        k_BWGK, v_BWGK = (lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in (cache.k_BSGK, cache.v_BSGK))
+        window_BTHK = attention_at(q_BTHK, k_BWGK, v_BWGK, positions_T, start + jnp.arange(width), window=self.near)
+        return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return the FLOPs of QK^T and PV of the three branches, averaged over positions."""
+        i_T, size = np.arange(seq_len), self.block_size
+        means_T = (i_T + 1) // size
+        selected_T = i_T % size + 1 + size * np.minimum(i_T // size, self.blocks - 1)
+        pairs = (means_T + selected_T + np.minimum(i_T + 1, self.near)).mean()
+        return 4 * self.heads * self.head_dim * float(pairs)

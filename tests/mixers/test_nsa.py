@@ -1,0 +1,162 @@
+"""What NSA has beside the contract: its branches against masks in float64, and what a query that lacks one gets."""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from seqjax import mixers
+from seqjax.mixers.nsa import compressed_attention
+from seqjax.ops.attention import causal_attention
+from seqjax.utils import UserError
+from tests import support
+
+HEADS, GROUPS, K = 6, 2, 8
+
+
+def layer(**settings):
+    options: Any = {
+        "heads": HEADS,
+        "kv_heads": GROUPS,
+        "head_dim": K,
+        "block_size": 4,
+        "blocks": 5,
+        "window": 7,
+    } | settings
+    return mixers.NSA(32, **options, rngs=nnx.Rngs(0))
+
+
+def qkv(length, dtype="float64", gain=2.0):
+    """Scores spread enough that blocks of a query differ."""
+    rng = np.random.default_rng(length)
+    sizes = (HEADS, GROUPS, GROUPS)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, length, n, K)), dtype) for n in sizes)
+    return gain * q, k, v
+
+
+def dense(q, k, v, *, block_size, blocks, window):
+    """Three masks over all pairs; the choice is made outside of what is differentiated."""
+    length, each, c = q.shape[1], HEADS // GROUPS, q.shape[1] // block_size
+    i, j, block = np.arange(length)[:, None], np.arange(length), np.arange(c)
+    k, v = (jnp.repeat(x, each, axis=2) for x in (k, v))
+    k_mean, v_mean = (x[:, : c * block_size].reshape(2, c, block_size, HEADS, K).mean(2) for x in (k, v))
+
+    def weights(keys, mask):
+        s = jnp.where(mask, jnp.einsum("bthk,bshk->bths", q, keys) / np.sqrt(K), -jnp.inf)
+        e = jnp.where(mask, jnp.exp(s - jnp.where(mask.any(-1, keepdims=True), s.max(-1, keepdims=True), 0)), 0)
+        total = e.sum(-1, keepdims=True)
+        return e / jnp.where(total > 0, total, 1)
+
+    ended = np.broadcast_to(((block + 1) * block_size - 1 <= i)[:, None], (2, length, HEADS, c))
+    p = weights(k_mean, ended)
+    score = np.asarray(jax.lax.stop_gradient(p)).reshape(2, length, GROUPS, each, c).mean(3)
+    read = np.zeros((2, length, GROUPS, -(-length // block_size)), bool)
+    for b, t, g in np.ndindex(2, length, GROUPS):
+        own = t // block_size
+        chosen = {0, max(own - 1, 0), own}
+        for x in np.argsort(-score[b, t, g, :own], kind="stable"):
+            if len(chosen) < blocks:
+                chosen.add(int(x))
+        read[b, t, g, sorted(chosen)] = True
+    read = np.repeat(np.repeat(read, block_size, axis=-1)[..., :length], each, axis=2)
+    causal = (j <= i)[:, None]
+    near = np.broadcast_to(causal & (i - j < window)[:, None], read.shape)
+    branches = ((p, v_mean), (weights(k, read & causal), v), (weights(k, near), v))
+    return jnp.concatenate([jnp.einsum("bths,bshk->bthk", w, x) for w, x in branches], axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("length", "settings"),
+    [(53, {}), (31, {"block_size": 3, "blocks": 3, "window": 1}), (29, {"block_size": 1, "blocks": 4, "window": 40})],
+    ids=str,
+)
+def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings):
+    made = layer(**settings)
+    options = {"block_size": made.block_size, "blocks": made.blocks, "window": made.near}
+    with jax.enable_x64(True):
+        operands = qkv(length)
+        weight = jnp.asarray(np.random.default_rng(0).normal(size=(2, length, HEADS, 3 * K)))
+        # not under jit: the choice is made in numpy
+        want, pull = jax.vjp(functools.partial(dense, **options), *operands)
+        got, pull_ours = jax.vjp(jax.jit(made.attend), *operands)
+        # XLA's own attention, here the window's, takes its softmax in float32
+        np.testing.assert_allclose(got[..., : 2 * K], want[..., : 2 * K], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+        weight = weight.at[..., 2 * K :].set(0)
+        for ours, theirs in zip(pull_ours(weight), pull(weight), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
+
+
+def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
+    """Of operands that bfloat16 represents, the blocks are the same; weights and outputs round to 8 bits."""
+    made, operands = layer(), qkv(53, "bfloat16")
+    got = jax.jit(made.attend)(*operands)
+    with jax.enable_x64(True):
+        want = dense(*(jnp.asarray(np.asarray(x, np.float64)) for x in operands), block_size=4, blocks=5, window=7)
+    assert got.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(got, np.float64) - np.asarray(want))
+    assert error.max() < 3 * 2**-8 * np.abs(want).max()
+
+
+def test_blocks_and_windows_of_everything_are_full_attention():
+    made, operands = layer(blocks=14, window=53), qkv(53, "float32")
+    _, selected, window = jnp.split(jax.jit(made.attend)(*operands), 3, axis=-1)
+    want = causal_attention(*operands)
+    np.testing.assert_allclose(selected, want, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(window, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("piece", [1, 5, 53])
+def test_queries_may_come_in_pieces(piece):
+    made = layer()
+    q, k, v = qkv(53, "float32")
+    args = (q, *made.means(k, v), jnp.arange(53))
+    want = compressed_attention(*args, block_size=4, n_past=4)
+    got = compressed_attention(*args, block_size=4, n_past=4, piece=piece)
+    np.testing.assert_allclose(got[0], want[0], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(got[1], want[1])
+
+
+def test_a_query_without_a_complete_block_gets_nothing_from_means():
+    """And no NaN in its gradient."""
+    made, operands = layer(block_size=8), qkv(19, "float32")
+    compressed = lambda *a: made.attend(*a)[..., :K]  # noqa: E731
+    assert not np.any(compressed(*operands)[:, :7])
+    assert np.all(np.any(compressed(*operands)[:, 7:], axis=(0, 3)))
+    for grad in jax.grad(lambda *a: compressed(*a).sum(), argnums=(0, 1, 2))(*operands):
+        assert np.isfinite(grad).all()
+        assert np.any(grad)
+    short = qkv(5, "float32")
+    assert not np.any(compressed(*short)), "the sequence has no complete block"
+
+
+def test_no_scores_of_all_pairs_exist():
+    """At 2,048 tokens, of training."""
+    made = layer(block_size=32, blocks=8, window=256)
+    shapes = [jax.ShapeDtypeStruct((1, 2048, n, K), jnp.float32) for n in (HEADS, GROUPS, GROUPS)]
+    step = jax.grad(lambda *a: (made.attend(*a) ** 2).sum(), argnums=(0, 1, 2))
+    program = str(jax.jit(step).lower(*shapes).compile().as_text())
+    arrays = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", program)}
+    assert any(2048 in dims for dims in arrays)
+    assert max(int(np.prod(dims)) for dims in arrays) < 2048 * 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"blocks": 2}, "mixer.blocks=2 leaves no room.*Choose 3"),
+        ({"block_size": 24}, "mixer.block_size=24 does not fit config.train.seq_len=23"),
+        ({"block_size": 0}, "mixer.block_size=0 does not fit"),
+        ({"window": 0}, "mixer.window must be at least 1, not 0"),
+        ({"kv_heads": 3}, "mixer.kv_heads=3 must divide heads=4"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        support.tiny_model("nsa", **{f"model__mixer__{key}": value for key, value in settings.items()})
