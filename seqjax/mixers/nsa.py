@@ -89,7 +89,7 @@ def compressed_attention(
         score_BtGc = jnp.where(is_always_t1c, ALWAYS, lax.stop_gradient(p_BtGRc).mean(3))
         score_BtGc = jnp.where((block_c < own_t1)[:, None], score_BtGc, -1.0)
         sel_nBtG = []
-        for _ in range(min(n_past, n_blocks)):  # XLA does not split `lax.top_k` over a batch on several devices
+        for _rank in range(min(n_past, n_blocks)):  # XLA does not split `lax.top_k` over a batch on several devices
             best_BtG = jnp.argmax(score_BtGc, axis=-1).astype(jnp.int32)
             sel_nBtG.append(jnp.where(score_BtGc.max(-1) < 0, -1, best_BtG))
             score_BtGc = jnp.where(block_c == best_BtG[..., None], -1.0, score_BtGc)
@@ -134,6 +134,8 @@ def _gated_sum(gate_BTHJ: Array, o_BTHJK: Array) -> Array:
 
 class NSA(AttentionMixer):
     """Attention to the means of blocks, to the keys of selected blocks and to a window, each with a gate."""
+
+    gate: Linear  # of every head and branch
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ MIXERS = {
         "output_gate": (True, "shapes"), "norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
         "implementation": ("chunked", "forward"),
     },
-    "nsa": {key: ATTENTION[key] for key in ATTENTION if key != "bias"} | {
+    "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
     },
     "mamba1": SSM | {"dt_rank": (2, "shapes")},
