@@ -48,7 +48,7 @@ PRIMARY = (
 # Family -> configs, hybrids with their most frequent mixer; of others each is its own.
 FAMILIES = {
     "attention": ("transformer", "transformer_pp", "fox"),
-    "Top-1": ("top1_element", "top1_chunk"),
+    "selection": ("top1_element", "top1_chunk", "moba", "nsa"),
     "linear attention": ("based", "gla"),
     "Mamba": ("mamba1", "mamba2", "mamba3"),
     "RWKV": ("rwkv5", "rwkv6", "rwkv7"),

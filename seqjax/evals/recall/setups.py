@@ -64,6 +64,9 @@ MODELS = {
     "W=256, QK norm": "transformer_pp:model.mixer.qk_norm=True,model.mixer.window=256",
     # Softmax with a forget gate and no positions: a decay without a state of fixed size.
     "FoX": "fox",
+    # Softmax over selected blocks: by their mean keys, and beside means of blocks and a window.
+    "MoBA": "moba",
+    "NSA": "nsa",
     # A decay per channel from the data without the correction of the delta rule, and with it.
     "GLA": "gla",
     "KDA": "kda",
