@@ -243,6 +243,14 @@ def heads_to_time(x: Array) -> Array:
     return _exchange(x, to_heads=False)
 
 
+def keep_time(x: Array) -> Array:
+    """Constrain [B, T, H, ...] and its gradient to a piece of the time of all heads, as it is behind `heads_to_time`.
+
+    XLA would otherwise carry the split of the heads on into what follows, and gather the gradient's time for that.
+    """
+    return jax.lax.with_sharding_constraint(x, _by_time(x)) if _is_split(x) else x
+
+
 def gather_time(x: Array) -> Array:
     """Gather the time of [B, T, ...], which the heads of a mixer's core share, on every device of `seq`."""
     if not _is_split(x):
@@ -360,12 +368,16 @@ def _exchange(x: Array, *, to_heads: bool) -> Array:
             f"config.mesh.seq={mesh.shape['seq']} does not divide the {n_heads} heads (or channels) of a mixer, which "
             "its devices share; choose a divisor of the heads of every mixer (those of keys and values, if fewer)."
         )
-    batch, tensor = batch_axes(mesh, n_batch), "tensor" if n_heads % mesh.shape["tensor"] == 0 else None
-    by_time = PartitionSpec(batch, "seq", tensor)
-    by_heads = PartitionSpec(batch, None, head_axes(mesh, n_heads))
+    by_time, by_heads = _by_time(x), PartitionSpec(batch_axes(mesh, n_batch), None, head_axes(mesh, n_heads))
     for spec in (by_time, by_heads) if to_heads else (by_heads, by_time):
         x = jax.lax.with_sharding_constraint(x, spec)
     return x
+
+
+def _by_time(x: Array) -> PartitionSpec:
+    mesh = jax.sharding.get_abstract_mesh()
+    n_batch, _, n_heads = x.shape[:3]
+    return PartitionSpec(batch_axes(mesh, n_batch), "seq", "tensor" if n_heads % mesh.shape["tensor"] == 0 else None)
 
 
 def _is_split(x: Array) -> bool:

@@ -9,7 +9,7 @@ float32, with one rounding at the end; the inputs alone are saved for the backwa
 from jaxtyping import Float
 
 import kernels_pallas
-from seqjax.sharding import splits_channels
+from seqjax.sharding import keep_time, splits_channels
 from seqjax.types import Array
 
 
@@ -43,4 +43,4 @@ def head_norm(
         is_split=splits_channels(n_heads * n_value),
         implementation="xla" if seq_len == 1 and implementation is None else implementation,
     )
-    return y_BTHV.reshape(n_batch, seq_len, -1)
+    return keep_time(y_BTHV).reshape(n_batch, seq_len, -1)
