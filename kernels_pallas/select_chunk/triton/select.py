@@ -33,14 +33,14 @@ def select(
     assert (top_k, shortlist) == (1, None), (top_k, shortlist)
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
         return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
-    if selection == "approx":
-        f = approx
+    q, k, sel = "b t (g r) k", "b t g k", "b t (g r)"
+    if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
+        f, rule = partial(best_key, scale=scale), f"{q}, b s g k, b c g -> {sel}"
+        operands = quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size)
     else:
-        f = partial(exact if selection == "exact" else best_key, scale=scale)
-        if selection == "best_key_int8":
-            f = partial(f, int8=True)
-    rule = "b t (g r) k, b t g k -> b t (g r)"
-    return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK)
+        f = approx if selection == "approx" else partial(exact if selection == "exact" else best_key, scale=scale)
+        rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
+    return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(*operands)
 
 
 def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
@@ -80,18 +80,19 @@ def _with_sign(q_BTHK: Array, scale: float) -> Array:
     return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
 
 
-def best_key(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float, int8: bool = False) -> Array:
-    """Select by the largest score, with `int8` of operands in 8 bits. Of the scale, the sign alone moves an argmax."""
+def best_key(q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chunk_size: int, scale: float) -> Array:
+    """Select by the largest score. Of the scale, the sign alone moves an argmax.
+
+    With the steps of chunks, queries and keys are 8-bit integers, the keys those of full chunks alone (int8.py).
+    """
     B, T, H, K = q_BTHK.shape
-    step_BcG = k_BTGK  # not read
-    if int8:
-        q_BTHK, (k_BTGK, step_BcG) = quantize_queries(q_BTHK), quantize_keys(k_BTGK, chunk_size)
+    int8 = step_BcG is not None
     tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
     (sel_BTH,) = runtime.launch(
         kernels.best_key_kernel,
         _with_sign(q_BTHK, scale),
         k_BTGK,
-        step_BcG,
+        step_BcG if int8 else k_BTGK,  # which is not read
         out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
