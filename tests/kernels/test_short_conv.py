@@ -243,12 +243,12 @@ def test_double_precision_is_xla_s() -> None:
 @pytest.mark.parametrize(
     ("case", "sizes"),
     [
-        (Case(2048, 576, heads=6), (96, 128, 8, 4)),
-        (Case(2048, 1152), (128, 128, 8, 4)),
-        (Case(2048, 576), (64, 64, 16, 4)),  # nine whole blocks
-        (Case(2048, 384, heads=2), (192, 256, 4, 4)),
-        (Case(40, 1152), (128, 128, 2, 1)),  # two pieces of 32 positions are all there are
-        (Case(20, 5), (16, 16, 1, 1)),
+        (Case(2048, 576, heads=6), (96, 128, 4, 4)),
+        (Case(2048, 1152), (128, 128, 4, 4)),
+        (Case(2048, 576), (64, 64, 8, 4)),  # nine whole blocks
+        (Case(2048, 384, heads=2), (192, 256, 2, 4)),
+        (Case(20, 1152), (128, 128, 2, 2)),  # two pieces of 16 positions are all there are
+        (Case(16, 5), (16, 16, 1, 1)),
     ],
     ids=str,
 )

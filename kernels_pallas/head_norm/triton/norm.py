@@ -27,21 +27,22 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Heads and tokens of a tile, tiles of a program, and warps."""
+    """Heads and tokens of a tile, tiles of a program and those in flight, and warps."""
 
     heads: int
     tokens: int
     steps: int
+    stages: int
     warps: int
 
 
 # By kernel; a tile of "all" is a token, however many channels that has. 8 channels a thread are 16 bytes of 16-bit
-# inputs at a time. By the compiler's report nothing spills (docs/log/kernels.md); none was measured.
+# inputs at a time. The fastest of up to 81 on an H200, at the sizes of RWKV-7 and Mamba-2 (docs/log/kernels.md).
 TILES = {
-    "forward": Tile(1024, 8, 4, 1),
-    "backward": Tile(1024, 8, 16, 1),
-    "forward_all": Tile(1, 8, 4, 1),
-    "backward_all": Tile(1, 8, 16, 1),
+    "forward": Tile(1024, 8, 4, 3),
+    "backward": Tile(512, 16, 16, 2),
+    "forward_all": Tile(1, 16, 4, 3),
+    "backward_all": Tile(1, 8, 16, 3),
 }
 
 
@@ -50,8 +51,9 @@ def kind_of(kernel: str, call: Call) -> str:
     return f"{kernel}_all" if call.gate_first else kernel
 
 
-def rows(kind: str, H: int, V: int) -> Rows:
-    """Return the tile for H heads of V channels; the interpreter's is so small that tests see several programs."""
+def rows(kind: str, x_BTHV: Array) -> Rows:
+    """Return the tile for the heads of x; the interpreter's is so small that tests see several programs."""
+    H, V = x_BTHV.shape[2:]
     is_small, is_all = interpreter.is_chosen(), kind.endswith("_all")
     entry = Tile(padded(V) * 4, 8, 2, 1) if is_small else TILES[kind]
     most = 1 if is_all else max(1, entry.channels // padded(V))
@@ -59,7 +61,9 @@ def rows(kind: str, H: int, V: int) -> Rows:
     heads = 1 << (H - 1).bit_length() if is_all else min(H & -H, most, 2 if is_small else H)
     tokens = max(1, most // heads)
     warps = heads * tokens * padded(V) // (32 * entry.each)
-    return Rows(heads, tokens, entry.steps, max(1, min(warps, 16)))
+    # Of five operands, two more tiles in flight are 80 KiB at most; every GPU has 99 for a program
+    is_wide = heads * tokens * padded(V) * x_BTHV.dtype.itemsize > 8192
+    return Rows(heads, tokens, entry.steps, 1 if is_wide else entry.stages, max(1, min(warps, 16)))
 
 
 def run(
@@ -126,7 +130,7 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-1])
     B, T, H, V = x.shape
     kind = kind_of("backward", call)
-    entry = rows(kind, H, V)
+    entry = rows(kind, x)
     sums = jax.ShapeDtypeStruct((B, -(-T // (entry.tokens * entry.steps)), H, V), gain.dtype)
     nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
     data, factors = (nothing, nothing) if skip is None else skip
@@ -140,7 +144,7 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
     """Launch a kernel over the tokens and groups of heads of x; an operand that is not there is some array."""
     x, gate, skip, gain, bias = given
     B, T, H, V = x.shape
-    entry = rows(kind, H, V)
+    entry = rows(kind, x)
     return runtime.launch(
         kernel,
         x,
@@ -152,7 +156,7 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
         grid=(B * -(-T // (entry.tokens * entry.steps)) * -(-H // entry.heads),),
         num_warps=entry.warps,
-        num_stages=TILES[kind].stages,
+        num_stages=entry.stages,
         name=f"head_norm_{kind}",
         T=T,
         H=H,
@@ -167,5 +171,5 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
         SKIP=skip is not None,
         BIAS=bias is not None,
         FIRST=call.gate_first,
-        STAGES=TILES[kind].stages,
+        STAGES=entry.stages,
     )

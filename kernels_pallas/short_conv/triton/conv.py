@@ -31,9 +31,9 @@ class Tile(NamedTuple):
     unroll: int
 
 
-# By what the compiler reports (docs/log/kernels.md): 96 registers a thread forward, 128 backward, where 8
-# channels a thread in place of 4 need 240. Longer pieces load fewer rows twice, and leave a GPU with less to do.
-TILES = {"conv": Tile(128, 1024, 4, 32, 4), "conv_bwd": Tile(128, 1024, 8, 32, 4)}
+# The fastest on an H200 at the sizes of Gated DeltaNet (docs/log/kernels.md): 4 channels a thread, so that many
+# programs wait for memory at once. Longer pieces load fewer rows twice, and leave a GPU with less to do.
+TILES = {"conv": Tile(128, 512, 4, 16, 8), "conv_bwd": Tile(128, 512, 4, 32, 4)}
 
 
 def tile(kernel: str) -> Tile:
