@@ -2,7 +2,7 @@
 
 Equations in `linear_attention/api.py`. Readers r (and a) and writers k (and b) mirror each other: the gradient of the
 values is what flows back from dO through the writers, as the outputs are what flows on from V through the readers, and
-the gradient of the state is a state. So one kernel makes states and their gradients, one o and dv, one dr, dk, da, db:
+the gradient of the state is a state. So one kernel makes states and their gradients, one o and dv, one those of keys:
 
     sums      g, or the gradient of log w from that of g
     pairs     a|b of every chunk                                     LOW_RANK alone, in low_rank_kernels.py
@@ -10,7 +10,7 @@ the gradient of the state is a state. So one kernel makes states and their gradi
     mix       X (a|k) V and X a~, of which U is made given S; in REVERSE those of dY         likewise
     state     S (and U) over all chunks; in REVERSE L (and dY)
     out       O; in REVERSE dV
-    keys      dr or da; in REVERSE dk or db; and what each gives dg
+    keys      dr and da; in REVERSE dk and db; and what they give dg
 
 A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` as a whole,
 padded to KP, and values in blocks of BLOCK. Sums are float32, products of the inputs' dtype. g is [B, c C, H, K]
@@ -148,82 +148,119 @@ def out_kernel(
 
 @triton.jit
 def keys_kernel(
-    x_ptr, z_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, u_ptr, g_ptr, states_ptr, others_ptr, dg_in_ptr,
-    dx_ptr, dg_ptr, du_ptr,
+    x_ptr, z_ptr, x_low_ptr, z_low_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, u_ptr, g_ptr, states_ptr, others_ptr,
+    dg_in_ptr, dx_ptr, dx_low_ptr, dg_ptr, du_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Of KEYS keys of a chunk of a head dr, with LOW_RANK da, what both give dg [B, c C, H, K], and du [B, c, H, K].
+
+    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk and db: x and z are k and
+    v, y and zy are r and do, states the gradients behind the chunks, others the states, whose decay gives dg as well,
+    and all is added to `dg_in`. x_low and z_low are a and dY, y_low and zy_low b and U, in REVERSE the other way round.
+    """
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
+    PART: tl.constexpr = V % BLOCK != 0
+    PART_K: tl.constexpr = K % KEYS != 0
+    b, h, start, head = place_of(tl.program_id(0) // n_keys, T, H, C)
+    i, at_K = tl.arange(0, C), tl.program_id(0) % n_keys * KEYS + tl.arange(0, KEYS)
+    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
+    in_g = head // H * (C * H * K) + h * K
+    states_ptr += head * (K * V)
+    x_CK, dx_CK, own_CK, end_K = gradient(
+        x_ptr + in_K, z_ptr + in_V, y_ptr + in_K, zy_ptr + in_V, y_low_ptr + in_K, zy_low_ptr + in_V, g_ptr + in_g,
+        states_ptr, start, at_K, T, H, K, V, KEYS, C, BLOCK, BONUS, LOW_RANK, False, REVERSE, BOUNDED, PRECISION,
+        STAGES,
+    )  # fmt: skip
+    dg_CK = x_CK * dx_CK
+    if BONUS:
+        if not REVERSE:  # r's sums are those at the position before, and so are the rows
+            dg_CK = tl.where(i[:, None] == C - 1, 0.0, dg_CK)
+            tl.store(du_ptr + head * K + at_K, tl.sum(own_CK * x_CK, 0), mask=at_K < K)
+        own_CK *= tl.load(u_ptr + (b * H + h) * K + at_K, mask=at_K < K, other=0.0)[None, :]
+    row = start + ((i + 1) % C if BONUS and not REVERSE else i)
+    store_tile(dx_ptr + in_K, row, at_K, H * K, 1, T, K, dx_CK + own_CK)
+    if LOW_RANK:
+        x_CK, dx_CK, own_CK, end_low_K = gradient(
+            x_low_ptr + in_K, z_low_ptr + in_V, y_ptr + in_K, zy_ptr + in_V, y_low_ptr + in_K, zy_low_ptr + in_V,
+            g_ptr + in_g, states_ptr, start, at_K, T, H, K, V, KEYS, C, BLOCK, BONUS, LOW_RANK, True, REVERSE, BOUNDED,
+            PRECISION, STAGES,
+        )  # fmt: skip
+        row = start + (i if REVERSE else (i + 1) % C)
+        store_tile(dx_low_ptr + in_K, row, at_K, H * K, 1, T, K, dx_CK + own_CK)
+        dg_CK += x_CK * dx_CK if REVERSE else tl.where(i[:, None] == C - 1, 0.0, x_CK * dx_CK)
+        end_K += end_low_K
+    at_g = in_g + i[:, None] * (H * K) + at_K[None, :]
+    is_K = (at_K < K)[None, :]
+    if REVERSE:
+        overlap_K = tl.zeros([KEYS], tl.float32)
+        for block in tl.range(0, n_blocks):
+            at_V = block * BLOCK + tl.arange(0, BLOCK)
+            s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K).to(tl.float32)
+            others_VK = load_tile(others_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
+            overlap_K += tl.sum(s_VK * others_VK.to(tl.float32), 0)
+        end_K += overlap_K * tl.exp(tl.load(g_ptr + in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0))
+        dg_CK = tl.load(dg_in_ptr + at_g, mask=is_K, other=0.0) - dg_CK
+        dg_CK += tl.where(i[:, None] == C - 1, end_K[None, :], 0.0)
+    tl.store(dg_ptr + at_g, dg_CK, mask=is_K)
+
+
+@triton.jit
+def gradient(
+    x_ptr, z_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, g_ptr, states_ptr, start, at_K,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, IS_LOW: tl.constexpr, REVERSE: tl.constexpr,
     BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of KEYS keys of a chunk of a head dr, what r gives dg [B, c C, H, K], and du [B, c, H, K].
+    """Return x [C, KEYS] of `keys_kernel`, or with IS_LOW x_low, its gradient without the diagonal and from it, and the
+    sum over rows of x and what it gets from states. Pointers are those of the head, that of g is the chunk's.
 
-    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk: x and z are k and v, y
-    and zy are r and do, states the gradients behind the chunks, others the states, whose decay gives dg as well. With
-    LOW_RANK y_low and zy_low are b and U, or a and dY; IS_LOW makes da or db: x and z are a and dY, or b and U. All but
-    dr add to `dg_in`.
+    Readers before their own decay have their rows in the order 1, ..., C - 1, 0: row i is what gives dg_i something.
     """
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = V % BLOCK != 0
     PART_K: tl.constexpr = K % KEYS != 0
     X_BEFORE: tl.constexpr = (BONUS or IS_LOW) and not REVERSE
     Y_BEFORE: tl.constexpr = BONUS and REVERSE
     DIAGONAL: tl.constexpr = REVERSE or not IS_LOW  # whether y's pairs with x have a diagonal: not those of a
     DIAGONAL_LOW: tl.constexpr = LOW_RANK and not (REVERSE or IS_LOW)
-    b, h, start, head = place_of(tl.program_id(0) // n_keys, T, H, C)
-    i, at_K = tl.arange(0, C), tl.program_id(0) % n_keys * KEYS + tl.arange(0, KEYS)
-    row = start + i
-    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
-    in_g = head // H * (C * H * K) + h * K
+    i = tl.arange(0, C)
+    place = (i + 1) % C if X_BEFORE else i
     da_CC, da_low_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     dx_CK = tl.zeros([C, KEYS], tl.float32)
-    overlap_K = tl.zeros([KEYS], tl.float32)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_V = block * BLOCK + tl.arange(0, BLOCK)
-        z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        zy_VC = load_tile(zy_ptr + in_V, at_V, row, 1, H * V, V, T, PART, BOUNDED)
-        s_VK = load_tile(states_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
+        z_CV = load_tile(z_ptr, start + place, at_V, H * V, 1, T, V, BOUNDED, PART)
+        zy_VC = load_tile(zy_ptr, at_V, start + i, 1, H * V, V, T, PART, BOUNDED)
+        s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K)
         da_CC = tl.dot(z_CV, zy_VC, da_CC, input_precision=PRECISION)
         dx_CK = tl.dot(z_CV, s_VK, dx_CK, input_precision=PRECISION)
         if LOW_RANK:
-            zy_VC = load_tile(zy_low_ptr + in_V, at_V, row, 1, H * V, V, T, PART, BOUNDED)
+            zy_VC = load_tile(zy_low_ptr, at_V, start + i, 1, H * V, V, T, PART, BOUNDED)
             da_low_CC = tl.dot(z_CV, zy_VC, da_low_CC, input_precision=PRECISION)
-        if REVERSE and not IS_LOW:
-            others_VK = load_tile(others_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
-            overlap_K += tl.sum(s_VK.to(tl.float32) * others_VK.to(tl.float32), 0)
-    x_CK = load_tile(x_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-    y_CK = load_tile(y_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-    x_sums_CK = load_sums(g_ptr + in_g, i[:, None], at_K[None, :], H * K, K, X_BEFORE)
-    end_K = tl.load(g_ptr + in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
-    dx_CK *= tl.exp(end_K[None, :] - x_sums_CK if REVERSE else x_sums_CK)
+    x_CK = load_tile(x_ptr, start + place, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+    y_CK = load_tile(y_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+    x_sums_CK = load_sums(g_ptr, place[:, None], at_K[None, :], H * K, K, X_BEFORE)
     if REVERSE:
-        end_K = tl.exp(end_K) * overlap_K + tl.sum(x_CK * dx_CK, 0)
-    dx_CK = from_pairs(
-        dx_CK, da_CC, y_CK, x_sums_CK, g_ptr + in_g, i, at_K, H * K, K, C, not REVERSE, Y_BEFORE, PRECISION
-    )
+        end_K = tl.load(g_ptr + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
+        dx_CK *= tl.exp(end_K[None, :] - x_sums_CK)
+    else:
+        dx_CK *= tl.exp(x_sums_CK)
+    through_K = tl.sum(x_CK * dx_CK, 0)
+    dx_CK = from_pairs(dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, place, at_K, H * K, K, C, not REVERSE, Y_BEFORE, PRECISION)
     own_CK = tl.zeros([C, KEYS], tl.float32)
+    is_own_CC = place[:, None] == i[None, :]
     if DIAGONAL:
-        own_CK = tl.sum(tl.where(i[:, None] == i[None, :], da_CC, 0.0), 1)[:, None] * y_CK
+        if X_BEFORE:
+            y_CK = load_tile(y_ptr, start + place, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        own_CK = tl.sum(tl.where(is_own_CC, da_CC, 0.0), 1)[:, None] * y_CK
     if LOW_RANK:
-        y_low_CK = load_tile(y_low_ptr + in_K, row, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        y_low_CK = load_tile(y_low_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
         dx_CK = from_pairs(
-            dx_CK, da_low_CC, y_low_CK, x_sums_CK, g_ptr + in_g, i, at_K, H * K, K, C, not REVERSE, REVERSE,
-            PRECISION,
-        )  # fmt: skip
+            dx_CK, da_low_CC, y_low_CK, x_sums_CK, g_ptr, place, at_K, H * K, K, C, not REVERSE, REVERSE, PRECISION
+        )
         if DIAGONAL_LOW:
-            own_CK += tl.sum(tl.where(i[:, None] == i[None, :], da_low_CC, 0.0), 1)[:, None] * y_low_CK
-    at_CK = i[:, None] * (H * K) + at_K[None, :]
-    is_K = (at_K < K)[None, :]
-    dg_CK = x_CK * dx_CK
-    if REVERSE:
-        dg_CK = -dg_CK + tl.where(i[:, None] == C - 1, end_K[None, :], 0.0)
-    if X_BEFORE:  # the sum at the position before
-        dg_CK = tl.where(i[:, None] == 0, 0.0, dg_CK)
-        at_CK = (i[:, None] + C - 1) % C * (H * K) + at_K[None, :]
-    if REVERSE or IS_LOW:
-        dg_CK += tl.load(dg_in_ptr + in_g + at_CK, mask=is_K, other=0.0)
-    tl.store(dg_ptr + in_g + at_CK, dg_CK, mask=is_K)
-    if BONUS:
-        if not REVERSE:
-            tl.store(du_ptr + head * K + at_K, tl.sum(own_CK * x_CK, 0), mask=at_K < K)
-        own_CK *= tl.load(u_ptr + (b * H + h) * K + at_K, mask=at_K < K, other=0.0)[None, :]
-    store_tile(dx_ptr + in_K, row, at_K, H * K, 1, T, K, dx_CK + own_CK)
+            own_CK += tl.sum(tl.where(is_own_CC, da_low_CC, 0.0), 1)[:, None] * y_low_CK
+    return x_CK, dx_CK, own_CK, through_K

@@ -150,14 +150,11 @@ def _run_backward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_ran
         "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if is_low_rank else _none(v)]
     )
     (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
-    writers, readers, d_low = (k, v, b, z, u, g, states, states), (r, do, a, dz, u, g), ()
-    readers = (*readers, d_states, states)
-    dr, dg, du = launch("keys", r, do, *writers, g, out=[r, g, by_chunk])
-    if is_low_rank:
-        da, dg, _ = launch("keys", a, dz, *writers, dg, is_low=True, out=[r, g, no])
-        db, dg, _ = reverse("keys", b, z, *readers, dg, is_low=True, out=[r, g, no])
-        d_low = (da, db)
-    dk, dg, _ = reverse("keys", k, v, *readers, dg, out=[k, g, no])
+    writers, readers = (k, v, b, z, u, g, states, states), (r, do, a, dz, u, g, d_states, states)
+    low = r if is_low_rank else _none(r)
+    dr, da, dg, du = launch("keys", r, do, a, dz, *writers, g, out=[r, low, g, by_chunk])
+    dk, db, dg, _ = reverse("keys", k, v, b, z, *readers, dg, out=[k, low, g, no])
+    d_low = (da, db) if is_low_rank else ()
     (dlog_w,) = reverse("sums", dg, out=[log_w])
     return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
 
@@ -193,7 +190,6 @@ def _launch(
     has_bonus: bool,
     is_low_rank: bool,
     is_reverse: bool = False,
-    is_low: bool = False,
 ) -> Any:
     """Launch a kernel over the chunks of every head, or the pass over time that it is, for the shapes of r and v."""
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
@@ -202,7 +198,7 @@ def _launch(
     block, keys = block_of(entry.block, V), block_of(entry.keys, K)
     programs = {"state": -(-V // block), "keys": -(-T // chunk) * -(-K // keys)}.get(kind, -(-T // chunk))
     constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
-    constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": is_low_rank, "IS_LOW": is_low}
+    constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": is_low_rank}
     constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "STAGES": entry.stages}
     constants["PRECISION"] = precision(dtype)
     kernel = KERNELS[kind]

@@ -53,18 +53,19 @@ def near(row, column, half):
 
 
 @triton.jit
-def readers(x_sums_CK, y_sums, C: tl.constexpr, READS: tl.constexpr, Y_AXIS: tl.constexpr):
+def readers(x_sums_CK, y_sums, place, C: tl.constexpr, READS: tl.constexpr, Y_AXIS: tl.constexpr):
     """[C, C] pairs with a writer before the reader; [C, 1] or [1, C] which readers are above -BOUND; halvings to make.
 
-    x belongs to the rows and is the reader or, unless READS, the writer. The keys of y lie along Y_AXIS.
+    x belongs to the rows, whose positions are `place`, and is the reader or, unless READS, the writer. The keys of y
+    lie along Y_AXIS.
     """
     i = tl.arange(0, C)
     if READS:
-        is_pair_CC = i[None, :] < i[:, None]
+        is_pair_CC = i[None, :] < place[:, None]
         least_C = tl.min(x_sums_CK, 1)
         is_mild = (least_C >= -BOUND)[:, None]
     else:
-        is_pair_CC = i[:, None] < i[None, :]
+        is_pair_CC = place[:, None] < i[None, :]
         least_C = tl.min(y_sums, Y_AXIS)
         is_mild = (least_C >= -BOUND)[None, :]
     return is_pair_CC, is_mild, tl.where(tl.min(least_C, 0) >= -BOUND, 0, 6 if C == 64 else 5 if C == 32 else 4)
@@ -90,7 +91,7 @@ def scores(
         y_KC = load_tile(y_ptr, at_K, start + i, 1, H * K, K, T, PART, BOUNDED)
         x_sums_CK = load_sums(g_ptr, i[:, None], at_K[None, :], H * K, K, X_BEFORE)
         y_sums_KC = load_sums(g_ptr, i[None, :], at_K[:, None], H * K, K, Y_BEFORE)
-        is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_KC, C, READS, 0)
+        is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_KC, i, C, READS, 0)
         left_CK = (x_CK * from_start(x_sums_CK, READS)).to(x_CK.dtype)
         right_KC = (y_KC * from_start(y_sums_KC, not READS)).to(x_CK.dtype)
         product_CC = tl.dot(left_CK, right_KC, input_precision=PRECISION)
@@ -130,22 +131,25 @@ def with_diagonal(
 
 @triton.jit
 def from_pairs(
-    dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, i, at_K,
+    dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, place, at_K,
     stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, Y_BEFORE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`dx_CK` and sum_j da_ij y_jn e^{...}: what the gradient of `scores` without diagonal gives x, of some keys."""
-    position, key = i[:, None], at_K[None, :]
-    y_sums_CK = load_sums(g_ptr, position, key, stride, K, Y_BEFORE)
-    is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_CK, C, READS, 1)
+    """`dx_CK` and sum_j da_ij y_jn e^{...}: what the gradient of `scores` without diagonal gives x, of some keys.
+
+    `place` are the positions i of the rows.
+    """
+    i, key = tl.arange(0, C), at_K[None, :]
+    y_sums_CK = load_sums(g_ptr, i[:, None], key, stride, K, Y_BEFORE)
+    is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_CK, place, C, READS, 1)
     near_CC = tl.where(is_pair_CC & is_mild, da_CC, 0.0).to(y_CK.dtype)
     right_CK = (y_CK * from_start(y_sums_CK, not READS)).to(y_CK.dtype)
     dx_CK += from_start(x_sums_CK, READS) * tl.dot(near_CC, right_CK, input_precision=PRECISION)
     half = halvings * 0 + C // 2
     for _ in range(halvings):
-        by_x_CK = from_middle(g_ptr, x_sums_CK, position, key, half, stride, K, READS)
-        by_y_CK = from_middle(g_ptr, y_sums_CK, position, key, half, stride, K, not READS)
-        near_CC = tl.where(near(position, i[None, :], half) & (is_mild == 0), da_CC, 0.0).to(y_CK.dtype)
+        by_x_CK = from_middle(g_ptr, x_sums_CK, place[:, None], key, half, stride, K, READS)
+        by_y_CK = from_middle(g_ptr, y_sums_CK, i[:, None], key, half, stride, K, not READS)
+        near_CC = tl.where(near(place[:, None], i[None, :], half) & (is_mild == 0), da_CC, 0.0).to(y_CK.dtype)
         dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
         half = half >> 1
     return dx_CK
