@@ -1,0 +1,137 @@
+"""The token shift in Triton: launches of kernels.py, its gradient, tile sizes.
+
+For vmap and meshes (batching.py) every operand has the batch behind a first axis, which is that of the branches or has
+length 1: moves come as [N, B, T, D], as the product that makes them writes them. `mus` get a batch, and the sum of
+their gradients over it is JAX's.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.token_shift.triton import MAX_BRANCHES, kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import block_of, padded
+
+
+class Tile(NamedTuple):
+    """Channels per block at most; channels of all pieces of time together; warps; positions per piece, and of these
+    how many are loaded together.
+    """
+
+    block: int
+    row: int
+    warps: int
+    steps: int
+    unroll: int
+
+
+# By what the compiler reports (docs/log/kernels.md): nothing spills. None was measured.
+TILES = {"shift": Tile(128, 1024, 4, 32, 2), "shift_bwd": Tile(128, 1024, 8, 32, 2)}
+
+
+def tile(kernel: str) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks, pieces and tiles."""
+    return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
+
+
+def run(
+    x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None
+) -> tuple[Array, ...]:
+    """Return the interpolations."""
+    mu_NBD = jnp.broadcast_to(jnp.stack(mus)[:, None], (len(mus), len(x_BTD), x_BTD.shape[2]))
+    y: Any = _shifted(x_BTD[None], mu_NBD, moves_NBTD, None if last_BD is None else last_BD[None])
+    return tuple(y_1BTD[0] for y_1BTD in y)
+
+
+@jax.custom_vjp
+def _shifted(x, mu, moves, last) -> tuple[Array, ...]:
+    return _forward(x, mu, moves, last)[0]
+
+
+# Of a sharding rule (batching.py), with `g` for the channels. A gradient has the dims of its operand.
+_RULES = {"x": "o b t g", "mu": "n b g", "moves": "n b t g", "last": "o b g"}
+
+
+def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str, str]:
+    """Return names, arrays and sharding rule of the operands that are not None, and the rule of the results."""
+    found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
+    results = ", ".join([_RULES["x"]] * len(found["mu"]))
+    return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found), results
+
+
+def _forward(*operands):
+    names, arrays, rule, results = _given(*operands)
+    y = fold_vmap(partial(_run_forward, names=names), f"{rule} -> {results}", axis=1)(*arrays)
+    return y, operands
+
+
+def _backward(saved: tuple, dy: tuple[Array, ...]) -> tuple:
+    names, arrays, rule, results = _given(*saved)
+    run = fold_vmap(partial(_run_backward, names=names), f"{rule}, {results} -> {rule}", axis=1)
+    gradients = dict(zip(names, run(*arrays, *dy), strict=True))
+    return tuple(gradients.get(name) for name in _RULES)
+
+
+_shifted.defvjp(_forward, _backward)
+
+
+def _run_forward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
+    given = dict(zip(names, operands, strict=True))
+    N = len(given["mu"])
+    nothing = jax.ShapeDtypeStruct((1,), given["x"].dtype)  # what is not written has the size of one entry
+    return _launch("shift", kernels.shift_kernel, given, out=[given["x"]] * N + [nothing] * (MAX_BRANCHES - N))[:N]
+
+
+def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
+    given, dy = dict(zip(names, operands, strict=False)), operands[len(names) :]
+    x, mu = given["x"], given["mu"]
+    dy += (x,) * (MAX_BRANCHES - len(dy))
+    _, B, T, D = x.shape
+    pieces = _pieces("shift_bwd", T, D)
+    parts = jax.ShapeDtypeStruct((B, -(-T // (pieces * tile("shift_bwd").steps)), len(mu), D), mu.dtype)
+    out = [x, parts, *(given.get(name, jax.ShapeDtypeStruct((1,), x.dtype)) for name in ("moves", "last"))]
+    dx, parts, dmoves, dlast = _launch("shift_bwd", kernels.shift_bwd_kernel, given, *dy, out=out)
+    gradients = {"x": dx, "mu": jnp.moveaxis(jnp.sum(parts, axis=1), 0, 1), "moves": dmoves, "last": dlast}
+    return tuple(gradients[name] for name in names)
+
+
+def _pieces(name: str, T: int, D: int) -> int:
+    """Return the pieces of time of a program; of a short sequence there are fewer than it could take."""
+    entry = tile(name)
+    most = max(1, entry.row // padded(block_of(entry.block, D)))
+    return min(most, 1 << (-(-T // entry.steps) - 1).bit_length())
+
+
+def _launch(name: str, kernel: Any, given: dict[str, Array], *more: Array, out: list) -> tuple[Array, ...]:
+    """Launch `kernel` over blocks of channels and tiles of time; an operand that is not there is some array."""
+    x, entry = given["x"], tile(name)
+    _, B, T, D = x.shape
+    block, pieces = block_of(entry.block, D), _pieces(name, T, D)
+    return runtime.launch(
+        kernel,
+        x,
+        given["mu"],
+        given.get("moves", x),
+        given.get("last", x),
+        *more,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
+        grid=(B * -(-T // (pieces * entry.steps)) * -(-D // block),),
+        num_warps=max(1, entry.warps * pieces * padded(block) // entry.row),
+        name=f"token_{name}",
+        B=B,
+        T=T,
+        D=D,
+        N=len(given["mu"]),
+        K=block,
+        KP=padded(block),
+        R=pieces,
+        STEPS=entry.steps,
+        U=entry.unroll,
+        HAS_MOVES="moves" in given,
+        HAS_LAST="last" in given,
+    )
