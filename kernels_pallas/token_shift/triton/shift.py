@@ -5,6 +5,7 @@ length 1: moves come as [N, B, T, D], as the product that makes them writes them
 their gradients over it is JAX's.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,8 +31,14 @@ class Tile(NamedTuple):
     unroll: int
 
 
-# By what the compiler reports (docs/log/kernels.md): nothing spills. None was measured.
-TILES = {"shift": Tile(128, 1024, 4, 32, 2), "shift_bwd": Tile(128, 1024, 8, 32, 2)}
+# By kernel, and with moves. By what the compiler reports (docs/log/kernels.md): at most 128 registers a thread, so that a
+# multiprocessor has two programs of the backward pass or more. None was measured.
+TILES = {
+    "shift": Tile(128, 1024, 4, 32, 2),
+    "shift_bwd": Tile(128, 1024, 8, 32, 2),
+    "shift_moved": Tile(128, 1024, 4, 32, 2),
+    "shift_bwd_moved": Tile(128, 1024, 8, 32, 1),
+}
 
 
 def tile(kernel: str) -> Tile:
@@ -82,36 +89,40 @@ _shifted.defvjp(_forward, _backward)
 
 def _run_forward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
     given = dict(zip(names, operands, strict=True))
-    N = len(given["mu"])
-    nothing = jax.ShapeDtypeStruct((1,), given["x"].dtype)  # what is not written has the size of one entry
-    return _launch("shift", kernels.shift_kernel, given, out=[given["x"]] * N + [nothing] * (MAX_BRANCHES - N))[:N]
+    x, N = given["x"], len(given["mu"])
+    nothing = jax.ShapeDtypeStruct((1,), x.dtype)  # what is not written has the size of one entry
+    out = [x] * N + [nothing] * (MAX_BRANCHES - N)
+    return _launch("shift", kernels.shift_kernel, given, out=lambda n_tiles: out)[:N]
 
 
 def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
     given, dy = dict(zip(names, operands, strict=False)), operands[len(names) :]
     x, mu = given["x"], given["mu"]
     dy += (x,) * (MAX_BRANCHES - len(dy))
-    _, B, T, D = x.shape
-    pieces = _pieces("shift_bwd", T, D)
-    parts = jax.ShapeDtypeStruct((B, -(-T // (pieces * tile("shift_bwd").steps)), len(mu), D), mu.dtype)
-    out = [x, parts, *(given.get(name, jax.ShapeDtypeStruct((1,), x.dtype)) for name in ("moves", "last"))]
+
+    def out(n_tiles: int) -> list:
+        parts = jax.ShapeDtypeStruct((x.shape[1], n_tiles, len(mu), x.shape[3]), mu.dtype)
+        nothing = jax.ShapeDtypeStruct((1,), x.dtype)
+        return [x, parts, given.get("moves", nothing), given.get("last", nothing)]
+
     dx, parts, dmoves, dlast = _launch("shift_bwd", kernels.shift_bwd_kernel, given, *dy, out=out)
     gradients = {"x": dx, "mu": jnp.moveaxis(jnp.sum(parts, axis=1), 0, 1), "moves": dmoves, "last": dlast}
     return tuple(gradients[name] for name in names)
 
 
-def _pieces(name: str, T: int, D: int) -> int:
-    """Return the pieces of time of a program; of a short sequence there are fewer than it could take."""
-    entry = tile(name)
-    most = max(1, entry.row // padded(block_of(entry.block, D)))
-    return min(most, 1 << (-(-T // entry.steps) - 1).bit_length())
+def _launch(
+    name: str, kernel: Any, given: dict[str, Array], *more: Array, out: Callable[[int], list]
+) -> tuple[Array, ...]:
+    """Launch `kernel` over blocks of channels and tiles of time; `out` returns its results for a number of tiles.
 
-
-def _launch(name: str, kernel: Any, given: dict[str, Array], *more: Array, out: list) -> tuple[Array, ...]:
-    """Launch `kernel` over blocks of channels and tiles of time; an operand that is not there is some array."""
-    x, entry = given["x"], tile(name)
+    An operand that is not there is some array.
+    """
+    x, entry = given["x"], tile(f"{name}_moved" if "moves" in given else name)
     _, B, T, D = x.shape
-    block, pieces = block_of(entry.block, D), _pieces(name, T, D)
+    block = block_of(entry.block, D)
+    # Of a short sequence there are fewer pieces than a program could take.
+    pieces = min(max(1, entry.row // padded(block)), 1 << (-(-T // entry.steps) - 1).bit_length())
+    n_tiles = -(-T // (pieces * entry.steps))
     return runtime.launch(
         kernel,
         x,
@@ -119,8 +130,8 @@ def _launch(name: str, kernel: Any, given: dict[str, Array], *more: Array, out: 
         given.get("moves", x),
         given.get("last", x),
         *more,
-        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
-        grid=(B * -(-T // (pieces * entry.steps)) * -(-D // block),),
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
+        grid=(B * n_tiles * -(-D // block),),
         num_warps=max(1, entry.warps * pieces * padded(block) // entry.row),
         name=f"token_{name}",
         B=B,
