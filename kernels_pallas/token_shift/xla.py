@@ -1,4 +1,4 @@
-"""The `xla` backend of the token shift: array code for any device, in the dtype of the inputs, differentiated by JAX."""
+"""The `xla` backend of the token shift: array code for any device, in the dtype of the inputs; JAX differentiates it."""
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,7 @@ BACKEND = Backend("xla", load, leads=lambda problem: True)  # until its kernels 
 
 
 @jax.checkpoint
-def run(
-    x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None
-) -> tuple[Array, ...]:
+def run(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None) -> tuple[Array, ...]:
     """Return the interpolations."""
     first_BD = jnp.zeros_like(x_BTD[:, 0]) if last_BD is None else last_BD
     delta_BTD = jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1) - x_BTD

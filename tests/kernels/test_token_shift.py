@@ -91,9 +91,9 @@ def test_equals_double_precision(implementation, case) -> None:
         assert_close(got[name], w, "float32", name, scale=1e-3)
 
 
-# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry. Triton rounds results once
-# and sums the gradients of mus in float32. xla rounds mu, the difference, its product and the sum, and the gradient of x
-# after each of up to 2 N additions; a sum over tokens of mu's gradients is rounded once or several times.
+# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry. Triton rounds results
+# once and sums the gradients of mus in float32. xla rounds mu, the difference, its product and the sum, the gradient of
+# x after each of up to 2 N additions, and sums over tokens.
 UNITS = {"triton": 1.01, "xla": 8.0}
 
 
@@ -149,7 +149,7 @@ def test_under_vmap_equals_a_loop(implementation) -> None:
 
     want = jax.tree.map(lambda *x: jnp.stack(x), *(fast_jit(run)(*arrays) for arrays in each))
     jax.tree.map(partial(assert_close, dtype="float32"), fast_jit(jax.vmap(run))(*stacked), want)
-    x, last, mus, moves = stacked
+    x, last, _, moves = stacked
     got = fast_jit(jax.vmap(f, in_axes=(0, 0, None, 0)))(x, last, each[0][2], moves)
     want = [f(x[i], last[i], each[0][2], moves[i]) for i in range(2)]
     jax.tree.map(partial(assert_close, dtype="float32"), got, jax.tree.map(lambda *y: jnp.stack(y), *want))

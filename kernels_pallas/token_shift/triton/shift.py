@@ -7,37 +7,25 @@ their gradients over it is JAX's.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.batching import fold_vmap
+from kernels_pallas.short_conv.triton.conv import Tile
 from kernels_pallas.token_shift.triton import MAX_BRANCHES, kernels
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, padded
 
-
-class Tile(NamedTuple):
-    """Channels per block at most; channels of all pieces of time together; warps; positions per piece, and of these
-    how many are loaded together.
-    """
-
-    block: int
-    row: int
-    warps: int
-    steps: int
-    unroll: int
-
-
-# By kernel, and with moves. By what the compiler reports (docs/log/kernels.md): at most 128 registers a thread, so that a
-# multiprocessor has two programs of the backward pass or more. None was measured.
+# By kernel, and with moves. As is fastest of the convolution's, 4 channels a thread; by the compiler's report
+# (docs/log/kernels.md) at most 128 registers. None was measured.
 TILES = {
-    "shift": Tile(128, 1024, 4, 32, 2),
-    "shift_bwd": Tile(128, 1024, 8, 32, 2),
-    "shift_moved": Tile(128, 1024, 4, 32, 2),
-    "shift_bwd_moved": Tile(128, 1024, 8, 32, 1),
+    "shift": Tile(128, 512, 4, 16, 8),
+    "shift_bwd": Tile(128, 512, 4, 32, 2),
+    "shift_moved": Tile(128, 512, 4, 16, 2),
+    "shift_bwd_moved": Tile(128, 512, 4, 32, 1),
 }
 
 
@@ -46,9 +34,7 @@ def tile(kernel: str) -> Tile:
     return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
 
 
-def run(
-    x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None
-) -> tuple[Array, ...]:
+def run(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None) -> tuple[Array, ...]:
     """Return the interpolations."""
     mu_NBD = jnp.broadcast_to(jnp.stack(mus)[:, None], (len(mus), len(x_BTD), x_BTD.shape[2]))
     y: Any = _shifted(x_BTD[None], mu_NBD, moves_NBTD, None if last_BD is None else last_BD[None])
