@@ -18,8 +18,8 @@ six branches and, `_moved` by token, RWKV-6's of five. The norms are those behin
 recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The loss has a chunk of 4,096 tokens
 and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason, into
 kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule or
-linear_attention, `triton/conv.py` of short_conv, `triton/shift.py` of token_shift,
-`triton/norm.py` of head_norm or `triton/loss.py` of cross_entropy.
+linear_attention, `triton/conv.py` of short_conv, `triton/shift.py` of token_shift, `triton/norm.py` of head_norm or
+`triton/loss.py` of cross_entropy.
 """
 
 from benchmarks.harness import options

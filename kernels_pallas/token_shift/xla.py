@@ -1,4 +1,4 @@
-"""The `xla` backend of the token shift: array code for any device, in the dtype of the inputs; JAX differentiates it."""
+"""The `xla` backend of the token shift: array code for any device, in the dtype of the inputs, with JAX's gradient."""
 
 import jax
 import jax.numpy as jnp
