@@ -130,13 +130,13 @@ def convolution(*, l2_heads: int | None) -> Case:
 
 
 def shift() -> Case:
-    x, last, mu_0, mu_1, moves = arrays_of((B, T, E), (B, E), (E,), (E,), (2, B, T, E))
+    x, mu, moves, last = arrays_of((B, T, E), (2, E), (2, B, T, E), (B, E))
 
-    def f(x, mu_0, mu_1, moves, last):
-        return token_shift(x, last, (mu_0, mu_1), moves, implementation="triton")
+    def f(x, mu, moves, last):
+        return token_shift(x, last, tuple(mu), moves, implementation="triton")
 
-    specs = ("B T H", "H", "H", "n B T H", "B H")
-    return Case(f, (x, mu_0, mu_1, moves, last), specs, specs[:1] * 2, over_batch=(1, 2))
+    specs = ("B T H", "n H", "n B T H", "B H")
+    return Case(f, (x, mu, moves, last), specs, specs[:1] * 2, over_batch=(1,))
 
 
 def norm() -> Case:
