@@ -7,13 +7,14 @@ state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 
 heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). wkv6 and wkv7 are the recurrences of
 RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4 heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
 is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
-their norm), short_conv_v that of its v (1,152 channels). norm_* are what stands behind the recurrences of Gated
-DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added. One layer each, 16-bit inputs where the mixer has them.
-Milliseconds as forward, and forward and backward, medians, all in one run; and how far each implementation is from xla
-in float32 at full precision: the largest difference of results and gradients over the largest entry. Where the package
-flash-linear-attention and a torch with CUDA are installed its kernels are timed too (`fla`, whose difference is of
-results alone); `--dim` has 768 / dim heads of so many keys and values in place of the sizes of the configs. Writes
-benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
+their norm), short_conv_v that of its v (1,152 channels). token_shift6 is RWKV-7's token shift (768 channels, 6
+branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). norm_* are what stands behind the
+recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added. One layer each, 16-bit inputs where
+the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
+implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
+largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its kernels are timed too
+(`fla`, whose difference is of results alone); `--dim` has 768 / dim heads of so many keys and values in place of the
+sizes of the configs. Writes benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -36,15 +37,25 @@ import jax.numpy as jnp
 from benchmarks.harness import report, torch_fla
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
-from kernels_pallas import delta_rule, head_norm, linear_attention, selective_scan, short_conv, ssd, state_scan
+from kernels_pallas import (
+    delta_rule,
+    head_norm,
+    linear_attention,
+    selective_scan,
+    short_conv,
+    ssd,
+    state_scan,
+    token_shift,
+)
 from seqjax.utils import run_command
 
 CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192), "kda": (6, 128, 128)}  # H, K, V
 CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152}  # channels
+SHIFTS = {"token_shift6": 6, "token_shift_moved": 5}  # branches
 # H, V of what stands behind a recurrence
 NORMS = {"norm_gated_deltanet": (6, 192), "norm_mamba2": (24, 64), "norm_rwkv6": (12, 64), "norm_rwkv7": (12, 64)}
 RECURRENCES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
-CASES = (*RECURRENCES, *CONVOLUTIONS, *NORMS)
+CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, *NORMS)
 TABLE = report.Table(
     26,
     (
@@ -86,6 +97,10 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         E = 12 if small else CONVOLUTIONS[case]
         taps = half(1, B, T, E), normal(2, E, 4, scale=0.5)
         return (*taps, normal(3, E)) if case == "short_conv" else taps
+    if case in SHIFTS:
+        N, D = SHIFTS[case], 12 if small else 768
+        shared = half(0, B, T, D), jax.nn.sigmoid(normal(1, N, D))
+        return shared if case == "token_shift6" else (*shared, half(2, N, B, T, D, scale=0.1))
     if case in CHANNEL_DECAYS:
         H, K, V = (2, 8, 8) if small else CHANNEL_DECAYS[case]
         H, K, V = (768 // dim, dim, dim) if dim else (H, K, V)
@@ -145,6 +160,8 @@ def function(case: str, implementation: str) -> Callable:
     if case in CONVOLUTIONS:
         heads = 6 if case == "short_conv_norm" else None
         return partial(short_conv, silu=True, l2_heads=heads, implementation=implementation)
+    if case in SHIFTS:
+        return lambda x, mu, moves=None: token_shift(x, None, tuple(mu), moves, implementation=implementation)
     if case in CHANNEL_DECAYS:
         attend = partial(linear_attention, chunk_size=64, implementation=implementation)
         if case in ("wkv6", "gla"):

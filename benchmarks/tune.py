@@ -5,6 +5,7 @@
     python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
     python -m benchmarks.tune --kernels=channel_state,channel_out,channel_keys
     python -m benchmarks.tune --kernels=conv,conv_bwd
+    python -m benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
     python -m benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
     python -m benchmarks.tune --kernels=loss
 
@@ -12,11 +13,13 @@ Times one kernel at a time over candidate tiles, the table's entry first, and pr
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
 2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
 decay per channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together.
-The short convolution makes q, k and v of Gated DeltaNet, three launches together. The norms are those behind RWKV-7's
+The short convolution makes q, k and v of Gated DeltaNet, three launches together. The token shifts are RWKV-7's of
+six branches and, `_moved` by token, RWKV-6's of five. The norms are those behind RWKV-7's
 recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The loss has a chunk of 4,096 tokens
 and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason, into
 kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule or
-linear_attention, `triton/conv.py` of short_conv, `triton/norm.py` of head_norm or `triton/loss.py` of cross_entropy.
+linear_attention, `triton/conv.py` of short_conv, `triton/shift.py` of token_shift, `triton/norm.py` of head_norm or
+`triton/loss.py` of cross_entropy.
 """
 
 from benchmarks.harness import options
@@ -50,6 +53,7 @@ KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
 CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "pairs", "solve", "mix", "state", "out", "keys"))
 CONV_KERNELS = ("conv", "conv_bwd")
+SHIFT_KERNELS = ("shift", "shift_bwd", "shift_moved", "shift_bwd_moved")
 NORM_KERNELS = tuple(f"norm_{name}" for name in ("forward", "backward", "forward_all", "backward_all"))
 LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
@@ -184,6 +188,23 @@ def conv_candidates(first: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def shift_call(kernel: str, *, B: int = 16, T: int = 2048, D: int = 768) -> Callable:
+    """A jitted function of no arguments that runs a kernel of the token shift, as in RWKV-7 or, moved, RWKV-6."""
+    from kernels_pallas.token_shift.triton import shift
+
+    is_moved = kernel.endswith("_moved")
+    N, keys = 5 if is_moved else 6, jax.random.split(jax.random.key(0))
+    x, moves = (jax.random.normal(key, (*n, B, T, D), "bfloat16") for key, n in zip(keys, ((), (N,)), strict=True))
+    given = (x, jnp.full((N, D), 0.5), moves if is_moved else None)
+
+    def forward(x: jax.Array, mu: jax.Array, moves: jax.Array | None) -> tuple[jax.Array, ...]:
+        return shift.run(x, None, tuple(mu), moves)
+
+    if "bwd" in kernel:
+        return partial(jax.jit(lambda *given: jax.vjp(forward, *given)[1]((x,) * N)), *given)
+    return partial(jax.jit(forward), *given)
+
+
 def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
     """A jitted function of no arguments that makes the losses and the gradient of a chunk's logits."""
     from kernels_pallas.cross_entropy.triton import loss
@@ -250,7 +271,7 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
 def main(argv: list[str]) -> None:
     """Measure and print."""
     given = FLAGS.parse_args(argv)
-    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *CONV_KERNELS, *NORM_KERNELS, *LOSS_KERNELS)
+    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *CONV_KERNELS, *SHIFT_KERNELS, *NORM_KERNELS, *LOSS_KERNELS)
     options.check_known("kernels", given.kernels, known)
     capability = device.compute_capability()
     if capability is None:
@@ -276,6 +297,11 @@ def main(argv: list[str]) -> None:
 
             made = partial(conv_call, kernel)
             fastest(kernel, conv.TILES, kernel, conv_candidates(conv.TILES[kernel]), made, end)
+        elif kernel in SHIFT_KERNELS:
+            from kernels_pallas.token_shift.triton import shift
+
+            made = partial(shift_call, kernel)
+            fastest(kernel, shift.TILES, kernel, conv_candidates(shift.TILES[kernel]), made, end)
         elif kernel in NORM_KERNELS:
             from kernels_pallas.head_norm.triton import norm
 

@@ -12,6 +12,7 @@
     delta_rule              DeltaNet and Gated DeltaNet
     linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
     short_conv              the short causal convolution before a recurrence, with SiLU and an L2 norm per head
+    token_shift             RWKV's interpolations of every input with the one before it
     head_norm               what stands behind a recurrence: a norm per head and a gate
     cross_entropy           losses of tokens, with the gradient of their logits as a result
 
@@ -35,6 +36,7 @@ from kernels_pallas.selective_scan.api import selective_scan
 from kernels_pallas.short_conv.api import short_conv
 from kernels_pallas.ssd.api import ssd
 from kernels_pallas.state_scan.api import state_passing, state_scan
+from kernels_pallas.token_shift.api import token_shift
 from kernels_pallas.top1_chunk.api import selected_chunk_attention, top1_chunk_attention
 from kernels_pallas.top1_chunk.decode import (
     chunk_means,
@@ -70,6 +72,7 @@ __all__ = [
     "ssd",
     "state_passing",
     "state_scan",
+    "token_shift",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",

@@ -15,6 +15,7 @@ OPS = (
     "short_conv",
     "ssd",
     "state_scan",
+    "token_shift",
     "top1_chunk_attention",
     "top1_chunk_decode",
     "top1_element_attention",

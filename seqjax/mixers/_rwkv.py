@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
 from seqjax.nn.layers import Linear, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.head_norm import head_norm
-from seqjax.sharding import constrain_batch
+from seqjax.sharding import constrain_batch, time_pieces
 from seqjax.types import Array, Cache, Layer
 
 zeros = constant(0.0)
@@ -43,11 +44,16 @@ def token_shift(x_BTD: Array, last_BD: Array | None = None) -> Array:
     return jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1)
 
 
-@save_inputs
-def lerps(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return lerp(x; mu) for each mu [D]; `last_BD` (default zero) precedes the first token."""
-    delta_BTD = token_shift(x_BTD, last_BD) - x_BTD
-    return tuple(x_BTD + delta_BTD * mu_D.astype(x_BTD.dtype) for mu_D in mus)
+def lerps(
+    x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None = None
+) -> tuple[Array, ...]:
+    """Return lerp(x; mu) for each mu [D]; `last_BD` (default zero) precedes the first token.
+
+    `moves_NBTD` are added to the mus, by token.
+    """
+    # XLA alone passes the last token of a piece of time to the device of the next
+    implementation = "xla" if time_pieces(x_BTD) > 1 else None
+    return kernels_pallas.token_shift(x_BTD, last_BD, mus, moves_NBTD, implementation=implementation)
 
 
 @save_inputs

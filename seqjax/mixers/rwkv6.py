@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.mixers import base
-from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp, token_shift
+from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
 from seqjax.mixers.rwkv5 import RWKV5
 from seqjax.nn.initializers import constant, uniform, values
 from seqjax.nn.layers import Linear, save_inputs
@@ -71,8 +71,7 @@ class RWKV6(RWKV5):
         """Return the five lerps, their mu moved by the product of W_2 and tanh(hidden)."""
         hidden_BTPM = jnp.tanh(hidden_BTM).reshape(*x_BTD.shape[:2], 5, self.shift_rank)
         delta_mu_PBTD = jnp.einsum("btpm,pmd->pbtd", hidden_BTPM, self.w2[...].astype(x_BTD.dtype))
-        mu_PBTD = self.mu[...].astype(x_BTD.dtype)[:, None, None] + delta_mu_PBTD
-        return tuple(x_BTD + (token_shift(x_BTD, last_BD) - x_BTD) * mu_PBTD)
+        return lerps(x_BTD, last_BD, tuple(self.mu[...]), delta_mu_PBTD)
 
     def _log_decay(self, w_BTD: Array) -> Array:
         omega_BTD = self.omega[...] + self.d2(jnp.tanh(self.d1(w_BTD))).astype(jnp.float32)

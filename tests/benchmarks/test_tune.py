@@ -30,6 +30,14 @@ def test_the_convolution_runs_alone(kernel: str) -> None:
     assert [t.shape for t in made] == (x if kernel == "conv" else [*x, (3, 4), (3, 4), (5, 4)])
 
 
+@pytest.mark.parametrize("kernel", tune.SHIFT_KERNELS)
+def test_the_token_shift_runs_alone(kernel: str) -> None:
+    made = jax.tree.leaves(tune.shift_call(kernel, B=1, T=3, D=5)())
+    N = 5 if kernel.endswith("_moved") else 6
+    x, moves = (1, 3, 5), [(N, 1, 3, 5)] if kernel.endswith("_moved") else []
+    assert [t.shape for t in made] == ([x, (N, 5), *moves] if "bwd" in kernel else [x] * N)
+
+
 def test_the_loss_runs_alone() -> None:
     losses, g = tune.loss_call(n_tokens=3, n_vocab=20)()
     assert (losses.shape, g.shape) == ((1, 3), (1, 3, 20))

@@ -193,6 +193,20 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
     arrays(run, data, data, data, factors, parameter, parameter, data)
 
 
+def token_shift(branches: int, *, dim: int, dtype: str, moves: bool = False, last: bool = False) -> None:
+    from kernels_pallas.token_shift.triton import shift as backend
+
+    B, T, D = 2, 1024, 12 * dim
+    x, mu, moved = ((B, T, D), dtype), ((branches, D), "float32"), ((branches, B, T, D), dtype)
+
+    def call(x, last_BD, mu, moves_NBTD, *dy):
+        f = lambda x, mu, *moves: backend.run(x, last_BD if last else None, tuple(mu), *(moves or (None,)))  # noqa: E731
+        out, pull = jax.vjp(f, x, mu, *([moves_NBTD] if moves else []))
+        return out, pull(dy)
+
+    arrays(call, x, ((B, D), dtype), mu, moved, *[x] * branches)
+
+
 def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
@@ -223,6 +237,9 @@ CASES = [
     Case("head-norm-rwkv6", partial(head_norm, "rwkv6"), again=True),
     Case("head-norm-gated", partial(head_norm, "gated"), again=True),
     Case("head-norm-mamba2", partial(head_norm, "mamba2")),
+    Case("token-shift-6", partial(token_shift, 6)),  # RWKV-7
+    Case("token-shift-moved", partial(token_shift, 5, moves=True), again=True),  # RWKV-6
+    Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("ssd", ssd),

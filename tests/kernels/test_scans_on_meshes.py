@@ -19,7 +19,16 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import delta_rule, head_norm, linear_attention, selective_scan, short_conv, ssd, state_scan
+from kernels_pallas import (
+    delta_rule,
+    head_norm,
+    linear_attention,
+    selective_scan,
+    short_conv,
+    ssd,
+    state_scan,
+    token_shift,
+)
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.head_norm import reference as head_norm_reference
@@ -30,6 +39,7 @@ from kernels_pallas.short_conv import xla as short_conv_xla
 from kernels_pallas.ssd import xla as ssd_xla
 from kernels_pallas.state_scan import xla as state_scan_xla
 from kernels_pallas.state_scan.api import state_passing
+from kernels_pallas.token_shift import reference as token_shift_reference
 from kernels_pallas.triton import interpreter, runtime
 from tests import support
 from tests.kernels.common import ON_GPU, assert_trees_close, fast_jit
@@ -119,6 +129,16 @@ def convolution(*, l2_heads: int | None) -> Case:
     return Case(lambda *arrays: (f(*arrays),), tuple(arrays), specs, specs[:1], over_batch=(1, 2))
 
 
+def shift() -> Case:
+    x, mu, moves, last = arrays_of((B, T, E), (2, E), (2, B, T, E), (B, E))
+
+    def f(x, mu, moves, last):
+        return token_shift(x, last, tuple(mu), moves, implementation="triton")
+
+    specs = ("B T H", "n H", "n B T H", "B H")
+    return Case(f, (x, mu, moves, last), specs, specs[:1] * 2, over_batch=(1,))
+
+
 def norm() -> Case:
     data = (B, T, H, V)
     arrays = arrays_of(data, data, data, (B, T, H), (H, V), (H, V))
@@ -133,6 +153,7 @@ def norm() -> Case:
 CASES = {
     "short_conv": partial(convolution, l2_heads=None),
     "short_conv_norm": partial(convolution, l2_heads=H),
+    "token_shift": shift,
     "head_norm": norm,
     "linear_attention": partial(channel_decays, "plain"),
     "linear_attention_bonus": partial(channel_decays, "bonus"),
@@ -264,6 +285,19 @@ def plain_convolution_backward(*arrays, **options):
     return jax.vjp(partial(plain_convolution, **options), *arrays[:-1])[1](arrays[-1])
 
 
+def plain_shift(x, mu, moves, last, *, names):
+    assert names == ("x", "mu", "moves", "last")
+
+    def one(x, mu, moves, last):  # of a sequence
+        return token_shift_reference.token_shift(x, last, tuple(mu), moves[:, None])
+
+    return jax.vmap(one, in_axes=1, out_axes=1)(x, mu, moves, last)
+
+
+def plain_shift_backward(*arrays, **options):
+    return jax.vjp(partial(plain_shift, **options), *arrays[:4])[1](arrays[4:])
+
+
 def plain_norm(*leaves, call, structure):
     x, gate, skip, gain, bias = jax.tree.unflatten(structure, leaves)
     return head_norm_reference.head_norm(x, gate, skip, gain[:, None], bias[:, None], **call._asdict())
@@ -287,6 +321,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.short_conv.triton import conv as short_conv_triton
     from kernels_pallas.ssd.triton import scan as ssd_triton
     from kernels_pallas.state_scan.triton import scan as state_scan_triton
+    from kernels_pallas.token_shift.triton import shift as token_shift_triton
 
     def watched(body):
         def f(*arrays, **options):
@@ -306,6 +341,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (short_conv_triton, "_run_backward", plain_convolution_backward),
         (ssd_triton, "_run_forward", plain_duality),
         (ssd_triton, "_run_backward", plain_duality_backward),
+        (token_shift_triton, "_run_forward", plain_shift),
+        (token_shift_triton, "_run_backward", plain_shift_backward),
         (head_norm_triton, "_run_forward", plain_norm),
         (head_norm_triton, "_run_backward", plain_norm_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
@@ -358,6 +395,7 @@ QUICK |= {
         "linear_attention_bonus",
         "linear_attention_low_rank",
         "head_norm",
+        "token_shift",
     )
 }
 

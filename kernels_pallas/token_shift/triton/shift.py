@@ -1,0 +1,134 @@
+"""The token shift in Triton: launches of kernels.py, its gradient, tile sizes.
+
+For vmap and meshes (batching.py) every operand has the batch behind a first axis, which is that of the branches or has
+length 1: moves come as [N, B, T, D], as the product that makes them writes them. `mus` get a batch, and the sum of
+their gradients over it is JAX's.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.batching import fold_vmap
+from kernels_pallas.short_conv.triton.conv import Tile
+from kernels_pallas.token_shift.triton import MAX_BRANCHES, kernels
+from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton.blocks import block_of, padded
+
+# By kernel, and with moves. As is fastest of the convolution's, 4 channels a thread; by the compiler's report
+# (docs/log/kernels.md) at most 128 registers. None was measured.
+TILES = {
+    "shift": Tile(128, 512, 4, 16, 8),
+    "shift_bwd": Tile(128, 512, 4, 32, 2),
+    "shift_moved": Tile(128, 512, 4, 16, 2),
+    "shift_bwd_moved": Tile(128, 512, 4, 32, 1),
+}
+
+
+def tile(kernel: str) -> Tile:
+    """Return the table's entry; the interpreter's is so small that tests see several blocks, pieces and tiles."""
+    return Tile(16, 64, 4, 8, 4) if interpreter.is_chosen() else TILES[kernel]
+
+
+def run(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None) -> tuple[Array, ...]:
+    """Return the interpolations."""
+    mu_NBD = jnp.broadcast_to(jnp.stack(mus)[:, None], (len(mus), len(x_BTD), x_BTD.shape[2]))
+    y: Any = _shifted(x_BTD[None], mu_NBD, moves_NBTD, None if last_BD is None else last_BD[None])
+    return tuple(y_1BTD[0] for y_1BTD in y)
+
+
+@jax.custom_vjp
+def _shifted(x, mu, moves, last) -> tuple[Array, ...]:
+    return _forward(x, mu, moves, last)[0]
+
+
+# Of a sharding rule (batching.py), with `g` for the channels. A gradient has the dims of its operand.
+_RULES = {"x": "o b t g", "mu": "n b g", "moves": "n b t g", "last": "o b g"}
+
+
+def _given(*operands: Array | None) -> tuple[tuple[str, ...], list[Array], str, str]:
+    """Return names, arrays and sharding rule of the operands that are not None, and the rule of the results."""
+    found = {name: x for name, x in zip(_RULES, operands, strict=True) if x is not None}
+    results = ", ".join([_RULES["x"]] * len(found["mu"]))
+    return tuple(found), list(found.values()), ", ".join(_RULES[name] for name in found), results
+
+
+def _forward(*operands):
+    names, arrays, rule, results = _given(*operands)
+    y = fold_vmap(partial(_run_forward, names=names), f"{rule} -> {results}", axis=1)(*arrays)
+    return y, operands
+
+
+def _backward(saved: tuple, dy: tuple[Array, ...]) -> tuple:
+    names, arrays, rule, results = _given(*saved)
+    run = fold_vmap(partial(_run_backward, names=names), f"{rule}, {results} -> {rule}", axis=1)
+    gradients = dict(zip(names, run(*arrays, *dy), strict=True))
+    return tuple(gradients.get(name) for name in _RULES)
+
+
+_shifted.defvjp(_forward, _backward)
+
+
+def _run_forward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
+    given = dict(zip(names, operands, strict=True))
+    x, N = given["x"], len(given["mu"])
+    nothing = jax.ShapeDtypeStruct((1,), x.dtype)  # what is not written has the size of one entry
+    out = [x] * N + [nothing] * (MAX_BRANCHES - N)
+    return _launch("shift", kernels.shift_kernel, given, out=lambda n_tiles: out)[:N]
+
+
+def _run_backward(*operands: Array, names: tuple[str, ...]) -> tuple[Array, ...]:
+    given, dy = dict(zip(names, operands, strict=False)), operands[len(names) :]
+    x, mu = given["x"], given["mu"]
+    dy += (x,) * (MAX_BRANCHES - len(dy))
+
+    def out(n_tiles: int) -> list:
+        parts = jax.ShapeDtypeStruct((x.shape[1], n_tiles, len(mu), x.shape[3]), mu.dtype)
+        nothing = jax.ShapeDtypeStruct((1,), x.dtype)
+        return [x, parts, given.get("moves", nothing), given.get("last", nothing)]
+
+    dx, parts, dmoves, dlast = _launch("shift_bwd", kernels.shift_bwd_kernel, given, *dy, out=out)
+    gradients = {"x": dx, "mu": jnp.moveaxis(jnp.sum(parts, axis=1), 0, 1), "moves": dmoves, "last": dlast}
+    return tuple(gradients[name] for name in names)
+
+
+def _launch(
+    name: str, kernel: Any, given: dict[str, Array], *more: Array, out: Callable[[int], list]
+) -> tuple[Array, ...]:
+    """Launch `kernel` over blocks of channels and tiles of time; `out` returns its results for a number of tiles.
+
+    An operand that is not there is some array.
+    """
+    x, entry = given["x"], tile(f"{name}_moved" if "moves" in given else name)
+    _, B, T, D = x.shape
+    block = block_of(entry.block, D)
+    # Of a short sequence there are fewer pieces than a program could take.
+    pieces = min(max(1, entry.row // padded(block)), 1 << (-(-T // entry.steps) - 1).bit_length())
+    n_tiles = -(-T // (pieces * entry.steps))
+    return runtime.launch(
+        kernel,
+        x,
+        given["mu"],
+        given.get("moves", x),
+        given.get("last", x),
+        *more,
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out(n_tiles)],
+        grid=(B * n_tiles * -(-D // block),),
+        num_warps=max(1, entry.warps * pieces * padded(block) // entry.row),
+        name=f"token_{name}",
+        B=B,
+        T=T,
+        D=D,
+        N=len(given["mu"]),
+        K=block,
+        KP=padded(block),
+        R=pieces,
+        STEPS=entry.steps,
+        U=entry.unroll,
+        HAS_MOVES="moves" in given,
+        HAS_LAST="last" in given,
+    )

@@ -1,0 +1,29 @@
+"""The `xla` backend of the token shift: array code for any device, in the dtype of the inputs, with JAX's gradient."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.backend import Backend
+from kernels_pallas.token_shift.interface import TokenShift
+
+
+def load() -> TokenShift:
+    """Return this module."""
+    from kernels_pallas.token_shift import xla
+
+    return xla
+
+
+BACKEND = Backend("xla", load, leads=lambda problem: True)  # until its kernels have run on a GPU
+
+
+@jax.checkpoint
+def run(x_BTD: Array, last_BD: Array | None, mus: tuple[Array, ...], moves_NBTD: Array | None) -> tuple[Array, ...]:
+    """Return the interpolations."""
+    first_BD = jnp.zeros_like(x_BTD[:, 0]) if last_BD is None else last_BD
+    delta_BTD = jnp.concatenate([first_BD[:, None], x_BTD[:, :-1]], axis=1) - x_BTD
+    if moves_NBTD is None:
+        return tuple(x_BTD + delta_BTD * mu_D.astype(x_BTD.dtype) for mu_D in mus)
+    m_NBTD = jnp.stack(mus).astype(x_BTD.dtype)[:, None, None] + moves_NBTD
+    return tuple(x_BTD + delta_BTD * m_NBTD)
