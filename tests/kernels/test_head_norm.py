@@ -273,6 +273,8 @@ def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
 
 @pytest.mark.parametrize(("name", "split", "used"), [("mamba2", 2, "xla"), ("mamba2", 1, "mine"), ("rwkv7", 2, "mine")])
 def test_a_norm_over_channels_that_devices_share_is_xla_s(monkeypatch, name, split, used) -> None:
+    if jax.device_count() < split:
+        pytest.skip("needs two devices")
     monkeypatch.setattr(limits, "machine", lambda problem: None)
     xla = kp.Backend("mine", lambda: backend_of_xla(), refusal)  # what triton would accept
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": xla}})
@@ -323,8 +325,9 @@ def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> N
         loss = lambda params, x_BTD: jnp.sum(jnp.sin(template.bind(params)(x_BTD)))  # noqa: E731
         return fast_jit(jax.value_and_grad(loss, (0, 1)))(params, x_BTD)
 
+    monkeypatch.setattr(backend, "_outside", {"head_norm": {"plain": kp.Backend("plain", backend_of_xla)}})
     want = gradients()
-    assert kp.backends_used()["head_norm"] == "xla"
+    assert kp.backends_used()["head_norm"] == "plain"
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"mine": kp.Backend("mine", load)}})
     got = gradients()
     assert kp.backends_used()["head_norm"] == "mine"
