@@ -2,9 +2,9 @@
 
 In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state every
 STEPS positions. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
-starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient is always made
-that way; between its two kernels it holds the states every U positions, B T / U E N x 4 bytes. States and sums are
-float32.
+starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient goes over all of
+time from its end in the same case, and otherwise over as many segments of time as fill the device, each of some chunks.
+States and sums are float32.
 """
 
 from functools import partial
@@ -33,9 +33,10 @@ class Tile(NamedTuple):
 # One warp holds the sums over channels without a barrier; BLOCK_E x N / 32 states per thread. More channels share the
 # loads of B and C and shorten the sums (a fifth of scan_bwd's instructions are theirs, a third with 16 channels); fewer
 # leave registers for the states and decays of U positions, and more warps to hide latency.
-TILES = {"scan": Tile(16, 1, 4), "chunk_states": Tile(16, 1, 4), "scan_bwd": Tile(32, 1, 4)}
+TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(32, 1, 4)}
 STEPS = 64  # positions between kept states, and per chunk of the gradient
 FULL = 512  # warps that go over all of time, from which on cutting it does not pay
+SEGMENTED = 1536  # warps of the gradient if time is cut: what is resident on 132 multiprocessors
 
 
 def tile(kernel: str) -> Tile:
@@ -47,6 +48,18 @@ def chunk_steps(seq_len: int) -> int:
     """Return the positions per chunk: STEPS (8 in the interpreter) or fewer for a shorter sequence, a multiple of U."""
     unit = max(t.u for t in TILES.values())
     return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
+
+
+def is_full(warps: int) -> bool:
+    """Whether so many warps go over all of time; in the interpreter two programs do."""
+    return warps >= (2 if interpreter.is_chosen() else FULL)
+
+
+def segment_chunks(warps: int, n_chunks: int) -> int:
+    """Return the chunks of a segment of the gradient, for the warps that there are in each; 2 in the interpreter."""
+    if is_full(warps):
+        return n_chunks
+    return min(2, n_chunks) if interpreter.is_chosen() else -(-n_chunks // -(-SEGMENTED // warps))
 
 
 # Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
@@ -80,8 +93,7 @@ def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, ...]:
     block, steps = tile("scan"), chunk_steps(T)
     n_chunks = -(-T // steps)
     scan = partial(_scan, x, dt, a, b, c, d, steps=steps)
-    is_full = B * -(-E // block.e) * block.warps >= (2 if interpreter.is_chosen() else FULL)
-    if is_full or n_chunks == 1:
+    if is_full(B * -(-E // block.e) * block.warps) or n_chunks == 1:
         y, kept, last = scan(initial[:, None], segments=1, keep=keep)
         return (y, last[:, 0], kept) if keep else (y, last[:, 0])
     start = jnp.zeros((B, n_chunks, E, N), a.dtype)
@@ -129,36 +141,35 @@ def _sizes(x: Array, a: Array) -> dict[str, Any]:
     return {"T": x.shape[1], "E": x.shape[2], "N": N, "NP": max(2, 1 << (N - 1).bit_length())}
 
 
-def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
+def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
-    steps, first, second = chunk_steps(T), tile("chunk_states"), tile("scan_bwd")
-    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // second.e), _sizes(x, a)
-    of_chunks = jax.ShapeDtypeStruct((B, n_chunks, E, N), a.dtype)
-    states, decay, needed = runtime.launch(
-        bwd_kernels.chunk_states_kernel,
-        x,
-        dt,
-        a,
-        b,
-        c,
-        dy,
-        starts,
-        out_shape=[
-            jax.ShapeDtypeStruct((B, n_chunks * steps // second.u, E, N), a.dtype),
-            of_chunks,
-            of_chunks,
-        ],
-        grid=(B * n_chunks * -(-E // first.e),),
-        num_warps=first.warps,
-        name="selective_scan_chunk_states",
-        BLOCK_E=first.e,
-        U=second.u,
-        STEPS=steps,
-        **sizes,
-    )
-    d_ends, d_initial = state_passing(decay, needed, d_last, reverse=True)
+    steps, block = chunk_steps(T), tile("scan_bwd")
+    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a)
+    chunks = segment_chunks(B * n_blocks * block.warps, n_chunks)
+    segments = -(-n_chunks // chunks)
+    of_segments = jax.ShapeDtypeStruct((B, segments, E, N), a.dtype)
+    d_ends = d_last[:, None]
+    if segments > 1:
+        first = tile("needed")
+        needed, decay = runtime.launch(
+            bwd_kernels.needed_kernel,
+            dt,
+            a,
+            c,
+            dy,
+            out_shape=[of_segments, of_segments],
+            grid=(B * segments * -(-E // first.e),),
+            num_warps=first.warps,
+            name="selective_scan_needed",
+            BLOCK_E=first.e,
+            U=first.u,
+            STEPS=chunks * steps,
+            **sizes,
+        )
+        d_ends, _ = state_passing(decay, needed, d_last, reverse=True)
     parts = jax.ShapeDtypeStruct((B, n_blocks, T, N), a.dtype)
-    dx, ddt, da, db, dc, dd = runtime.launch(
+    programs = B * segments * n_blocks
+    dx, ddt, da, db, dc, dd, d_starts, _ = runtime.launch(
         bwd_kernels.scan_bwd_kernel,
         x,
         dt,
@@ -167,22 +178,25 @@ def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
         c,
         d,
         dy,
-        states,
+        kept,
         d_ends,
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct(dt.shape, dt.dtype),
-            of_chunks,
+            of_segments,
             parts,
             parts,
-            jax.ShapeDtypeStruct((B, n_chunks, E), a.dtype),
+            jax.ShapeDtypeStruct((B, segments, E), a.dtype),
+            of_segments,
+            jax.ShapeDtypeStruct((programs, steps // block.u, block.e, sizes["NP"]), a.dtype),
         ],
-        grid=(B * n_chunks * n_blocks,),
-        num_warps=second.warps,
+        grid=(programs,),
+        num_warps=block.warps,
         name="selective_scan_bwd",
-        BLOCK_E=second.e,
-        U=second.u,
+        BLOCK_E=block.e,
+        U=block.u,
         STEPS=steps,
+        CHUNKS=chunks,
         **sizes,
     )
     db, dc = (jnp.sum(part, axis=1) for part in (db, dc))
@@ -193,5 +207,5 @@ def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
         db,  # in float32: other devices' channels may have to be added
         dc,
         jnp.sum(dd, axis=(0, 1)),
-        d_initial,
+        d_starts[:, 0],
     )
