@@ -74,7 +74,8 @@ def forward(
     del chunk_size  # the tiles fix the chunks
     rule = f"{_OPERANDS}, b g n -> b t g, b g n" + (", b c g n" if keep else "")
     run = loop_vmap(partial(_forward, keep=keep), rule)
-    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, initial_BEN)
+    b, c = B_BTN.astype(jnp.float32), C_BTN.astype(jnp.float32)
+    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, initial_BEN)
     return y, last, kept[0] if keep else last
 
 
@@ -84,7 +85,8 @@ def backward(
     """Return the gradients of x, dt, A, B, C, D and the initial state."""
     del chunk_size  # the tiles fix the chunks
     run = loop_vmap(_backward, f"{_OPERANDS}, b c g n, b t g, b g n -> b t g, b t g, g n, b t n, b t n, g, b g n")
-    dx, ddt, dA, dB, dC, dD, d_initial = run(x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN)
+    b, c = B_BTN.astype(jnp.float32), C_BTN.astype(jnp.float32)
+    dx, ddt, dA, dB, dC, dD, d_initial = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, kept, dy_BTE, d_last_BEN)
     return dx, ddt, dA, dB.astype(B_BTN.dtype), dC.astype(C_BTN.dtype), dD, d_initial
 
 
@@ -126,25 +128,27 @@ def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, wi
         grid=(B * segments * -(-E // block.e),),
         num_warps=block.warps,
         name="selective_scan" if with_y else "selective_scan_ends",
-        BLOCK_E=block.e,
-        U=block.u,
         STEPS=n_chunks * steps // segments,
         EVERY=steps,
         WITH_Y=with_y,
         KEEP=keep,
-        **_sizes(x, a),
+        **_sizes(x, a, block),
     )
 
 
-def _sizes(x: Array, a: Array) -> dict[str, Any]:
-    N = a.shape[1]
-    return {"T": x.shape[1], "E": x.shape[2], "N": N, "NP": max(2, 1 << (N - 1).bit_length())}
+def _sizes(x: Array, a: Array, block: Tile) -> dict[str, Any]:
+    """The constants that all kernels have; where the lanes are see tiles.py."""
+    N, (_, T, E) = a.shape[1], x.shape
+    NP = max(2, 1 << (N - 1).bit_length())
+    lanes_n = max(1, NP // 4)  # 16 bytes are loaded at a time
+    lanes = {"LANES_E": min(block.e, 32 * block.warps // lanes_n), "LANES_N": lanes_n}
+    return {"T": T, "E": E, "N": N, "NP": NP, "BLOCK_E": block.e, "U": block.u, **lanes}
 
 
 def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
     steps, block = chunk_steps(T), tile("scan_bwd")
-    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a)
+    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a, block)
     chunks = segment_chunks(B * n_blocks * block.warps, n_chunks)
     segments = -(-n_chunks // chunks)
     of_segments = jax.ShapeDtypeStruct((B, segments, E, N), a.dtype)
@@ -161,10 +165,8 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
             grid=(B * segments * -(-E // first.e),),
             num_warps=first.warps,
             name="selective_scan_needed",
-            BLOCK_E=first.e,
-            U=first.u,
             STEPS=chunks * steps,
-            **sizes,
+            **_sizes(x, a, first),
         )
         d_ends, _ = state_passing(decay, needed, d_last, reverse=True)
     parts = jax.ShapeDtypeStruct((B, n_blocks, T, N), a.dtype)
@@ -193,8 +195,6 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
         grid=(programs,),
         num_warps=block.warps,
         name="selective_scan_bwd",
-        BLOCK_E=block.e,
-        U=block.u,
         STEPS=steps,
         CHUNKS=chunks,
         **sizes,
