@@ -60,6 +60,17 @@ def needed_kernel(
 
 
 @triton.jit
+def load_tiles(
+    x_ptr, dt_ptr, dy_ptr, e_E, t_U, T: tl.constexpr, E: tl.constexpr, CUT_E: tl.constexpr, CUT_T: tl.constexpr
+):  # fmt: skip
+    """x, dt and dy [BLOCK_E, U] as they are; a conversion would wait for them."""
+    x_EU = load_tile(x_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
+    dt_EU = load_tile(dt_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
+    dy_EU = load_tile(dy_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
+    return x_EU, dt_EU, dy_EU
+
+
+@triton.jit
 def scan_bwd_kernel(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, dy_ptr, kept_ptr, d_ends_ptr,
     dx_ptr, ddt_ptr, da_ptr, db_ptr, dc_ptr, dd_ptr, d_starts_ptr, states_ptr,
@@ -98,12 +109,13 @@ def scan_bwd_kernel(
         chunk = first + CHUNKS - 1 - back_chunk
         is_kept = is_EN & (chunk < n_chunks)
         h_EN = tl.load(kept_ptr + (b * n_chunks + chunk) * (E * N) + at_EN, mask=is_kept, other=0.0)
+        next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, chunk * STEPS + i_U, T, E, CUT_E, CUT_T)
         for block in tl.range(0, STEPS // U):
             t = chunk * STEPS + block * U
+            x_EU, dt_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            ahead = chunk * STEPS + tl.minimum(block + 1, STEPS // U - 1) * U
+            next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
             tl.store(state_ptrs + block * (BLOCK_E * NP), h_EN)
-            x_EU = load_tile(x_ptr + at_x, e_E, t + i_U, 1, E, E, T, CUT_E, CUT_T).to(tl.float32)
-            dt_EU = load_tile(dt_ptr + at_x, e_E, t + i_U, 1, E, E, T, CUT_E, CUT_T)
-            dy_EU = load_tile(dy_ptr + at_x, e_E, t + i_U, 1, E, E, T, CUT_E, CUT_T).to(tl.float32)
             bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
             dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
             dcs = ()
@@ -115,9 +127,9 @@ def scan_bwd_kernel(
         for back in tl.range(0, STEPS // U):
             block = STEPS // U - 1 - back
             t = chunk * STEPS + block * U
-            x_EU = load_tile(x_ptr + at_x, e_E, t + i_U, 1, E, E, T, CUT_E, CUT_T).to(tl.float32)
-            dt_EU = load_tile(dt_ptr + at_x, e_E, t + i_U, 1, E, E, T, CUT_E, CUT_T)
-            dy_EU = load_tile(dy_ptr + at_x, e_E, t + i_U, 1, E, E, T, CUT_E, CUT_T).to(tl.float32)
+            x_EU, dt_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            ahead = chunk * STEPS + tl.maximum(block - 1, 0) * U
+            next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
             bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
             cs = load_rows(c_ptr + at_b, t, T, N, n_N, U)
             dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
@@ -131,11 +143,13 @@ def scan_bwd_kernel(
             throughs = ()
             for i in tl.static_range(U - 1, -1, -1):
                 grad_EN += dys[i][:, None] * cs[i][None, :]
-                dbs = (part_over_channels(grad_EN * dtxs[i][:, None], LANES_E),) + dbs
-                grad_bs = (part_over_states(grad_EN * bs[i][None, :], LANES_N),) + grad_bs
+                db_EN, grad_b_EN = grad_EN * dtxs[i][:, None], grad_EN * bs[i][None, :]
                 grad_EN *= decays[i]
                 through_EN = grad_EN * hs[i]
-                throughs = (part_over_states(through_EN * a_EN, LANES_N),) + throughs
+                # from the last position to the first; Triton has no star
+                dbs = (part_over_channels(db_EN, LANES_E),) + dbs  # noqa: RUF005
+                grad_bs = (part_over_states(grad_b_EN, LANES_N),) + grad_bs  # noqa: RUF005
+                throughs = (part_over_states(through_EN * a_EN, LANES_N),) + throughs  # noqa: RUF005
                 da_EN += through_EN * dts[i][:, None]
             store_tile(db_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dbs, LANES_E, U))
             grad_b_EU = over_states(grad_bs, LANES_N, U)

@@ -45,7 +45,7 @@ def scan_kernel(
     next_dt_EU = load_tile(dt_ptr + at_x, e_E, first + i_U, 1, E, E, T, True, True)
     next_bs = load_rows(b_ptr + at_b, first, T, N, n_N, U)
     next_cs = load_rows(c_ptr + at_b, first, T, N, n_N, U)
-    for t in tl.range(first, first + STEPS, U):
+    for t in tl.range(first, first + STEPS, U, loop_unroll_factor=2):  # two: what is next need not be copied
         x_EU, dt_EU, bs, cs = next_x_EU.to(tl.float32), next_dt_EU, next_bs, next_cs
         next_x_EU = load_tile(x_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
         next_dt_EU = load_tile(dt_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)

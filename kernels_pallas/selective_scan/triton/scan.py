@@ -23,43 +23,30 @@ from kernels_pallas.triton import interpreter, runtime
 
 
 class Tile(NamedTuple):
-    """Channels per program, warps, positions per step of its loop."""
+    """Channels per program, warps, positions per step of its loop (2, 4 or 8), warps from which on time is not cut."""
 
     e: int
     warps: int
     u: int
+    full: int = 512
 
 
-# One warp holds the sums over channels without a barrier; BLOCK_E x N / 32 states per thread. More channels share the
-# loads of B and C and shorten the sums (a fifth of scan_bwd's instructions are theirs, a third with 16 channels); fewer
-# leave registers for the states and decays of U positions, and more warps to hide latency.
-TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(32, 1, 4)}
+# One warp holds a block of channels; BLOCK_E x N / 32 states per thread. More channels per program share the loads of B
+# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache. Both need
+# registers: with 168 per thread all programs of 16 x 1,536 channels are resident on 132 multiprocessors.
+TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 4, full=1024)}
 STEPS = 64  # positions between kept states, and per chunk of the gradient
-FULL = 512  # warps that go over all of time, from which on cutting it does not pay
-SEGMENTED = 1536  # warps of the gradient if time is cut: what is resident on 132 multiprocessors
 
 
 def tile(kernel: str) -> Tile:
     """Return the table's entry; the interpreter's is so small that tests see several blocks."""
-    return Tile(4, 1, TILES[kernel].u) if interpreter.is_chosen() else TILES[kernel]
+    return Tile(4, 1, TILES[kernel].u, full=2) if interpreter.is_chosen() else TILES[kernel]
 
 
 def chunk_steps(seq_len: int) -> int:
     """Return the positions per chunk: STEPS (8 in the interpreter) or fewer for a shorter sequence, a multiple of U."""
     unit = max(t.u for t in TILES.values())
     return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
-
-
-def is_full(warps: int) -> bool:
-    """Whether so many warps go over all of time; in the interpreter two programs do."""
-    return warps >= (2 if interpreter.is_chosen() else FULL)
-
-
-def segment_chunks(warps: int, n_chunks: int) -> int:
-    """Return the chunks of a segment of the gradient, for the warps that there are in each; 2 in the interpreter."""
-    if is_full(warps):
-        return n_chunks
-    return min(2, n_chunks) if interpreter.is_chosen() else -(-n_chunks // -(-SEGMENTED // warps))
 
 
 # Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
@@ -95,7 +82,7 @@ def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, ...]:
     block, steps = tile("scan"), chunk_steps(T)
     n_chunks = -(-T // steps)
     scan = partial(_scan, x, dt, a, b, c, d, steps=steps)
-    if is_full(B * -(-E // block.e) * block.warps) or n_chunks == 1:
+    if B * -(-E // block.e) * block.warps >= block.full or n_chunks == 1:
         y, kept, last = scan(initial[:, None], segments=1, keep=keep)
         return (y, last[:, 0], kept) if keep else (y, last[:, 0])
     start = jnp.zeros((B, n_chunks, E, N), a.dtype)
@@ -149,7 +136,7 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
     steps, block = chunk_steps(T), tile("scan_bwd")
     n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a, block)
-    chunks = segment_chunks(B * n_blocks * block.warps, n_chunks)
+    chunks = -(-n_chunks // max(1, block.full // (B * n_blocks * block.warps)))  # of a segment
     segments = -(-n_chunks // chunks)
     of_segments = jax.ShapeDtypeStruct((B, segments, E, N), a.dtype)
     d_ends = d_last[:, None]
