@@ -4,6 +4,7 @@
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
     python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
     python -m benchmarks.tune --kernels=channel_state,channel_out,channel_keys
+    python -m benchmarks.tune --kernels=selective,selective_bwd
     python -m benchmarks.tune --kernels=conv,conv_bwd
     python -m benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
     python -m benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
@@ -13,13 +14,13 @@ Times one kernel at a time over candidate tiles, the table's entry first, and pr
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
 2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
 decay per channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together.
-The short convolution makes q, k and v of Gated DeltaNet, three launches together. The token shifts are RWKV-7's of
-six branches and, `_moved` by token, RWKV-6's of five. The norms are those behind RWKV-7's
-recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The loss has a chunk of 4,096 tokens
-and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its reason, into
-kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule or
-linear_attention, `triton/conv.py` of short_conv, `triton/shift.py` of token_shift, `triton/norm.py` of head_norm or
-`triton/loss.py` of cross_entropy.
+The selective scan is Mamba-1's, 1,536 channels of 16 states. The short convolution makes q, k and v of Gated DeltaNet,
+three launches together. The token shifts are RWKV-7's of six branches and, `_moved` by token, RWKV-6's of five. The
+norms are those behind RWKV-7's recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The
+loss has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its
+reason, into kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule,
+linear_attention or selective_scan, `triton/conv.py` of short_conv, `triton/shift.py` of token_shift, `triton/norm.py`
+of head_norm or `triton/loss.py` of cross_entropy.
 """
 
 from benchmarks.harness import options
@@ -52,6 +53,7 @@ from seqjax.utils import UserError, run_command
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
 CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "pairs", "solve", "mix", "state", "out", "keys"))
+SELECTIVE_KERNELS = {"selective": "scan", "selective_bwd": "scan_bwd"}
 CONV_KERNELS = ("conv", "conv_bwd")
 SHIFT_KERNELS = ("shift", "shift_bwd", "shift_moved", "shift_bwd_moved")
 NORM_KERNELS = tuple(f"norm_{name}" for name in ("forward", "backward", "forward_all", "backward_all"))
@@ -154,6 +156,29 @@ def scan_candidates(first: Any) -> list[Any]:
     for block, warps, stages in product((32, 64), (4, 8), (1, 2, 3)):
         entry = first._replace(block=block, warps=warps, stages=stages)
         found += [entry._replace(keys=keys) for keys in (32, 64)] if hasattr(first, "keys") else [entry]
+    return list(dict.fromkeys(found))
+
+
+def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N: int = 16) -> Callable:
+    """A jitted function of no arguments that runs the selective scan or its gradient, as in Mamba-1."""
+    from kernels_pallas.selective_scan.triton import scan
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    x, dt = jax.random.normal(keys[0], (B, T, E), "bfloat16"), 0.1 * jax.random.uniform(keys[1], (B, T, E))
+    b, c = (jax.random.normal(key, (B, T, N), "bfloat16") for key in keys[2:])
+    a, d, state = -jnp.broadcast_to(jnp.arange(1.0, N + 1), (E, N)), jnp.ones(E), jnp.zeros((B, E, N))
+    forward = partial(jax.jit(partial(scan.forward, chunk_size=None, keep=True)), x, dt, a, b, c, d, state)
+    if kernel == "selective":
+        return forward
+    return partial(jax.jit(partial(scan.backward, chunk_size=None)), x, dt, a, b, c, d, forward()[2], x, state)
+
+
+def selective_candidates(kernel: str, first: Any) -> list[Any]:
+    """The table's entry, then others: 16 or 32 channels a warp, 1 to 4 warps; backward, 1 to 8 segments of time."""
+    found = [first]
+    for warps, each, u, full in product((1, 2, 4), (16, 32), (2, 4), (first.full, 3072, 6144)):
+        if full == first.full or kernel == "selective_bwd":
+            found.append(first._replace(e=each * warps, warps=warps, u=u, full=full))
     return list(dict.fromkeys(found))
 
 
@@ -271,7 +296,16 @@ def fastest(kernel: str, table: dict, key: Any, tiles: list[Any], made: Callable
 def main(argv: list[str]) -> None:
     """Measure and print."""
     given = FLAGS.parse_args(argv)
-    known = (*KERNELS, *DELTA_KERNELS, *CHANNEL_KERNELS, *CONV_KERNELS, *SHIFT_KERNELS, *NORM_KERNELS, *LOSS_KERNELS)
+    known = (
+        *KERNELS,
+        *DELTA_KERNELS,
+        *CHANNEL_KERNELS,
+        *SELECTIVE_KERNELS,
+        *CONV_KERNELS,
+        *SHIFT_KERNELS,
+        *NORM_KERNELS,
+    )
+    known += LOSS_KERNELS
     options.check_known("kernels", given.kernels, known)
     capability = device.compute_capability()
     if capability is None:
@@ -292,6 +326,12 @@ def main(argv: list[str]) -> None:
             table: Any = (channel if kernel in CHANNEL_KERNELS else delta).TILES
             key = (kernel.removeprefix("channel_"), 16)
             fastest(kernel, table, key, scan_candidates(table[key]), calls[kernel], end)
+        elif kernel in SELECTIVE_KERNELS:
+            from kernels_pallas.selective_scan.triton import scan as selective
+
+            key = SELECTIVE_KERNELS[kernel]
+            tiles, made = selective_candidates(kernel, selective.TILES[key]), partial(selective_call, kernel)
+            fastest(kernel, selective.TILES, key, tiles, made, end)
         elif kernel in CONV_KERNELS:
             from kernels_pallas.short_conv.triton import conv
 

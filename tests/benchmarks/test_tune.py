@@ -23,6 +23,15 @@ def test_every_kernel_of_a_recurrence_runs_alone(make: Callable, names: tuple[st
         assert all(x.size for x in jax.tree.leaves(call()()))
 
 
+@pytest.mark.parametrize("kernel", tune.SELECTIVE_KERNELS)
+def test_the_selective_scan_runs_alone(kernel: str) -> None:
+    made = jax.tree.leaves(tune.selective_call(kernel, B=1, T=3, E=5, N=2)())
+    x, b, state = (1, 3, 5), (1, 3, 2), (1, 5, 2)
+    assert [t.shape for t in made] == (
+        [x, state, (1, 1, 5, 2)] if kernel == "selective" else [x, x, (5, 2), b, b, (5,), state]
+    )
+
+
 @pytest.mark.parametrize("kernel", tune.CONV_KERNELS)
 def test_the_convolution_runs_alone(kernel: str) -> None:
     made = jax.tree.leaves(tune.conv_call(kernel, B=1, T=4, heads=1, K=3, V=5)())
@@ -53,6 +62,7 @@ def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.delta_rule.triton import scan as delta
     from kernels_pallas.head_norm.triton import norm
     from kernels_pallas.linear_attention.triton import scan as channel
+    from kernels_pallas.selective_scan.triton import scan as selective
     from kernels_pallas.short_conv.triton import conv
 
     for first, n in ((delta.TILES["rows", 16], 12), (channel.TILES["keys", 16], 24)):
@@ -64,6 +74,11 @@ def test_the_table_s_entry_is_tried_first() -> None:
     assert len(tiles) == len(set(tiles)) == 36
     for first, n in ((norm.TILES["backward"], 81), (norm.TILES["forward_all"], 27)):
         tiles = tune.norm_candidates(first)
+        assert tiles[0] == first
+        assert len(tiles) == len(set(tiles)) == n
+    for kernel, n in (("selective", 12), ("selective_bwd", 36)):
+        first = selective.TILES[tune.SELECTIVE_KERNELS[kernel]]
+        tiles = tune.selective_candidates(kernel, first)
         assert tiles[0] == first
         assert len(tiles) == len(set(tiles)) == n
     tiles = tune.loss_candidates(loss.TILES["loss"])

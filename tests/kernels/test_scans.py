@@ -100,8 +100,9 @@ def scan_arrays(B, T, E, N, *, dt=0.3, dtype="float32", seed=0) -> list[jax.Arra
 
 
 # one position; fewer than a chunk; many chunks, walked in one go and (one channel block alone) side by side; N = 1
-# and steps so large that a state forgets at once
+# and steps so large that a state forgets at once; states over so many lanes that a thread has several channels
 CASES = [((1, 1, 5, 4), 0.3), ((2, 5, 6, 3), 0.3), ((2, 21, 9, 4), 0.3), ((1, 37, 3, 4), 30.0), ((1, 20, 4, 1), 0.3)]
+CASES += [((1, 11, 5, 40), 0.3)]
 
 
 @pytest.mark.parametrize(("shape", "dt"), CASES, ids=str)

@@ -1,119 +1,163 @@
-"""Triton kernels of the selective scan's gradient. Time is cut into chunks of STEPS positions that run side by side.
+"""Triton kernels of the selective scan's gradient, from the last position to the first.
 
-    chunk_states   states every U positions, and what a chunk adds to the gradient of the state before it
-    scan_bwd       the positions of a chunk from the last, U at a time: their states are made again in registers
+    scan_bwd   all gradients of a segment of time, a chunk of STEPS positions at a time: forward from the kept state,
+               which leaves the state before every U positions in a buffer of the program's own and makes dC; then back,
+               U positions at a time, whose states are made again in registers
+    needed     before it, where time has several segments: what each adds to the gradient of the state before it
 
-Between the two the gradient after every chunk follows from the chunks after it (state_scan's elementwise form). Sums
+Where it has, the gradient after every segment follows from the segments after it (state_scan's elementwise form). Sums
 over channels are sums over blocks of them, added up by XLA: no atomics, so two runs give the same bits.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.selective_scan.triton.fwd_kernels import load_rows, widened
-from kernels_pallas.triton.tile_io import LN2
+from kernels_pallas.selective_scan.triton.tiles import (
+    load_rows,
+    over_channels,
+    over_states,
+    part_over_channels,
+    part_over_states,
+    split_rows,
+)
+from kernels_pallas.triton.tile_io import LN2, load_tile, store_tile
 
 
 @triton.jit
-def chunk_states_kernel(
-    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, dy_ptr, start_ptr, states_ptr, decay_ptr, needed_ptr,
+def needed_kernel(
+    dt_ptr, a_ptr, c_ptr, dy_ptr, needed_ptr, decay_ptr,
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
-    STEPS: tl.constexpr,
+    LANES_E: tl.constexpr, LANES_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """From start [B, c, E, N]: states [B, c STEPS / U, E, N] before every U positions; decay of the whole chunk and
-    needed = sum_t (a_1 ... a_t) dy_t C_t, the gradient of its start without that of its end, both [B, c, E, N].
+    """Of every segment of STEPS positions: the gradient of its start without that of its end, sum_t (a_1 ... a_t) dy_t
+    C_t, and its decay a_1 ... a_STEPS, both [B, S, E, N].
     """
     n_blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
-    n_chunks: tl.constexpr = (T + STEPS - 1) // STEPS
+    n_segments: tl.constexpr = (T + STEPS - 1) // STEPS
     pid = tl.program_id(0)
-    chunk = (pid // n_blocks).to(tl.int64)
-    b, first = chunk // n_chunks, (pid // n_blocks) % n_chunks * STEPS
+    segment = (pid // n_blocks).to(tl.int64)
+    b, first = segment // n_segments, (pid // n_blocks) % n_segments * STEPS
     e_E = pid % n_blocks * BLOCK_E + tl.arange(0, BLOCK_E)
-    n_N = tl.arange(0, NP)
-    is_E, is_N = e_E < E, n_N < N
-    is_EN = is_E[:, None] & is_N[None, :]
+    n_N, i_U = tl.arange(0, NP), tl.arange(0, U)
+    is_EN = (e_E < E)[:, None] & (n_N < N)[None, :]
     at_EN = e_E[:, None] * N + n_N[None, :]
     a_EN = tl.load(a_ptr + at_EN, mask=is_EN, other=0.0)
-    h_EN = tl.load(start_ptr + chunk * (E * N) + at_EN, mask=is_EN, other=0.0)
-    decay_EN = tl.full([BLOCK_E, NP], 1.0, tl.float32)
-    needed_EN = tl.zeros([BLOCK_E, NP], tl.float32)
+    grad_EN = tl.zeros([BLOCK_E, NP], tl.float32)
+    total_EU = tl.zeros([BLOCK_E, U], tl.float32)
     at_x, at_b = b * (T * E), b * (T * N)
-    for block in tl.range(0, STEPS // U):
-        t = first + block * U
-        tl.store(states_ptr + (chunk * (STEPS // U) + block) * (E * N) + at_EN, h_EN, mask=is_EN)
-        xs = load_rows(x_ptr, at_x, t, T, E, e_E, is_E, U)
-        dts = load_rows(dt_ptr, at_x, t, T, E, e_E, is_E, U)
-        dys = load_rows(dy_ptr, at_x, t, T, E, e_E, is_E, U)
-        bs = load_rows(b_ptr, at_b, t, T, N, n_N, is_N, U)
-        cs = load_rows(c_ptr, at_b, t, T, N, n_N, is_N, U)
-        xs, dys, bs, cs = widened(xs, U), widened(dys, U), widened(bs, U), widened(cs, U)
-        for i in tl.static_range(U):
-            decay_now_EN = tl.exp2(dts[i][:, None] * a_EN)
-            h_EN = decay_now_EN * h_EN + (dts[i] * xs[i])[:, None] * bs[i][None, :]
-            decay_EN *= decay_now_EN
-            needed_EN += decay_EN * (dys[i][:, None] * cs[i][None, :])
-    tl.store(decay_ptr + chunk * (E * N) + at_EN, decay_EN, mask=is_EN)
-    tl.store(needed_ptr + chunk * (E * N) + at_EN, needed_EN, mask=is_EN)
+    for back in tl.range(0, STEPS // U):
+        t = first + STEPS - U - back * U
+        dt_EU = load_tile(dt_ptr + at_x, e_E, t + i_U, 1, E, E, T, True, True)
+        dy_EU = load_tile(dy_ptr + at_x, e_E, t + i_U, 1, E, E, T, True, True).to(tl.float32)
+        cs = load_rows(c_ptr + at_b, t, T, N, n_N, U)
+        dts, dys = split_rows(dt_EU, U), split_rows(dy_EU, U)
+        for i in tl.static_range(U - 1, -1, -1):
+            grad_EN = tl.exp2(dts[i][:, None] * a_EN) * (grad_EN + dys[i][:, None] * cs[i][None, :])
+        total_EU += dt_EU
+    decay_EN = tl.exp2(tl.sum(total_EU, 1)[:, None] * a_EN)
+    tl.store(needed_ptr + segment * (E * N) + at_EN, grad_EN, mask=is_EN)
+    tl.store(decay_ptr + segment * (E * N) + at_EN, decay_EN, mask=is_EN)
+
+
+@triton.jit
+def load_tiles(
+    x_ptr, dt_ptr, dy_ptr, e_E, t_U, T: tl.constexpr, E: tl.constexpr, CUT_E: tl.constexpr, CUT_T: tl.constexpr
+):  # fmt: skip
+    """x, dt and dy [BLOCK_E, U] as they are; a conversion would wait for them."""
+    x_EU = load_tile(x_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
+    dt_EU = load_tile(dt_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
+    dy_EU = load_tile(dy_ptr, e_E, t_U, 1, E, E, T, CUT_E, CUT_T)
+    return x_EU, dt_EU, dy_EU
 
 
 @triton.jit
 def scan_bwd_kernel(
-    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, dy_ptr, states_ptr, d_ends_ptr,
-    dx_ptr, ddt_ptr, da_ptr, db_ptr, dc_ptr, dd_ptr,
+    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, dy_ptr, kept_ptr, d_ends_ptr,
+    dx_ptr, ddt_ptr, da_ptr, db_ptr, dc_ptr, dd_ptr, d_starts_ptr, states_ptr,
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
-    STEPS: tl.constexpr,
+    LANES_E: tl.constexpr, LANES_N: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients dx and ddt [B, T, E]; parts of the sums: da [B, c, E, N], db and dc [B, blocks, T, N], dd [B, c, E].
+    """Gradients dx and ddt [B, T, E] of CHUNKS chunks of STEPS positions, one batch entry and channel block; parts of
+    the sums: da [B, S, E, N], db and dc [B, blocks, T, N], dd [B, S, E], for the S segments of CHUNKS chunks.
 
-    states as `chunk_states_kernel` leaves them; d_ends [B, c, E, N], the gradient of the state after each chunk.
+    kept [B, c, E, N], the states before the chunks; d_ends and d_starts [B, S, E, N], the gradients of the states after
+    and before each segment. states [programs, STEPS / U, BLOCK_E, NP] is the programs' own: every chunk of a program
+    takes the same place, which therefore stays in the L2 cache.
     """
     n_blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     n_chunks: tl.constexpr = (T + STEPS - 1) // STEPS
+    n_segments: tl.constexpr = (n_chunks + CHUNKS - 1) // CHUNKS
+    CUT_E: tl.constexpr = E % BLOCK_E != 0
+    CUT_T: tl.constexpr = T % (CHUNKS * STEPS) != 0
     pid = tl.program_id(0)
-    chunk = (pid // n_blocks).to(tl.int64)
-    b, first = chunk // n_chunks, (pid // n_blocks) % n_chunks * STEPS
-    e_E = pid % n_blocks * BLOCK_E + tl.arange(0, BLOCK_E)
-    n_N = tl.arange(0, NP)
-    is_E, is_N = e_E < E, n_N < N
-    is_EN = is_E[:, None] & is_N[None, :]
+    segment = (pid // n_blocks).to(tl.int64)
+    b, first = segment // n_segments, (pid // n_blocks) % n_segments * CHUNKS
+    own_E, n_N, i_U = tl.arange(0, BLOCK_E), tl.arange(0, NP), tl.arange(0, U)
+    e_E = pid % n_blocks * BLOCK_E + own_E
+    is_E = e_E < E
+    is_EN = is_E[:, None] & (n_N < N)[None, :]
     at_EN = e_E[:, None] * N + n_N[None, :]
     a_EN = tl.load(a_ptr + at_EN, mask=is_EN, other=0.0)
-    grad_EN = tl.load(d_ends_ptr + chunk * (E * N) + at_EN, mask=is_EN, other=0.0)
+    grad_EN = tl.load(d_ends_ptr + segment * (E * N) + at_EN, mask=is_EN, other=0.0)
     d_E = tl.load(d_ptr + e_E, mask=is_E, other=0.0)
     da_EN = tl.zeros([BLOCK_E, NP], tl.float32)
-    dd_E = tl.zeros([BLOCK_E], tl.float32)
+    dd_EU = tl.zeros([BLOCK_E, U], tl.float32)
     at_x, at_b = b * (T * E), b * (T * N)
     at_part = (b * n_blocks + pid % n_blocks) * (T * N)
-    for back in tl.range(0, STEPS // U):
-        block = STEPS // U - 1 - back
-        t = first + block * U
-        h_EN = tl.load(states_ptr + (chunk * (STEPS // U) + block) * (E * N) + at_EN, mask=is_EN, other=0.0)
-        xs = load_rows(x_ptr, at_x, t, T, E, e_E, is_E, U)
-        dts = load_rows(dt_ptr, at_x, t, T, E, e_E, is_E, U)
-        dys = load_rows(dy_ptr, at_x, t, T, E, e_E, is_E, U)
-        bs = load_rows(b_ptr, at_b, t, T, N, n_N, is_N, U)
-        cs = load_rows(c_ptr, at_b, t, T, N, n_N, is_N, U)
-        xs, dys, bs, cs = widened(xs, U), widened(dys, U), widened(bs, U), widened(cs, U)
-        hs = (h_EN,)
-        decays = ()
-        for i in tl.static_range(U):
-            decays += (tl.exp2(dts[i][:, None] * a_EN),)
-            hs += (decays[i] * hs[i] + (dts[i] * xs[i])[:, None] * bs[i][None, :],)
-        for i in tl.static_range(U - 1, -1, -1):
-            grad_EN += dys[i][:, None] * cs[i][None, :]
-            dc_N = tl.sum(hs[i + 1] * dys[i][:, None], 0)
-            db_N = tl.sum(grad_EN * (dts[i] * xs[i])[:, None], 0)
-            grad_b_E = tl.sum(grad_EN * bs[i][None, :], 1)
-            grad_EN *= decays[i]
-            through_EN = grad_EN * hs[i]
-            ddt_E = tl.sum(through_EN * a_EN, 1) * LN2 + grad_b_E * xs[i]
-            da_EN += through_EN * dts[i][:, None]
-            dx_E = grad_b_E * dts[i] + d_E * dys[i]
-            dd_E += dys[i] * xs[i]
-            is_here = t + i < T
-            tl.store(dx_ptr + at_x + (t + i) * E + e_E, dx_E.to(dx_ptr.dtype.element_ty), mask=is_E & is_here)
-            tl.store(ddt_ptr + at_x + (t + i) * E + e_E, ddt_E, mask=is_E & is_here)
-            tl.store(db_ptr + at_part + (t + i) * N + n_N, db_N, mask=is_N & is_here)
-            tl.store(dc_ptr + at_part + (t + i) * N + n_N, dc_N, mask=is_N & is_here)
-    tl.store(da_ptr + chunk * (E * N) + at_EN, da_EN, mask=is_EN)
-    tl.store(dd_ptr + chunk * E + e_E, dd_E, mask=is_E)
+    state_ptrs = states_ptr + pid.to(tl.int64) * (STEPS // U * BLOCK_E * NP) + own_E[:, None] * NP + n_N[None, :]
+    for back_chunk in tl.range(0, CHUNKS):
+        chunk = first + CHUNKS - 1 - back_chunk
+        is_kept = is_EN & (chunk < n_chunks)
+        h_EN = tl.load(kept_ptr + (b * n_chunks + chunk) * (E * N) + at_EN, mask=is_kept, other=0.0)
+        next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, chunk * STEPS + i_U, T, E, CUT_E, CUT_T)
+        for block in tl.range(0, STEPS // U):
+            t = chunk * STEPS + block * U
+            x_EU, dt_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            ahead = chunk * STEPS + tl.minimum(block + 1, STEPS // U - 1) * U
+            next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
+            tl.store(state_ptrs + block * (BLOCK_E * NP), h_EN)
+            bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
+            dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
+            dcs = ()
+            for i in tl.static_range(U):
+                h_EN = tl.exp2(dts[i][:, None] * a_EN) * h_EN + dtxs[i][:, None] * bs[i][None, :]
+                dcs += (part_over_channels(h_EN * dys[i][:, None], LANES_E),)
+            store_tile(dc_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dcs, LANES_E, U))
+        tl.debug_barrier()  # a thread may read what another has written
+        for back in tl.range(0, STEPS // U):
+            block = STEPS // U - 1 - back
+            t = chunk * STEPS + block * U
+            x_EU, dt_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            ahead = chunk * STEPS + tl.maximum(block - 1, 0) * U
+            next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
+            bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
+            cs = load_rows(c_ptr + at_b, t, T, N, n_N, U)
+            dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
+            hs = (tl.load(state_ptrs + block * (BLOCK_E * NP)),)
+            decays = (tl.exp2(dts[0][:, None] * a_EN),)
+            for i in tl.static_range(U - 1):
+                hs += (decays[i] * hs[i] + dtxs[i][:, None] * bs[i][None, :],)
+                decays += (tl.exp2(dts[i + 1][:, None] * a_EN),)
+            dbs = ()
+            grad_bs = ()
+            throughs = ()
+            for i in tl.static_range(U - 1, -1, -1):
+                grad_EN += dys[i][:, None] * cs[i][None, :]
+                db_EN, grad_b_EN = grad_EN * dtxs[i][:, None], grad_EN * bs[i][None, :]
+                grad_EN *= decays[i]
+                through_EN = grad_EN * hs[i]
+                # from the last position to the first; Triton has no star
+                dbs = (part_over_channels(db_EN, LANES_E),) + dbs  # noqa: RUF005
+                grad_bs = (part_over_states(grad_b_EN, LANES_N),) + grad_bs  # noqa: RUF005
+                throughs = (part_over_states(through_EN * a_EN, LANES_N),) + throughs  # noqa: RUF005
+                da_EN += through_EN * dts[i][:, None]
+            store_tile(db_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dbs, LANES_E, U))
+            grad_b_EU = over_states(grad_bs, LANES_N, U)
+            ddt_EU = over_states(throughs, LANES_N, U) * LN2 + grad_b_EU * x_EU
+            store_tile(dx_ptr + at_x, e_E, t + i_U, 1, E, E, T, grad_b_EU * dt_EU + d_E[:, None] * dy_EU)
+            store_tile(ddt_ptr + at_x, e_E, t + i_U, 1, E, E, T, ddt_EU)
+            dd_EU += dy_EU * x_EU
+        tl.debug_barrier()  # all has been read before the next chunk takes its place
+    tl.store(da_ptr + segment * (E * N) + at_EN, da_EN, mask=is_EN)
+    tl.store(dd_ptr + segment * E + e_E, tl.sum(dd_EU, 1), mask=is_E)
+    tl.store(d_starts_ptr + segment * (E * N) + at_EN, grad_EN, mask=is_EN)

@@ -1,37 +1,23 @@
 """Triton kernels of the selective scan: states [BLOCK_E, NP] in registers, one program (of one warp) per channel block.
 
-A program goes over its positions U at a time: the loads of U positions are issued together (in `scan_kernel`, whose
-programs may be few, those of the next U before the steps of these), then the steps follow one another in registers. No
-position is indexed at run time, so everything between is plain arithmetic.
-exp(dt A) is a power of two: A comes multiplied by log2(e). Positions from T on load dt = 0 and change nothing.
+A program goes over its positions U at a time: the tiles of the next U are loaded before the steps of these, which
+follow one another in registers. No position is indexed at run time, so everything between is plain arithmetic.
+exp(dt A) is a power of two: A comes multiplied by log2(e). Positions from T on load dt = 0 and change nothing. B and C
+come in float32, which spares every program their conversion.
 """
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def load_rows(ptr, base, t, T, stride: tl.constexpr, at, is_in, U: tl.constexpr):
-    """U rows from position t on, `stride` apart, as a tuple; zeros from T on."""
-    rows = ()
-    for i in tl.static_range(U):
-        rows += (tl.load(ptr + base + (t + i) * stride + at, mask=is_in & (t + i < T), other=0.0),)
-    return rows
-
-
-@triton.jit
-def widened(rows, U: tl.constexpr):
-    """The rows as float32: apart from the loads, because it waits for them."""
-    wide = ()
-    for i in tl.static_range(U):
-        wide += (rows[i].to(tl.float32),)
-    return wide
+from kernels_pallas.selective_scan.triton.tiles import load_rows, over_states, part_over_states, split_rows
+from kernels_pallas.triton.tile_io import load_tile, store_tile
 
 
 @triton.jit
 def scan_kernel(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, start_ptr, y_ptr, kept_ptr, end_ptr,
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
+    LANES_E: tl.constexpr, LANES_N: tl.constexpr,
     STEPS: tl.constexpr, EVERY: tl.constexpr, WITH_Y: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Outputs and states of STEPS positions, of one batch entry, segment of time and channel block.
@@ -46,32 +32,35 @@ def scan_kernel(
     segment = pid // n_blocks
     b = (segment // n_segments).to(tl.int64)
     e_E = pid % n_blocks * BLOCK_E + tl.arange(0, BLOCK_E)
-    n_N = tl.arange(0, NP)
-    is_E, is_N = e_E < E, n_N < N
-    is_EN = is_E[:, None] & is_N[None, :]
+    n_N, i_U = tl.arange(0, NP), tl.arange(0, U)
+    is_E = e_E < E
+    is_EN = is_E[:, None] & (n_N < N)[None, :]
     at_EN = e_E[:, None] * N + n_N[None, :]
     a_EN = tl.load(a_ptr + at_EN, mask=is_EN, other=0.0)
     h_EN = tl.load(start_ptr + segment.to(tl.int64) * (E * N) + at_EN, mask=is_EN, other=0.0)
     d_E = tl.load(d_ptr + e_E, mask=is_E, other=0.0)
     at_x, at_b = b * (T * E), b * (T * N)
     first = segment % n_segments * STEPS
-    next_xs = load_rows(x_ptr, at_x, first, T, E, e_E, is_E, U)
-    next_dts = load_rows(dt_ptr, at_x, first, T, E, e_E, is_E, U)
-    next_bs = load_rows(b_ptr, at_b, first, T, N, n_N, is_N, U)
-    next_cs = load_rows(c_ptr, at_b, first, T, N, n_N, is_N, U)
-    for t in tl.range(first, first + STEPS, U):
-        xs, dts, bs, cs = widened(next_xs, U), next_dts, widened(next_bs, U), widened(next_cs, U)
-        next_xs = load_rows(x_ptr, at_x, t + U, T, E, e_E, is_E, U)
-        next_dts = load_rows(dt_ptr, at_x, t + U, T, E, e_E, is_E, U)
-        next_bs = load_rows(b_ptr, at_b, t + U, T, N, n_N, is_N, U)
-        next_cs = load_rows(c_ptr, at_b, t + U, T, N, n_N, is_N, U)
+    next_x_EU = load_tile(x_ptr + at_x, e_E, first + i_U, 1, E, E, T, True, True)
+    next_dt_EU = load_tile(dt_ptr + at_x, e_E, first + i_U, 1, E, E, T, True, True)
+    next_bs = load_rows(b_ptr + at_b, first, T, N, n_N, U)
+    next_cs = load_rows(c_ptr + at_b, first, T, N, n_N, U)
+    for t in tl.range(first, first + STEPS, U, loop_unroll_factor=2):  # two: what is next need not be copied
+        x_EU, dt_EU, bs, cs = next_x_EU.to(tl.float32), next_dt_EU, next_bs, next_cs
+        next_x_EU = load_tile(x_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
+        next_dt_EU = load_tile(dt_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
+        next_bs = load_rows(b_ptr + at_b, t + U, T, N, n_N, U)
+        next_cs = load_rows(c_ptr + at_b, t + U, T, N, n_N, U)
         if KEEP:  # noqa: SIM102 - a constant, unlike the position
             if t % EVERY == 0:
                 tl.store(kept_ptr + (b * n_kept + t // EVERY) * (E * N) + at_EN, h_EN, mask=is_EN & (t < T))
+        dts, dtxs = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U)
+        ys = ()
         for i in tl.static_range(U):
-            h_EN = tl.exp2(dts[i][:, None] * a_EN) * h_EN + (dts[i] * xs[i])[:, None] * bs[i][None, :]
+            h_EN = tl.exp2(dts[i][:, None] * a_EN) * h_EN + dtxs[i][:, None] * bs[i][None, :]
             if WITH_Y:
-                y_E = tl.sum(h_EN * cs[i][None, :], 1) + d_E * xs[i]
-                at_y = at_x + (t + i) * E + e_E
-                tl.store(y_ptr + at_y, y_E.to(y_ptr.dtype.element_ty), mask=is_E & (t + i < T))
+                ys += (part_over_states(h_EN * cs[i][None, :], LANES_N),)
+        if WITH_Y:
+            y_EU = over_states(ys, LANES_N, U) + d_E[:, None] * x_EU
+            store_tile(y_ptr + at_x, e_E, t + i_U, 1, E, E, T, y_EU)
     tl.store(end_ptr + segment.to(tl.int64) * (E * N) + at_EN, h_EN, mask=is_EN)

@@ -2,9 +2,9 @@
 
 In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state every
 STEPS positions. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
-starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient is always made
-that way; between its two kernels it holds the states every U positions, B T / U E N x 4 bytes. States and sums are
-float32.
+starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient goes over all of
+time from its end in the same case, and otherwise over as many segments of time as fill the device, each of some chunks.
+States and sums are float32.
 """
 
 from functools import partial
@@ -23,24 +23,24 @@ from kernels_pallas.triton import interpreter, runtime
 
 
 class Tile(NamedTuple):
-    """Channels per program, warps, positions per step of its loop."""
+    """Channels per program, warps, positions per step of its loop (2, 4 or 8), warps from which on time is not cut."""
 
     e: int
     warps: int
     u: int
+    full: int = 512
 
 
-# One warp holds the sums over channels without a barrier; BLOCK_E x N / 32 states per thread. More channels share the
-# loads of B and C and shorten the sums (a fifth of scan_bwd's instructions are theirs, a third with 16 channels); fewer
-# leave registers for the states and decays of U positions, and more warps to hide latency.
-TILES = {"scan": Tile(16, 1, 4), "chunk_states": Tile(16, 1, 4), "scan_bwd": Tile(32, 1, 4)}
+# One warp holds a block of channels; BLOCK_E x N / 32 states per thread. More channels per program share the loads of B
+# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache. Both need
+# registers: with 168 per thread all programs of 16 x 1,536 channels are resident on 132 multiprocessors.
+TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 4, full=1024)}
 STEPS = 64  # positions between kept states, and per chunk of the gradient
-FULL = 512  # warps that go over all of time, from which on cutting it does not pay
 
 
 def tile(kernel: str) -> Tile:
     """Return the table's entry; the interpreter's is so small that tests see several blocks."""
-    return Tile(4, 1, TILES[kernel].u) if interpreter.is_chosen() else TILES[kernel]
+    return Tile(4, 1, TILES[kernel].u, full=2) if interpreter.is_chosen() else TILES[kernel]
 
 
 def chunk_steps(seq_len: int) -> int:
@@ -61,7 +61,8 @@ def forward(
     del chunk_size  # the tiles fix the chunks
     rule = f"{_OPERANDS}, b g n -> b t g, b g n" + (", b c g n" if keep else "")
     run = loop_vmap(partial(_forward, keep=keep), rule)
-    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, initial_BEN)
+    b, c = B_BTN.astype(jnp.float32), C_BTN.astype(jnp.float32)
+    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, initial_BEN)
     return y, last, kept[0] if keep else last
 
 
@@ -71,7 +72,8 @@ def backward(
     """Return the gradients of x, dt, A, B, C, D and the initial state."""
     del chunk_size  # the tiles fix the chunks
     run = loop_vmap(_backward, f"{_OPERANDS}, b c g n, b t g, b g n -> b t g, b t g, g n, b t n, b t n, g, b g n")
-    dx, ddt, dA, dB, dC, dD, d_initial = run(x_BTE, dt_BTE, A_EN * LOG2_E, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN)
+    b, c = B_BTN.astype(jnp.float32), C_BTN.astype(jnp.float32)
+    dx, ddt, dA, dB, dC, dD, d_initial = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, kept, dy_BTE, d_last_BEN)
     return dx, ddt, dA, dB.astype(B_BTN.dtype), dC.astype(C_BTN.dtype), dD, d_initial
 
 
@@ -80,8 +82,7 @@ def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, ...]:
     block, steps = tile("scan"), chunk_steps(T)
     n_chunks = -(-T // steps)
     scan = partial(_scan, x, dt, a, b, c, d, steps=steps)
-    is_full = B * -(-E // block.e) * block.warps >= (2 if interpreter.is_chosen() else FULL)
-    if is_full or n_chunks == 1:
+    if B * -(-E // block.e) * block.warps >= block.full or n_chunks == 1:
         y, kept, last = scan(initial[:, None], segments=1, keep=keep)
         return (y, last[:, 0], kept) if keep else (y, last[:, 0])
     start = jnp.zeros((B, n_chunks, E, N), a.dtype)
@@ -114,51 +115,50 @@ def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, wi
         grid=(B * segments * -(-E // block.e),),
         num_warps=block.warps,
         name="selective_scan" if with_y else "selective_scan_ends",
-        BLOCK_E=block.e,
-        U=block.u,
         STEPS=n_chunks * steps // segments,
         EVERY=steps,
         WITH_Y=with_y,
         KEEP=keep,
-        **_sizes(x, a),
+        **_sizes(x, a, block),
     )
 
 
-def _sizes(x: Array, a: Array) -> dict[str, Any]:
-    N = a.shape[1]
-    return {"T": x.shape[1], "E": x.shape[2], "N": N, "NP": max(2, 1 << (N - 1).bit_length())}
+def _sizes(x: Array, a: Array, block: Tile) -> dict[str, Any]:
+    """The constants that all kernels have; where the lanes are see tiles.py."""
+    N, (_, T, E) = a.shape[1], x.shape
+    NP = max(2, 1 << (N - 1).bit_length())
+    lanes_n = max(1, NP // 4)  # 16 bytes are loaded at a time
+    lanes = {"LANES_E": min(block.e, 32 * block.warps // lanes_n), "LANES_N": lanes_n}
+    return {"T": T, "E": E, "N": N, "NP": NP, "BLOCK_E": block.e, "U": block.u, **lanes}
 
 
-def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
+def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
-    steps, first, second = chunk_steps(T), tile("chunk_states"), tile("scan_bwd")
-    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // second.e), _sizes(x, a)
-    of_chunks = jax.ShapeDtypeStruct((B, n_chunks, E, N), a.dtype)
-    states, decay, needed = runtime.launch(
-        bwd_kernels.chunk_states_kernel,
-        x,
-        dt,
-        a,
-        b,
-        c,
-        dy,
-        starts,
-        out_shape=[
-            jax.ShapeDtypeStruct((B, n_chunks * steps // second.u, E, N), a.dtype),
-            of_chunks,
-            of_chunks,
-        ],
-        grid=(B * n_chunks * -(-E // first.e),),
-        num_warps=first.warps,
-        name="selective_scan_chunk_states",
-        BLOCK_E=first.e,
-        U=second.u,
-        STEPS=steps,
-        **sizes,
-    )
-    d_ends, d_initial = state_passing(decay, needed, d_last, reverse=True)
+    steps, block = chunk_steps(T), tile("scan_bwd")
+    n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a, block)
+    chunks = -(-n_chunks // max(1, block.full // (B * n_blocks * block.warps)))  # of a segment
+    segments = -(-n_chunks // chunks)
+    of_segments = jax.ShapeDtypeStruct((B, segments, E, N), a.dtype)
+    d_ends = d_last[:, None]
+    if segments > 1:
+        first = tile("needed")
+        needed, decay = runtime.launch(
+            bwd_kernels.needed_kernel,
+            dt,
+            a,
+            c,
+            dy,
+            out_shape=[of_segments, of_segments],
+            grid=(B * segments * -(-E // first.e),),
+            num_warps=first.warps,
+            name="selective_scan_needed",
+            STEPS=chunks * steps,
+            **_sizes(x, a, first),
+        )
+        d_ends, _ = state_passing(decay, needed, d_last, reverse=True)
     parts = jax.ShapeDtypeStruct((B, n_blocks, T, N), a.dtype)
-    dx, ddt, da, db, dc, dd = runtime.launch(
+    programs = B * segments * n_blocks
+    dx, ddt, da, db, dc, dd, d_starts, _ = runtime.launch(
         bwd_kernels.scan_bwd_kernel,
         x,
         dt,
@@ -167,22 +167,23 @@ def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
         c,
         d,
         dy,
-        states,
+        kept,
         d_ends,
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct(dt.shape, dt.dtype),
-            of_chunks,
+            of_segments,
             parts,
             parts,
-            jax.ShapeDtypeStruct((B, n_chunks, E), a.dtype),
+            jax.ShapeDtypeStruct((B, segments, E), a.dtype),
+            of_segments,
+            jax.ShapeDtypeStruct((programs, steps // block.u, block.e, sizes["NP"]), a.dtype),
         ],
-        grid=(B * n_chunks * n_blocks,),
-        num_warps=second.warps,
+        grid=(programs,),
+        num_warps=block.warps,
         name="selective_scan_bwd",
-        BLOCK_E=second.e,
-        U=second.u,
         STEPS=steps,
+        CHUNKS=chunks,
         **sizes,
     )
     db, dc = (jnp.sum(part, axis=1) for part in (db, dc))
@@ -193,5 +194,5 @@ def _backward(x, dt, a, b, c, d, starts, dy, d_last) -> tuple[Array, ...]:
         db,  # in float32: other devices' channels may have to be added
         dc,
         jnp.sum(dd, axis=(0, 1)),
-        d_initial,
+        d_starts[:, 0],
     )

@@ -1,0 +1,85 @@
+"""Tiles of U positions in the registers: rows out of them, and sums of rows over channels or states into them.
+
+The state of a position, [BLOCK_E, NP], lies over the lanes both ways: LANES_E of them beside each other hold channels,
+LANES_N states. Sums of a position over either would be shuffled between the lanes, three or two times per number, which
+was a third of all instructions. So threads sum what they hold, and the parts of U positions are joined and halved until
+one is left: the halves of `tl.split` are in one thread, for which the compiler takes the joined parts through shared
+memory once. The lane counts are those of the layout that it chooses; with another the sums would only be slower.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(ptr, t, T: tl.constexpr, N: tl.constexpr, n_N, U: tl.constexpr):
+    """Rows t to t + U - 1 of [T, N] as a tuple; zeros from T and N on."""
+    rows = ()
+    for i in tl.static_range(U):
+        rows += (tl.load(ptr + (t + i) * N + n_N, mask=(n_N < N) & (t + i < T), other=0.0),)
+    return rows
+
+
+@triton.jit
+def split_rows(x_EU, U: tl.constexpr):
+    """The U columns of a tile, each [E], as a tuple; U is 2, 4 or 8."""
+    rows = (x_EU,)
+    for level in tl.static_range(3):
+        if U >> level > 1:
+            first = ()
+            second = ()
+            for i in tl.static_range(1 << level):
+                if U >> level == 2:
+                    even, odd = tl.split(rows[i])
+                else:
+                    even, odd = tl.split(tl.reshape(rows[i], [x_EU.shape[0], U >> (level + 1), 2]))
+                first += (even,)
+                second += (odd,)
+            rows = first + second
+    return rows
+
+
+@triton.jit
+def part_over_channels(x_EN, LANES_E: tl.constexpr):
+    """[LANES_E, N]: the sums of each thread."""
+    return tl.sum(tl.reshape(x_EN, [x_EN.shape[0] // LANES_E, LANES_E, x_EN.shape[1]]), 0)
+
+
+@triton.jit
+def part_over_states(x_EN, LANES_N: tl.constexpr):
+    """[E, LANES_N]: the sums of each thread."""
+    return tl.sum(tl.reshape(x_EN, [x_EN.shape[0], LANES_N, x_EN.shape[1] // LANES_N]), 2)
+
+
+@triton.jit
+def over_channels(parts, LANES_E: tl.constexpr, U: tl.constexpr):
+    """[N, U] of the parts of U positions, [LANES_E, N] each."""
+    return _halved(tl.permute(_joined(parts, U), [1, 2, 0]), LANES_E)
+
+
+@triton.jit
+def over_states(parts, LANES_N: tl.constexpr, U: tl.constexpr):
+    """[E, U] of the parts of U positions, [E, LANES_N] each."""
+    return _halved(tl.permute(_joined(parts, U), [0, 2, 1]), LANES_N)
+
+
+@triton.jit
+def _joined(parts, U: tl.constexpr):
+    """[.., .., U] of U tiles."""
+    for level in tl.static_range(3):
+        if U >> level > 1:
+            pairs = ()
+            for i in tl.static_range(U >> (level + 1)):
+                pairs += (tl.join(parts[i], parts[i + (U >> (level + 1))]),)
+            parts = pairs
+    return tl.reshape(parts[0], [parts[0].shape[0], parts[0].shape[1], U])
+
+
+@triton.jit
+def _halved(x, M: tl.constexpr):
+    """The sum over the last of three axes, of M entries, as [.., ..]."""
+    for level in tl.static_range(8):
+        if M >> level > 1:
+            first, second = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], M >> (level + 1), 2]))
+            x = first + second
+    return tl.reshape(x, [x.shape[0], x.shape[1]])
