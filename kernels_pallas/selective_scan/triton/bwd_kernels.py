@@ -12,7 +12,7 @@ over channels are sums over blocks of them, added up by XLA: no atomics, so two 
 import triton
 import triton.language as tl
 
-from kernels_pallas.selective_scan.triton.tiles import (
+from kernels_pallas.selective_scan.triton.tile_kernels import (
     load_rows,
     over_channels,
     over_states,

@@ -9,7 +9,7 @@ come in float32, which spares every program their conversion.
 import triton
 import triton.language as tl
 
-from kernels_pallas.selective_scan.triton.tiles import load_rows, over_states, part_over_states, split_rows
+from kernels_pallas.selective_scan.triton.tile_kernels import load_rows, over_states, part_over_states, split_rows
 from kernels_pallas.triton.tile_io import load_tile, store_tile
 
 
