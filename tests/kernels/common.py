@@ -1,7 +1,7 @@
 """Inputs and comparisons that the kernel tests share."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from kernels_pallas.select_chunk import xla as select_xla
 from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.top1_chunk import api as chunk_api
 from kernels_pallas.top1_chunk.xla import attention as xla_attention
+from seqjax.nn.params import Template
 
 # what one rounding of the output dtype, and of the products' inputs, may cost relative to the output's scale
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 6e-3, "bfloat16": 4e-2}
@@ -204,3 +205,20 @@ def count_primitive(jaxpr, name: str) -> int:
 
 def temporary_bytes(f, *shapes: jax.ShapeDtypeStruct) -> int:
     return jax.jit(f).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+def mixer_gradients(make: Callable[..., Any]) -> Callable[[], Any]:
+    """A function that makes a value of a mixer of width 16 and its gradients with the backends of the moment.
+
+    No parameter is 0, as some of a new model are.
+    """
+    template = Template(lambda rngs, _: make(16, rngs=rngs))
+    wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731
+    params = jax.tree.map(lambda p: p + wave(p), template.init(jax.random.key(0)))
+    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 11, 16)), jnp.float32)
+
+    def gradients() -> Any:
+        loss = lambda params, x_BTD: jnp.sum(jnp.sin(template.bind(params)(x_BTD)))  # noqa: E731
+        return fast_jit(jax.value_and_grad(loss, (0, 1)))(params, x_BTD)
+
+    return gradients

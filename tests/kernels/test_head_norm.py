@@ -18,10 +18,9 @@ from kernels_pallas.head_norm.interface import Call
 from kernels_pallas.head_norm.triton import load, norm, refusal
 from kernels_pallas.triton import limits, runtime
 from seqjax import mixers, sharding
-from seqjax.nn.params import Template
 from seqjax.ops import head_norm
 from tests import support
-from tests.kernels.common import fast_jit
+from tests.kernels.common import fast_jit, mixer_gradients
 
 EPS = 2.0**-24  # half a unit of float32
 # What one rounding to the dtype costs: relative, and of the smallest numbers.
@@ -315,16 +314,7 @@ MIXERS = {
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
-    """With parameters of which none is 0, as some of a new model are."""
-    template = Template(lambda rngs, _: MIXERS[name](16, rngs=rngs))
-    wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731
-    params = jax.tree.map(lambda p: p + wave(p), template.init(jax.random.key(0)))
-    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 11, 16)), jnp.float32)
-
-    def gradients():
-        loss = lambda params, x_BTD: jnp.sum(jnp.sin(template.bind(params)(x_BTD)))  # noqa: E731
-        return fast_jit(jax.value_and_grad(loss, (0, 1)))(params, x_BTD)
-
+    gradients = mixer_gradients(MIXERS[name])
     monkeypatch.setattr(backend, "_outside", {"head_norm": {"plain": kp.Backend("plain", backend_of_xla)}})
     want = gradients()
     assert kp.backends_used()["head_norm"] == "plain"

@@ -16,9 +16,8 @@ from kernels_pallas.token_shift.triton import load, refusal, shift
 from kernels_pallas.triton import runtime
 from seqjax import mixers, sharding
 from seqjax.mixers._rwkv import lerps
-from seqjax.nn.params import Template
 from tests import support
-from tests.kernels.common import assert_close, fast_jit, outputs_and_gradients
+from tests.kernels.common import assert_close, fast_jit, mixer_gradients, outputs_and_gradients
 
 NAMES = ("x", "last", "mus", "moves")
 
@@ -231,16 +230,7 @@ MIXERS = {
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_mixers_get_the_gradients_of_xla(monkeypatch, implementation, name) -> None:
-    """With parameters of which none is 0, as some of a new model are."""
-    template = Template(lambda rngs, _: MIXERS[name](16, rngs=rngs))
-    wave = lambda p: 0.1 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape)  # noqa: E731
-    params = jax.tree.map(lambda p: p + wave(p), template.init(jax.random.key(0)))
-    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 11, 16)), jnp.float32)
-
-    def gradients():
-        loss = lambda params, x_BTD: jnp.sum(jnp.sin(template.bind(params)(x_BTD)))  # noqa: E731
-        return fast_jit(jax.value_and_grad(loss, (0, 1)))(params, x_BTD)
-
+    gradients = mixer_gradients(MIXERS[name])
     want = gradients()
     assert kp.backends_used()["token_shift"] == "xla"
     outside(monkeypatch, load)
