@@ -15,7 +15,7 @@ extras.need("triton")
 
 
 # Bytes that a thread may spill, of 16-bit inputs. Those with more are faster on an H200 than tiles that spill nothing
-# (docs/log/kernels.md).
+# (docs/log/kernels.md), those of keys_kernel before it made two gradients.
 SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420, "keys_kernel": 200}
 
 

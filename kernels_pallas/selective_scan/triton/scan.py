@@ -124,7 +124,7 @@ def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, wi
 
 
 def _sizes(x: Array, a: Array, block: Tile) -> dict[str, Any]:
-    """The constants that all kernels have; where the lanes are see tiles.py."""
+    """The constants that all kernels have; where the lanes are see tile_kernels.py."""
     N, (_, T, E) = a.shape[1], x.shape
     NP = max(2, 1 << (N - 1).bit_length())
     lanes_n = max(1, NP // 4)  # 16 bytes are loaded at a time
