@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from seqjax.nn import LayerNorm, Linear, Mlp, RMSNorm, l2_normalize, save_inputs
-from seqjax.nn.layers import layer_norm
+from seqjax.nn.layers import gelu, layer_norm
 from tests.nn.common import fill, rng, value
 
 
@@ -119,6 +119,23 @@ def test_mlp(kind, approximate, bias):
     else:
         hidden = ACTIVATIONS[kind, approximate](linear(mlp.gate, x.astype(np.float64))) * hidden
     np.testing.assert_allclose(mlp(jnp.asarray(x)), linear(mlp.down, hidden), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gelu_of_every_16_bit_number(dtype):
+    """Values and derivatives, the latter rounded to 16 bits."""
+    x = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), dtype)
+    x = x[jnp.isfinite(x)]
+    value, pull = jax.vjp(gelu, x)
+    assert value.dtype == jnp.float32
+    x64 = np.asarray(x, np.float64)
+    phi = np.array([0.5 * math.erfc(-number / math.sqrt(2)) for number in x64])
+    np.testing.assert_allclose(value, x64 * phi, rtol=1e-7, atol=3e-6)
+    (slope,) = pull(jnp.ones_like(value))
+    with np.errstate(over="ignore"):
+        want = phi + x64 * np.exp(-(x64**2) / 2) / math.sqrt(2 * math.pi)
+    rounding = {jnp.bfloat16: 2**-8, jnp.float16: 2**-11}[dtype]
+    np.testing.assert_allclose(np.asarray(slope, np.float64), want, rtol=rounding, atol=2e-5)
 
 
 def test_linear_has_weights_in_out_and_a_bias_on_demand():
