@@ -24,6 +24,14 @@ MODELS = {
     "W=256, QK norm": "transformer_pp:110m,model.mixer.qk_norm=True,model.mixer.window=256",
     "RWKV-7": "rwkv7:110m",
     "Transformer++": "transformer_pp:110m",
+    "DeltaNet": "deltanet:110m",
+    "RWKV-6": "rwkv6:110m",
+    "Based": "based:110m",
+    "Top-1 Chunk, approx": "top1_chunk:110m,model.mixer.selection=approx",
+    "GLA": "gla:110m",
+    "KDA": "kda:110m",
+    "Gated DeltaProduct": "gated_deltaproduct:110m",
+    "RWKV-5": "rwkv5:110m",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
@@ -37,6 +45,14 @@ ENDS = {
     "W=256, QK norm": {0.5: (1.0,), 1: (1.0,), 2: (1.0,)},
     "RWKV-7": {1: (0.8, 1.0), 2: (0.8, 1.0)},
     "Transformer++": {0.5: (1.0,), 1: (1.0,)},
+    "DeltaNet": {2: (1.0,)},
+    "RWKV-6": {2: (1.0,)},
+    "Based": {1: (1.0,), 2: (1.0,)},
+    "Top-1 Chunk, approx": {1: (1.0,), 2: (1.0,)},
+    "GLA": {2: (1.0,)},
+    "KDA": {2: (1.0,)},
+    "Gated DeltaProduct": {2: (1.0,)},
+    "RWKV-5": {2: (1.0,)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)
