@@ -28,7 +28,7 @@ def test_the_selective_scan_runs_alone(kernel: str) -> None:
     made = jax.tree.leaves(tune.selective_call(kernel, B=1, T=3, E=5, N=2)())
     x, b, state = (1, 3, 5), (1, 3, 2), (1, 5, 2)
     assert [t.shape for t in made] == (
-        [x, state, (1, 1, 5, 2)] if kernel == "selective" else [x, x, (5, 2), b, b, (5,), state]
+        [x, state, (1, 1, 5, 2)] if kernel == "selective" else [x, x, (5, 2), b, b, (5,), state, (5,)]
     )
 
 

@@ -171,7 +171,7 @@ def test_a_bias_makes_the_step_sizes_and_has_a_gradient(implementation, shape, d
 
 
 def test_step_sizes_of_a_bias_are_exact_to_float32(implementation) -> None:
-    """From 2e-9, where 1 + e^z is 1 in float32. The exponent of a power of two, up to 29, rounds to 2e-6 of the result."""
+    """From 2e-9, where 1 + e^z is 1 in float32. An exponent of 2 of up to 29 rounds to 2e-6 of the result."""
     z = np.linspace(-20, 20, 201, dtype=np.float32)
     one, E = jnp.ones, len(z)
     arrays = (one((1, 1, E)), jnp.asarray(z)[None, None], -one((E, 1)), one((1, 1, 1)), one((1, 1, 1)), jnp.zeros(E))
