@@ -1,7 +1,7 @@
 """The selective scan in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
 
-In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state every
-STEPS positions. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
+In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state at every
+chunk's start. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
 starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient goes over all of
 time from its end in the same case, and otherwise over as many segments of time as fill the device, each of some chunks.
 States and sums are float32.
@@ -30,24 +30,25 @@ class Tile(NamedTuple):
     warps: int
     u: int
     full: int = 512
+    steps: int = 64  # of scan_bwd: positions between kept states, per chunk of the gradient
 
 
 # One warp holds a block of channels; BLOCK_E x N / 32 states per thread. More channels per program share the loads of B
-# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache. Both need
-# registers: with 168 per thread all programs of 16 x 1,536 channels are resident on 132 multiprocessors.
-TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 4, full=1024)}
-STEPS = 64  # positions between kept states, and per chunk of the gradient
+# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache for a chunk,
+# 25 MB of 1,536 programs with these, and its traffic. Both need registers: up to 168 per thread, all programs of 16 x
+# 1,536 channels are resident on 132 multiprocessors (128 with these, 214 in steps of 4).
+TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 2, full=1024, steps=32)}
 
 
 def tile(kernel: str) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
-    return Tile(4, 1, TILES[kernel].u, full=2) if interpreter.is_chosen() else TILES[kernel]
+    """Return the table's entry; the interpreter's is so small that tests see several blocks and chunks."""
+    return Tile(4, 1, TILES[kernel].u, full=2, steps=8) if interpreter.is_chosen() else TILES[kernel]
 
 
 def chunk_steps(seq_len: int) -> int:
-    """Return the positions per chunk: STEPS (8 in the interpreter) or fewer for a shorter sequence, a multiple of U."""
+    """Return the positions per chunk: the table's, or fewer for a shorter sequence, a multiple of all U."""
     unit = max(t.u for t in TILES.values())
-    return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
+    return min(max(tile("scan_bwd").steps, unit), -(-seq_len // unit) * unit)
 
 
 # Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
