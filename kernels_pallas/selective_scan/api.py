@@ -96,15 +96,15 @@ def _forward(arrays: tuple[Array, ...], call: Call):
 
 def _backward(call: Call, saved: tuple, cotangents: tuple[Array, Array]) -> tuple[tuple[Array, ...]]:
     (x, dt, *shared), biases, kept = saved
+    rest: Any = (*shared, kept, *cotangents)
     if not biases:
-        return (call.kernels.backward(x, dt, *shared, kept, *cotangents, chunk_size=call.chunk_size),)
+        return (call.kernels.backward(x, dt, *rest, chunk_size=call.chunk_size),)
     if isinstance(call.kernels, SelectiveScanOfSoftplus):
-        options = {"chunk_size": call.chunk_size, "dt_bias_E": biases[0]}
-        return (call.kernels.backward(x, dt, *shared, kept, *cotangents, **options),)
+        return (call.kernels.backward(x, dt, *rest, chunk_size=call.chunk_size, dt_bias_E=biases[0]),)
     sizes, pull = jax.vjp(step_sizes, dt, *biases)
-    dx, ddt, *rest = call.kernels.backward(x, sizes, *shared, kept, *cotangents, chunk_size=call.chunk_size)
-    ddt, d_bias = pull(ddt)
-    return ((dx, ddt, *rest, d_bias),)
+    dx, d_sizes, *others = call.kernels.backward(x, sizes, *rest, chunk_size=call.chunk_size)
+    ddt, d_bias = pull(d_sizes)
+    return ((dx, ddt, *others, d_bias),)
 
 
 _scan.defvjp(_forward, _backward)
