@@ -115,7 +115,7 @@ def selective_scan(*, dim: int, dtype: str, batch: int = 16, bias: bool = False)
     T, E, N = 2000, 1536, 16
     x, dt, bc = ((batch, T, E), dtype), ((batch, T, E), "float32"), ((batch, T, N), dtype)
     a, d = ((E, N), "float32"), ((E,), "float32")
-    state, starts = ((batch, E, N), "float32"), ((batch, -(-T // backend.chunk_steps(T)), E, N), "float32")
+    state, starts = ((batch, E, N), "float32"), ((batch, -(-T // backend.chunk_steps()), E, N), "float32")
     dt, options = (x, {"dt_bias_E": jnp.zeros(E)}) if bias else (dt, {})
     arrays(partial(backend.forward, chunk_size=None, keep=True, **options), x, dt, a, bc, bc, d, state)
     arrays(partial(backend.backward, chunk_size=None, **options), x, dt, a, bc, bc, d, starts, x, state)

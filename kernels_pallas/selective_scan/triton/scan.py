@@ -45,10 +45,9 @@ def tile(kernel: str) -> Tile:
     return Tile(4, 1, TILES[kernel].u, full=2, steps=8) if interpreter.is_chosen() else TILES[kernel]
 
 
-def chunk_steps(seq_len: int) -> int:
-    """Return the positions per chunk: the table's, or fewer for a shorter sequence, a multiple of all U."""
-    unit = max(t.u for t in TILES.values())
-    return min(max(tile("scan_bwd").steps, unit), -(-seq_len // unit) * unit)
+def chunk_steps() -> int:
+    """Return the positions per chunk; a shorter sequence has all, as triton 3.6 fails at a loop of two rounds."""
+    return max(tile("scan_bwd").steps, *(t.u for t in TILES.values()))
 
 
 # Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
@@ -87,7 +86,7 @@ def backward(
 
 def _forward(x, dt, a, b, c, d, initial, bias=None, *, keep: bool) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
-    block, steps = tile("scan"), chunk_steps(T)
+    block, steps = tile("scan"), chunk_steps()
     n_chunks = -(-T // steps)
     scan = partial(_scan, x, dt, a, b, c, d, bias, steps=steps)
     if B * -(-E // block.e) * block.warps >= block.full or n_chunks == 1:
@@ -144,7 +143,7 @@ def _sizes(x: Array, a: Array, block: Tile) -> dict[str, Any]:
 
 def _backward(x, dt, a, b, c, d, kept, dy, d_last, bias=None) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
-    steps, block = chunk_steps(T), tile("scan_bwd")
+    steps, block = chunk_steps(), tile("scan_bwd")
     n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a, block)
     chunks = -(-n_chunks // max(1, block.full // (B * n_blocks * block.warps)))  # of a segment
     segments = -(-n_chunks // chunks)
