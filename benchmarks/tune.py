@@ -175,12 +175,12 @@ def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N:
 
 
 def selective_candidates(kernel: str, first: Any) -> list[Any]:
-    """The table's entry, then others: 16 or 32 channels a warp; backward, chunks of 32 or 64 in 1 to 8 segments."""
+    """The table's entry, then others: 8 to 32 channels a warp; backward, chunks of 32 or 64 in 1 to 4 segments."""
     found, cuts = [first], [(first.full, first.steps)]
     if kernel == "selective_bwd":
-        cuts = [(first.full, 32), (first.full, 64), (3072, 64), (6144, 64)]
-    for warps, each, u, (full, steps) in product((1, 2), (16, 32), (2, 4), cuts):
-        found.append(first._replace(e=each * warps, warps=warps, u=u, full=full, steps=steps))
+        cuts = [(first.full, 32), (first.full, 64), (3072, 64)]
+    for e, u, (full, steps) in product((8, 16, 32), (2, 4), cuts):
+        found.append(first._replace(e=e, u=u, full=full, steps=steps))
     return list(dict.fromkeys(found))
 
 

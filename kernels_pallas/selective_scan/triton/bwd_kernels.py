@@ -116,14 +116,15 @@ def scan_bwd_kernel(
         is_kept = is_EN & (chunk < n_chunks)
         h_EN = tl.load(kept_ptr + (b * n_chunks + chunk) * (E * N) + at_EN, mask=is_kept, other=0.0)
         next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, chunk * STEPS + i_U, T, E, CUT_E, CUT_T)
+        next_bs = load_rows(b_ptr + at_b, chunk * STEPS, T, N, n_N, U)
         for block in tl.range(0, STEPS // U):
             t = chunk * STEPS + block * U
             x_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[2].to(tl.float32)
             dt_EU = step_sizes(next_EU[1], bias_E, t + i_U, T, SOFTPLUS)
             ahead = chunk * STEPS + tl.minimum(block + 1, STEPS // U - 1) * U
             next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
+            bs, next_bs = next_bs, load_rows(b_ptr + at_b, ahead, T, N, n_N, U)
             tl.store(state_ptrs + block * (BLOCK_E * NP), h_EN)
-            bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
             dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
             dcs = ()
             for i in tl.static_range(U):
@@ -131,6 +132,8 @@ def scan_bwd_kernel(
                 dcs += (part_over_channels(h_EN * dys[i][:, None], LANES_E),)
             store_tile(dc_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dcs, LANES_E, U))
         tl.debug_barrier()  # a thread may read what another has written
+        next_cs = load_rows(c_ptr + at_b, chunk * STEPS + STEPS - U, T, N, n_N, U)
+        next_h_EN = tl.load(state_ptrs + (STEPS // U - 1) * (BLOCK_E * NP))
         for back in tl.range(0, STEPS // U):
             block = STEPS // U - 1 - back
             t = chunk * STEPS + block * U
@@ -138,10 +141,11 @@ def scan_bwd_kernel(
             dt_EU = step_sizes(given_EU, bias_E, t + i_U, T, SOFTPLUS)
             ahead = chunk * STEPS + tl.maximum(block - 1, 0) * U
             next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
-            bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
-            cs = load_rows(c_ptr + at_b, t, T, N, n_N, U)
+            bs, next_bs = next_bs, load_rows(b_ptr + at_b, ahead, T, N, n_N, U)
+            cs, next_cs = next_cs, load_rows(c_ptr + at_b, ahead, T, N, n_N, U)
+            hs = (next_h_EN,)
+            next_h_EN = tl.load(state_ptrs + tl.maximum(block - 1, 0) * (BLOCK_E * NP))
             dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
-            hs = (tl.load(state_ptrs + block * (BLOCK_E * NP)),)
             decays = (tl.exp2(dts[0][:, None] * a_EN),)
             for i in tl.static_range(U - 1):
                 hs += (decays[i] * hs[i] + dtxs[i][:, None] * bs[i][None, :],)
