@@ -2,10 +2,11 @@
 
     python -m benchmarks.scans [--quick] [--cases=delta_rule,gated_delta_rule] [--batch=16] [--seq_len=2048]
 
-ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16),
-state_scan the states at chunk starts of RWKV-7 (12 heads of 64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8
-heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6 heads of 96 x 192). wkv6 and wkv7 are the recurrences of
-RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4 heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
+ssd is Mamba-2's recurrence (24 heads of 64, state 128), selective_scan Mamba-1's (1,536 channels, state 16), with
+_softplus from the projection that step sizes are made of, state_scan the states at chunk starts of RWKV-7 (12 heads of
+64 x 64, chunks of 64), delta_rule DeltaNet's recurrence (8 heads of 96 x 96) and gated_delta_rule Gated DeltaNet's (6
+heads of 96 x 192). wkv6 and wkv7 are the recurrences of RWKV-6 and 7 (12 heads of 64 x 64), gla and kda those of GLA (4
+heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
 is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
 their norm), short_conv_v that of its v (1,152 channels). token_shift6 is RWKV-7's token shift (768 channels, 6
 branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). norm_* are what stands behind the
@@ -54,7 +55,8 @@ CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152
 SHIFTS = {"token_shift6": 6, "token_shift_moved": 5}  # branches
 # H, V of what stands behind a recurrence
 NORMS = {"norm_gated_deltanet": (6, 192), "norm_mamba2": (24, 64), "norm_rwkv6": (12, 64), "norm_rwkv7": (12, 64)}
-RECURRENCES = ("ssd", "selective_scan", "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
+SELECTIVE = ("selective_scan", "selective_scan_softplus")
+RECURRENCES = ("ssd", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
 CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, *NORMS)
 TABLE = report.Table(
     26,
@@ -79,11 +81,12 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         H, V, N = (2, 8, 16) if small else (24, 64, 128)
         dt = jax.nn.softplus(normal(0, B, T, H) - 3)
         return half(1, B, T, H, V), -8 * dt, half(2, B, T, N), half(3, B, T, N), normal(4, B, H, N, V), dt
-    if case == "selective_scan":
+    if case in SELECTIVE:
         E, N = (32, 4) if small else (1536, 16)
-        dt, decay = jax.nn.softplus(normal(0, B, T, E) - 3), -jnp.exp(normal(1, E, N))
-        inputs = (half(2, B, T, E), dt, decay, half(3, B, T, N), half(4, B, T, N))
-        return *inputs, normal(5, E), normal(6, B, E, N)
+        has_bias, decay = case == "selective_scan_softplus", -jnp.exp(normal(1, E, N))
+        dt = half(0, B, T, E) if has_bias else jax.nn.softplus(normal(0, B, T, E) - 3)
+        inputs = (half(2, B, T, E), dt, decay, half(3, B, T, N), half(4, B, T, N), normal(5, E), normal(6, B, E, N))
+        return (*inputs, jnp.full(E, -3.0)) if has_bias else inputs
     if case in ("delta_rule", "gated_delta_rule"):
         is_gated = case == "gated_delta_rule"
         H, K, V = (2, 8, 16) if small else (6, 96, 192) if is_gated else (8, 96, 96)
@@ -152,8 +155,9 @@ def function(case: str, implementation: str) -> Callable:
         return lambda x, gate, gain, bias=None, *skip: norm(x, gate, skip or None, gain_HV=gain, bias_HV=bias)
     if case == "ssd":
         return partial(ssd, chunk_size=128, implementation=implementation)
-    if case == "selective_scan":
-        return partial(selective_scan, implementation=implementation)
+    if case in SELECTIVE:
+        scan = partial(selective_scan, implementation=implementation)
+        return lambda *inputs: scan(*inputs[:7], dt_bias_E=inputs[7] if len(inputs) > 7 else None)
     if case in ("delta_rule", "gated_delta_rule"):
         run = partial(delta_rule, chunk_size=64, implementation=implementation)
         return lambda q, k, v, beta, initial, log_g=None: run(q, k, v, beta, log_g, initial)

@@ -164,21 +164,23 @@ def selective_call(kernel: str, *, B: int = 16, T: int = 2048, E: int = 1536, N:
     from kernels_pallas.selective_scan.triton import scan
 
     keys = jax.random.split(jax.random.key(0), 4)
-    x, dt = jax.random.normal(keys[0], (B, T, E), "bfloat16"), 0.1 * jax.random.uniform(keys[1], (B, T, E))
+    x, dt = (jax.random.normal(key, (B, T, E), "bfloat16") for key in keys[:2])
     b, c = (jax.random.normal(key, (B, T, N), "bfloat16") for key in keys[2:])
     a, d, state = -jnp.broadcast_to(jnp.arange(1.0, N + 1), (E, N)), jnp.ones(E), jnp.zeros((B, E, N))
-    forward = partial(jax.jit(partial(scan.forward, chunk_size=None, keep=True)), x, dt, a, b, c, d, state)
+    options: dict[str, Any] = {"chunk_size": None, "dt_bias_E": jnp.full(E, -3.0)}
+    forward = partial(jax.jit(partial(scan.forward, keep=True, **options)), x, dt, a, b, c, d, state)
     if kernel == "selective":
         return forward
-    return partial(jax.jit(partial(scan.backward, chunk_size=None)), x, dt, a, b, c, d, forward()[2], x, state)
+    return partial(jax.jit(partial(scan.backward, **options)), x, dt, a, b, c, d, forward()[2], x, state)
 
 
 def selective_candidates(kernel: str, first: Any) -> list[Any]:
-    """The table's entry, then others: 16 or 32 channels a warp, 1 to 4 warps; backward, 1 to 8 segments of time."""
-    found = [first]
-    for warps, each, u, full in product((1, 2, 4), (16, 32), (2, 4), (first.full, 3072, 6144)):
-        if full == first.full or kernel == "selective_bwd":
-            found.append(first._replace(e=each * warps, warps=warps, u=u, full=full))
+    """The table's entry, then others: 8 to 32 channels a warp; backward, chunks of 32 or 64 in 1 to 4 segments."""
+    found, cuts = [first], [(first.full, first.steps)]
+    if kernel == "selective_bwd":
+        cuts = [(first.full, 32), (first.full, 64), (3072, 64)]
+    for e, u, (full, steps) in product((8, 16, 32), (2, 4), cuts):
+        found.append(first._replace(e=e, u=u, full=full, steps=steps))
     return list(dict.fromkeys(found))
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from kernels_pallas import backend
 from kernels_pallas.batching import vary_alike
 from kernels_pallas.selective_scan import triton, xla
-from kernels_pallas.selective_scan.interface import SelectiveScan
+from kernels_pallas.selective_scan.interface import SelectiveScan, SelectiveScanOfSoftplus, step_sizes
 
 BACKENDS = (triton.BACKEND, xla.BACKEND)
 
@@ -42,6 +42,7 @@ def selective_scan(
     D_E: Float[Array, "E"],
     initial_BEN: Float[Array, "B E N"],
     *,
+    dt_bias_E: Float[Array, "E"] | None = None,
     chunk_size: int | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T E"], Float[Array, "B E N"]]:
@@ -49,42 +50,61 @@ def selective_scan(
 
     Args:
       x_BTE: inputs, fp32, bf16 or fp16 (fp64 under x64); any T >= 1.
-      dt_BTE: step sizes >= 0, fp32 (fp64), which is the dtype of all arithmetic.
-      A_EN: <= 0, in the dtype of `dt_BTE`.
+      dt_BTE: step sizes >= 0, in the dtype of `A_EN`.
+      A_EN: <= 0, fp32 (fp64), which is the dtype of all arithmetic.
       B_BTN: input weights of each state, in any dtype of `x_BTE`.
       C_BTN: output weights of each state, likewise.
-      D_E: the skip, in the dtype of `dt_BTE`.
-      initial_BEN: the state before the first position, in the dtype of `dt_BTE`.
+      D_E: the skip, in the dtype of `A_EN`.
+      initial_BEN: the state before the first position, in the dtype of `A_EN`.
+      dt_bias_E: if given, in the dtype of A, the step sizes are softplus(dt_BTE + dt_bias_E), made where they are used,
+        and `dt_BTE` may have any dtype of `x_BTE`.
       chunk_size: of the xla backend, which the result does not depend on; its own choice when None.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
     Returns:
-      (y_BTE in the dtype of `x_BTE`, last_BEN in that of `dt_BTE`).
+      (y_BTE in the dtype of `x_BTE`, last_BEN in that of `A_EN`).
 
     Raises:
       BackendError: (a ValueError) the named implementation cannot run this.
 
     Source: arXiv 2312.00752, algorithm 2.
     """
-    arrays = (x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN)
-    kernels = backend.pick("selective_scan", BACKENDS, implementation, arrays, {})
-    out: Any = _scan(*vary_alike(*arrays), Call(kernels, chunk_size))
+    step_sizes_BTE = dt_BTE if dt_bias_E is None else jax.ShapeDtypeStruct(dt_BTE.shape, A_EN.dtype)
+    shared = (A_EN, B_BTN, C_BTN, D_E, initial_BEN)
+    kernels = backend.pick("selective_scan", BACKENDS, implementation, (x_BTE, step_sizes_BTE, *shared), {})
+    biases = () if dt_bias_E is None else (dt_bias_E,)
+    out: Any = _scan(vary_alike(x_BTE, dt_BTE, *shared, *biases), Call(kernels, chunk_size))
     return out
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(7,))
-def _scan(x, dt, a, b, c, d, initial, call: Call) -> tuple[Array, Array]:
-    return call.kernels.forward(x, dt, a, b, c, d, initial, chunk_size=call.chunk_size, keep=False)[:2]
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _scan(arrays: tuple[Array, ...], call: Call) -> tuple[Array, Array]:
+    return _run_forward(arrays, call, keep=False)[:2]
 
 
-def _forward(x, dt, a, b, c, d, initial, call: Call):
-    y, last, kept = call.kernels.forward(x, dt, a, b, c, d, initial, chunk_size=call.chunk_size, keep=True)
-    return (y, last), (x, dt, a, b, c, d, kept)
+def _run_forward(arrays: tuple[Array, ...], call: Call, *, keep: bool) -> tuple[Array, Array, Array]:
+    x, dt, *shared, bias = arrays if len(arrays) == 8 else (*arrays, None)
+    if bias is not None and isinstance(call.kernels, SelectiveScanOfSoftplus):
+        return call.kernels.forward(x, dt, *shared, chunk_size=call.chunk_size, keep=keep, dt_bias_E=bias)
+    return call.kernels.forward(x, step_sizes(dt, bias), *shared, chunk_size=call.chunk_size, keep=keep)
 
 
-def _backward(call: Call, saved: tuple, cotangents: tuple[Array, Array]) -> tuple[Array, ...]:
-    x, dt, a, b, c, d, kept = saved
-    return call.kernels.backward(x, dt, a, b, c, d, kept, *cotangents, chunk_size=call.chunk_size)
+def _forward(arrays: tuple[Array, ...], call: Call):
+    y, last, kept = _run_forward(arrays, call, keep=True)
+    return (y, last), (arrays[:6], arrays[7:], kept)
+
+
+def _backward(call: Call, saved: tuple, cotangents: tuple[Array, Array]) -> tuple[tuple[Array, ...]]:
+    (x, dt, *shared), biases, kept = saved
+    rest: Any = (*shared, kept, *cotangents)
+    if not biases:
+        return (call.kernels.backward(x, dt, *rest, chunk_size=call.chunk_size),)
+    if isinstance(call.kernels, SelectiveScanOfSoftplus):
+        return (call.kernels.backward(x, dt, *rest, chunk_size=call.chunk_size, dt_bias_E=biases[0]),)
+    sizes, pull = jax.vjp(step_sizes, dt, *biases)
+    dx, d_sizes, *others = call.kernels.backward(x, sizes, *rest, chunk_size=call.chunk_size)
+    ddt, d_bias = pull(d_sizes)
+    return ((dx, ddt, *others, d_bias),)
 
 
 _scan.defvjp(_forward, _backward)

@@ -1,7 +1,9 @@
 """The interface of every backend of the selective scan."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+import jax
 from jax import Array
 
 
@@ -44,3 +46,21 @@ class SelectiveScan(Protocol):
     ) -> tuple[Array, ...]:
         """Return the gradients of x, dt, A, B, C, D and the initial state."""
         ...
+
+
+@runtime_checkable
+class SelectiveScanOfSoftplus(Protocol):
+    """A `SelectiveScan` that also makes the step sizes, for which its functions have one keyword more.
+
+    `dt_bias_E`: None, or dt comes in any dtype of x and counts as softplus(dt + dt_bias). `backward` then returns the
+    gradient of the bias last.
+    """
+
+    has_softplus: bool
+    forward: Callable[..., tuple[Array, Array, Array]]
+    backward: Callable[..., tuple[Array, ...]]
+
+
+def step_sizes(dt_BTE: Array, dt_bias_E: Array | None) -> Array:
+    """Return softplus(dt + dt_bias) in the dtype of the bias; dt itself without one."""
+    return dt_BTE if dt_bias_E is None else jax.nn.softplus(dt_BTE.astype(dt_bias_E.dtype) + dt_bias_E)

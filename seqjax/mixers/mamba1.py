@@ -79,16 +79,20 @@ class Mamba1(base.RecurrentMixer):
         return step_size(self.delta(x_BTE))
 
     def _scan(self, x_BTE: Array, state_BEN: Array) -> tuple[Array, Array]:
-        dt_BTE, chunk = self._step_size(x_BTE), self.chunk_size
         b_BTN, c_BTN = jnp.split(self.bc(x_BTE), 2, axis=-1)
+        chunk = self.chunk_size
         if self.a_log is not None:
-            a_EN = -jnp.exp(self.a_log[...])
+            assert self.delta is not None
+            assert self.dt is not None
+            assert self.dt_bias is not None
+            a_EN, dt_BTE = -jnp.exp(self.a_log[...]), self.dt(self.delta(x_BTE))  # the scan adds the bias, in float32
             options: Any = {"initial_state": state_BEN, "return_state": True, "chunk_size": chunk}
+            options["dt_bias_E"] = self.dt_bias[...]
             out: Any = selective_scan(x_BTE, dt_BTE, a_EN, b_BTN, c_BTN, self.skip[...], **options)
             return out
         # All channels share one transition, so this is Mamba-2's scan with one head as wide as the model.
         log_a_BT = jnp.zeros(x_BTE.shape[:2]) if self.decay is None else self.decay(x_BTE)
-        x32_BTE = x_BTE.astype(jnp.float32)
+        x32_BTE, dt_BTE = x_BTE.astype(jnp.float32), self._step_size(x_BTE)
         y_BTHV, state_BHNV = ssd(
             (x32_BTE * dt_BTE).astype(x_BTE.dtype)[:, :, None],
             log_a_BT[..., None],

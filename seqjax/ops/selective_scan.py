@@ -24,24 +24,31 @@ def selective_scan(
     C_BTN: Float[Array, "B T N"],
     D_E: Float[Array, "E"] | None = None,
     *,
+    dt_bias_E: Float[Array, "E"] | None = None,
     initial_state: Float[Array, "B E N"] | None = None,
     return_state: bool = False,
     chunk_size: int | None = None,
 ) -> Float[Array, "B T E"] | tuple[Float[Array, "B T E"], Float[Array, "B E N"]]:
     """Return the outputs in the dtype of `x_BTE`, and with `return_state` the float32 state after the last token.
 
-    `dt_BTE` is at least 0 (after the softplus) and `A_EN` at most 0; float32 is advised for both. The result does not
-    depend on `chunk_size`, which only the xla backend uses (default 32, at most T). Only reverse-mode gradients exist.
+    `dt_BTE` is at least 0 (after the softplus) and `A_EN` at most 0; float32 is advised for both. With `dt_bias_E` the
+    step sizes are softplus(dt_BTE + dt_bias_E) in float32, which kernels make where they use them: `dt_BTE` then comes
+    as a projection leaves it. The result does not depend on `chunk_size`, which only the xla backend uses (default 32,
+    at most T). Only reverse-mode gradients exist.
     """
     acc = accumulation_dtype(x_BTE, dt_BTE)
     if D_E is None:
         D_E = jnp.zeros(A_EN.shape[:1], acc)
     if initial_state is None:
         initial_state = jnp.zeros((x_BTE.shape[0], *A_EN.shape), acc)
-    dt_BTE, A_EN, D_E, initial_state = (t.astype(acc) for t in (dt_BTE, A_EN, D_E, initial_state))
+    A_EN, D_E, initial_state = (t.astype(acc) for t in (A_EN, D_E, initial_state))
+    if dt_bias_E is None:
+        dt_BTE = dt_BTE.astype(acc)
+    else:
+        dt_bias_E = dt_bias_E.astype(acc)
     x_BTE, dt_BTE, B_BTN, C_BTN = time_to_heads(x_BTE), time_to_heads(dt_BTE), gather_time(B_BTN), gather_time(C_BTN)
     y_BTE, state_BEN = kernels_pallas.selective_scan(
-        x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_state, chunk_size=chunk_size
+        x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_state, dt_bias_E=dt_bias_E, chunk_size=chunk_size
     )
     y_BTE = heads_to_time(y_BTE)
     return (y_BTE, state_BEN) if return_state else y_BTE

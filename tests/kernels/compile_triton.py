@@ -108,16 +108,17 @@ def state_scan(*, dim: int, dtype: str) -> None:
         arrays(partial(backend.elementwise, reverse=reverse), *((shape, "float32") for shape in shapes))
 
 
-def selective_scan(*, dim: int, dtype: str, batch: int = 16) -> None:
+def selective_scan(*, dim: int, dtype: str, batch: int = 16, bias: bool = False) -> None:
     from kernels_pallas.selective_scan.triton import scan as backend
 
     del dim  # of heads: there are none
     T, E, N = 2000, 1536, 16
     x, dt, bc = ((batch, T, E), dtype), ((batch, T, E), "float32"), ((batch, T, N), dtype)
     a, d = ((E, N), "float32"), ((E,), "float32")
-    state, starts = ((batch, E, N), "float32"), ((batch, -(-T // backend.chunk_steps(T)), E, N), "float32")
-    arrays(partial(backend.forward, chunk_size=None, keep=True), x, dt, a, bc, bc, d, state)
-    arrays(partial(backend.backward, chunk_size=None), x, dt, a, bc, bc, d, starts, x, state)
+    state, starts = ((batch, E, N), "float32"), ((batch, -(-T // backend.chunk_steps()), E, N), "float32")
+    dt, options = (x, {"dt_bias_E": jnp.zeros(E)}) if bias else (dt, {})
+    arrays(partial(backend.forward, chunk_size=None, keep=True, **options), x, dt, a, bc, bc, d, state)
+    arrays(partial(backend.backward, chunk_size=None, **options), x, dt, a, bc, bc, d, starts, x, state)
 
 
 def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024, per_head: bool = False) -> None:
@@ -247,7 +248,8 @@ CASES = [
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
     Case("state-scan", state_scan),
     Case("selective-scan", selective_scan),
-    Case("selective-scan-1", partial(selective_scan, batch=1)),
+    Case("selective-scan-1", partial(selective_scan, batch=1, bias=True)),
+    Case("selective-scan-bias", partial(selective_scan, bias=True), again=True),  # as in Mamba-1
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-decode-exact", partial(decode, "exact")),

@@ -144,6 +144,41 @@ def test_scan_of_16_bit_inputs_rounds_only_its_outputs(implementation, dtype) ->
         assert_close(g, w, dtype if g.dtype == dtype else "float32", scale=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(2, 21, 9, 4), (1, 37, 3, 4)], ids=str)  # of all of time, and of segments
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bias_makes_the_step_sizes_and_has_a_gradient(implementation, shape, dtype) -> None:
+    """Against softplus in float64; bf16 rounds results alone."""
+    x, _, *rest = scan_arrays(*shape, dtype=dtype)
+    logits, bias = draw(shape[:3], shape[2:3], seed=2)
+    arrays = (x, (4 * logits).astype(dtype), *rest, 2 * bias - 3)
+
+    def run(*arrays):
+        return selective_scan(*arrays[:-1], dt_bias_E=arrays[-1], implementation=implementation)
+
+    def want(x, dt, *rest):
+        *rest, bias = rest
+        return selective_reference.selective_scan(x, jax.nn.softplus(dt + bias), *rest)
+
+    got = with_gradients(run, arrays)
+    with jax.enable_x64(True):
+        wide = [x.astype(jnp.float64) for x in arrays]
+        out, pull = jax.vjp(want, *wide)
+        rng = np.random.default_rng(1)
+        cotangents = [jnp.asarray(rng.normal(size=x.shape), y.dtype).astype(x.dtype) for x, y in zip(out, got[0])]
+        expected = jax.tree.leaves((out, pull(tuple(cotangents))))
+    for g, w in zip(jax.tree.leaves(got), expected, strict=True):
+        assert_close(g, w, dtype if g.dtype == dtype else "float32", scale=1e-3)
+
+
+def test_step_sizes_of_a_bias_are_exact_to_float32(implementation) -> None:
+    """From 2e-9, where 1 + e^z is 1 in float32. An exponent of 2 of up to 29 rounds to 2e-6 of the result."""
+    z = np.linspace(-20, 20, 201, dtype=np.float32)
+    one, E = jnp.ones, len(z)
+    arrays = (one((1, 1, E)), jnp.asarray(z)[None, None], -one((E, 1)), one((1, 1, 1)), one((1, 1, 1)), jnp.zeros(E))
+    y, _ = selective_scan(*arrays, jnp.zeros((1, E, 1)), dt_bias_E=jnp.zeros(E), implementation=implementation)
+    np.testing.assert_allclose(y[0, 0], np.logaddexp(z.astype(np.float64), 0), rtol=3e-6)
+
+
 def test_scan_is_causal_and_repeats_its_bits(implementation) -> None:
     arrays = scan_arrays(1, 29, 6, 4)
     run = partial(selective_scan, implementation=implementation)

@@ -77,12 +77,17 @@ def passing() -> Case:
     return Case(partial(state_passing, implementation="triton"), (decay, update, initial), specs, specs[1:])
 
 
-def channels() -> Case:
+def channels(*, has_bias: bool = False) -> Case:
     x, dt, a, b, c, d, h = arrays_of((B, T, E), (B, T, E), (E, N), (B, T, N), (B, T, N), (E,), (B, E, N))
     arrays = (x, jax.nn.softplus(dt), -jnp.exp(a), b, c, d, h)
     specs = ("B T H", "B T H", "H n", "B T n", "B T n", "H", "B H n")
     f = partial(selective_scan, implementation="triton")
-    return Case(f, arrays, specs, ("B T H", "B H n"), over_batch=(2, 5), over_heads=(3, 4))
+    if not has_bias:
+        return Case(f, arrays, specs, ("B T H", "B H n"), over_batch=(2, 5), over_heads=(3, 4))
+    g = lambda *arrays: f(*arrays[:-1], dt_bias_E=arrays[-1])  # noqa: E731
+    return Case(
+        g, (x, dt, *arrays[2:], d - 1), (*specs, "H"), ("B T H", "B H n"), over_batch=(2, 5, 7), over_heads=(3, 4)
+    )
 
 
 def duality(*, has_dt: bool, per_head: bool = False) -> Case:
@@ -163,6 +168,7 @@ CASES = {
     "state_scan": states,
     "state_passing": passing,
     "selective_scan": channels,
+    "selective_scan_bias": partial(channels, has_bias=True),
     "ssd": partial(duality, has_dt=True),
     "ssd_without_dt": partial(duality, has_dt=False),
     "ssd_per_head": partial(duality, has_dt=True, per_head=True),
@@ -177,8 +183,8 @@ def plain_products(decay, p, r, s, *, is_single: bool, reverse: bool):
     return states, last[None]
 
 
-def plain_channels(x, dt, a, b, c, d, initial, *, keep: bool):
-    steps = 64
+def plain_channels(x, dt, a, b, c, d, initial, bias=None, *, keep: bool):
+    steps, dt = 64, dt if bias is None else jax.nn.softplus(dt + bias)
     run = partial(selective_scan_xla.forward, chunk_size=8, keep=True)
 
     def chunk(h, xs):
@@ -192,11 +198,11 @@ def plain_channels(x, dt, a, b, c, d, initial, *, keep: bool):
     return (y, last, starts) if keep else (y, last)
 
 
-def plain_channels_backward(x, dt, a, b, c, d, kept, dy, d_last):
+def plain_channels_backward(x, dt, a, b, c, d, kept, dy, d_last, *bias):
     f = partial(plain_channels, keep=False)
-    _, vjp = jax.vjp(f, x, dt, a, b, c, d, kept[:, 0])
-    dx, ddt, da, db, dc, dd, d_initial = vjp((dy, d_last))
-    return dx, ddt, da * LOG2_E, db, dc, dd, d_initial  # `a` is that of the caller times LOG2_E
+    _, vjp = jax.vjp(f, x, dt, a, b, c, d, kept[:, 0], *bias)
+    dx, ddt, da, *rest = vjp((dy, d_last))
+    return dx, ddt, da * LOG2_E, *rest  # `a` is that of the caller times LOG2_E
 
 
 def plain_duality(x, g, dt, b, c, initial, *, has_dt: bool):
@@ -385,7 +391,7 @@ MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
 # by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
 QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
-QUICK |= {("short_conv", "2x2x2"), ("short_conv_norm", "2x2x2")}
+QUICK |= {("selective_scan_bias", "2x2x2"), ("short_conv", "2x2x2"), ("short_conv_norm", "2x2x2")}
 QUICK |= {
     (name, "2x2x2")
     for name in (

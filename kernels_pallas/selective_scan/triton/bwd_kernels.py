@@ -18,16 +18,18 @@ from kernels_pallas.selective_scan.triton.tile_kernels import (
     over_states,
     part_over_channels,
     part_over_states,
+    softplus_slope,
     split_rows,
+    step_sizes,
 )
 from kernels_pallas.triton.tile_io import LN2, load_tile, store_tile
 
 
 @triton.jit
 def needed_kernel(
-    dt_ptr, a_ptr, c_ptr, dy_ptr, needed_ptr, decay_ptr,
+    dt_ptr, a_ptr, c_ptr, bias_ptr, dy_ptr, needed_ptr, decay_ptr,
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
-    LANES_E: tl.constexpr, LANES_N: tl.constexpr, STEPS: tl.constexpr,
+    LANES_E: tl.constexpr, LANES_N: tl.constexpr, SOFTPLUS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Of every segment of STEPS positions: the gradient of its start without that of its end, sum_t (a_1 ... a_t) dy_t
     C_t, and its decay a_1 ... a_STEPS, both [B, S, E, N].
@@ -42,12 +44,14 @@ def needed_kernel(
     is_EN = (e_E < E)[:, None] & (n_N < N)[None, :]
     at_EN = e_E[:, None] * N + n_N[None, :]
     a_EN = tl.load(a_ptr + at_EN, mask=is_EN, other=0.0)
+    bias_E = tl.load(bias_ptr + e_E, mask=e_E < E, other=0.0)
     grad_EN = tl.zeros([BLOCK_E, NP], tl.float32)
     total_EU = tl.zeros([BLOCK_E, U], tl.float32)
     at_x, at_b = b * (T * E), b * (T * N)
     for back in tl.range(0, STEPS // U):
         t = first + STEPS - U - back * U
         dt_EU = load_tile(dt_ptr + at_x, e_E, t + i_U, 1, E, E, T, True, True)
+        dt_EU = step_sizes(dt_EU, bias_E, t + i_U, T, SOFTPLUS)
         dy_EU = load_tile(dy_ptr + at_x, e_E, t + i_U, 1, E, E, T, True, True).to(tl.float32)
         cs = load_rows(c_ptr + at_b, t, T, N, n_N, U)
         dts, dys = split_rows(dt_EU, U), split_rows(dy_EU, U)
@@ -72,13 +76,13 @@ def load_tiles(
 
 @triton.jit
 def scan_bwd_kernel(
-    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, dy_ptr, kept_ptr, d_ends_ptr,
-    dx_ptr, ddt_ptr, da_ptr, db_ptr, dc_ptr, dd_ptr, d_starts_ptr, states_ptr,
+    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, bias_ptr, dy_ptr, kept_ptr, d_ends_ptr,
+    dx_ptr, ddt_ptr, da_ptr, db_ptr, dc_ptr, dd_ptr, d_bias_ptr, d_starts_ptr, states_ptr,
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
-    LANES_E: tl.constexpr, LANES_N: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
+    LANES_E: tl.constexpr, LANES_N: tl.constexpr, SOFTPLUS: tl.constexpr, STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Gradients dx and ddt [B, T, E] of CHUNKS chunks of STEPS positions, one batch entry and channel block; parts of
-    the sums: da [B, S, E, N], db and dc [B, blocks, T, N], dd [B, S, E], for the S segments of CHUNKS chunks.
+    the sums: da [B, S, E, N], db and dc [B, blocks, T, N], dd and d_bias [B, S, E], for S segments of CHUNKS chunks.
 
     kept [B, c, E, N], the states before the chunks; d_ends and d_starts [B, S, E, N], the gradients of the states after
     and before each segment. states [programs, STEPS / U, BLOCK_E, NP] is the programs' own: every chunk of a program
@@ -100,8 +104,10 @@ def scan_bwd_kernel(
     a_EN = tl.load(a_ptr + at_EN, mask=is_EN, other=0.0)
     grad_EN = tl.load(d_ends_ptr + segment * (E * N) + at_EN, mask=is_EN, other=0.0)
     d_E = tl.load(d_ptr + e_E, mask=is_E, other=0.0)
+    bias_E = tl.load(bias_ptr + e_E, mask=is_E, other=0.0)
     da_EN = tl.zeros([BLOCK_E, NP], tl.float32)
     dd_EU = tl.zeros([BLOCK_E, U], tl.float32)
+    d_bias_EU = tl.zeros([BLOCK_E, U], tl.float32)
     at_x, at_b = b * (T * E), b * (T * N)
     at_part = (b * n_blocks + pid % n_blocks) * (T * N)
     state_ptrs = states_ptr + pid.to(tl.int64) * (STEPS // U * BLOCK_E * NP) + own_E[:, None] * NP + n_N[None, :]
@@ -110,13 +116,15 @@ def scan_bwd_kernel(
         is_kept = is_EN & (chunk < n_chunks)
         h_EN = tl.load(kept_ptr + (b * n_chunks + chunk) * (E * N) + at_EN, mask=is_kept, other=0.0)
         next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, chunk * STEPS + i_U, T, E, CUT_E, CUT_T)
+        next_bs = load_rows(b_ptr + at_b, chunk * STEPS, T, N, n_N, U)
         for block in tl.range(0, STEPS // U):
             t = chunk * STEPS + block * U
-            x_EU, dt_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            x_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[2].to(tl.float32)
+            dt_EU = step_sizes(next_EU[1], bias_E, t + i_U, T, SOFTPLUS)
             ahead = chunk * STEPS + tl.minimum(block + 1, STEPS // U - 1) * U
             next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
+            bs, next_bs = next_bs, load_rows(b_ptr + at_b, ahead, T, N, n_N, U)
             tl.store(state_ptrs + block * (BLOCK_E * NP), h_EN)
-            bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
             dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
             dcs = ()
             for i in tl.static_range(U):
@@ -124,16 +132,20 @@ def scan_bwd_kernel(
                 dcs += (part_over_channels(h_EN * dys[i][:, None], LANES_E),)
             store_tile(dc_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dcs, LANES_E, U))
         tl.debug_barrier()  # a thread may read what another has written
+        next_cs = load_rows(c_ptr + at_b, chunk * STEPS + STEPS - U, T, N, n_N, U)
+        next_h_EN = tl.load(state_ptrs + (STEPS // U - 1) * (BLOCK_E * NP))
         for back in tl.range(0, STEPS // U):
             block = STEPS // U - 1 - back
             t = chunk * STEPS + block * U
-            x_EU, dt_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            x_EU, given_EU, dy_EU = next_EU[0].to(tl.float32), next_EU[1], next_EU[2].to(tl.float32)
+            dt_EU = step_sizes(given_EU, bias_E, t + i_U, T, SOFTPLUS)
             ahead = chunk * STEPS + tl.maximum(block - 1, 0) * U
             next_EU = load_tiles(x_ptr + at_x, dt_ptr + at_x, dy_ptr + at_x, e_E, ahead + i_U, T, E, CUT_E, CUT_T)
-            bs = load_rows(b_ptr + at_b, t, T, N, n_N, U)
-            cs = load_rows(c_ptr + at_b, t, T, N, n_N, U)
+            bs, next_bs = next_bs, load_rows(b_ptr + at_b, ahead, T, N, n_N, U)
+            cs, next_cs = next_cs, load_rows(c_ptr + at_b, ahead, T, N, n_N, U)
+            hs = (next_h_EN,)
+            next_h_EN = tl.load(state_ptrs + tl.maximum(block - 1, 0) * (BLOCK_E * NP))
             dts, dtxs, dys = split_rows(dt_EU, U), split_rows(dt_EU * x_EU, U), split_rows(dy_EU, U)
-            hs = (tl.load(state_ptrs + block * (BLOCK_E * NP)),)
             decays = (tl.exp2(dts[0][:, None] * a_EN),)
             for i in tl.static_range(U - 1):
                 hs += (decays[i] * hs[i] + dtxs[i][:, None] * bs[i][None, :],)
@@ -154,10 +166,15 @@ def scan_bwd_kernel(
             store_tile(db_ptr + at_part, n_N, t + i_U, 1, N, N, T, over_channels(dbs, LANES_E, U))
             grad_b_EU = over_states(grad_bs, LANES_N, U)
             ddt_EU = over_states(throughs, LANES_N, U) * LN2 + grad_b_EU * x_EU
+            if SOFTPLUS:
+                ddt_EU *= softplus_slope(given_EU, bias_E, t + i_U, T)
+                d_bias_EU += ddt_EU
             store_tile(dx_ptr + at_x, e_E, t + i_U, 1, E, E, T, grad_b_EU * dt_EU + d_E[:, None] * dy_EU)
             store_tile(ddt_ptr + at_x, e_E, t + i_U, 1, E, E, T, ddt_EU)
             dd_EU += dy_EU * x_EU
         tl.debug_barrier()  # all has been read before the next chunk takes its place
     tl.store(da_ptr + segment * (E * N) + at_EN, da_EN, mask=is_EN)
     tl.store(dd_ptr + segment * E + e_E, tl.sum(dd_EU, 1), mask=is_E)
+    if SOFTPLUS:
+        tl.store(d_bias_ptr + segment * E + e_E, tl.sum(d_bias_EU, 1), mask=is_E)
     tl.store(d_starts_ptr + segment * (E * N) + at_EN, grad_EN, mask=is_EN)

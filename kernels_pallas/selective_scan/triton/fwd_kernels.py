@@ -9,21 +9,28 @@ come in float32, which spares every program their conversion.
 import triton
 import triton.language as tl
 
-from kernels_pallas.selective_scan.triton.tile_kernels import load_rows, over_states, part_over_states, split_rows
+from kernels_pallas.selective_scan.triton.tile_kernels import (
+    load_rows,
+    over_states,
+    part_over_states,
+    split_rows,
+    step_sizes,
+)
 from kernels_pallas.triton.tile_io import load_tile, store_tile
 
 
 @triton.jit
 def scan_kernel(
-    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, start_ptr, y_ptr, kept_ptr, end_ptr,
+    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, bias_ptr, start_ptr, y_ptr, kept_ptr, end_ptr,
     T: tl.constexpr, E: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BLOCK_E: tl.constexpr, U: tl.constexpr,
-    LANES_E: tl.constexpr, LANES_N: tl.constexpr,
+    LANES_E: tl.constexpr, LANES_N: tl.constexpr, SOFTPLUS: tl.constexpr,
     STEPS: tl.constexpr, EVERY: tl.constexpr, WITH_Y: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Outputs and states of STEPS positions, of one batch entry, segment of time and channel block.
 
     x, dt and y [B, T, E], b and c [B, T, N], start and end [B, S, E, N] for the S segments of STEPS positions. With
     KEEP the state before every EVERY-th position goes to kept [B, T / EVERY, E, N]; without WITH_Y y stays unwritten.
+    With SOFTPLUS the step sizes are softplus(dt + bias), bias [E].
     """
     n_blocks: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     n_segments: tl.constexpr = (T + STEPS - 1) // STEPS
@@ -39,6 +46,7 @@ def scan_kernel(
     a_EN = tl.load(a_ptr + at_EN, mask=is_EN, other=0.0)
     h_EN = tl.load(start_ptr + segment.to(tl.int64) * (E * N) + at_EN, mask=is_EN, other=0.0)
     d_E = tl.load(d_ptr + e_E, mask=is_E, other=0.0)
+    bias_E = tl.load(bias_ptr + e_E, mask=is_E, other=0.0)
     at_x, at_b = b * (T * E), b * (T * N)
     first = segment % n_segments * STEPS
     next_x_EU = load_tile(x_ptr + at_x, e_E, first + i_U, 1, E, E, T, True, True)
@@ -46,7 +54,8 @@ def scan_kernel(
     next_bs = load_rows(b_ptr + at_b, first, T, N, n_N, U)
     next_cs = load_rows(c_ptr + at_b, first, T, N, n_N, U)
     for t in tl.range(first, first + STEPS, U, loop_unroll_factor=2):  # two: what is next need not be copied
-        x_EU, dt_EU, bs, cs = next_x_EU.to(tl.float32), next_dt_EU, next_bs, next_cs
+        x_EU, bs, cs = next_x_EU.to(tl.float32), next_bs, next_cs
+        dt_EU = step_sizes(next_dt_EU, bias_E, t + i_U, T, SOFTPLUS)
         next_x_EU = load_tile(x_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
         next_dt_EU = load_tile(dt_ptr + at_x, e_E, t + U + i_U, 1, E, E, T, True, True)
         next_bs = load_rows(b_ptr + at_b, t + U, T, N, n_N, U)

@@ -1,7 +1,7 @@
 """The selective scan in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
 
-In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state every
-STEPS positions. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
+In the forward pass, if batch x channels fill the device, a program goes over all of time and keeps the state at every
+chunk's start. Otherwise time is cut there too: first the chunks' ends from a start of zero, then the states at their
 starts from those (state_scan), then all chunks side by side, with twice the exponentials. The gradient goes over all of
 time from its end in the same case, and otherwise over as many segments of time as fill the device, each of some chunks.
 States and sums are float32.
@@ -17,6 +17,7 @@ from jax import Array
 from kernels_pallas.batching import loop_vmap
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.selective_scan.interface import step_sizes
 from kernels_pallas.selective_scan.triton import bwd_kernels, fwd_kernels
 from kernels_pallas.state_scan.triton.scan import elementwise_share as state_passing
 from kernels_pallas.triton import interpreter, runtime
@@ -29,24 +30,24 @@ class Tile(NamedTuple):
     warps: int
     u: int
     full: int = 512
+    steps: int = 64  # of scan_bwd: positions between kept states, per chunk of the gradient
 
 
 # One warp holds a block of channels; BLOCK_E x N / 32 states per thread. More channels per program share the loads of B
-# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache. Both need
-# registers: with 168 per thread all programs of 16 x 1,536 channels are resident on 132 multiprocessors.
-TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 4, full=1024)}
-STEPS = 64  # positions between kept states, and per chunk of the gradient
+# and C and write fewer parts of their gradients; more positions halve what scan_bwd keeps in the L2 cache for a chunk,
+# 25 MB of 1,536 programs with these, and its traffic. Both need registers: up to 168 per thread, all programs of 16 x
+# 1,536 channels are resident on 132 multiprocessors (128 with these, 214 in steps of 4).
+TILES = {"scan": Tile(16, 1, 4), "needed": Tile(16, 1, 4), "scan_bwd": Tile(16, 1, 2, full=1024, steps=32)}
 
 
 def tile(kernel: str) -> Tile:
-    """Return the table's entry; the interpreter's is so small that tests see several blocks."""
-    return Tile(4, 1, TILES[kernel].u, full=2) if interpreter.is_chosen() else TILES[kernel]
+    """Return the table's entry; the interpreter's is so small that tests see several blocks and chunks."""
+    return Tile(4, 1, TILES[kernel].u, full=2, steps=8) if interpreter.is_chosen() else TILES[kernel]
 
 
-def chunk_steps(seq_len: int) -> int:
-    """Return the positions per chunk: STEPS (8 in the interpreter) or fewer for a shorter sequence, a multiple of U."""
-    unit = max(t.u for t in TILES.values())
-    return min(max(8, unit) if interpreter.is_chosen() else STEPS, -(-seq_len // unit) * unit)
+def chunk_steps() -> int:
+    """Return the positions per chunk; a shorter sequence has all, as triton 3.6 fails at a loop of two rounds."""
+    return max(tile("scan_bwd").steps, *(t.u for t in TILES.values()))
 
 
 # Of a sharding rule (batching.py): x, dt, A, B, C and D, with `g` for the channels. The gradients of A and D are sums
@@ -54,47 +55,53 @@ def chunk_steps(seq_len: int) -> int:
 _OPERANDS = "b t g, b t g, g n, b t n, b t n, g"
 
 
+has_softplus = True  # see interface.SelectiveScanOfSoftplus
+
+
 def forward(
-    x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN, *, chunk_size: int | None, keep: bool
+    x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, initial_BEN, *, chunk_size: int | None, keep: bool, dt_bias_E=None
 ) -> tuple[Array, Array, Array]:
     """Return (y [B, T, E], the last state, the states at the chunk starts [B, c, E, N], of use only if `keep`)."""
     del chunk_size  # the tiles fix the chunks
-    rule = f"{_OPERANDS}, b g n -> b t g, b g n" + (", b c g n" if keep else "")
+    biases, dims = ((), "") if dt_bias_E is None else ((dt_bias_E,), ", g")
+    rule = f"{_OPERANDS}, b g n{dims} -> b t g, b g n" + (", b c g n" if keep else "")
     run = loop_vmap(partial(_forward, keep=keep), rule)
     b, c = B_BTN.astype(jnp.float32), C_BTN.astype(jnp.float32)
-    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, initial_BEN)
+    y, last, *kept = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, initial_BEN, *biases)
     return y, last, kept[0] if keep else last
 
 
 def backward(
-    x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN, *, chunk_size: int | None
+    x_BTE, dt_BTE, A_EN, B_BTN, C_BTN, D_E, kept, dy_BTE, d_last_BEN, *, chunk_size: int | None, dt_bias_E=None
 ) -> tuple[Array, ...]:
-    """Return the gradients of x, dt, A, B, C, D and the initial state."""
+    """Return the gradients of x, dt, A, B, C, D and the initial state, and of the bias if there is one."""
     del chunk_size  # the tiles fix the chunks
-    run = loop_vmap(_backward, f"{_OPERANDS}, b c g n, b t g, b g n -> b t g, b t g, g n, b t n, b t n, g, b g n")
+    biases, dims = ((), "") if dt_bias_E is None else ((dt_bias_E,), ", g")
+    rule = f"{_OPERANDS}, b c g n, b t g, b g n{dims} -> b t g, b t g, g n, b t n, b t n, g, b g n{dims}"
     b, c = B_BTN.astype(jnp.float32), C_BTN.astype(jnp.float32)
-    dx, ddt, dA, dB, dC, dD, d_initial = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, kept, dy_BTE, d_last_BEN)
-    return dx, ddt, dA, dB.astype(B_BTN.dtype), dC.astype(C_BTN.dtype), dD, d_initial
+    run = loop_vmap(_backward, rule)
+    dx, ddt, dA, dB, dC, *rest = run(x_BTE, dt_BTE, A_EN * LOG2_E, b, c, D_E, kept, dy_BTE, d_last_BEN, *biases)
+    return dx, ddt, dA, dB.astype(B_BTN.dtype), dC.astype(C_BTN.dtype), *rest
 
 
-def _forward(x, dt, a, b, c, d, initial, *, keep: bool) -> tuple[Array, ...]:
+def _forward(x, dt, a, b, c, d, initial, bias=None, *, keep: bool) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
-    block, steps = tile("scan"), chunk_steps(T)
+    block, steps = tile("scan"), chunk_steps()
     n_chunks = -(-T // steps)
-    scan = partial(_scan, x, dt, a, b, c, d, steps=steps)
+    scan = partial(_scan, x, dt, a, b, c, d, bias, steps=steps)
     if B * -(-E // block.e) * block.warps >= block.full or n_chunks == 1:
         y, kept, last = scan(initial[:, None], segments=1, keep=keep)
         return (y, last[:, 0], kept) if keep else (y, last[:, 0])
     start = jnp.zeros((B, n_chunks, E, N), a.dtype)
     _, _, update = scan(start, segments=n_chunks, keep=False, with_y=False)
     # the decay of a whole chunk; past the end of time dt counts as zero, as in the kernel
-    total_BcE = jnp.sum(split_chunks(dt, steps), axis=2)
+    total_BcE = jnp.sum(split_chunks(step_sizes(dt, bias), steps), axis=2)
     starts, last = state_passing(jnp.exp2(total_BcE[..., None] * a), update, initial, reverse=False)
     y, _, _ = scan(starts, segments=n_chunks, keep=False)
     return (y, last, starts) if keep else (y, last)
 
 
-def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, with_y: bool = True) -> tuple:
+def _scan(x, dt, a, b, c, d, bias, start, *, steps: int, segments: int, keep: bool, with_y: bool = True) -> tuple:
     (B, T, E), N = x.shape, a.shape[1]
     block, n_chunks = tile("scan"), -(-T // steps)
     return runtime.launch(
@@ -105,6 +112,7 @@ def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, wi
         b,
         c,
         d,
+        d if bias is None else bias,
         start,
         # unwritten outputs have the size of one entry
         out_shape=[
@@ -119,6 +127,7 @@ def _scan(x, dt, a, b, c, d, start, *, steps: int, segments: int, keep: bool, wi
         EVERY=steps,
         WITH_Y=with_y,
         KEEP=keep,
+        SOFTPLUS=bias is not None,
         **_sizes(x, a, block),
     )
 
@@ -132,9 +141,9 @@ def _sizes(x: Array, a: Array, block: Tile) -> dict[str, Any]:
     return {"T": T, "E": E, "N": N, "NP": NP, "BLOCK_E": block.e, "U": block.u, **lanes}
 
 
-def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
+def _backward(x, dt, a, b, c, d, kept, dy, d_last, bias=None) -> tuple[Array, ...]:
     (B, T, E), N = x.shape, a.shape[1]
-    steps, block = chunk_steps(T), tile("scan_bwd")
+    steps, block = chunk_steps(), tile("scan_bwd")
     n_chunks, n_blocks, sizes = -(-T // steps), -(-E // block.e), _sizes(x, a, block)
     chunks = -(-n_chunks // max(1, block.full // (B * n_blocks * block.warps)))  # of a segment
     segments = -(-n_chunks // chunks)
@@ -147,18 +156,20 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
             dt,
             a,
             c,
+            d if bias is None else bias,
             dy,
             out_shape=[of_segments, of_segments],
             grid=(B * segments * -(-E // first.e),),
             num_warps=first.warps,
             name="selective_scan_needed",
             STEPS=chunks * steps,
+            SOFTPLUS=bias is not None,
             **_sizes(x, a, first),
         )
         d_ends, _ = state_passing(decay, needed, d_last, reverse=True)
     parts = jax.ShapeDtypeStruct((B, n_blocks, T, N), a.dtype)
     programs = B * segments * n_blocks
-    dx, ddt, da, db, dc, dd, d_starts, _ = runtime.launch(
+    dx, ddt, da, db, dc, dd, d_bias, d_starts, _ = runtime.launch(
         bwd_kernels.scan_bwd_kernel,
         x,
         dt,
@@ -166,6 +177,7 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
         b,
         c,
         d,
+        d if bias is None else bias,
         dy,
         kept,
         d_ends,
@@ -176,6 +188,7 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
             parts,
             parts,
             jax.ShapeDtypeStruct((B, segments, E), a.dtype),
+            jax.ShapeDtypeStruct((1,) if bias is None else (B, segments, E), a.dtype),
             of_segments,
             jax.ShapeDtypeStruct((programs, steps // block.u, block.e, sizes["NP"]), a.dtype),
         ],
@@ -184,6 +197,7 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
         name="selective_scan_bwd",
         STEPS=steps,
         CHUNKS=chunks,
+        SOFTPLUS=bias is not None,
         **sizes,
     )
     db, dc = (jnp.sum(part, axis=1) for part in (db, dc))
@@ -195,4 +209,5 @@ def _backward(x, dt, a, b, c, d, kept, dy, d_last) -> tuple[Array, ...]:
         dc,
         jnp.sum(dd, axis=(0, 1)),
         d_starts[:, 0],
+        *([] if bias is None else [jnp.sum(d_bias, axis=(0, 1))]),
     )
