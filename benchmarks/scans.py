@@ -15,7 +15,8 @@ the mixer has them. Milliseconds as forward, and forward and backward, medians, 
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
 largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its kernels are timed too
 (`fla`, whose difference is of results alone); `--dim` has 768 / dim heads of so many keys and values in place of the
-sizes of the configs. Writes benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
+sizes of the configs, and leaves xla's times out. Writes benchmarks/results/scans.json; a quick or partial run writes to
+runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -203,7 +204,7 @@ def run(case: str, B: int, T: int, *, small: bool, dim: int, repeats: int, call_
     with jax.default_matmul_precision("highest"):
         want = both(function(case, "xla"))(jax.tree.map(lambda t: t.astype(jnp.float32), cotangent), *wide)
     rows: dict[str, dict[str, Any]] = {}
-    for name in ("triton", "xla") if jax.default_backend() == "gpu" else ("xla",):
+    for name in ("xla",) if jax.default_backend() != "gpu" else ("triton",) if dim else ("triton", "xla"):
         f = function(case, name)
         forward = measure(f, given, repeats=repeats, seconds=call_s)
         training = measure(both(f), (cotangent, *given), repeats=repeats, seconds=call_s)

@@ -49,8 +49,8 @@ from jax.sharding import Mesh
 
 from benchmarks.harness import plot, report
 from benchmarks.harness.configs import chosen, configured, label
-from benchmarks.harness.exchanged import exchanged
 from benchmarks.harness.machine import machine
+from benchmarks.harness.program import work
 from benchmarks.harness.timing import seconds_per_call
 from seqjax.config import Config
 from seqjax.models import Model, flops
@@ -67,6 +67,8 @@ TABLE = report.Table(
         report.Column("mfu", "MFU", ">8.1%"),
         report.Column("compiled_bytes", "GiB", ">8.2f", 2**-30),
         report.Column("device_peak_bytes", "device", ">8.2f", 2**-30),
+        report.Column("kernels", "kernels", ">9.0f"),
+        report.Column("moved_bytes", "moved GB", ">10.1f", 1e-9),
         report.Column("exchanged_bytes", "exch. MB", ">10.1f", 1e-6),
         report.Column("compile_s", "compile s", ">11.1f"),
         report.Column("scaling", "scaling", ">9.3f"),
@@ -151,12 +153,14 @@ def measure(config: Config, *, repeats: int, steps: int, devices: list[Any] | No
 
 
 def of_program(compiled: Any) -> dict[str, int]:
-    """XLA's analysis of a compiled step: the bytes that it reserves on a device, and those exchanged with others."""
-    memory = compiled.memory_analysis()
+    """Of a compiled step: the bytes that XLA reserves on a device, moves and exchanges with others, and its kernels."""
+    memory, per_step = compiled.memory_analysis(), work(compiled.as_text())
     return {
         "compiled_bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
-        "exchanged_bytes": exchanged(compiled.as_text()).total(),
+        "kernels": per_step.kernels,
+        "moved_bytes": per_step.bytes,
+        "exchanged_bytes": per_step.exchanged.total(),
     }
 
 
