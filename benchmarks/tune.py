@@ -3,7 +3,7 @@
     python -m benchmarks.tune [--kernels=forward,evaluate,dq,dk,dkv] [--length=32768] [--dim=64] [--seconds=300]
     python -m benchmarks.tune --kernels=solve,state,out,dstate,rows,columns
     python -m benchmarks.tune --kernels=channel_sums,channel_pairs,channel_solve,channel_mix
-    python -m benchmarks.tune --kernels=channel_state,channel_out,channel_keys
+    python -m benchmarks.tune --kernels=channel_state,channel_out,channel_d_scores,channel_keys [--kda]
     python -m benchmarks.tune --kernels=selective,selective_bwd
     python -m benchmarks.tune --kernels=conv,conv_bwd
     python -m benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
@@ -13,7 +13,8 @@
 Times one kernel at a time over candidate tiles, the table's entry first, and prints them in order. Those of the second
 line are the delta rule's, at the size of a layer of Gated DeltaNet at 110m whatever the flags say: 16 sequences of
 2,048 tokens, 6 heads of 96 keys and 192 values, bf16. Those of the third and fourth are linear attention's with a
-decay per channel, at that of RWKV-7, 12 heads of 64; what is launched for outputs and for gradients is timed together.
+decay per channel, at that of RWKV-7, 12 heads of 64, with `--kda` at that of KDA, 6 of 128, whose decays here ask for
+no halving of chunks; what is launched for outputs and for gradients is timed together.
 The selective scan is Mamba-1's, 1,536 channels of 16 states. The short convolution makes q, k and v of Gated DeltaNet,
 three launches together. The token shifts are RWKV-7's of six branches and, `_moved` by token, RWKV-6's of five. The
 norms are those behind RWKV-7's recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The
@@ -29,9 +30,11 @@ FLAGS = options.flags(__doc__, writes=False)
 FLAGS.add_argument("--kernels", type=options.words, default=["forward", "dq", "dk"], help="(forward,dq,dk)")
 FLAGS.add_argument("--length", type=int, default=32768, help="tokens (32768)")
 FLAGS.add_argument("--dim", type=int, default=64, help="head dim (64)")
+FLAGS.add_argument("--kda", action="store_true", help="the kernels of channels at the sizes of KDA")
 FLAGS.add_argument("--seconds", type=float, default=300, help="begin nothing after so many (300)")
 options.parse_early(FLAGS, __name__)
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -52,7 +55,8 @@ from seqjax.utils import UserError, run_command
 
 KERNELS = ("forward", "evaluate", "dq", "dk", "dkv")
 DELTA_KERNELS = ("solve", "state", "out", "dstate", "rows", "columns")
-CHANNEL_KERNELS = tuple(f"channel_{name}" for name in ("sums", "pairs", "solve", "mix", "state", "out", "keys"))
+CHANNELS = ("sums", "pairs", "solve", "mix", "state", "out", "d_scores", "keys")
+CHANNEL_KERNELS = tuple(f"channel_{name}" for name in CHANNELS)
 SELECTIVE_KERNELS = {"selective": "scan", "selective_bwd": "scan_bwd"}
 CONV_KERNELS = ("conv", "conv_bwd")
 SHIFT_KERNELS = ("shift", "shift_bwd", "shift_moved", "shift_bwd_moved")
@@ -138,16 +142,27 @@ def delta_calls(*, B: int = 16, T: int = 2048, H: int = 6, K: int = 96, V: int =
     return scan_calls(scan, partial(scan.run, chunk_size=64), *sizes, ((B, H, K, V), wide))
 
 
-def channel_calls(*, B: int = 16, T: int = 2048, H: int = 12, K: int = 64, V: int = 64) -> dict[str, Callable]:
-    """The kernels of linear attention with a decay per channel and a low-rank part, as in RWKV-7."""
+def channel_calls(
+    *, B: int = 16, T: int = 2048, H: int = 12, K: int = 64, V: int = 64, tied: bool = False
+) -> dict[str, Callable]:
+    """The kernels of linear attention with a decay per channel and a low-rank part, as in RWKV-7 or, tied, in KDA."""
     from kernels_pallas.linear_attention.triton import scan
 
-    def f(r: jax.Array, k: jax.Array, v: jax.Array, log_w: jax.Array, *rest: jax.Array) -> Any:
-        return scan.run(r, k, v, log_w, None, *rest, chunk_size=64, min_log_w=-float("inf"))
+    def f(r: jax.Array, k: jax.Array, v: jax.Array, log_w: jax.Array, a: jax.Array, b: jax.Array, s: jax.Array) -> Any:
+        options = {"chunk_size": 64, "min_log_w": -float("inf") if tied else -math.exp(-0.5)}
+        return scan.run(r, k, v, log_w, None, a, None if tied else b, s, **options)
 
     k, v, half, wide = (B, T, H, K), (B, T, H, V), "bfloat16", "float32"
     calls = scan_calls(scan, f, (k, half), (k, half), (v, half), (k, wide), (k, half), (k, half), ((B, H, K, V), wide))
     return {f"channel_{kind}": call for kind, call in calls.items()}
+
+
+def keys_candidates(first: Any) -> list[Any]:
+    """The table's entry, then others: blocks of 64 and 128 values and of 16 to 64 keys, 4 and 8 warps."""
+    found = [first]
+    for block, keys, warps, stages in product((64, 128), (16, 32, 64), (4, 8), (1, 2)):
+        found.append(first._replace(block=block, keys=keys, warps=warps, stages=stages))
+    return list(dict.fromkeys(found))
 
 
 def scan_candidates(first: Any) -> list[Any]:
@@ -318,7 +333,7 @@ def main(argv: list[str]) -> None:
     if set(given.kernels) & set(DELTA_KERNELS):
         calls |= delta_calls()
     if set(given.kernels) & set(CHANNEL_KERNELS):
-        calls |= channel_calls()
+        calls |= channel_calls(H=6, K=128, V=128, tied=True) if given.kda else channel_calls()
     end = time.monotonic() + given.seconds
     for kernel in given.kernels:
         if kernel in calls:
@@ -327,7 +342,8 @@ def main(argv: list[str]) -> None:
 
             table: Any = (channel if kernel in CHANNEL_KERNELS else delta).TILES
             key = (kernel.removeprefix("channel_"), 16)
-            fastest(kernel, table, key, scan_candidates(table[key]), calls[kernel], end)
+            tiles = (keys_candidates if kernel == "channel_keys" else scan_candidates)(table[key])
+            fastest(kernel, table, key, tiles, calls[kernel], end)
         elif kernel in SELECTIVE_KERNELS:
             from kernels_pallas.selective_scan.triton import scan as selective
 

@@ -66,9 +66,9 @@ def linear_attention(
       u_HK: the bonus of the current token, which r then reads before it decays the state; None reads after that.
       initial_BHKV: the state before the first position; None is zero.
       low_rank: a and b of the low-rank part, not together with u; b None is k, as KDA has it, and is then not computed
-        with twice on xla.
+        with twice.
       min_log_w: a bound that no log w is below. With a low-rank part xla takes fewer operations where it keeps the sum
-        over a chunk above -80; a log w below it then gives wrong results.
+        over a chunk above -80, triton always where above -59; a log w below it then gives wrong results.
       chunk_size: positions per chunk, which the result does not depend on; triton takes at most 64.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 

@@ -36,10 +36,10 @@ def wkv7(
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Return the outputs in the dtype of `r_BTHK`, and with `return_state` the final state in at least float32.
 
-    `log_w_BTHK` is at most 0 and has no lower bound; if the caller knows one, `min_log_w` says it, and XLA takes fewer
-    operations where it keeps the sum over a chunk above -80. `b_BTHK` None stands for `k_BTHK`. The key index of the
-    state comes first (it is last in RWKV's own code). The inputs and one state and one inverse per chunk are saved for
-    the backward pass. `implementation` is as in `kernels_pallas`.
+    `log_w_BTHK` is at most 0 and has no lower bound; if the caller knows one, `min_log_w` says it, and fewer operations
+    are needed where it keeps the sum over a chunk above -80 on xla, -59 on triton. `b_BTHK` None stands for `k_BTHK`.
+    The key index of the state comes first (it is last in RWKV's own code). The inputs and one state and one inverse per
+    chunk are saved for the backward pass. `implementation` is as in `kernels_pallas`.
     """
     seq_len, dtype = r_BTHK.shape[1], r_BTHK.dtype
     if seq_len == 1 and return_state:  # decoding: without chunks, only the state is read and written

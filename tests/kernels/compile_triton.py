@@ -10,6 +10,7 @@ a process of its own, without TRITON_INTERPRET: `@triton.jit` decides at import 
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -208,15 +209,16 @@ def token_shift(branches: int, *, dim: int, dtype: str, moves: bool = False, las
     arrays(call, x, ((B, D), dtype), mu, moved, *[x] * branches)
 
 
-def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
+def linear_attention(kind: str, *, dim: int, dtype: str, mild: bool = False) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
     B, T, H, V = 2, 1024, 6, dim * (2 if kind == "gla" else 1)  # GLA's values are twice as wide as its keys
     k, v, state = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, H, dim, V), "float32")
 
     def call(r, k, v, log_w, u, a, b, initial, *cotangents):
-        f = partial(backend.run, chunk_size=64, min_log_w=-float("inf"))
-        low, u = (a, b) if kind == "low_rank" else (None, None), u if kind == "bonus" else None
+        f = partial(backend.run, chunk_size=64, min_log_w=-math.exp(-0.5) if mild else -math.inf)
+        low = {"low_rank": (a, b), "correction": (a, None)}.get(kind, (None, None))
+        u = u if kind == "bonus" else None
         out, pull = jax.vjp(f, r, k, v, log_w, u, *low, initial)
         return out, pull(cotangents)
 
@@ -224,7 +226,9 @@ def linear_attention(kind: str, *, dim: int, dtype: str) -> None:
 
 
 CASES = [
-    Case("linear-attention-low-rank", partial(linear_attention, "low_rank")),
+    Case("linear-attention-low-rank", partial(linear_attention, "low_rank", mild=True)),  # RWKV-7
+    Case("linear-attention-any-decay", partial(linear_attention, "low_rank"), again=True),
+    Case("linear-attention-correction", partial(linear_attention, "correction"), again=True),  # KDA
     Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
     Case("linear-attention", partial(linear_attention, "gla"), again=True),
     Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba

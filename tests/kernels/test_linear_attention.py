@@ -108,6 +108,24 @@ def test_decays_that_are_known_to_be_mild_equal_the_recurrence(kind, shape, deca
     assert_trees_close(with_gradients(run, arrays), wanted(kind, shape, decay))
 
 
+@pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS))
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_the_kernels_for_mild_decays_equal_the_recurrence(implementation, kind) -> None:
+    """They have no code for others: no sum over a chunk of 64 is below -59."""
+    shape, decay = (130, 20, 24), 0.1
+    arrays = draw(kind, *shape, decay=decay)
+    low = float(arrays[3].min())
+    assert -scan.STRONGEST < 64 * low < -20
+    run = partial(op, min_log_w=low, implementation=implementation)
+    assert_trees_close(with_gradients(run, arrays), wanted(kind, shape, decay))
+
+
+def test_the_bound_of_mild_decays_is_that_of_the_kernels() -> None:
+    from kernels_pallas.linear_attention.triton import weight_kernels
+
+    assert math.exp(scan.STRONGEST) < 2.0**weight_kernels.BOUND.value < math.exp(scan.STRONGEST + 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "kind"),
@@ -149,7 +167,7 @@ def assert_16_bits_close(got: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "decay"),
     support.slow_unless(
-        lambda *case: case == ("low_rank", 0.3), [(kind, decay) for kind in KINDS[:3] for decay in (0.3, 0.01)]
+        lambda *case: case == ("low_rank", 0.3), [(kind, decay) for kind in KINDS for decay in (0.3, 0.01)]
     ),
 )
 def test_16_bit_inputs_round_operands_only(implementation, kind, decay) -> None:
@@ -162,7 +180,9 @@ def test_16_bit_inputs_round_operands_only(implementation, kind, decay) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "K", "V"), [("bonus", 64, 64), ("low_rank", 64, 64), ("plain", 96, 192)])
+@pytest.mark.parametrize(
+    ("kind", "K", "V"), [("bonus", 64, 64), ("low_rank", 64, 64), ("correction", 128, 128), ("plain", 96, 192)]
+)
 @pytest.mark.parametrize("implementation", ["triton"])
 def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation, kind, K, V) -> None:
     monkeypatch.setattr(scan, "tile", lambda kernel, dtype: scan.TILES[kernel, jnp.finfo(dtype).bits])

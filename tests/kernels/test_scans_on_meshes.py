@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +121,9 @@ def channel_decays(kind: str) -> Case:
     if kind == "low_rank":
         low = lambda r, k, v, log_w, s, a, b: f(r, k, v, log_w, None, s, low_rank=(a, b))  # noqa: E731
         return Case(low, (*arrays, a / 16, b / 16), (*specs, "B T H k", "B T H k"), out)
+    if kind == "correction":
+        tied = lambda r, k, v, log_w, s, a: f(r, k, v, log_w, None, s, low_rank=(a, None))  # noqa: E731
+        return Case(tied, (*arrays, a / 16), (*specs, "B T H k"), out)
     if kind == "bonus":
         bonus = lambda r, k, v, log_w, s, u: f(r, k, v, log_w, u, s)  # noqa: E731
         return Case(bonus, (*arrays, u), (*specs, "H k"), out, over_batch=(5,))
@@ -163,6 +166,7 @@ CASES = {
     "linear_attention": partial(channel_decays, "plain"),
     "linear_attention_bonus": partial(channel_decays, "bonus"),
     "linear_attention_low_rank": partial(channel_decays, "low_rank"),
+    "linear_attention_correction": partial(channel_decays, "correction"),
     "delta_rule": partial(correction, has_gate=False),
     "gated_delta_rule": partial(correction, has_gate=True),
     "state_scan": states,
@@ -251,26 +255,26 @@ def plain_correction_backward(q, k, v, beta, g, x, states, do, d_last, *, has_ga
     return dq, dk, dv, dbeta, d_initial, *([dg] if has_gate else [])
 
 
-def plain_channel_decays(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool):
+def plain_channel_decays(r, k, v, log_w, *rest, way: Any, has_bonus: bool, n_low: int):
     *rest, initial = rest
-    u, low = rest[0] if has_bonus else None, rest[has_bonus:]
+    u, low, chunk = rest[0] if has_bonus else None, rest[has_bonus:], way.chunk
 
     def one(state, xs):
         r, k, v, log_w, *low = xs
-        a, b = low or (None, None)
+        a, b = (*low, None, None)[:2]
         o, last = linear_attention_reference.linear_attention(r, k, v, log_w, u, a, b, state)
         return last, (o, state)
 
     xs = tuple(jnp.moveaxis(split_chunks(t, chunk), 1, 0) for t in (r, k, v, log_w, *low))
     last, (o, states) = jax.lax.scan(one, initial, xs)
-    solved = (jnp.zeros((*v.shape[:3], chunk)), jnp.zeros_like(v)) if is_low_rank else ()  # not read below
+    solved = (jnp.zeros((*v.shape[:3], chunk)), jnp.zeros_like(v)) if n_low else ()  # not read below
     return join_chunks(jnp.moveaxis(o, 0, 1), v.shape[1]), last, jnp.moveaxis(states, 0, 1), *solved
 
 
-def plain_channel_decays_backward(*arrays, is_low_rank: bool, **options):
+def plain_channel_decays_backward(*arrays, n_low: int, **options):
     *arrays, do, d_last = arrays
-    *inputs, states = arrays[:-2] if is_low_rank else arrays
-    f = partial(plain_channel_decays, is_low_rank=is_low_rank, **options)
+    *inputs, states = arrays[:-2] if n_low else arrays
+    f = partial(plain_channel_decays, n_low=n_low, **options)
     _, vjp = jax.vjp(lambda *xs: f(*xs)[:2], *inputs, states[:, 0])
     return vjp((do, d_last))
 

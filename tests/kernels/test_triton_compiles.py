@@ -14,9 +14,11 @@ from tests.kernels.compile_triton import SHARED_BYTES
 extras.need("triton")
 
 
-# Bytes that a thread may spill, of 16-bit inputs. Those with more are faster on an H200 than tiles that spill nothing
-# (docs/log/kernels.md), those of keys_kernel before it made two gradients.
-SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420, "keys_kernel": 200}
+# Bytes that a thread may spill, of 16-bit inputs, by kernel or in a case. Those with more are faster on an H200 than
+# tiles that spill nothing (docs/log/kernels.md), but for keys_kernel, which was not measured: it spills in its code for
+# chunks that decay by more than e^-59.
+SPILLED = {"out_kernel": 432, "rows_kernel": 200, "columns_kernel": 420, "keys_kernel": 480}
+SPILLED_IN = {"linear-attention-low-rank": 230, "linear-attention-any-decay": 1150}
 
 
 def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
@@ -46,7 +48,8 @@ def check(results: list[dict]) -> None:
     }
     for r in results:
         assert r["shared"] <= SHARED_BYTES[r["capability"]], r
-        assert r["dtype"] == "float32" or r["spilled"] <= SPILLED.get(r["kernel"], 64), r  # fp32 is for tests
+        most = SPILLED_IN.get(r["case"], SPILLED.get(r["kernel"], 64))
+        assert r["dtype"] == "float32" or r["spilled"] <= most, r  # fp32 is for tests
 
 
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])

@@ -2,26 +2,28 @@
 
 Equations in `linear_attention/api.py`. Readers r (and a) and writers k (and b) mirror each other: the gradient of the
 values is what flows back from dO through the writers, as the outputs are what flows on from V through the readers, and
-the gradient of the state is a state. So one kernel makes states and their gradients, one o and dv, one those of keys:
+the gradient of the state is a state. So one kernel makes states and their gradients, and one o and dv:
 
-    sums      g, or the gradient of log w from that of g
+    sums      g to base 2, or the gradient of log w from that of g
     pairs     a|b of every chunk                                     LOW_RANK alone, in low_rank_kernels.py
     solve     X = (I - a|b)^-1                                       likewise
     mix       X (a|k) V and X a~, of which U is made given S; in REVERSE those of dY         likewise
     state     S (and U) over all chunks; in REVERSE L (and dY)
     out       O; in REVERSE dV
-    keys      dr and da; in REVERSE dk and db; and what they give dg
+    d_scores  the gradients of r|k and, LOW_RANK, of a|k, r|b and a|b                       in keys_kernels.py
+    keys      dr, dk, da and db, and what they give dg                                       likewise
 
 A tile holds a whole chunk of C positions along one axis; keys are taken in blocks of KEYS, in `state` as a whole,
-padded to KP, and values in blocks of BLOCK. Sums are float32, products of the inputs' dtype. g is [B, c C, H, K]
-float32, constant behind T and rows behind T of every other array read as zeros. No tile that is
-computed is transposed for a product (compilers got that wrong on Hopper). No atomics: two runs give the same bits.
+padded to KP, and values in blocks of BLOCK. MILD means that no g is below -BOUND (weight_kernels.py). Sums are float32,
+products of the inputs' dtype. g is [B, c C, H, K] float32, to base 2, constant behind T; rows behind T of every other
+array read as zeros. TIED, as in KDA, b is k: see low_rank_kernels.py. No tile that is computed is transposed for a
+product (compilers got that wrong on Hopper). No atomics: two runs give the same bits.
 """
 
 import triton
 import triton.language as tl
 
-from kernels_pallas.linear_attention.triton.weight_kernels import from_pairs, load_sums, scores, with_diagonal
+from kernels_pallas.linear_attention.triton.weight_kernels import LOG2E, load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
 
 
@@ -30,14 +32,14 @@ def sums_kernel(
     x_ptr, sums_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """The sums g [B, c C, H, K] of log w [B, T, H, K]; in REVERSE those from a chunk's end, the other way round."""
+    """The sums g [B, c C, H, K] of log2 w from log w [B, T, H, K]; in REVERSE those of x from a chunk's end, back."""
     PADDED: tl.constexpr = (T + C - 1) // C * C
     ROWS_IN: tl.constexpr = PADDED if REVERSE else T
     ROWS_OUT: tl.constexpr = T if REVERSE else PADDED
     b, h, start, _ = place_of(tl.program_id(0), T, H, C)
     row = start + tl.arange(0, C)
     x_CK = load_rows(x_ptr + b * ROWS_IN * H * K + h * K, row, H * K, ROWS_IN, K, KP, T != PADDED)
-    sums_CK = tl.cumsum(x_CK, 0, reverse=REVERSE)
+    sums_CK = tl.cumsum(x_CK if REVERSE else x_CK * LOG2E, 0, reverse=REVERSE)
     store_rows(sums_ptr + b * ROWS_OUT * H * K + h * K, row, H * K, ROWS_OUT, sums_CK, K, KP)
 
 
@@ -45,19 +47,21 @@ def sums_kernel(
 def state_kernel(
     x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, last_ptr, z_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, REVERSE: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """S <- e^{g_C} S + K^^T V + B^^T U over all chunks, for one batch entry, head and BLOCK columns of S.
 
-    x is k, y is v, and with LOW_RANK low is b and z is U [B, T, H, V], which this makes of what `mix` has made. In
-    REVERSE L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk on: x is r, y is do, low is a, z is dY. states
-    [B, c, H, K, V] are those before a chunk is added; start and last [B, H, K, V] float32.
+    x is k, y is v, and with LOW_RANK low is b and z is U [B, T, H, V], which this makes of what `mix` has made; TIED z
+    is V + U, and all that is added. In REVERSE L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk on: x is r, y is
+    do, low is a, z is dY. states [B, c, H, K, V] are those before a chunk is added; start and last [B, H, K, V]
+    float32.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
     PART: tl.constexpr = V % BLOCK != 0
     BEFORE: tl.constexpr = REVERSE and BONUS
+    HAS_Y: tl.constexpr = REVERSE or not TIED
     pid = tl.program_id(0)
     block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
     i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
@@ -67,23 +71,25 @@ def state_kernel(
         chunk = n_chunks - 1 - step if REVERSE else step
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
         in_g = g_ptr + (b * n_chunks + chunk) * (C * H * K) + h * K
-        x_KC = load_tile(x_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
-        y_CV = load_tile(y_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        if HAS_Y:
+            x_KC = load_tile(x_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
+            y_CV = load_tile(y_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         sums_KC = load_sums(in_g, i[None, :], at_K[:, None], H * K, K, BEFORE)
         end_K = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
         store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_KV)
-        by_KC = tl.exp(sums_KC if REVERSE else end_K[:, None] - sums_KC)
+        by_KC = tl.exp2(sums_KC if REVERSE else end_K[:, None] - sums_KC)
         if LOW_RANK:
             x_mixed_CK = load_rows(x_mixed_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
             z_CV = load_tile(z_mixed_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
             z_CV = tl.dot(x_mixed_CK, s_KV.to(dtype), z_CV.to(tl.float32), input_precision=PRECISION).to(dtype)
             store_tile(z_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, z_CV)
-        s_KV *= tl.exp(end_K)[:, None]
-        s_KV = tl.dot((x_KC * by_KC).to(dtype), y_CV, s_KV, input_precision=PRECISION)
+        s_KV *= tl.exp2(end_K)[:, None]
+        if HAS_Y:
+            s_KV = tl.dot((x_KC * by_KC).to(dtype), y_CV, s_KV, input_precision=PRECISION)
         if LOW_RANK:
             low_KC = load_tile(low_ptr + b * T * H * K + h * K, at_K, row, 1, H * K, K, T, K != KP, BOUNDED)
             if REVERSE:
-                by_KC = tl.exp(load_sums(in_g, i[None, :], at_K[:, None], H * K, K, True))
+                by_KC = tl.exp2(load_sums(in_g, i[None, :], at_K[:, None], H * K, K, True))
             s_KV = tl.dot((low_KC * by_KC).to(dtype), z_CV, s_KV, input_precision=PRECISION)
     store_tile(last_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, s_KV)
 
@@ -92,8 +98,8 @@ def state_kernel(
 def out_kernel(
     x_ptr, y_ptr, z_ptr, y_low_ptr, z_low_ptr, u_ptr, g_ptr, states_ptr, out_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, MILD: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """O = (r|k) V + (r|b) U + R~ S of one chunk of a head: x is r, y is k, z is v, states those before the chunks.
 
@@ -112,16 +118,16 @@ def out_kernel(
     in_g = g_ptr + head // H * (C * H * K) + h * K
     dtype = x_ptr.dtype.element_ty
     a_CC = scores(
-        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, BEFORE, BONUS and REVERSE, BOUNDED,
-        PRECISION,
+        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, BEFORE, BONUS and REVERSE, MILD,
+        BOUNDED, PRECISION,
     )  # fmt: skip
     at_u = u_ptr + (b * H + h) * K
     a_CC = with_diagonal(a_CC, x_ptr + in_K, y_ptr + in_K, at_u, start, T, H, K, KEYS, C, BONUS, BOUNDED).to(dtype)
     low_CC = a_CC
     if LOW_RANK:
         low_CC = scores(
-            x_ptr + in_K, y_low_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, False, REVERSE, BOUNDED,
-            PRECISION,
+            x_ptr + in_K, y_low_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, False, REVERSE, MILD,
+            BOUNDED, PRECISION,
         )  # fmt: skip
         if not REVERSE:
             low_CC = with_diagonal(
@@ -142,125 +148,5 @@ def out_kernel(
             sums_CK = load_sums(in_g, i[:, None], at_K[None, :], H * K, K, BEFORE)
             if REVERSE:
                 sums_CK = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)[None, :] - sums_CK
-            out_CV = tl.dot((x_CK * tl.exp(sums_CK)).to(dtype), s_KV, out_CV, input_precision=PRECISION)
+            out_CV = tl.dot((x_CK * tl.exp2(sums_CK)).to(dtype), s_KV, out_CV, input_precision=PRECISION)
         store_tile(out_ptr + in_V, row, at_V, H * V, 1, T, V, out_CV)
-
-
-@triton.jit
-def keys_kernel(
-    x_ptr, z_ptr, x_low_ptr, z_low_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, u_ptr, g_ptr, states_ptr, others_ptr,
-    dg_in_ptr, dx_ptr, dx_low_ptr, dg_ptr, du_ptr,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Of KEYS keys of a chunk of a head dr, with LOW_RANK da, what both give dg [B, c C, H, K], and du [B, c, H, K].
-
-    x and z are r and do, y and zy are k and v, states those before the chunks. In REVERSE dk and db: x and z are k and
-    v, y and zy are r and do, states the gradients behind the chunks, others the states, whose decay gives dg as well,
-    and all is added to `dg_in`. x_low and z_low are a and dY, y_low and zy_low b and U, in REVERSE the other way round.
-    """
-    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
-    PART: tl.constexpr = V % BLOCK != 0
-    PART_K: tl.constexpr = K % KEYS != 0
-    b, h, start, head = place_of(tl.program_id(0) // n_keys, T, H, C)
-    i, at_K = tl.arange(0, C), tl.program_id(0) % n_keys * KEYS + tl.arange(0, KEYS)
-    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
-    in_g = head // H * (C * H * K) + h * K
-    states_ptr += head * (K * V)
-    x_CK, dx_CK, own_CK, end_K = gradient(
-        x_ptr + in_K, z_ptr + in_V, y_ptr + in_K, zy_ptr + in_V, y_low_ptr + in_K, zy_low_ptr + in_V, g_ptr + in_g,
-        states_ptr, start, at_K, T, H, K, V, KEYS, C, BLOCK, BONUS, LOW_RANK, False, REVERSE, BOUNDED, PRECISION,
-        STAGES,
-    )  # fmt: skip
-    dg_CK = x_CK * dx_CK
-    if BONUS:
-        if not REVERSE:  # r's sums are those at the position before, and so are the rows
-            dg_CK = tl.where(i[:, None] == C - 1, 0.0, dg_CK)
-            tl.store(du_ptr + head * K + at_K, tl.sum(own_CK * x_CK, 0), mask=at_K < K)
-        own_CK *= tl.load(u_ptr + (b * H + h) * K + at_K, mask=at_K < K, other=0.0)[None, :]
-    row = start + ((i + 1) % C if BONUS and not REVERSE else i)
-    store_tile(dx_ptr + in_K, row, at_K, H * K, 1, T, K, dx_CK + own_CK)
-    if LOW_RANK:
-        x_CK, dx_CK, own_CK, end_low_K = gradient(
-            x_low_ptr + in_K, z_low_ptr + in_V, y_ptr + in_K, zy_ptr + in_V, y_low_ptr + in_K, zy_low_ptr + in_V,
-            g_ptr + in_g, states_ptr, start, at_K, T, H, K, V, KEYS, C, BLOCK, BONUS, LOW_RANK, True, REVERSE, BOUNDED,
-            PRECISION, STAGES,
-        )  # fmt: skip
-        row = start + (i if REVERSE else (i + 1) % C)
-        store_tile(dx_low_ptr + in_K, row, at_K, H * K, 1, T, K, dx_CK + own_CK)
-        dg_CK += x_CK * dx_CK if REVERSE else tl.where(i[:, None] == C - 1, 0.0, x_CK * dx_CK)
-        end_K += end_low_K
-    at_g = in_g + i[:, None] * (H * K) + at_K[None, :]
-    is_K = (at_K < K)[None, :]
-    if REVERSE:
-        overlap_K = tl.zeros([KEYS], tl.float32)
-        for block in tl.range(0, n_blocks):
-            at_V = block * BLOCK + tl.arange(0, BLOCK)
-            s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K).to(tl.float32)
-            others_VK = load_tile(others_ptr + head * (K * V), at_V, at_K, 1, V, V, K, PART, PART_K)
-            overlap_K += tl.sum(s_VK * others_VK.to(tl.float32), 0)
-        end_K += overlap_K * tl.exp(tl.load(g_ptr + in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0))
-        dg_CK = tl.load(dg_in_ptr + at_g, mask=is_K, other=0.0) - dg_CK
-        dg_CK += tl.where(i[:, None] == C - 1, end_K[None, :], 0.0)
-    tl.store(dg_ptr + at_g, dg_CK, mask=is_K)
-
-
-@triton.jit
-def gradient(
-    x_ptr, z_ptr, y_ptr, zy_ptr, y_low_ptr, zy_low_ptr, g_ptr, states_ptr, start, at_K,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, IS_LOW: tl.constexpr, REVERSE: tl.constexpr,
-    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Return x [C, KEYS] of `keys_kernel`, or with IS_LOW x_low, its gradient without the diagonal and from it, and the
-    sum over rows of x and what it gets from states. Pointers are those of the head, that of g is the chunk's.
-
-    Readers before their own decay have their rows in the order 1, ..., C - 1, 0: row i is what gives dg_i something.
-    """
-    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    PART: tl.constexpr = V % BLOCK != 0
-    PART_K: tl.constexpr = K % KEYS != 0
-    X_BEFORE: tl.constexpr = (BONUS or IS_LOW) and not REVERSE
-    Y_BEFORE: tl.constexpr = BONUS and REVERSE
-    DIAGONAL: tl.constexpr = REVERSE or not IS_LOW  # whether y's pairs with x have a diagonal: not those of a
-    DIAGONAL_LOW: tl.constexpr = LOW_RANK and not (REVERSE or IS_LOW)
-    i = tl.arange(0, C)
-    place = (i + 1) % C if X_BEFORE else i
-    da_CC, da_low_CC = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-    dx_CK = tl.zeros([C, KEYS], tl.float32)
-    for block in tl.range(0, n_blocks, num_stages=STAGES):
-        at_V = block * BLOCK + tl.arange(0, BLOCK)
-        z_CV = load_tile(z_ptr, start + place, at_V, H * V, 1, T, V, BOUNDED, PART)
-        zy_VC = load_tile(zy_ptr, at_V, start + i, 1, H * V, V, T, PART, BOUNDED)
-        s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K)
-        da_CC = tl.dot(z_CV, zy_VC, da_CC, input_precision=PRECISION)
-        dx_CK = tl.dot(z_CV, s_VK, dx_CK, input_precision=PRECISION)
-        if LOW_RANK:
-            zy_VC = load_tile(zy_low_ptr, at_V, start + i, 1, H * V, V, T, PART, BOUNDED)
-            da_low_CC = tl.dot(z_CV, zy_VC, da_low_CC, input_precision=PRECISION)
-    x_CK = load_tile(x_ptr, start + place, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-    y_CK = load_tile(y_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-    x_sums_CK = load_sums(g_ptr, place[:, None], at_K[None, :], H * K, K, X_BEFORE)
-    if REVERSE:
-        end_K = tl.load(g_ptr + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
-        dx_CK *= tl.exp(end_K[None, :] - x_sums_CK)
-    else:
-        dx_CK *= tl.exp(x_sums_CK)
-    through_K = tl.sum(x_CK * dx_CK, 0)
-    dx_CK = from_pairs(dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, place, at_K, H * K, K, C, not REVERSE, Y_BEFORE, PRECISION)
-    own_CK = tl.zeros([C, KEYS], tl.float32)
-    is_own_CC = place[:, None] == i[None, :]
-    if DIAGONAL:
-        if X_BEFORE:
-            y_CK = load_tile(y_ptr, start + place, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-        own_CK = tl.sum(tl.where(is_own_CC, da_CC, 0.0), 1)[:, None] * y_CK
-    if LOW_RANK:
-        y_low_CK = load_tile(y_low_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
-        dx_CK = from_pairs(
-            dx_CK, da_low_CC, y_low_CK, x_sums_CK, g_ptr, place, at_K, H * K, K, C, not REVERSE, REVERSE, PRECISION
-        )
-        if DIAGONAL_LOW:
-            own_CK += tl.sum(tl.where(is_own_CC, da_low_CC, 0.0), 1)[:, None] * y_low_CK
-    return x_CK, dx_CK, own_CK, through_K

@@ -2,6 +2,8 @@
 
 U = X (a|k) V + X a~ S, so with both factors made here for all chunks side by side one product per chunk waits for the
 state. The gradient dY = X^T (r|b)^T dO + X^T b^ L mirrors it. Shapes and flags as in kernels.py.
+
+TIED, as in KDA, means that b is k. Then V + U = X (V + a~ S) takes the place of both V and U, dY is dV as well.
 """
 
 import triton
@@ -15,15 +17,17 @@ from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_an
 @triton.jit
 def pairs_kernel(
     a_ptr, b_ptr, g_ptr, pairs_ptr,
-    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, BOUNDED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr, MILD: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """a|b [B, T, H, C] of one chunk of a head, in float32."""
     b, h, start, head = place_of(tl.program_id(0), T, H, C)
     i = tl.arange(0, C)
     in_K = b * T * H * K + h * K
     in_g = g_ptr + head // H * (C * H * K) + h * K
-    m_CC = scores(a_ptr + in_K, b_ptr + in_K, in_g, start, T, H, K, KEYS, C, True, True, False, BOUNDED, PRECISION)
+    m_CC = scores(
+        a_ptr + in_K, b_ptr + in_K, in_g, start, T, H, K, KEYS, C, True, True, False, MILD, BOUNDED, PRECISION
+    )
     store_tile(pairs_ptr + (b * T * H + h) * C, start + i, i, H * C, 1, T, C, m_CC)
 
 
@@ -67,9 +71,10 @@ def block(in_pairs, row, r: tl.constexpr, c: tl.constexpr, T: tl.constexpr, H: t
 def mix_kernel(
     inverse_ptr, x_ptr, y_ptr, z_ptr, g_ptr, z_mixed_ptr, x_mixed_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, TIED: tl.constexpr, REVERSE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """X (a|k) V [B, T, H, V] and X a~ [B, T, H, K] of one chunk of a head: x is a, y is k, z is v.
+    """X (a|k) V, or TIED X V, [B, T, H, V] and X a~ [B, T, H, K] of one chunk of a head: x is a, y is k, z is v.
 
     In REVERSE X^T (r|b)^T dO and X^T b^: x is b, y is r, z is do.
     """
@@ -83,19 +88,24 @@ def mix_kernel(
     in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
     in_g = g_ptr + head // H * (C * H * K) + h * K
     dtype = x_ptr.dtype.element_ty
-    m_CC = scores(
-        x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, not REVERSE, False, BOUNDED, PRECISION
-    )
     if REVERSE:
-        m_CC = with_diagonal(m_CC, x_ptr + in_K, y_ptr + in_K, x_ptr, start, T, H, K, KEYS, C, False, BOUNDED)
         inverse_CC = load_tile(inverse_ptr + (b * T * H + h) * C, i, row, 1, H * C, C, T, False, BOUNDED)
     else:
         inverse_CC = load_tile(inverse_ptr + (b * T * H + h) * C, row, i, H * C, 1, T, C, BOUNDED, False)
-    m_CC = m_CC.to(dtype)
+    m_CC = inverse_CC
+    if REVERSE or not TIED:
+        m_CC = scores(
+            x_ptr + in_K, y_ptr + in_K, in_g, start, T, H, K, KEYS, C, not REVERSE, not REVERSE, False, MILD,
+            BOUNDED, PRECISION,
+        )  # fmt: skip
+        if REVERSE:
+            m_CC = with_diagonal(m_CC, x_ptr + in_K, y_ptr + in_K, x_ptr, start, T, H, K, KEYS, C, False, BOUNDED)
+        m_CC = m_CC.to(dtype)
     for block in tl.range(0, n_blocks, num_stages=STAGES):
         at_V = block * BLOCK + tl.arange(0, BLOCK)
         z_CV = load_tile(z_ptr + in_V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
-        z_CV = tl.dot(m_CC, z_CV, input_precision=PRECISION).to(dtype)
+        if REVERSE or not TIED:
+            z_CV = tl.dot(m_CC, z_CV, input_precision=PRECISION).to(dtype)
         z_CV = tl.dot(inverse_CC, z_CV, input_precision=PRECISION)
         store_tile(z_mixed_ptr + in_V, row, at_V, H * V, 1, T, V, z_CV)
     for keys in tl.range(0, n_keys, num_stages=STAGES):
@@ -104,5 +114,5 @@ def mix_kernel(
         sums_CK = load_sums(in_g, i[:, None], at_K[None, :], H * K, K, not REVERSE)
         if REVERSE:
             sums_CK = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)[None, :] - sums_CK
-        x_CK = tl.dot(inverse_CC, (x_CK * tl.exp(sums_CK)).to(dtype), input_precision=PRECISION)
+        x_CK = tl.dot(inverse_CC, (x_CK * tl.exp2(sums_CK)).to(dtype), input_precision=PRECISION)
         store_tile(x_mixed_ptr + in_K, row, at_K, H * K, 1, T, K, x_CK)

@@ -1,10 +1,12 @@
-"""Linear attention with a decay per channel in Triton: launches of kernels.py and low_rank_kernels.py, tile sizes.
+"""Linear attention with a decay per channel in Triton: launches of kernels.py, low_rank_kernels.py and
+keys_kernels.py, tile sizes.
 
-Forward: the running sums g of log w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
+Forward: the running sums g of log2 w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
 [B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
 [B, c, H, K, V], and U, [B, T, H, V], in the dtype of v; then every chunk makes its outputs. The backward pass keeps the
 inputs, those states, X and U. It makes g again, goes back over the chunks for the states' gradients, then makes those
-of the inputs.
+of the inputs. If b is k, then V + U = X (V + a~ S), whose gradient dY is that of V too: V + U takes the place of V and
+of U, and nothing is made of b.
 """
 
 from functools import partial
@@ -17,9 +19,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.linear_attention.interface import every_decay
-from kernels_pallas.linear_attention.triton import kernels, low_rank_kernels
+from kernels_pallas.linear_attention.triton import kernels, keys_kernels, low_rank_kernels
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
+
+STRONGEST = 59.0  # of weight_kernels.BOUND, 86 to base 2
 
 
 class Tile(NamedTuple):
@@ -32,7 +36,8 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Those of 16 bits are the fastest of 24
-# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md); those of 32 do not spill much.
+# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md), but those of d_scores and keys, which were not measured;
+# those of 32 do not spill much, but in keys.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("pairs", 16): Tile(16, 64, 4, 1),
@@ -40,15 +45,24 @@ TILES = {
     ("mix", 16): Tile(64, 64, 4, 1),
     ("state", 16): Tile(32, 128, 4, 2),
     ("out", 16): Tile(64, 64, 4, 1),
-    ("keys", 16): Tile(64, 32, 4, 1),
+    ("d_scores", 16): Tile(128, 16, 4, 1),
+    ("keys", 16): Tile(128, 32, 4, 1),
     ("sums", 32): Tile(16, 128, 4, 1),
     ("pairs", 32): Tile(16, 32, 4, 1),
     ("solve", 32): Tile(16, 16, 1, 1),
     ("mix", 32): Tile(16, 32, 4, 1),
     ("state", 32): Tile(16, 128, 4, 1),
     ("out", 32): Tile(16, 32, 4, 1),
+    ("d_scores", 32): Tile(16, 16, 4, 1),
     ("keys", 32): Tile(16, 32, 4, 1),
 }
+
+
+class Way(NamedTuple):
+    """How a call is computed: positions per chunk; whether no decay of a chunk is below e^-STRONGEST."""
+
+    chunk: int
+    is_mild: bool
 
 
 def tile(kernel: str, dtype: Any) -> Tile:
@@ -70,31 +84,31 @@ def run(
     min_log_w: float,
 ) -> tuple[Array, Array]:
     """Return (o [B, T, H, V], the last state)."""
-    del min_log_w  # these kernels take every decay alike
     dtype = v_BTHV.dtype
     chunk = min(longest_chunk(dtype), padded(min(chunk_size, v_BTHV.shape[1])))
     r, k, log_w = r_BTHK.astype(dtype), k_BTHK.astype(dtype), every_decay(log_w_BTHK, r_BTHK)
-    low = () if a_BTHK is None else (a_BTHK.astype(dtype), k if b_BTHK is None else b_BTHK.astype(dtype))
+    low = [x.astype(dtype) for x in (a_BTHK, b_BTHK) if x is not None]  # a alone: b is k
     # by sequence, because vmap and meshes need a batch first
     bonus = () if u_HK is None else (jnp.broadcast_to(u_HK, (v_BTHV.shape[0], *u_HK.shape)),)
-    out: Any = _chunked(chunk, r, k, v_BTHV, log_w, bonus, low, initial_BHKV)
+    way = Way(chunk, is_mild=chunk * min_log_w > -STRONGEST)
+    out: Any = _chunked(way, r, k, v_BTHV, log_w, bonus, tuple(low), initial_BHKV)
     return out
 
 
 # Of sharding rules (batching.py): r, k, v and log w; a bonus; a low-rank part; X and U. `g` stands for the heads.
 _INPUTS = "b t g k, b t g k, b t g v, b t g k"
-_BONUS, _LOW, _SOLVED, _STATES = ", b g k", ", b t g k, b t g k", ", b t g q, b t g v", "b c g k v"
+_BONUS, _LOW, _SOLVED, _STATES = ", b g k", ", b t g k", ", b t g q, b t g v", "b c g k v"
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(chunk: int, r, k, v, log_w, bonus, low, initial) -> tuple[Array, Array]:
-    return _forward(chunk, r, k, v, log_w, bonus, low, initial)[0]
+def _chunked(way: Way, r, k, v, log_w, bonus, low, initial) -> tuple[Array, Array]:
+    return _forward(way, r, k, v, log_w, bonus, low, initial)[0]
 
 
-def _forward(chunk: int, r, k, v, log_w, bonus, low, initial):
-    rule = _INPUTS + _BONUS * len(bonus) + _LOW * bool(low)
+def _forward(way: Way, r, k, v, log_w, bonus, low, initial):
+    rule = _INPUTS + _BONUS * len(bonus) + _LOW * len(low)
     rule += f", b g k v -> b t g v, b g k v, {_STATES}" + _SOLVED * bool(low)
-    body = partial(_run_forward, chunk=chunk, has_bonus=bool(bonus), is_low_rank=bool(low))
+    body = partial(_run_forward, way=way, has_bonus=bool(bonus), n_low=len(low))
     o, last, states, *solved = fold_vmap(body, rule)(r, k, v, log_w, *bonus, *low, initial)
     # Named as those of the other recurrences, so that one policy of rematerialisation keeps either.
     states = checkpoint_name(states, "chunk_states")
@@ -102,11 +116,11 @@ def _forward(chunk: int, r, k, v, log_w, bonus, low, initial):
     return (o, last), (r, k, v, log_w, bonus, low, states, solved)
 
 
-def _backward(chunk: int, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
+def _backward(way: Way, saved: tuple, cotangents: tuple[Array, Array]) -> tuple:
     r, k, v, log_w, bonus, low, states, solved = saved
-    more = _BONUS * len(bonus) + _LOW * bool(low)
+    more = _BONUS * len(bonus) + _LOW * len(low)
     rule = f"{_INPUTS}{more}, {_STATES}{_SOLVED * bool(low)}, b t g v, b g k v -> {_INPUTS}{more}, b g k v"
-    body = partial(_run_backward, chunk=chunk, has_bonus=bool(bonus), is_low_rank=bool(low))
+    body = partial(_run_backward, way=way, has_bonus=bool(bonus), n_low=len(low))
     dr, dk, dv, dlog_w, *rest, d_initial = fold_vmap(body, rule)(
         r, k, v, log_w, *bonus, *low, states, *solved, *cotangents
     )
@@ -116,45 +130,55 @@ def _backward(chunk: int, saved: tuple, cotangents: tuple[Array, Array]) -> tupl
 _chunked.defvjp(_forward, _backward)
 
 
-def _run_forward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool) -> tuple[Array, ...]:
+def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -> tuple[Array, ...]:
     *rest, initial = rest
-    bonus, (a, b) = rest[:has_bonus], rest[has_bonus:] if is_low_rank else (r, k)
+    bonus, (a, b) = rest[:has_bonus], (*rest[has_bonus:], *(r, k)[n_low:])
     (B, T, H, K), V = r.shape, v.shape[-1]
-    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
-    (g,) = launch("sums", log_w, out=[_sums_of(log_w, chunk)])
+    launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
+    (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
     u = bonus[0] if has_bonus else g  # what is not read is some array
     inverse, z, x = v, v, v
-    if is_low_rank:
-        (pairs,) = launch("pairs", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, chunk), g.dtype)])
-        (inverse,) = launch("solve", pairs, out=[jax.ShapeDtypeStruct((B, T, H, chunk), v.dtype)])
+    if n_low:
+        (pairs,) = launch("pairs", a, b, g, out=[jax.ShapeDtypeStruct((B, T, H, way.chunk), g.dtype)])
+        (inverse,) = launch("solve", pairs, out=[jax.ShapeDtypeStruct((B, T, H, way.chunk), v.dtype)])
         z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
-    states = jax.ShapeDtypeStruct((B, -(-T // chunk), H, K, V), v.dtype)
-    states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if is_low_rank else _none(v)])
-    (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
-    return o, last, states, *((inverse, z) if is_low_rank else ())
+    states = jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype)
+    states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if n_low else _none(v)])
+    if n_low == 1:  # z is then V + U
+        (o,) = launch("out", r, k, z, b, z, u, g, states, out=[v], n_low=0)
+    else:
+        (o,) = launch("out", r, k, v, b, z, u, g, states, out=[v])
+    return o, last, states, *((inverse, z) if n_low else ())
 
 
-def _run_backward(r, k, v, log_w, *rest, chunk: int, has_bonus: bool, is_low_rank: bool) -> tuple[Array, ...]:
+def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -> tuple[Array, ...]:
     *rest, do, d_last = rest
     bonus, rest = rest[:has_bonus], rest[has_bonus:]
-    a, b, states, inverse, z = rest if is_low_rank else (r, k, rest[0], v, v)
-    launch = partial(_launch, shapes=(r, v), chunk=chunk, has_bonus=has_bonus, is_low_rank=is_low_rank)
+    a, b, states, inverse, z = (*rest[:n_low], *(r, k)[n_low:], *rest[n_low:], *(v, v)[: 0 if n_low else 2])
+    launch = partial(_launch, shapes=(r, v), way=way, has_bonus=has_bonus, n_low=n_low)
     reverse = partial(launch, is_reverse=True)
-    (g,) = launch("sums", log_w, out=[_sums_of(log_w, chunk)])
+    (g,) = launch("sums", log_w, out=[_sums_of(log_w, way.chunk)])
     u, no = bonus[0] if has_bonus else g, _none(g)
     by_chunk = jax.ShapeDtypeStruct(states.shape[:-1], g.dtype) if has_bonus else no
     dz, x = do, r
-    if is_low_rank:
+    if n_low:
         dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
     d_states, d_initial, dz = reverse(
-        "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if is_low_rank else _none(v)]
+        "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if n_low else _none(v)]
     )
-    (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
-    writers, readers = (k, v, b, z, u, g, states, states), (r, do, a, dz, u, g, d_states, states)
-    low = r if is_low_rank else _none(r)
-    dr, da, dg, du = launch("keys", r, do, a, dz, *writers, g, out=[r, low, g, by_chunk])
-    dk, db, dg, _ = reverse("keys", k, v, b, z, *readers, dg, out=[k, low, g, no])
-    d_low = (da, db) if is_low_rank else ()
+    if n_low == 1:
+        v, dv = z, dz
+    else:
+        (dv,) = reverse("out", k, r, do, a, dz, u, g, d_states, out=[v])
+    B, c, H, *_ = states.shape
+    pairs = jax.ShapeDtypeStruct((B, c, H, (1, 2, 4)[n_low], way.chunk, way.chunk), v.dtype)
+    own = jax.ShapeDtypeStruct((B, c, H, (1, 1, 2)[n_low], way.chunk), g.dtype)
+    pairs, own = launch("d_scores", do, dz, v, z, out=[pairs, own])
+    like = [r, r if n_low else no, k, r if n_low == 2 else no]
+    dr, da, dk, db, dg, du = launch(
+        "keys", r, do, a, dz, k, v, b, z, u, g, states, d_states, pairs, own, out=[*like, g, by_chunk]
+    )
+    d_low = (da, db)[:n_low]
     (dlog_w,) = reverse("sums", dg, out=[log_w])
     return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
 
@@ -177,7 +201,8 @@ KERNELS = {
     "mix": low_rank_kernels.mix_kernel,
     "state": kernels.state_kernel,
     "out": kernels.out_kernel,
-    "keys": kernels.keys_kernel,
+    "d_scores": keys_kernels.d_scores_kernel,
+    "keys": keys_kernels.keys_kernel,
 }
 
 
@@ -186,20 +211,20 @@ def _launch(
     *arrays,
     out: list,
     shapes: tuple,
-    chunk: int,
+    way: Way,
     has_bonus: bool,
-    is_low_rank: bool,
+    n_low: int,
     is_reverse: bool = False,
 ) -> Any:
     """Launch a kernel over the chunks of every head, or the pass over time that it is, for the shapes of r and v."""
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype
-    entry = tile(kind, dtype)
+    entry, chunk = tile(kind, dtype), way.chunk
     block, keys = block_of(entry.block, V), block_of(entry.keys, K)
     programs = {"state": -(-V // block), "keys": -(-T // chunk) * -(-K // keys)}.get(kind, -(-T // chunk))
     constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
-    constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": is_low_rank}
-    constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "STAGES": entry.stages}
+    constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": n_low > 0, "TIED": n_low == 1}
+    constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "MILD": way.is_mild, "STAGES": entry.stages}
     constants["PRECISION"] = precision(dtype)
     kernel = KERNELS[kind]
     return runtime.launch(

@@ -1,12 +1,13 @@
 """Device functions for decays per key channel: running sums of log w, weights of readers and writers, score tiles.
 
-With g the running sum of log w from a chunk's start, a writer of position j has the weight e^{-g_j}, a reader of
-position i e^{g_i}, or e^{g_{i-1}} if it reads BEFORE its own decay. Only their products are bounded. Readers whose sums
-are above -BOUND, which they mostly are, take them as they are, in one product: the writers before them have at most
-e^BOUND. For the others, if there are any, the chunk is halved down to single positions. Pairs in different halves of a
-block are taken relative to the sum at the end of its first half: the reader lies behind it, the writer before it, and
-both weights are at most 1 whatever the decays. All blocks of one size are one masked product. What a reader gets does
-not depend on positions behind it, to the bit.
+With g the running sum of log2 w from a chunk's start (an exponential to base 2 is one instruction, to base e five), a
+writer of position j has the weight 2^{-g_j}, a reader of position i 2^{g_i}, or 2^{g_{i-1}} if it reads BEFORE its own
+decay. Only their products are bounded. Channels of readers whose sums are above -BOUND, which they mostly are, take
+them as they are, in one product: the writers before them have at most 2^BOUND. For the others, if there are any, the
+chunk is halved down to single positions. Pairs in different halves of a block are taken relative to the sum at the end
+of its first half: the reader lies behind it, the writer before it, and both weights are at most 1 whatever the decays.
+All blocks of one size are one masked product. A channel of a reader has no weight in the product that does not serve
+it, so no score is masked for that. What a reader gets does not depend on positions behind it, to the bit.
 
 Positions are [C, 1] or [1, C] and keys the other way, so weights come in the orientation that a product needs.
 """
@@ -16,7 +17,8 @@ import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_tile
 
-BOUND = tl.constexpr(60.0)
+BOUND = tl.constexpr(86.0)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -28,22 +30,29 @@ def load_sums(g_ptr, position, key, stride: tl.constexpr, K: tl.constexpr, BEFOR
 
 
 @triton.jit
-def from_start(sums, READS: tl.constexpr):
-    """Weights of readers or of writers with these sums, relative to the start of the chunk."""
+def from_start(sums, READS: tl.constexpr, FAR: tl.constexpr):
+    """Weights of readers, 0 below -BOUND, or of writers with these sums, relative to the start of the chunk.
+
+    Unless FAR no sum is below -BOUND.
+    """
+    if not FAR:
+        return tl.exp2(sums if READS else -sums)
     if READS:
-        return tl.exp(sums)
-    return tl.exp(tl.minimum(-sums, BOUND))
+        return tl.where(sums >= -BOUND, tl.exp2(sums), 0.0)
+    return tl.exp2(tl.minimum(-sums, BOUND))
 
 
 @triton.jit
 def from_middle(g_ptr, sums, position, key, half, stride: tl.constexpr, K: tl.constexpr, READS: tl.constexpr):
-    """The same relative to the middle of blocks of 2 * half positions; 0 for writers behind it and readers before."""
+    """The same relative to the middle of blocks of 2 * half positions; 0 for writers behind it, readers before it and
+    those that `from_start` has.
+    """
     middle = (position | (2 * half - 1)) - half
     distance = sums - load_sums(g_ptr, middle, key, stride, K, False)
     is_late = (position & half) != 0
     if READS:
-        return tl.exp(tl.where(is_late, distance, float("-inf")))
-    return tl.exp(tl.where(is_late, float("-inf"), -distance))
+        return tl.exp2(tl.where(is_late & (sums < -BOUND), distance, float("-inf")))
+    return tl.exp2(tl.where(is_late, float("-inf"), -distance))
 
 
 @triton.jit
@@ -53,29 +62,16 @@ def near(row, column, half):
 
 
 @triton.jit
-def readers(x_sums_CK, y_sums, place, C: tl.constexpr, READS: tl.constexpr, Y_AXIS: tl.constexpr):
-    """[C, C] pairs with a writer before the reader; [C, 1] or [1, C] which readers are above -BOUND; halvings to make.
-
-    x belongs to the rows, whose positions are `place`, and is the reader or, unless READS, the writer. The keys of y
-    lie along Y_AXIS.
-    """
-    i = tl.arange(0, C)
-    if READS:
-        is_pair_CC = i[None, :] < place[:, None]
-        least_C = tl.min(x_sums_CK, 1)
-        is_mild = (least_C >= -BOUND)[:, None]
-    else:
-        is_pair_CC = place[:, None] < i[None, :]
-        least_C = tl.min(y_sums, Y_AXIS)
-        is_mild = (least_C >= -BOUND)[None, :]
-    return is_pair_CC, is_mild, tl.where(tl.min(least_C, 0) >= -BOUND, 0, 6 if C == 64 else 5 if C == 32 else 4)
+def halvings_of(sums, C: tl.constexpr):
+    """How often a chunk with these sums of readers is halved."""
+    return tl.where(tl.min(tl.min(sums, 1), 0) >= -BOUND, 0, 6 if C == 64 else 5 if C == 32 else 4)
 
 
 @triton.jit
 def scores(
     x_ptr, y_ptr, g_ptr, start,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
-    READS: tl.constexpr, X_BEFORE: tl.constexpr, Y_BEFORE: tl.constexpr, BOUNDED: tl.constexpr,
+    READS: tl.constexpr, X_BEFORE: tl.constexpr, Y_BEFORE: tl.constexpr, MILD: tl.constexpr, BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """[C, C] without its diagonal: sum_n x_in y_jn e^{...} of a chunk, x the reader and y the writer or, unless READS,
@@ -84,6 +80,7 @@ def scores(
     n_blocks: tl.constexpr = (K + KEYS - 1) // KEYS
     PART: tl.constexpr = K % KEYS != 0
     i = tl.arange(0, C)
+    is_pair_CC = i[None, :] < i[:, None] if READS else i[:, None] < i[None, :]
     a_CC = tl.zeros([C, C], tl.float32)
     for block in range(n_blocks):
         at_K = block * KEYS + tl.arange(0, KEYS)
@@ -91,19 +88,17 @@ def scores(
         y_KC = load_tile(y_ptr, at_K, start + i, 1, H * K, K, T, PART, BOUNDED)
         x_sums_CK = load_sums(g_ptr, i[:, None], at_K[None, :], H * K, K, X_BEFORE)
         y_sums_KC = load_sums(g_ptr, i[None, :], at_K[:, None], H * K, K, Y_BEFORE)
-        is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_KC, i, C, READS, 0)
-        left_CK = (x_CK * from_start(x_sums_CK, READS)).to(x_CK.dtype)
-        right_KC = (y_KC * from_start(y_sums_KC, not READS)).to(x_CK.dtype)
-        product_CC = tl.dot(left_CK, right_KC, input_precision=PRECISION)
-        a_CC += tl.where(is_pair_CC & is_mild, product_CC, 0.0)
+        halvings = 0 if MILD else halvings_of(x_sums_CK if READS else y_sums_KC, C)
+        left_CK = (x_CK * from_start(x_sums_CK, READS, not MILD)).to(x_CK.dtype)
+        right_KC = (y_KC * from_start(y_sums_KC, not READS, not MILD)).to(x_CK.dtype)
+        a_CC = tl.where(is_pair_CC, tl.dot(left_CK, right_KC, a_CC, input_precision=PRECISION), 0.0)
         half = halvings * 0 + C // 2
         for _ in range(halvings):
             by_CK = from_middle(g_ptr, x_sums_CK, i[:, None], at_K[None, :], half, H * K, K, READS)
             by_KC = from_middle(g_ptr, y_sums_KC, i[None, :], at_K[:, None], half, H * K, K, not READS)
             left_CK, right_KC = (x_CK * by_CK).to(x_CK.dtype), (y_KC * by_KC).to(x_CK.dtype)
             product_CC = tl.dot(left_CK, right_KC, input_precision=PRECISION)
-            is_pair = near(i[:, None], i[None, :], half) & (is_mild == 0)
-            a_CC += tl.where(is_pair, product_CC, 0.0)
+            a_CC += tl.where(near(i[:, None], i[None, :], half), product_CC, 0.0)
             half = half >> 1
     return a_CC
 
@@ -127,29 +122,3 @@ def with_diagonal(
             y_CK *= tl.load(u_ptr + at_K, mask=at_K < K, other=0.0)[None, :]
         diagonal_C += tl.sum(x_CK * y_CK, 1)
     return tl.where(i[:, None] == i[None, :], diagonal_C[:, None], a_CC)
-
-
-@triton.jit
-def from_pairs(
-    dx_CK, da_CC, y_CK, x_sums_CK, g_ptr, place, at_K,
-    stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, Y_BEFORE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`dx_CK` and sum_j da_ij y_jn e^{...}: what the gradient of `scores` without diagonal gives x, of some keys.
-
-    `place` are the positions i of the rows.
-    """
-    i, key = tl.arange(0, C), at_K[None, :]
-    y_sums_CK = load_sums(g_ptr, i[:, None], key, stride, K, Y_BEFORE)
-    is_pair_CC, is_mild, halvings = readers(x_sums_CK, y_sums_CK, place, C, READS, 1)
-    near_CC = tl.where(is_pair_CC & is_mild, da_CC, 0.0).to(y_CK.dtype)
-    right_CK = (y_CK * from_start(y_sums_CK, not READS)).to(y_CK.dtype)
-    dx_CK += from_start(x_sums_CK, READS) * tl.dot(near_CC, right_CK, input_precision=PRECISION)
-    half = halvings * 0 + C // 2
-    for _ in range(halvings):
-        by_x_CK = from_middle(g_ptr, x_sums_CK, place[:, None], key, half, stride, K, READS)
-        by_y_CK = from_middle(g_ptr, y_sums_CK, i[:, None], key, half, stride, K, not READS)
-        near_CC = tl.where(near(place[:, None], i[None, :], half) & (is_mild == 0), da_CC, 0.0).to(y_CK.dtype)
-        dx_CK += by_x_CK * tl.dot(near_CC, (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
-        half = half >> 1
-    return dx_CK

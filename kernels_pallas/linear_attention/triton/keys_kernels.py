@@ -1,0 +1,290 @@
+"""Triton kernels of linear attention's gradients of keys: dr and dk, with a low-rank part da and db, and dg of all.
+
+    d_scores    d(r|k) and, with a low-rank part, d(a|k), d(r|b) and d(a|b), once for all keys of a head
+    keys        the rest, for some keys: what scores and states give each operand, its product with it for dg
+
+Each score's gradient serves a reader and, the other way round, a writer; both need the same weights, so one program
+makes both. Shapes and flags as in kernels.py. TIED, as in KDA, b is k: then z stands in for v, and there is no b.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.linear_attention.triton.weight_kernels import BOUND, from_middle, from_start, load_sums, near
+from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
+
+
+@triton.jit
+def d_scores_kernel(
+    do_ptr, dy_ptr, v_ptr, z_ptr, pairs_ptr, own_ptr,
+    T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BONUS: tl.constexpr,
+    LOW_RANK: tl.constexpr, TIED: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """d(r|k), with LOW_RANK d(a|k), unless TIED d(r|b) and d(a|b) of one chunk of a head: [B, c, H, 1, 2 or 4, C, C].
+
+    Only those of a writer before a reader; own [B, c, H, 1 or 2, C] float32 are the diagonals of d(r|k) and d(r|b). z
+    is U. Rows of readers before their own decay are in the order 1, ..., C - 1, 0, as `keys_kernel` takes them.
+    """
+    N: tl.constexpr = (1 + LOW_RANK) * (1 + (LOW_RANK and not TIED))
+    b, h, start, head = place_of(tl.program_id(0), T, H, C)
+    i = tl.arange(0, C)
+    back_C = (i + C - 1) % C
+    do_ptr += b * T * H * V + h * V
+    dy_ptr += b * T * H * V + h * V
+    v_ptr += b * T * H * V + h * V
+    z_ptr += b * T * H * V + h * V
+    pairs_ptr += head * (N * C * C)
+    own_ptr += head * ((N + 2) // 3 * C)
+    at_row = back_C if BONUS else i
+    own_C = d_scores(do_ptr, v_ptr, pairs_ptr, at_row, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
+    tl.store(own_ptr + i, own_C)
+    if LOW_RANK:
+        d_scores(dy_ptr, v_ptr, pairs_ptr + C * C, back_C, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
+    if N == 4:
+        own_C = d_scores(do_ptr, z_ptr, pairs_ptr + 2 * C * C, i, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
+        tl.store(own_ptr + C + i, own_C)
+        d_scores(dy_ptr, z_ptr, pairs_ptr + 3 * C * C, back_C, start, T, H, V, C, BLOCK, BOUNDED, PRECISION, STAGES)
+
+
+@triton.jit
+def d_scores(
+    x_ptr, y_ptr, out_ptr, at_row, start,
+    T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write x y^T below its diagonal to rows `at_row`, return the diagonal."""
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    i = tl.arange(0, C)
+    a_CC = tl.zeros([C, C], tl.float32)
+    for block in tl.range(0, n_blocks, num_stages=STAGES):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        x_CV = load_tile(x_ptr, start + i, at_V, H * V, 1, T, V, BOUNDED, PART)
+        y_VC = load_tile(y_ptr, at_V, start + i, 1, H * V, V, T, PART, BOUNDED)
+        a_CC = tl.dot(x_CV, y_VC, a_CC, input_precision=PRECISION)
+    # factors stay in registers for all products of a chunk, where conditions are made again for each
+    is_pair_CC, is_own_CC = (i[None, :] < i[:, None]).to(tl.float32), (i[None, :] == i[:, None]).to(tl.float32)
+    store_tile(out_ptr, at_row, i, C, 1, C, C, a_CC * is_pair_CC)
+    return tl.sum(a_CC * is_own_CC, 1)
+
+
+@triton.jit
+def keys_kernel(
+    r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, pairs_ptr,
+    own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, MILD: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Of KEYS keys of a chunk of a head dr, dk, with LOW_RANK da, unless TIED db, dg [B, c C, H, K], du [B, c, H, K].
+
+    z is U; pairs and own are what `d_scores_kernel` makes; states are those before the chunks, d_states the gradients
+    behind them. Chunks that decay by more than BOUND have code of their own, whose registers the others are spared.
+    """
+    n_keys: tl.constexpr = (K + KEYS - 1) // KEYS
+    N: tl.constexpr = (1 + LOW_RANK) * (1 + (LOW_RANK and not TIED))
+    b, h, start, head = place_of(tl.program_id(0) // n_keys, T, H, C)
+    at_K = tl.program_id(0) % n_keys * KEYS + tl.arange(0, KEYS)
+    in_K, in_V = b * T * H * K + h * K, b * T * H * V + h * V
+    in_g = head // H * (C * H * K) + h * K
+    r_ptr += in_K
+    a_ptr += in_K
+    k_ptr += in_K
+    b_ptr += in_K
+    dr_ptr += in_K
+    da_ptr += in_K
+    dk_ptr += in_K
+    db_ptr += in_K
+    do_ptr += in_V
+    dy_ptr += in_V
+    v_ptr += in_V
+    z_ptr += in_V
+    u_ptr += (b * H + h) * K
+    g_ptr += in_g
+    dg_ptr += in_g
+    du_ptr += head * K
+    states_ptr += head * (K * V)
+    d_states_ptr += head * (K * V)
+    pairs_ptr += head * (N * C * C)
+    own_ptr += head * ((N + 2) // 3 * C)
+    g_CK = load_sums(g_ptr, tl.arange(0, C)[:, None], at_K[None, :], H * K, K, False)
+    if (tl.min(tl.min(g_CK, 1), 0) >= -BOUND) | MILD:
+        keys_of(
+            r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, pairs_ptr,
+            own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK,
+            BONUS, LOW_RANK, TIED, False, BOUNDED, PRECISION, STAGES,
+        )  # fmt: skip
+    else:
+        keys_of(
+            r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, pairs_ptr,
+            own_ptr, dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr, g_CK, start, at_K, T, H, K, V, KEYS, C, BLOCK,
+            BONUS, LOW_RANK, TIED, True, BOUNDED, PRECISION, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def keys_of(
+    r_ptr, do_ptr, a_ptr, dy_ptr, k_ptr, v_ptr, b_ptr, z_ptr, u_ptr, g_ptr, states_ptr, d_states_ptr, rk_ptr, own_ptr,
+    dr_ptr, da_ptr, dk_ptr, db_ptr, dg_ptr, du_ptr, g_CK, start, at_K,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, FAR: tl.constexpr,
+    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`keys_kernel` of a chunk with these sums, FAR if some are below -BOUND; pointers are those of head and chunk.
+
+    Readers before their own decay have their rows in the order 1, ..., C - 1, 0: row i is what gives dg_i something,
+    and its sum is g_i, but for the last row, where it is 0.
+    """
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    HAS_B: tl.constexpr = LOW_RANK and not TIED
+    PART: tl.constexpr = V % BLOCK != 0
+    PART_K: tl.constexpr = K % KEYS != 0
+    i = tl.arange(0, C)
+    next_C = (i + 1) % C
+    place = next_C if BONUS else i
+    is_last = i[:, None] == C - 1
+    dtype = k_ptr.dtype.element_ty
+    ak_ptr, rb_ptr, ab_ptr = rk_ptr + C * C, rk_ptr + 2 * C * C, rk_ptr + 3 * C * C
+    end_K = tl.load(g_ptr + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
+    r_CK = load_tile(r_ptr, start + place, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+    k_CK = load_tile(k_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+    writes_CK, by_CK = from_start(g_CK, False, FAR), from_start(g_CK, True, FAR)
+    by_last_CK = tl.where(is_last, 1.0, by_CK)
+    before_CK = tl.where(is_last, 0.0, g_CK)
+    r_sums_CK, by_r_CK = before_CK if BONUS else g_CK, by_last_CK if BONUS else by_CK
+    near_k_CK, near_r_CK = (k_CK * writes_CK).to(dtype), (r_CK * by_r_CK).to(dtype)
+    a_CK, b_CK, near_a_CK, near_b_CK = r_CK, k_CK, near_r_CK, near_k_CK
+    if LOW_RANK:
+        a_CK = load_tile(a_ptr, start + next_C, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        near_a_CK = (a_CK * by_last_CK).to(dtype)
+    if HAS_B:
+        b_CK = load_tile(b_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        near_b_CK = (b_CK * writes_CK).to(dtype)
+    own_r_CK, own_k_CK, u_K = r_CK, k_CK, tl.zeros([KEYS], tl.float32) + 1
+    if BONUS:
+        own_r_CK = load_tile(r_ptr, start + i, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        own_k_CK = load_tile(k_ptr, start + place, at_K, H * K, 1, T, K, BOUNDED, PART_K)
+        u_K = tl.load(u_ptr + at_K, mask=at_K < K, other=0.0)
+
+    dx_CK = from_state(do_ptr, states_ptr, start + place, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES)
+    dx_CK, _ = gradient(
+        dx_CK, by_r_CK, r_sums_CK, end_K, place, rk_ptr, k_CK, near_k_CK, g_CK, i, rb_ptr, b_CK, near_b_CK, g_CK, i,
+        g_ptr, at_K, H * K, K, C, True, HAS_B, FAR, PRECISION,
+    )  # fmt: skip
+    dg_CK = tl.where(is_last, 0.0, r_CK * dx_CK) if BONUS else r_CK * dx_CK
+    own_CK = tl.load(own_ptr + place)[:, None] * own_k_CK
+    if HAS_B:
+        own_CK += tl.load(own_ptr + C + i)[:, None] * b_CK
+    if BONUS:
+        tl.store(du_ptr + at_K, tl.sum(own_CK * r_CK, 0), mask=at_K < K)
+        own_CK *= u_K[None, :]
+    store_tile(dr_ptr, start + place, at_K, H * K, 1, T, K, dx_CK + own_CK)
+    if LOW_RANK:
+        dx_CK = from_state(
+            dy_ptr, states_ptr, start + next_C, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES
+        )
+        dx_CK, _ = gradient(
+            dx_CK, by_last_CK, before_CK, end_K, next_C, ak_ptr, k_CK, near_k_CK, g_CK, i, ab_ptr, b_CK, near_b_CK,
+            g_CK, i, g_ptr, at_K, H * K, K, C, True, HAS_B, FAR, PRECISION,
+        )  # fmt: skip
+        store_tile(da_ptr, start + next_C, at_K, H * K, 1, T, K, dx_CK)
+        dg_CK += tl.where(is_last, 0.0, a_CK * dx_CK)
+
+    dx_CK = from_state(v_ptr, d_states_ptr, start + i, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES)
+    dx_CK, through_CK = gradient(
+        dx_CK, writes_CK, g_CK, end_K, i, rk_ptr, r_CK, near_r_CK, r_sums_CK, place, ak_ptr, a_CK, near_a_CK, before_CK,
+        next_C, g_ptr, at_K, H * K, K, C, False, LOW_RANK, FAR, PRECISION,
+    )  # fmt: skip
+    through_CK *= k_CK
+    dg_CK -= k_CK * dx_CK
+    own_CK = tl.load(own_ptr + i)[:, None] * own_r_CK
+    if BONUS:
+        own_CK *= u_K[None, :]
+    store_tile(dk_ptr, start + i, at_K, H * K, 1, T, K, dx_CK + own_CK)
+    if HAS_B:
+        dx_CK = from_state(z_ptr, d_states_ptr, start + i, at_K, T, H, K, V, KEYS, C, BLOCK, BOUNDED, PRECISION, STAGES)
+        dx_CK, through_b_CK = gradient(
+            dx_CK, writes_CK, g_CK, end_K, i, rb_ptr, r_CK, near_r_CK, g_CK, i, ab_ptr, a_CK, near_a_CK, before_CK,
+            next_C, g_ptr, at_K, H * K, K, C, False, True, FAR, PRECISION,
+        )  # fmt: skip
+        through_CK += b_CK * through_b_CK
+        dg_CK -= b_CK * dx_CK
+        own_CK = tl.load(own_ptr + C + i)[:, None] * own_r_CK
+        store_tile(db_ptr, start + i, at_K, H * K, 1, T, K, dx_CK + own_CK)
+
+    overlap_K = tl.zeros([KEYS], tl.float32)
+    for block in tl.range(0, n_blocks):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        s_VK = load_tile(states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K).to(tl.float32)
+        ds_VK = load_tile(d_states_ptr, at_V, at_K, 1, V, V, K, PART, PART_K)
+        overlap_K += tl.sum(s_VK * ds_VK.to(tl.float32), 0)
+    end_K = overlap_K * tl.exp2(end_K) + tl.sum(through_CK, 0)
+    dg_CK += tl.where(is_last, end_K[None, :], 0.0)
+    tl.store(dg_ptr + i[:, None] * (H * K) + at_K[None, :], dg_CK, mask=(at_K < K)[None, :])
+
+
+@triton.jit
+def from_state(
+    x_ptr, s_ptr, row, at_K,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEYS: tl.constexpr, C: tl.constexpr,
+    BLOCK: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """[C, KEYS] products of rows of x [T, H, V] and of a state [K, V]."""
+    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0
+    PART_K: tl.constexpr = K % KEYS != 0
+    y_CK = tl.zeros([C, KEYS], tl.float32)
+    for block in tl.range(0, n_blocks, num_stages=STAGES):
+        at_V = block * BLOCK + tl.arange(0, BLOCK)
+        x_CV = load_tile(x_ptr, row, at_V, H * V, 1, T, V, BOUNDED, PART)
+        s_VK = load_tile(s_ptr, at_V, at_K, 1, V, V, K, PART, PART_K)
+        y_CK = tl.dot(x_CV, s_VK, y_CK, input_precision=PRECISION)
+    return y_CK
+
+
+@triton.jit
+def gradient(
+    state_CK, by_CK, x_sums_CK, end_K, x_place, p_ptr, y_CK, near_y_CK, y_sums_CK, y_place, q_ptr, z_CK, near_z_CK,
+    z_sums_CK, z_place, g_ptr, at_K,
+    stride: tl.constexpr, K: tl.constexpr, C: tl.constexpr, READS: tl.constexpr, TWO: tl.constexpr, FAR: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, a reader or, unless READS, a writer, and the part of it that comes from the state.
+
+    state is what comes from there but for decays, p [C, C] the gradient of the scores of x and y, readers by writers
+    before them, and with TWO q that of x and z. by, near_y and near_z have the weights `from_start`; places are the
+    positions of rows. Unless FAR no sum is below -BOUND.
+    """
+    if FAR:
+        state_CK *= tl.exp2(x_sums_CK if READS else end_K[None, :] - x_sums_CK)
+        dx_CK = tl.dot(pairs(p_ptr, C, READS), near_y_CK, input_precision=PRECISION)
+    else:
+        if not READS:
+            state_CK *= tl.exp2(end_K)[None, :]
+        dx_CK = tl.dot(pairs(p_ptr, C, READS), near_y_CK, state_CK, input_precision=PRECISION)
+        state_CK *= by_CK
+    if TWO:
+        dx_CK = tl.dot(pairs(q_ptr, C, READS), near_z_CK, dx_CK, input_precision=PRECISION)
+    dx_CK *= by_CK
+    if FAR:
+        dx_CK = state_CK + tl.where(by_CK > 0, dx_CK, 0.0)  # products of what has no weight may be infinite
+        key = at_K[None, :]
+        half = C // 2
+        for _ in range(6 if C == 64 else 5 if C == 32 else 4):
+            near_CC = tl.where(near(x_place[:, None], y_place[None, :], half), pairs(p_ptr, C, READS), 0.0)
+            by_y_CK = from_middle(g_ptr, y_sums_CK, y_place[:, None], key, half, stride, K, not READS)
+            far_CK = tl.dot(near_CC.to(y_CK.dtype), (y_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
+            if TWO:
+                near_CC = tl.where(near(x_place[:, None], z_place[None, :], half), pairs(q_ptr, C, READS), 0.0)
+                by_y_CK = from_middle(g_ptr, z_sums_CK, z_place[:, None], key, half, stride, K, not READS)
+                far_CK += tl.dot(near_CC.to(y_CK.dtype), (z_CK * by_y_CK).to(y_CK.dtype), input_precision=PRECISION)
+            dx_CK += from_middle(g_ptr, x_sums_CK, x_place[:, None], key, half, stride, K, READS) * far_CK
+            half = half >> 1
+    return dx_CK, state_CK
+
+
+@triton.jit
+def pairs(p_ptr, C: tl.constexpr, READS: tl.constexpr):
+    """[C, C] at `p_ptr`, rows first, or unless READS columns."""
+    i = tl.arange(0, C)
+    return load_tile(p_ptr, i, i, C if READS else 1, 1 if READS else C, C, C, False, False)
