@@ -136,8 +136,13 @@ def test_time_that_was_recorded(report, tmp_path, monkeypatch):
     }
     other = same | {"flops_per_token": 1.0, "tokens_per_s": 1e9}
     settings = {"seq_len": 128, "batch": 16, "remat": "none"}
-    for name, machine, length in (("a", "NVIDIA H200", 128), ("b", "cpu", 2048), ("c", "cpu", 128)):
-        found = {"top1_chunk": other}
+    for name, machine, length in (
+        ("a", "NVIDIA H200", 128),
+        ("b", "cpu", 2048),
+        ("before", "cpu", 128),
+        ("c", "cpu", 128),
+    ):
+        found = {"top1_chunk": same | {"tokens_per_s": 32.0} if name == "before" else other}
         if name == "c":
             found = {
                 "top1_chunk:a.b=other": other,

@@ -152,9 +152,11 @@ def _outer(x_E: Array, b_N: Array) -> Array:
 
 def _starts(h: Array, x: Array, dt: Array, A_EN: Array, b: Array) -> tuple[Array, Array]:
     """The states at the starts of a group's chunks [B, G, E, N], and the state after the group."""
-    g = jnp.cumsum(dt, axis=0)
-    update = jnp.sum(jnp.exp((g[-1] - g)[..., None] * A_EN) * _outer(dt * x, b), axis=0)
-    return state_passing(jnp.exp(g[-1][..., None] * A_EN), update, h, reverse=False)
+    # From the end, because a difference of sums from the start has the rounding of all of them.
+    sums = jax.lax.cumsum(dt, axis=0, reverse=True)
+    after = jnp.concatenate([sums[1:], jnp.zeros_like(sums[:1])])
+    update = jnp.sum(jnp.exp(after[..., None] * A_EN) * _outer(dt * x, b), axis=0)
+    return state_passing(jnp.exp(sums[0][..., None] * A_EN), update, h, reverse=False)
 
 
 def _advance(h: Array, x: Array, dt: Array, A_EN: Array, b: Array) -> Array:

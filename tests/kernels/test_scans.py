@@ -125,6 +125,16 @@ def test_the_chunks_of_other_devices_equal_the_recurrence(monkeypatch, shape, dt
     assert_trees_close(with_gradients(run, arrays), with_gradients(selective_reference.selective_scan, arrays))
 
 
+def test_a_large_step_size_leaves_later_ones_their_digits(monkeypatch) -> None:
+    """Sums from a chunk's start would round the small step sizes behind it away."""
+    monkeypatch.setattr(backend.device, "platform", lambda: "gpu")
+    x, dt, *others = scan_arrays(1, 8, 3, 2, dt=1e-3)
+    arrays = (x, dt.at[:, 1].set(1e5), *others)
+    run = partial(selective_scan, chunk_size=4, implementation="xla")
+    for got, want in zip(run(*arrays), selective_reference.selective_scan(*arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_chunk_size_does_not_change_the_scan() -> None:
     """Chunks of a CPU, which do not divide the length."""
     arrays = scan_arrays(2, 21, 5, 3)
