@@ -53,14 +53,14 @@ RATES = {0.5: OF_RATES, 3.0: OF_RATES, 6.0: ("Mamba-2", "Gated DeltaNet", "RWKV-
 SEEDS = (1, 2)
 OF_SEEDS = (*OF_RATES, "Top-1 Chunk, approx")
 # At T = 102,400 with one sequence, 135m, on one H200: benchmarks/results/train_step_135m_100k.json, whose Transformer++
-# has no QK norm.
+# has no QK norm; RWKV-7 and Mamba-2 with later kernels, on another, train_step_135m_100k_recurrent.json.
 SPEEDS_100K = {
     "Transformer++": 59_308,
     "W=256": 574_020,
     "Top-1 Chunk, exact": 228_189,
     "Top-1 Chunk, approx": 484_059,
-    "RWKV-7": 178_314,
-    "Mamba-2": 238_715,
+    "RWKV-7": 236_843,
+    "Mamba-2": 318_497,
     "RWKV-7 shell, Top-1 exact": 204_649,
 }
 
