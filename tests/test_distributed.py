@@ -216,8 +216,13 @@ def test_who_waits_in_vain_ends(tmp_path):
     """JAX aborts it, the first process and another one; what it waited for stands above JAX's words."""
     ports, logs = (free_port(), free_port()), (tmp_path / "0", tmp_path / "1")
     started = [start(MEET, log, index=i, port=port) for i, (log, port) in enumerate(zip(logs, ports, strict=True))]
-    for process, log, port in zip(started, logs, ports, strict=True):
-        assert process.wait(timeout=PATIENCE) == -signal.SIGABRT
+    try:
+        statuses = [process.wait(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert statuses == [-signal.SIGABRT] * 2
+    for log, port in zip(logs, ports, strict=True):
         text = log.read_text()
         assert f"Waiting at 127.0.0.1:{port} for all processes, 1 s at most" in text
         assert "DEADLINE_EXCEEDED" in text
