@@ -172,9 +172,12 @@ def blocks_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One place for the built-in corpus, which takes seconds to build: `config.data.cache_dir` of tests that need it.
 
-    SEQJAX_TEST_CACHE keeps it from one run of the tests to the next.
+    The workers of xdist share it. SEQJAX_TEST_CACHE keeps it from one run of the tests to the next.
     """
-    return os.environ.get("SEQJAX_TEST_CACHE") or str(tmp_path_factory.mktemp("corpus"))
+    own = tmp_path_factory.getbasetemp()
+    return os.environ.get("SEQJAX_TEST_CACHE") or str(
+        (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "corpus"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- stores

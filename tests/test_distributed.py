@@ -197,7 +197,7 @@ from seqjax.training.processes import joined
 from seqjax.utils import run_command
 
 def main(argv):
-    with joined(start_seconds=3):
+    with joined(start_seconds=1):
         print("met", flush=True)
 
 run_command(main)
@@ -212,15 +212,20 @@ def test_a_port_that_is_taken_is_named(initialize):
     assert initialize({}, f"127.0.0.1:{port}", 2, 0)[0] == f"127.0.0.1:{port}"
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_who_waits_in_vain_ends(tmp_path, index):
-    """JAX aborts it; what it waited for stands above JAX's words."""
-    port = free_port()
-    process = start(MEET, tmp_path / "log", index=index, port=port)
-    assert process.wait(timeout=PATIENCE) == -signal.SIGABRT
-    text = (tmp_path / "log").read_text()
-    assert f"Waiting at 127.0.0.1:{port} for all processes, 3 s at most" in text
-    assert "DEADLINE_EXCEEDED" in text
+def test_who_waits_in_vain_ends(tmp_path):
+    """JAX aborts it, the first process and another one; what it waited for stands above JAX's words."""
+    ports, logs = (free_port(), free_port()), (tmp_path / "0", tmp_path / "1")
+    started = [start(MEET, log, index=i, port=port) for i, (log, port) in enumerate(zip(logs, ports, strict=True))]
+    try:
+        statuses = [process.wait(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert statuses == [-signal.SIGABRT] * 2
+    for log, port in zip(logs, ports, strict=True):
+        text = log.read_text()
+        assert f"Waiting at 127.0.0.1:{port} for all processes, 1 s at most" in text
+        assert "DEADLINE_EXCEEDED" in text
 
 
 # Sums over both devices for ever; nothing of seqjax but the meeting.

@@ -23,6 +23,7 @@ from seqjax.convert import __main__ as command
 from seqjax.convert import directory, export_weights, import_weights, tokenizer_files
 from seqjax.convert.directory import fetched
 from seqjax.data import load_tokenizer
+from seqjax.data.builtin import extract
 from seqjax.models import Model
 from seqjax.nn.params import fingerprint
 from seqjax.training import workdir as workdirs
@@ -254,10 +255,13 @@ def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tm
 
 
 @pytest.mark.parametrize("tokenizer", [pytest.param("byte", marks=pytest.mark.slow), "huggingface"])
-def test_the_commands_that_an_import_prints_run_anywhere(
-    exported, tokenizer, tmp_path, monkeypatch, capsys, corpus_cache
-):
-    """As they are printed, with what makes a run small added; from another directory than the import's."""
+def test_the_commands_that_an_import_prints_run_anywhere(exported, tokenizer, tmp_path, monkeypatch, capsys):
+    """As they are printed, with what makes a run small added; from another directory than the import's.
+
+    Of the built-in corpus, which has to be tokenised, a twentieth of the files is enough.
+    """
+    files = extract._files
+    monkeypatch.setattr(extract, "_files", lambda dists: list(files(dists))[::20])
     if tokenizer == "huggingface":  # an edited one, which is copied into the workdir
         extras.need("tokenizers")
     shutil.copytree(exported, tmp_path / "a model")
@@ -270,8 +274,9 @@ def test_the_commands_that_an_import_prints_run_anywhere(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     cli.run([*generate[1:], "--max_new_tokens=2"])
-    small = {"train.steps": 1, "train.batch_size": 8, "train.seq_len": 32, "data.cache_dir": corpus_cache}
-    small |= {"optim.lr": 0, "optim.warmup_steps": 1, "eval.tokens": 64, "log.sample_tokens": 0}
+    small = {"train.steps": 1, "train.batch_size": 8, "train.seq_len": 32, "data.cache_dir": tmp_path / "corpus"}
+    small |= {"optim.lr": 0, "optim.warmup_steps": 1, "eval.tokens": 64, "eval.classes": False}
+    small |= {"log.sample_tokens": 0, "log.tensorboard": False}
     cli.run([*train[1:], *(f"--config.{key}={value}" for key, value in small.items())])
     (run,) = (tmp_path / "elsewhere" / "runs").iterdir()
     assert workdirs.load_config(run).data.tokenizer == tokenizer

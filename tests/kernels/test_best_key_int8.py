@@ -12,7 +12,7 @@ from kernels_pallas import BackendError
 from kernels_pallas.select_chunk import int8
 from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
-from tests.kernels.common import Shape, assert_close, qkv
+from tests.kernels.common import Shape, assert_close, fast_jit, qkv
 from tests.kernels.test_decode import decode_all
 
 RULE = "best_key_int8"
@@ -51,8 +51,8 @@ def test_equals_the_definition(implementation, shape, dtype, scale) -> None:
     q, k, _ = drawn(shape, dtype)
     want = plain(q, k, shape.C, np.sign(scale or 1))
     options = {"chunk_size": shape.C, "selection": RULE, "scale": scale}
-    np.testing.assert_array_equal(kp.select_chunk(q, k, implementation=implementation, **options), want)
-    np.testing.assert_array_equal(select_reference.select_chunk(q, k, **options), want)
+    for select in (partial(kp.select_chunk, implementation=implementation), select_reference.select_chunk):
+        np.testing.assert_array_equal(fast_jit(partial(select, **options))(q, k), want)
 
 
 def test_equal_keys_and_zeros_go_to_the_smallest_chunk(implementation) -> None:
@@ -108,7 +108,7 @@ def test_gradients_are_those_of_the_selected_keys() -> None:
     sel = kp.select_chunk(q, k, chunk_size=8, selection=RULE)
 
     def gradients(f):
-        return jax.value_and_grad(lambda q, k, v: (f(q, k, v) ** 2).sum(), (0, 1, 2))(q, k, v)
+        return fast_jit(jax.value_and_grad(lambda q, k, v: (f(q, k, v) ** 2).sum(), (0, 1, 2)))(q, k, v)
 
     got = gradients(partial(kp.top1_chunk_attention, chunk_size=8, selection=RULE))
     want = gradients(lambda q, k, v: reference.attend(q, k, v, sel, chunk_size=8))

@@ -113,18 +113,20 @@ def test_equals_the_reference(small_tiles, table, dtype) -> None:
 def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(table) -> None:
     """Bit for bit, and before that for the queries that have no more chunks than the list."""
     q, k, _ = qkv(Shape(T=101))
-    options = {"chunk_size": 16, "implementation": "xla"}
-    want = np.asarray(kp.select_chunk(q, k, selection="best_key", **options))
+
+    def select(**options):
+        return np.asarray(fast_jit(partial(kp.select_chunk, chunk_size=16, implementation="xla", **options))(q, k))
+
+    want = select(selection="best_key")
     found = np.zeros(want.shape, bool)
     for m in (1, 3, 6):
-        sel = kp.select_chunk(q, k, selection="shortlist", shortlist=m, table=table, **options)
-        assert (np.asarray(sel) == want)[found].all()
-        found = np.asarray(sel) == want
+        sel = select(selection="shortlist", shortlist=m, table=table)
+        assert (sel == want)[found].all()
+        found = sel == want
         assert found[:, : (m + 1) * 16].all()
         assert found.all() == (m == 6)
-    want = kp.select_chunk(q, k, selection="best_key", top_k=2, **options)
-    sel = kp.select_chunk(q, k, selection="shortlist", shortlist=10**9, table=table, top_k=2, **options)
-    np.testing.assert_array_equal(sel, want)
+    want = select(selection="best_key", top_k=2)
+    np.testing.assert_array_equal(select(selection="shortlist", shortlist=10**9, table=table, top_k=2), want)
 
 
 @pytest.mark.parametrize("table", TABLES)

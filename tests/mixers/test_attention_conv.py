@@ -79,8 +79,8 @@ def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
     for name in "qk":
         scale = np.sqrt((want[name] ** 2).mean(-1, keepdims=True) + 1e-5)
         want[name] = want[name] / scale * np.asarray(p[f"{name}_norm"]["g"])
-    q_BTHK, k_BTGK = mixer.queries_and_keys(x_BTD)
-    _, cache = mixer.prefill(x_BTD, mixer.init_cache(2, T, jnp.float32))
+    q_BTHK, k_BTGK = jax.jit(mixer.queries_and_keys)(x_BTD)
+    _, cache = jax.jit(mixer.prefill)(x_BTD, mixer.init_cache(2, T, jnp.float32))
     got = {"q": q_BTHK, "k": k_BTGK, "v": cache.attention.v_BSGK}
     for name in "qkv":
         np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)

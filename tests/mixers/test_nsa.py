@@ -39,22 +39,31 @@ def qkv(length, dtype="float64", gain=2.0):
     return gain * q, k, v
 
 
-def dense(q, k, v, *, block_size, blocks, window):
-    """Three masks over all pairs; the choice is made outside of what is differentiated."""
-    length, each, c = q.shape[1], HEADS // GROUPS, q.shape[1] // block_size
-    i, j, block = np.arange(length)[:, None], np.arange(length), np.arange(c)
-    k, v = (jnp.repeat(x, each, axis=2) for x in (k, v))
-    k_mean, v_mean = (x[:, : c * block_size].reshape(2, c, block_size, HEADS, K).mean(2) for x in (k, v))
+def softmax(q, keys, mask, xp: Any = jnp):
+    s = xp.where(mask, xp.einsum("bthk,bshk->bths", q, keys) / np.sqrt(K), -np.inf)
+    e = xp.where(mask, xp.exp(s - xp.where(mask.any(-1, keepdims=True), s.max(-1, keepdims=True), 0)), 0)
+    total = e.sum(-1, keepdims=True)
+    return e / xp.where(total > 0, total, 1)
 
-    def weights(keys, mask):
-        s = jnp.where(mask, jnp.einsum("bthk,bshk->bths", q, keys) / np.sqrt(K), -jnp.inf)
-        e = jnp.where(mask, jnp.exp(s - jnp.where(mask.any(-1, keepdims=True), s.max(-1, keepdims=True), 0)), 0)
-        total = e.sum(-1, keepdims=True)
-        return e / jnp.where(total > 0, total, 1)
 
-    ended = np.broadcast_to(((block + 1) * block_size - 1 <= i)[:, None], (2, length, HEADS, c))
-    p = weights(k_mean, ended)
-    score = np.asarray(jax.lax.stop_gradient(p)).reshape(2, length, GROUPS, each, c).mean(3)
+def means(x, block_size):
+    """Of every complete block."""
+    c = x.shape[1] // block_size
+    return x[:, : c * block_size].reshape(2, c, block_size, HEADS, K).mean(2)
+
+
+def complete(length, block_size):
+    """The blocks that have ended when a query comes."""
+    ends = (np.arange(length // block_size) + 1) * block_size - 1
+    return np.broadcast_to((ends <= np.arange(length)[:, None])[:, None], (2, length, HEADS, len(ends)))
+
+
+def keys_read(q, k, *, block_size, blocks):
+    """The keys of the blocks that a query chooses, in numpy: the choice has no gradient."""
+    q, k = (np.asarray(x, np.float64) for x in (q, k))
+    length, each = q.shape[1], HEADS // GROUPS
+    p = softmax(q, means(np.repeat(k, each, axis=2), block_size), complete(length, block_size), np)
+    score = p.reshape(2, length, GROUPS, each, -1).mean(3)
     read = np.zeros((2, length, GROUPS, -(-length // block_size)), bool)
     for b, t, g in np.ndindex(2, length, GROUPS):
         own = t // block_size
@@ -63,10 +72,18 @@ def dense(q, k, v, *, block_size, blocks, window):
             if len(chosen) < blocks:
                 chosen.add(int(x))
         read[b, t, g, sorted(chosen)] = True
-    read = np.repeat(np.repeat(read, block_size, axis=-1)[..., :length], each, axis=2)
+    return np.repeat(np.repeat(read, block_size, axis=-1)[..., :length], each, axis=2)
+
+
+def dense(read, q, k, v, *, block_size, window):
+    """Three masks over all pairs; `read` is that of the chosen blocks."""
+    length, each = q.shape[1], HEADS // GROUPS
+    i, j = np.arange(length)[:, None], np.arange(length)
+    k, v = (jnp.repeat(x, each, axis=2) for x in (k, v))
+    p = softmax(q, means(k, block_size), complete(length, block_size))
     causal = (j <= i)[:, None]
     near = np.broadcast_to(causal & (i - j < window)[:, None], read.shape)
-    branches = ((p, v_mean), (weights(k, read & causal), v), (weights(k, near), v))
+    branches = ((p, means(v, block_size)), (softmax(q, k, read & causal), v), (softmax(q, k, near), v))
     return jnp.concatenate([jnp.einsum("bths,bshk->bthk", w, x) for w, x in branches], axis=-1)
 
 
@@ -77,12 +94,12 @@ def dense(q, k, v, *, block_size, blocks, window):
 )
 def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings):
     made = layer(**settings)
-    options = {"block_size": made.block_size, "blocks": made.blocks, "window": made.near}
     with jax.enable_x64(True):
         operands = qkv(length)
+        read = keys_read(*operands[:2], block_size=made.block_size, blocks=made.blocks)
+        masked = functools.partial(dense, read, block_size=made.block_size, window=made.near)
         weight = jnp.asarray(np.random.default_rng(0).normal(size=(2, length, HEADS, 3 * K)))
-        # not under jit: the choice is made in numpy
-        want, pull = jax.vjp(functools.partial(dense, **options), *operands)
+        want, pull = jax.vjp(jax.jit(masked), *operands)
         got, pull_ours = jax.vjp(jax.jit(made.attend), *operands)
         # XLA's own attention, here the window's, takes its softmax in float32
         np.testing.assert_allclose(got[..., : 2 * K], want[..., : 2 * K], rtol=0, atol=1e-12)
@@ -97,7 +114,9 @@ def test_bfloat16_rounds_its_inputs_and_its_weights_alone():
     made, operands = layer(), qkv(53, "bfloat16")
     got = jax.jit(made.attend)(*operands)
     with jax.enable_x64(True):
-        want = dense(*(jnp.asarray(np.asarray(x, np.float64)) for x in operands), block_size=4, blocks=5, window=7)
+        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in operands]
+        read = keys_read(*wide[:2], block_size=4, blocks=5)
+        want = jax.jit(functools.partial(dense, read, block_size=4, window=7))(*wide)
     assert got.dtype == jnp.bfloat16
     error = np.abs(np.asarray(got, np.float64) - np.asarray(want))
     assert error.max() < 3 * 2**-8 * np.abs(want).max()
@@ -125,10 +144,10 @@ def test_queries_may_come_in_pieces(piece):
 def test_a_query_without_a_complete_block_gets_nothing_from_means():
     """And no NaN in its gradient."""
     made, operands = layer(block_size=8), qkv(19, "float32")
-    compressed = lambda *a: made.attend(*a)[..., :K]  # noqa: E731
+    compressed = jax.jit(lambda *a: made.attend(*a)[..., :K])
     assert not np.any(compressed(*operands)[:, :7])
     assert np.all(np.any(compressed(*operands)[:, 7:], axis=(0, 3)))
-    for grad in jax.grad(lambda *a: compressed(*a).sum(), argnums=(0, 1, 2))(*operands):
+    for grad in jax.jit(jax.grad(lambda *a: compressed(*a).sum(), argnums=(0, 1, 2)))(*operands):
         assert np.isfinite(grad).all()
         assert np.any(grad)
     short = qkv(5, "float32")

@@ -45,8 +45,11 @@ CORES = typing.get_args(base.settings_of(RWKV7Shell.__init__)["core"][0])
 def test_qk_norm_is_for_every_core_of_the_shell(core, qk_norm):
     """Longer projections then change nothing; None is for the Top-1 cores alone."""
     model = support.tiny_model("rwkv7_shell", model__mixer__core=core, model__mixer__qk_norm=qk_norm)
-    params = jax.tree.map(lambda x: x[0], support.random_params(model)["blocks"]["0"])
-    x_BTD = jnp.asarray(np.random.default_rng(0).standard_normal((2, 23, 32), np.float32))
+    rng = np.random.default_rng(0)
+    # of the first layer; drawn here, as initial values take longer to compile than all else
+    shapes = model.shapes["blocks"]["0"]
+    params = jax.tree.map(lambda x: jnp.asarray(0.4 * rng.standard_normal(x.shape[1:]), jnp.float32), shapes)
+    x_BTD = jnp.asarray(rng.standard_normal((2, 23, 32), np.float32))
 
     @jax.jit
     def apply(factor):

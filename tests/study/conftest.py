@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from seqjax import pictures
 from seqjax.study import end_points, figures, forest
 
 MODULES = (figures, forest, end_points)
@@ -11,7 +12,8 @@ MODULES = (figures, forest, end_points)
 
 @pytest.fixture
 def undrawn_pictures(monkeypatch):
-    """Pictures are composed and not drawn; their files are empty."""
+    """Pictures are composed, without the places of names in pixels, and not drawn; their files are empty."""
+    monkeypatch.setattr(pictures, "_lay_out", lambda panels: None)
     for module in MODULES:
         monkeypatch.setattr(module, "save", lambda figure, path: Path(path).touch())
 

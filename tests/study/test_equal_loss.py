@@ -76,6 +76,13 @@ def known(tmp_path_factory):
     return analysed(tmp_path, write_models(tmp_path, rates=(0.5, 1.0, 2.0))), tmp_path
 
 
+@pytest.fixture(autouse=True)
+def undrawn_but_known(request):
+    """The pictures of `known` are drawn, which have all that others have."""
+    if "known" not in request.fixturenames:
+        request.getfixturevalue("undrawn_pictures")
+
+
 def test_rows_of_the_trunk_and_of_every_cooldown_are_kept(tmp_path):
     analysed(tmp_path, write_models(tmp_path, seeds=(0,)))
     with np.load(tmp_path / "out" / "metrics.npz") as file:

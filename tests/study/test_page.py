@@ -17,6 +17,8 @@ from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import write_run, write_study
 
+# after `finished`, whose pictures are drawn
+pytestmark = pytest.mark.usefixtures("undrawn_pictures")
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 

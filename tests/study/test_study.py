@@ -28,6 +28,9 @@ def runs(tmp_path):
     return {"fast": fast, "slow": slow}
 
 
+undrawn = pytest.mark.usefixtures("undrawn_pictures")  # of tests that look at tables
+
+
 def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
     path = write_study(tmp_path / "study.py", runs)
     out = tmp_path / "out"
@@ -42,6 +45,7 @@ def test_command_writes_tables_points_and_picture(runs, tmp_path, capsys):
         assert "<svg" in drawn and "dc:date" not in drawn
 
 
+@undrawn
 def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path, capsys):
     path, out = write_study(tmp_path / "study.py", runs), tmp_path / "out"
     study.main([f"--study={path}", f"--out={out}"])
@@ -62,6 +66,7 @@ def test_partial_keeps_results_of_runs_that_are_elsewhere(runs, tmp_path, capsys
     capsys.readouterr()
 
 
+@undrawn
 def test_results_with_other_settings_are_not_kept(runs, tmp_path, capsys):
     out = tmp_path / "out"
     study.main([f"--study={write_study(tmp_path / 'study.py', runs)}", f"--out={out}"])
@@ -95,6 +100,7 @@ def test_a_finished_study_is_analysed_again_without_its_runs(runs, tmp_path, cap
         study.main([f"--analyse={tmp_path}"])
 
 
+@undrawn
 def test_the_rows_of_all_runs_are_kept_in_one_file(runs, tmp_path):
     with (runs["fast"] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "device_peak_gib": None}) + "\n")
@@ -113,6 +119,7 @@ def test_the_rows_of_all_runs_are_kept_in_one_file(runs, tmp_path):
         assert kept == rows
 
 
+@undrawn
 def test_runs_in_a_store_are_read_like_those_of_directories(runs, memory, tmp_path, capsys):
     urls = {name: support.put(workdir, f"{memory}/{name}") for name, workdir in runs.items()}
     for out, workdirs in (("here", runs), ("there", {name: {"workdir": url} for name, url in urls.items()})):
