@@ -27,6 +27,7 @@ def get_study():
     """Return the title, references, domains and runs."""
     trunks = presets.load("studies/trunks_110m")
     study, runs = trunks.get_study(), {}
+    del study["speeds"]  # of models that are not here, and without switches
     for label, run in study["runs"].items():
         model = run["model"]
         if model not in (*MODELS, trunks.SAME_BLOCK) or run["seed"] or run["rate"] != trunks.BEST[model][0]:

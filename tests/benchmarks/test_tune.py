@@ -65,8 +65,9 @@ def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.selective_scan.triton import scan as selective
     from kernels_pallas.short_conv.triton import conv
 
-    for first, n in ((delta.TILES["rows", 16], 12), (channel.TILES["keys", 16], 24)):
-        tiles = tune.scan_candidates(first)
+    scans = [(tune.scan_candidates, delta.TILES["rows", 16], 12), (tune.scan_candidates, channel.TILES["out", 16], 24)]
+    for candidates, first, n in (*scans, (tune.keys_candidates, channel.TILES["keys", 16], 24)):
+        tiles = candidates(first)
         assert tiles[0] == first
         assert len(tiles) == len(set(tiles)) == n
     tiles = tune.conv_candidates(conv.TILES["conv"])
