@@ -45,7 +45,7 @@ def sums_kernel(
 
 @triton.jit
 def state_kernel(
-    x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, last_ptr, z_ptr,
+    x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, z_ptr, last_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr,
     TIED: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -54,11 +54,9 @@ def state_kernel(
 
     x is k, y is v, and with LOW_RANK low is b and z is U [B, T, H, V], which this makes of what `mix` has made; TIED z
     is V + U, and all that is added. In REVERSE L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk on: x is r, y is
-    do, low is a, z is dY. states [B, c, H, K, V] are those before a chunk is added; start and last [B, s, H, K,
-    V] float32, of the s segments of time.
-
-    ENDS makes of a start of zero, which is not read, the last states of the segments alone, and with LOW_RANK of the
-    identity those in K more columns.
+    do, low is a, z is dY. states [B, c, H, K, V] are those before a chunk is added; start and last float32
+    [B, s, H, K, V], of the s segments of time. ENDS writes last alone, made of zero in place of start, and with
+    LOW_RANK in K more columns of the identity.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
     n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT

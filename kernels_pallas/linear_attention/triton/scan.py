@@ -18,11 +18,9 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from kernels_pallas.batching import fold_vmap
-from kernels_pallas.chunks import split_chunks
 from kernels_pallas.linear_attention.interface import every_decay
 from kernels_pallas.linear_attention.triton import kernels, keys_kernels, low_rank_kernels
 from kernels_pallas.state_scan.triton import segments
-from kernels_pallas.state_scan.triton.scan import elementwise_share
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
@@ -146,7 +144,8 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
         (inverse,) = launch("solve", pairs, out=[jax.ShapeDtypeStruct((B, T, H, way.chunk), v.dtype)])
         z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
     states = jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype)
-    states, last, z = _pass_states(launch, k, v, b, z, x, g, initial, states=states, z=v if n_low else None, way=way)
+    pass_states = partial(_pass_states, g=g, like=[states, v if n_low else _none(v)], way=way, n_low=n_low)
+    states, z, last = pass_states(partial(launch, "state", k, v, b, z, x, g), initial)
     if n_low == 1:  # z is then V + U
         (o,) = launch("out", r, k, z, b, z, u, g, states, out=[v], n_low=0)
     else:
@@ -166,9 +165,8 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
     dz, x = do, r
     if n_low:
         dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
-    d_states, d_initial, dz = _pass_states(
-        launch, r, do, a, dz, x, g, d_last, states=states, z=v if n_low else None, way=way, is_reverse=True
-    )
+    pass_states = partial(_pass_states, g=g, like=[states, v if n_low else _none(v)], way=way, n_low=n_low)
+    d_states, dz, d_initial = pass_states(partial(reverse, "state", r, do, a, dz, x, g), d_last, is_reverse=True)
     if n_low == 1:
         v, dv = z, dz
     else:
@@ -187,29 +185,12 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
 
 
 def _pass_states(
-    launch, *arrays, states: Any, z: Array | None, way: Way, is_reverse: bool = False
-) -> tuple[Array, Array, Array]:
-    """Return (states, the last one, U or dY) of `state`, in segments of time if one pass does not fill the device.
-
-    `states` and `z` are the shapes of results; z is None without a low-rank part.
-    """
-    (B, n_chunks, H, K, V), (*arrays, g, start) = states.shape, arrays
-    block = block_of(tile("state", states.dtype).block, V)
-    segment = segments.length(B * H * -(-V // block), n_chunks, work=2 if z is None else 2 + K / V)
-    launch = partial(launch, "state", *arrays, g, is_reverse=is_reverse, segment=segment)
-    n_segments, none = -(-n_chunks // segment), _none(states)
-    starts = start[:, None]
-    if n_segments > 1:
-        ends = jax.ShapeDtypeStruct((B, n_segments, H, K, V if z is None else V + K), start.dtype)
-        _, ends, _ = launch(start, out=[none, ends, none], ends=True)
-        if z is None:
-            sums = jnp.sum(split_chunks(g[:, way.chunk - 1 :: way.chunk], segment), axis=2)
-            starts, _ = elementwise_share(jnp.exp2(sums)[..., None], ends, start, reverse=is_reverse)
-        else:
-            starts = segments.starts(ends, start, reverse=is_reverse)
-    lasts = jax.ShapeDtypeStruct((B, n_segments, *start.shape[1:]), start.dtype)
-    states, lasts, z = launch(starts, out=[states, lasts, none if z is None else z])
-    return states, lasts[:, 0 if is_reverse else -1], z
+    launch: Any, start: Array, *, g: Array, like: list, way: Way, n_low: int, is_reverse: bool = False
+) -> tuple[Array, ...]:
+    """Return what `state` writes: the states and U (or dY), like these, and the last state."""
+    decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
+    block = block_of(tile("state", like[0].dtype).block, start.shape[-1])
+    return segments.pass_states(launch, start, like, block=block, reverse=is_reverse, log2_decays_BcHK=decays)
 
 
 def _sums_of(log_w: Array, chunk: int) -> jax.ShapeDtypeStruct:
@@ -247,7 +228,10 @@ def _launch(
     segment: int = 1,
     ends: bool = False,
 ) -> Any:
-    """Launch a kernel over the chunks of every head, or segments of so many, for the shapes of r and v."""
+    """Launch a kernel over the chunks of every head, or segments of so many, for the shapes of r and v.
+
+    `segment` and `ends` are of `state` alone; see state_scan/triton/segments.py.
+    """
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype
     entry, chunk = tile(kind, dtype), way.chunk
