@@ -37,6 +37,7 @@ class Case(NamedTuple):
     name: str
     call: Callable[..., Any]
     again: bool = False  # kernels that another case compiles too, for other sizes
+    only: str = ""  # part of the names of the kernels that it is for
 
 
 class Recorded(NamedTuple):
@@ -228,14 +229,16 @@ def linear_attention(
 
 
 LONG = {"batch": 1, "seq_len": 102_400}  # one sequence, whose passes over time are cut into segments
+PASSES: Any = {"again": True, "only": "state_kernel"}
 CASES = [
     Case("linear-attention-low-rank", partial(linear_attention, "low_rank", mild=True)),  # RWKV-7
     Case("linear-attention-any-decay", partial(linear_attention, "low_rank"), again=True),
     Case("linear-attention-correction", partial(linear_attention, "correction"), again=True),  # KDA
     Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
     Case("linear-attention", partial(linear_attention, "gla"), again=True),
-    Case("linear-attention-in-segments", partial(linear_attention, "low_rank", mild=True, **LONG), again=True),
-    Case("linear-attention-bonus-in-segments", partial(linear_attention, "bonus", **LONG), again=True),
+    Case("linear-attention-in-segments", partial(linear_attention, "low_rank", mild=True, **LONG), **PASSES),
+    Case("linear-attention-bonus-in-segments", partial(linear_attention, "bonus", **LONG), **PASSES),
+    Case("linear-attention-correction-in-segments", partial(linear_attention, "correction", **LONG), **PASSES),
     Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba
     Case("short-conv-96", partial(short_conv, heads=6, E=576), again=True),  # as q and k in Gated DeltaNet
     Case("short-conv-192", partial(short_conv, heads=6, E=1152), again=True),
@@ -252,7 +255,7 @@ CASES = [
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
-    Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), again=True),
+    Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),
     Case("ssd", ssd),
     Case("ssd-per-head", partial(ssd, per_head=True), again=True),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
@@ -344,7 +347,7 @@ def every(capabilities: list[int], *, thorough: bool, named: str = "", quick: bo
             for case in cases:
                 for launch in record(case, capability, dim=dim, dtype=dtype):
                     key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
-                    if key in done:
+                    if key in done or case.only not in launch.kernel.__name__:
                         continue
                     done.add(key)
                     where = {"kernel": launch.kernel.__name__, "case": case.name, "capability": capability}

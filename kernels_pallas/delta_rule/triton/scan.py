@@ -162,7 +162,7 @@ def _launch(
     """
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)
-    block = _block(kind, *shapes[:2], C)
+    block = _block(kind, shapes[0], shapes[1], C)
     constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
     programs = n_chunks
     if kind in ("state", "dstate"):

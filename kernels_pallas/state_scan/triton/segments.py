@@ -16,7 +16,6 @@ from jax import Array
 
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.state_scan.triton.scan import elementwise_share, products_share
-from kernels_pallas.triton import interpreter
 
 # Programs of a pass are brought to at most so many, three for each multiprocessor of an H100, by segments of at least
 # so many chunks.
@@ -67,13 +66,12 @@ def length(n_programs: int, n_chunks: int, *, work: float) -> int:
     `work` is what both launches have to do, 1 the pass alone. There have to be twice as many segments, because programs
     that share a multiprocessor are slower.
     """
-    enough, shortest = (48, 1) if interpreter.is_chosen() else (PROGRAMS, SHORTEST)
-    most = min(enough // n_programs, n_chunks // shortest)
+    most = min(PROGRAMS // n_programs, n_chunks // SHORTEST)
     return n_chunks if most < 2 * work else -(-n_chunks // most)
 
 
 def _products(ends_BsHKN: Array, start_BHKV: Array, *, reverse: bool) -> Array:
-    """Return the starts of the segments [B, s, H, K, V] from N and behind it M; in float32, with TF32 in three parts."""
+    """Return the starts of the segments [B, s, H, K, V] from N and, behind it, M: float32, products of three TF32."""
     ends_sBHKN, V = jnp.moveaxis(ends_BsHKN, 1, 0), start_BHKV.shape[-1]
     n, m = ends_sBHKN[..., :V], ends_sBHKN[..., V:]
     m = jnp.swapaxes(m, -1, -2) if reverse else m  # the kernel multiplies with its transpose then
