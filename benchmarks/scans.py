@@ -15,8 +15,9 @@ the mixer has them. Milliseconds as forward, and forward and backward, medians, 
 implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
 largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its kernels are timed too
 (`fla`, whose difference is of results alone); `--dim` has 768 / dim heads of so many keys and values in place of the
-sizes of the configs, and leaves xla's times out. Writes benchmarks/results/scans.json; a quick or partial run writes to
-runs/benchmarks/.
+sizes of the configs, and leaves xla's times out. `--batch=1 --seq_len=102400` is one long sequence, of which Triton
+cuts the passes over time into segments; give it `--cases`. Writes benchmarks/results/scans.json; a quick or partial run
+writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options

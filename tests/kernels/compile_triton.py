@@ -37,6 +37,7 @@ class Case(NamedTuple):
     name: str
     call: Callable[..., Any]
     again: bool = False  # kernels that another case compiles too, for other sizes
+    only: str = ""  # part of the names of the kernels that it is for
 
 
 class Recorded(NamedTuple):
@@ -136,10 +137,10 @@ def ssd(*, dim: int, dtype: str, batch: int = 2, seq_len: int = 1024, per_head: 
     arrays(call, x, row, bc, bc, state, row, x, state)
 
 
-def delta_rule(*, dim: int, dtype: str, gated: bool) -> None:
+def delta_rule(*, dim: int, dtype: str, gated: bool, batch: int = 2, seq_len: int = 1024) -> None:
     from kernels_pallas.delta_rule.triton import scan as backend
 
-    B, T, H, V = 2, 1024, 6, dim * (1 + gated)  # Gated DeltaNet's values are twice as wide as its keys
+    B, T, H, V = batch, seq_len, 6, dim * (1 + gated)  # Gated DeltaNet's values are twice as wide as its keys
     k, v, row = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, T, H), "float32")
     state = ((B, H, dim, V), "float32")
 
@@ -209,10 +210,12 @@ def token_shift(branches: int, *, dim: int, dtype: str, moves: bool = False, las
     arrays(call, x, ((B, D), dtype), mu, moved, *[x] * branches)
 
 
-def linear_attention(kind: str, *, dim: int, dtype: str, mild: bool = False) -> None:
+def linear_attention(
+    kind: str, *, dim: int, dtype: str, mild: bool = False, batch: int = 2, seq_len: int = 1024
+) -> None:
     from kernels_pallas.linear_attention.triton import scan as backend
 
-    B, T, H, V = 2, 1024, 6, dim * (2 if kind == "gla" else 1)  # GLA's values are twice as wide as its keys
+    B, T, H, V = batch, seq_len, 6, dim * (2 if kind == "gla" else 1)  # GLA's values are twice as wide as its keys
     k, v, state = ((B, T, H, dim), dtype), ((B, T, H, V), dtype), ((B, H, dim, V), "float32")
 
     def call(r, k, v, log_w, u, a, b, initial, *cotangents):
@@ -225,12 +228,17 @@ def linear_attention(kind: str, *, dim: int, dtype: str, mild: bool = False) -> 
     arrays(call, k, k, v, (k[0], "float32"), ((H, dim), "float32"), k, k, state, v, state)
 
 
+LONG = {"batch": 1, "seq_len": 102_400}  # one sequence, whose passes over time are cut into segments
+PASSES: Any = {"again": True, "only": "state_kernel"}
 CASES = [
     Case("linear-attention-low-rank", partial(linear_attention, "low_rank", mild=True)),  # RWKV-7
     Case("linear-attention-any-decay", partial(linear_attention, "low_rank"), again=True),
     Case("linear-attention-correction", partial(linear_attention, "correction"), again=True),  # KDA
     Case("linear-attention-bonus", partial(linear_attention, "bonus"), again=True),
     Case("linear-attention", partial(linear_attention, "gla"), again=True),
+    Case("linear-attention-in-segments", partial(linear_attention, "low_rank", mild=True, **LONG), **PASSES),
+    Case("linear-attention-bonus-in-segments", partial(linear_attention, "bonus", **LONG), **PASSES),
+    Case("linear-attention-correction-in-segments", partial(linear_attention, "correction", **LONG), **PASSES),
     Case("short-conv", partial(short_conv, bias=True)),  # as in Mamba
     Case("short-conv-96", partial(short_conv, heads=6, E=576), again=True),  # as q and k in Gated DeltaNet
     Case("short-conv-192", partial(short_conv, heads=6, E=1152), again=True),
@@ -247,6 +255,7 @@ CASES = [
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
+    Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),
     Case("ssd", ssd),
     Case("ssd-per-head", partial(ssd, per_head=True), again=True),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
@@ -338,7 +347,7 @@ def every(capabilities: list[int], *, thorough: bool, named: str = "", quick: bo
             for case in cases:
                 for launch in record(case, capability, dim=dim, dtype=dtype):
                     key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
-                    if key in done:
+                    if key in done or case.only not in launch.kernel.__name__:
                         continue
                     done.add(key)
                     where = {"kernel": launch.kernel.__name__, "case": case.name, "capability": capability}

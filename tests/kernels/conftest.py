@@ -70,6 +70,17 @@ def implementation(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Segments of two chunks in Triton's passes over time, in place of those that fill a GPU."""
+    from kernels_pallas.state_scan.triton import segments
+
+    passes = []
+    monkeypatch.setattr(segments, "length", lambda *sizes, work: passes.append(sizes) or 2)
+    yield
+    assert passes
+
+
 @pytest.fixture(autouse=True)
 def full_precision() -> Iterator[None]:
     """On a GPU XLA multiplies float32 in TF32 unless asked: the xla backend and the oracles are asked here."""

@@ -154,6 +154,32 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, K, V, decay) 
     jax.tree.map(np.testing.assert_array_equal, got, with_gradients(run, arrays))
 
 
+# Five chunks of 16, so three segments of which the last has one; four chunks, in two. Values and keys of several
+# blocks, together with part of one. Decays that forget within a position, and none.
+SEGMENTS = [
+    ((70, 8, 20), 0.3, "float32"),
+    ((70, 24, 20), None, "float32"),
+    ((64, 8, 8), 30.0, "float32"),
+    ((70, 16, 24), 0.1, "bfloat16"),
+    ((70, 16, 24), None, "bfloat16"),
+    ((70, 16, 24), 0.1, "float16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "decay", "dtype"), support.slow_unless(lambda *case: case == SEGMENTS[0], SEGMENTS), ids=str
+)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_segments_of_time_equal_the_recurrence(short_segments, implementation, shape, decay, dtype) -> None:
+    arrays = draw(*shape, decay=decay, B=2, dtype=dtype)
+    got = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
+    want = with_gradients(reference.delta_rule, arrays, wide=True)
+    if dtype == "float32":
+        assert_trees_close(got, want)
+    else:
+        assert_16_bits_close(got, want, dtype)
+
+
 def test_starts_from_zero_without_a_state(implementation) -> None:
     *arrays, state = draw(20, 8, 6, decay=0.3)
     got = fast_jit(partial(op, implementation=implementation))(*arrays)

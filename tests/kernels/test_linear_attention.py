@@ -191,6 +191,56 @@ def test_at_the_sizes_of_heads_and_of_a_gpu_s_tiles(monkeypatch, implementation,
     assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
 
 
+# Five chunks of 16, so three segments of which the last has one; four chunks, in two. Values and keys of several
+# blocks, together with part of one. Decays that forget within a position, and that hardly do.
+SEGMENTS = [
+    ("low_rank", (70, 8, 20), 0.3),
+    ("bonus", (70, 8, 20), 0.3),
+    ("plain", (70, 8, 20), 1e-3),
+    ("correction", (70, 20, 24), 0.3),
+    ("low_rank", (70, 24, 20), 1e-3),
+    ("low_rank", (64, 8, 8), 30.0),
+    ("bonus", (70, 20, 8), 30.0),
+    ("correction", (70, 8, 20), 30.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "decay"), support.slow_unless(lambda *case: case in SEGMENTS[:2], SEGMENTS), ids=str
+)
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_segments_of_time_equal_the_recurrence(short_segments, implementation, kind, shape, decay) -> None:
+    arrays = draw(kind, *shape, decay=decay, B=2)
+    got = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
+    assert_trees_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "decay"), [("low_rank", 0.3), ("low_rank", 0.01), ("bonus", 0.01)])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_segments_of_16_bit_inputs_round_operands_only(short_segments, implementation, kind, decay) -> None:
+    """M has rounded operands as the state has."""
+    arrays = draw(kind, 70, 16, 24, decay=decay, B=2, dtype="bfloat16")
+    got = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
+    assert_16_bits_close(got, with_gradients(reference.linear_attention, arrays, wide=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bonus", "low_rank"])
+@pytest.mark.parametrize("implementation", ["triton"])
+def test_segments_are_causal_and_under_vmap_equal_a_loop(short_segments, implementation, kind) -> None:
+    each = [draw(kind, 70, 6, 4, decay=0.3, seed=seed) for seed in range(2)]
+    run = fast_jit(partial(op, chunk=16, implementation=implementation))
+    first, last = run(*each[0])
+    np.testing.assert_array_equal(first, run(*each[0])[0])
+    changed = [x if x is None or x.shape[:2] != (1, 70) else x.at[:, 39:].multiply(0.5) for x in each[0]]
+    np.testing.assert_array_equal(run(*changed)[0][:, :39], first[:, :39])
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *each)
+    got = fast_jit(jax.vmap(partial(op, chunk=16, implementation=implementation)))(*stacked)
+    assert_trees_close([x[0] for x in got], [first, last])
+    assert_trees_close([x[1] for x in got], list(run(*each[1])))
+
+
 def test_a_constant_decay_and_no_state(implementation) -> None:
     r, k, v, log_w, u, *_, state = draw("bonus", 20, 8, 6, decay=0.3)
     f = partial(kp.linear_attention, chunk_size=64, implementation=implementation)

@@ -13,6 +13,7 @@ from kernels_pallas import BackendError, backend, selective_scan, state_passing,
 from kernels_pallas.selective_scan import reference as selective_reference
 from kernels_pallas.selective_scan import xla as selective_xla
 from kernels_pallas.state_scan import reference as state_reference
+from kernels_pallas.state_scan.triton import segments
 from seqjax import ops
 from tests.kernels.common import assert_close, fast_jit
 
@@ -103,6 +104,24 @@ def scan_arrays(B, T, E, N, *, dt=0.3, dtype="float32", seed=0) -> list[jax.Arra
 # and steps so large that a state forgets at once; states over so many lanes that a thread has several channels
 CASES = [((1, 1, 5, 4), 0.3), ((2, 5, 6, 3), 0.3), ((2, 21, 9, 4), 0.3), ((1, 37, 3, 4), 30.0), ((1, 20, 4, 1), 0.3)]
 CASES += [((1, 11, 5, 40), 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("programs", "chunks", "work", "length"),
+    [
+        (24, 1600, 3.0, 100),  # RWKV-7, one sequence of 102,400: 16 segments
+        (24, 1601, 3.0, 101),  # the last has 86
+        (48, 1600, 3.0, 200),
+        (96, 1600, 3.0, 1600),  # 4 segments of three times the work
+        (96, 1600, 2.0, 400),
+        (24, 49, 3.0, 9),  # at least 8
+        (24, 47, 3.0, 47),
+        (384, 32, 3.0, 32),  # 16 x 2,048 tokens
+        (1000, 1600, 2.0, 1600),
+    ],
+)
+def test_a_pass_over_time_is_cut_where_it_leaves_the_gpu_idle(programs, chunks, work, length) -> None:
+    assert segments.length(programs, chunks, work=work) == length
 
 
 @pytest.mark.parametrize(("shape", "dt"), CASES, ids=str)

@@ -343,7 +343,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         return f
 
     for module, name, body in (
-        (state_scan_triton, "_products", plain_products),
+        (state_scan_triton, "products_share", plain_products),
         (state_scan_triton, "elementwise_share", state_scan_xla.elementwise),
         (selective_scan_triton, "_forward", plain_channels),
         (selective_scan_triton, "_backward", plain_channels_backward),

@@ -1,4 +1,4 @@
-"""Triton kernels of the gradient of the delta rule: the states' in one pass back over time, then rows and columns.
+"""Triton kernels of the gradient of the delta rule: the states' in a pass back over time, then rows and columns.
 
     dstate     the gradient L of the state after every chunk, and dY
     rows       what the rows of the products give: dq, dv, dbeta, part of dk, part of dg; and W, computed again
@@ -18,25 +18,36 @@ from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_
 
 @triton.jit
 def dstate_kernel(
-    q_ptr, k_ptr, x_ptr, beta_ptr, g_ptr, do_ptr, dlast_ptr, dy_ptr, dstates_ptr, dinitial_ptr,
+    q_ptr, k_ptr, x_ptr, beta_ptr, g_ptr, do_ptr, dlast_ptr, dstates_ptr, dy_ptr, dinitial_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """L <- e^{g_C} L + Q^T (e^g dO) - K^T (e^g beta dY), and dY = (X * G)^T (P^T dO + e^{g_C - g} K L).
 
-    From the last chunk, for one batch entry, head and BLOCK columns of L. dy [B, T, H, V]; dstates [B, c, H, K, V],
-    each behind its chunk; dlast and dinitial [B, H, K, V] fp32. P^T and (X * G)^T have positions i as columns.
+    From the last of SEGMENT chunks, of one batch entry and head, for BLOCK columns of L. dy [B, T, H, V]; dstates
+    [B, c, H, K, V], each behind its chunk; dlast and dinitial [B, s, H, K, V] fp32, of the s segments of time. ENDS as
+    in `state_kernel`. P^T and (X * G)^T have positions i as columns.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
-    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    PART: tl.constexpr = V % BLOCK != 0
+    n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
+    COLUMNS: tl.constexpr = V + K if ENDS else V
+    n_blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = ENDS or V % BLOCK != 0
     pid = tl.program_id(0)
-    block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
+    block, h, bs = pid % n_blocks, pid // n_blocks % H, pid // (n_blocks * H)
+    b, first, n_steps = (bs // n_segments).to(tl.int64), bs % n_segments * SEGMENT, SEGMENT
+    if n_chunks % SEGMENT != 0:
+        n_steps = tl.minimum(SEGMENT, n_chunks - first)
     i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
     dtype = k_ptr.dtype.element_ty
-    ds_KV = load_tile(dlast_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
-    for step in tl.range(0, n_chunks, num_stages=STAGES):
-        chunk = n_chunks - 1 - step
+    state = bs.to(tl.int64) * H + h
+    if ENDS:
+        ds_KV = tl.where(at_V[None, :] - V == at_K[:, None], 1.0, 0.0)
+    else:
+        ds_KV = load_tile(dlast_ptr + state * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+    for step in tl.range(0, n_steps, num_stages=STAGES):
+        chunk = first + n_steps - 1 - step
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
         q_CK = load_rows(q_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
         k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
@@ -51,7 +62,8 @@ def dstate_kernel(
             xt_CC = (xt_CC.to(tl.float32) * decays_CC).to(dtype)
         pt_CC = (tl.dot(k_CK, tl.trans(q_CK), input_precision=PRECISION) * decays_CC).to(dtype)
         ds_low_KV = ds_KV.to(dtype)
-        store_tile(dstates_ptr + head * (K * V), at_K, at_V, V, 1, K, V, ds_low_KV)
+        if not ENDS:
+            store_tile(dstates_ptr + head * (K * V), at_K, at_V, V, 1, K, V, ds_low_KV)
         dw_CV = tl.dot(k_CK, ds_low_KV, input_precision=PRECISION)
         if HAS_GATE:
             end = tl.load(g_ptr + head * C + C - 1)
@@ -59,7 +71,8 @@ def dstate_kernel(
             ds_KV *= tl.exp(end)
         dw_CV = tl.dot(pt_CC, do_CV, dw_CV, input_precision=PRECISION)
         dy_CV = tl.dot(xt_CC, dw_CV.to(dtype), input_precision=PRECISION)
-        store_tile(dy_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, dy_CV)
+        if not ENDS:
+            store_tile(dy_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, dy_CV)
         dseen_CV = -beta_C[:, None] * dy_CV
         if HAS_GATE:
             grow_C = tl.exp(g_C)
@@ -67,7 +80,7 @@ def dstate_kernel(
             do_CV = (do_CV.to(tl.float32) * grow_C[:, None]).to(dtype)
         ds_KV = tl.dot(tl.trans(q_CK), do_CV, ds_KV, input_precision=PRECISION)
         ds_KV = tl.dot(tl.trans(k_CK), dseen_CV.to(dtype), ds_KV, input_precision=PRECISION)
-    store_tile(dinitial_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, ds_KV)
+    store_tile(dinitial_ptr + state * (K * COLUMNS), at_K, at_V, COLUMNS, 1, K, COLUMNS, ds_KV)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Triton kernels of the delta rule: the inverse of every chunk, the states in one pass over time, then all outputs.
+"""Triton kernels of the delta rule: the inverse of every chunk, the states in a pass over time, then all outputs.
 
 Equations in `delta_rule/api.py`. A tile holds a whole chunk of C positions along one axis; the values of a head are
 taken in blocks of BLOCK columns, its keys, padded to KP, as a whole. HAS_GATE is Gated DeltaNet: without it g is not
@@ -82,20 +82,32 @@ def corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_KV, HAS_GATE: tl.constexpr, 
 def state_kernel(
     k_ptr, v_ptr, x_ptr, beta_ptr, g_ptr, start_ptr, states_ptr, last_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, HAS_GATE: tl.constexpr, BOUNDED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{g_C} S + K^T (e^{g_C - g} W) over all chunks, for one batch entry, head and BLOCK columns of S.
+    """S <- e^{g_C} S + K^T (e^{g_C - g} W) over SEGMENT chunks, of one batch entry and head, for BLOCK columns of S.
 
-    states [B, c, H, K, V] are those before the chunks; start and last [B, H, K, V] fp32.
+    states [B, c, H, K, V] are those before the chunks; start and last [B, s, H, K, V] fp32, of the s segments of time.
+    ENDS writes last alone, made of zero in place of start, and in K more columns of the identity.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
-    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    PART: tl.constexpr = V % BLOCK != 0
+    n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
+    COLUMNS: tl.constexpr = V + K if ENDS else V
+    n_blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = ENDS or V % BLOCK != 0
     pid = tl.program_id(0)
-    block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
+    block, h, bs = pid % n_blocks, pid // n_blocks % H, pid // (n_blocks * H)
+    b, first, n_steps = (bs // n_segments).to(tl.int64), bs % n_segments * SEGMENT, SEGMENT
+    if n_chunks % SEGMENT != 0:
+        n_steps = tl.minimum(SEGMENT, n_chunks - first)
     i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
-    s_KV = load_tile(start_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
-    for chunk in tl.range(0, n_chunks, num_stages=STAGES):
+    state = bs.to(tl.int64) * H + h
+    if ENDS:
+        s_KV = tl.where(at_V[None, :] - V == at_K[:, None], 1.0, 0.0)
+    else:
+        s_KV = load_tile(start_ptr + state * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+    for step in tl.range(0, n_steps, num_stages=STAGES):
+        chunk = first + step
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
         k_CK = load_rows(k_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
         v_CV = load_tile(v_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
@@ -108,13 +120,14 @@ def state_kernel(
             decays_CC = decays(i[:, None], i[None, :], g_C[:, None], g_C[None, :], HAS_GATE)
             x_CC = (x_CC.to(tl.float32) * decays_CC).to(x_CC.dtype)
         s_low_KV = s_KV.to(k_CK.dtype)
-        store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_low_KV)
+        if not ENDS:
+            store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_low_KV)
         w_CV = corrections(k_CK, v_CV, x_CC, beta_C, grow_C, s_low_KV, HAS_GATE, PRECISION)
         if HAS_GATE:
             w_CV *= tl.exp(end - g_C)[:, None]
             s_KV *= tl.exp(end)
         s_KV = tl.dot(tl.trans(k_CK), w_CV.to(k_CK.dtype), s_KV, input_precision=PRECISION)
-    store_tile(last_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, s_KV)
+    store_tile(last_ptr + state * (K * COLUMNS), at_K, at_V, COLUMNS, 1, K, COLUMNS, s_KV)
 
 
 @triton.jit

@@ -1,9 +1,9 @@
 """The delta rule in Triton: launches of fwd_kernels.py and bwd_kernels.py, tile sizes.
 
 Forward: the inverses X of all chunks, [B, T, H, C]; one pass over the chunks that leaves the states at their starts,
-[B, c, H, K, V], both in the dtype of q; then every chunk makes its outputs. The backward pass keeps the inputs, X and
-those states. It goes back over the chunks for the states' gradients, then makes those of the inputs; equations in
-`delta_rule/api.py`.
+[B, c, H, K, V], both in the dtype of q (two, if the sequences are few: state_scan/triton/segments.py); then every chunk
+makes its outputs. The backward pass keeps the inputs, X and those states. It goes back over the chunks for the states'
+gradients, then makes those of the inputs; equations in `delta_rule/api.py`.
 """
 
 from functools import partial
@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.chunks import split_chunks
 from kernels_pallas.delta_rule.triton import bwd_kernels, fwd_kernels
+from kernels_pallas.state_scan.triton import segments
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
@@ -110,8 +111,12 @@ def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool) -> tuple[Array, A
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     like = partial(jax.ShapeDtypeStruct, dtype=q.dtype)
     (x,) = launch("solve", fwd_kernels.solve_kernel, k, beta, out=[like((B, T, H, C))])
-    states, last = launch(
-        "state", fwd_kernels.state_kernel, k, v, x, beta, g, initial, out=[like((B, n_chunks, H, K, V)), initial]
+    states, last = segments.pass_states(
+        partial(launch, "state", fwd_kernels.state_kernel, k, v, x, beta, g),
+        initial,
+        [like((B, n_chunks, H, K, V))],
+        block=_block("state", q, v, C),
+        reverse=False,
     )
     (o,) = launch("out", fwd_kernels.out_kernel, q, k, v, x, beta, g, states, out=[v])
     return o, last, x, states
@@ -120,8 +125,12 @@ def _run_forward(q, k, v, beta, g, initial, *, has_gate: bool) -> tuple[Array, A
 def _run_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool) -> tuple[Array, ...]:
     launch = partial(_launch, shapes=(q, v, beta), has_gate=has_gate)
     out_g = g if has_gate else jax.ShapeDtypeStruct((1,), beta.dtype)  # what is not written has one entry
-    dy, d_states, d_initial = launch(
-        "dstate", bwd_kernels.dstate_kernel, q, k, x, beta, g, do, d_last, out=[v, states, d_last]
+    d_states, dy, d_initial = segments.pass_states(
+        partial(launch, "dstate", bwd_kernels.dstate_kernel, q, k, x, beta, g, do),
+        d_last,
+        [states, v],
+        block=_block("dstate", q, v, beta.shape[-1]),
+        reverse=True,
     )
     dq, dk, dv, dbeta, dg, w = launch(
         "rows", bwd_kernels.rows_kernel, q, k, v, x, beta, g, states, do, dy, out=[q, k, v, beta, out_g, v]
@@ -132,20 +141,41 @@ def _run_backward(q, k, v, beta, g, x, states, do, d_last, *, has_gate: bool) ->
     return dq, dk, dv, dbeta, d_initial, *([dg] if has_gate else [])
 
 
-def _launch(kind: str, kernel: Any, *arrays, out: list, shapes: tuple, has_gate: bool) -> tuple[Array, ...]:
-    """Launch `kernel` over the chunks of every head, or the pass over time that it is, for shapes of q, v and beta."""
+def _block(kind: str, q: Any, v: Any, chunk: int) -> int:
+    """Return the columns of the values per block; chunks of 32 are those of sm80, where 64 spill."""
+    return block_of(min(tile(kind, q.dtype).block, chunk), v.shape[-1])
+
+
+def _launch(
+    kind: str,
+    kernel: Any,
+    *arrays,
+    out: list,
+    shapes: tuple,
+    has_gate: bool,
+    segment: int = 1,
+    ends: bool = False,
+) -> tuple[Array, ...]:
+    """Launch `kernel` over the chunks of every head, or segments of so many, for shapes of q, v and beta.
+
+    `segment` and `ends` are of the passes over time alone; see state_scan/triton/segments.py.
+    """
     (B, T, H, K), V, (_, n_chunks, _, C) = shapes[0].shape, shapes[1].shape[-1], shapes[2].shape
     entry = tile(kind, shapes[0].dtype)
-    block = block_of(min(entry.block, C), V)  # chunks of 32 are those of sm80, where 64 values spill
+    block = _block(kind, shapes[0], shapes[1], C)
     constants: dict[str, Any] = {"V": V, "BLOCK": block, "HAS_GATE": has_gate, "STAGES": entry.stages}
+    programs = n_chunks
+    if kind in ("state", "dstate"):
+        constants |= {"SEGMENT": segment, "ENDS": ends}
+        programs = -(-n_chunks // segment) * -(-(V + K if ends else V) // block)
     return runtime.launch(
         kernel,
         *arrays,
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
-        grid=(B * H * (-(-V // block) if kind in ("state", "dstate") else n_chunks),),
+        grid=(B * H * programs,),
         num_warps=entry.warps,
         num_stages=entry.stages,
-        name=f"delta_rule_{kind}",
+        name=f"delta_rule_{kind}{'_ends' * ends}",
         T=T,
         H=H,
         K=K,

@@ -8,7 +8,7 @@ the gradient of the state is a state. So one kernel makes states and their gradi
     pairs     a|b of every chunk                                     LOW_RANK alone, in low_rank_kernels.py
     solve     X = (I - a|b)^-1                                       likewise
     mix       X (a|k) V and X a~, of which U is made given S; in REVERSE those of dY         likewise
-    state     S (and U) over all chunks; in REVERSE L (and dY)
+    state     S (and U) over all chunks, or those of a segment; in REVERSE L (and dY)
     out       O; in REVERSE dV
     d_scores  the gradients of r|k and, LOW_RANK, of a|k, r|b and a|b                       in keys_kernels.py
     keys      dr, dk, da and db, and what they give dg                                       likewise
@@ -45,30 +45,40 @@ def sums_kernel(
 
 @triton.jit
 def state_kernel(
-    x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, last_ptr, z_ptr,
+    x_ptr, y_ptr, low_ptr, z_mixed_ptr, x_mixed_ptr, g_ptr, start_ptr, states_ptr, z_ptr, last_ptr,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr, TIED: tl.constexpr, REVERSE: tl.constexpr,
-    BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ENDS: tl.constexpr, BONUS: tl.constexpr, LOW_RANK: tl.constexpr,
+    TIED: tl.constexpr, REVERSE: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """S <- e^{g_C} S + K^^T V + B^^T U over all chunks, for one batch entry, head and BLOCK columns of S.
+    """S <- e^{g_C} S + K^^T V + B^^T U over SEGMENT chunks, of one batch entry and head, for BLOCK columns of S.
 
     x is k, y is v, and with LOW_RANK low is b and z is U [B, T, H, V], which this makes of what `mix` has made; TIED z
     is V + U, and all that is added. In REVERSE L <- e^{g_C} L + R~^T dO + A~^T dY from the last chunk on: x is r, y is
-    do, low is a, z is dY. states [B, c, H, K, V] are those before a chunk is added; start and last [B, H, K, V]
-    float32.
+    do, low is a, z is dY. states [B, c, H, K, V] are those before a chunk is added; start and last float32
+    [B, s, H, K, V], of the s segments of time. ENDS writes last alone, made of zero in place of start, and with
+    LOW_RANK in K more columns of the identity.
     """
     n_chunks: tl.constexpr = (T + C - 1) // C
-    n_blocks: tl.constexpr = (V + BLOCK - 1) // BLOCK
-    PART: tl.constexpr = V % BLOCK != 0
+    n_segments: tl.constexpr = (n_chunks + SEGMENT - 1) // SEGMENT
+    COLUMNS: tl.constexpr = V + K if ENDS and LOW_RANK else V
+    n_blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
+    PART: tl.constexpr = V % BLOCK != 0 or COLUMNS != V
     BEFORE: tl.constexpr = REVERSE and BONUS
     HAS_Y: tl.constexpr = REVERSE or not TIED
     pid = tl.program_id(0)
-    block, h, b = pid % n_blocks, pid // n_blocks % H, (pid // (n_blocks * H)).to(tl.int64)
+    block, h, bs = pid % n_blocks, pid // n_blocks % H, pid // (n_blocks * H)
+    b, first, n_steps = (bs // n_segments).to(tl.int64), bs % n_segments * SEGMENT, SEGMENT
+    if n_chunks % SEGMENT != 0:
+        n_steps = tl.minimum(SEGMENT, n_chunks - first)
     i, at_K, at_V = tl.arange(0, C), tl.arange(0, KP), block * BLOCK + tl.arange(0, BLOCK)
     dtype = y_ptr.dtype.element_ty
-    s_KV = load_tile(start_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
-    for step in tl.range(0, n_chunks, num_stages=STAGES):
-        chunk = n_chunks - 1 - step if REVERSE else step
+    state = bs.to(tl.int64) * H + h
+    if ENDS:
+        s_KV = tl.where(at_V[None, :] - V == at_K[:, None], 1.0, 0.0)
+    else:
+        s_KV = load_tile(start_ptr + state * (K * V), at_K, at_V, V, 1, K, V, K != KP, PART)
+    for step in tl.range(0, n_steps, num_stages=STAGES):
+        chunk = first + (n_steps - 1 - step if REVERSE else step)
         head, row = (b * n_chunks + chunk) * H + h, chunk * C + i
         in_g = g_ptr + (b * n_chunks + chunk) * (C * H * K) + h * K
         if HAS_Y:
@@ -76,13 +86,15 @@ def state_kernel(
             y_CV = load_tile(y_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
         sums_KC = load_sums(in_g, i[None, :], at_K[:, None], H * K, K, BEFORE)
         end_K = tl.load(in_g + (C - 1) * H * K + at_K, mask=at_K < K, other=0.0)
-        store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_KV)
+        if not ENDS:
+            store_tile(states_ptr + head * (K * V), at_K, at_V, V, 1, K, V, s_KV)
         by_KC = tl.exp2(sums_KC if REVERSE else end_K[:, None] - sums_KC)
         if LOW_RANK:
             x_mixed_CK = load_rows(x_mixed_ptr + b * T * H * K + h * K, row, H * K, T, K, KP, BOUNDED)
             z_CV = load_tile(z_mixed_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, BOUNDED, PART)
             z_CV = tl.dot(x_mixed_CK, s_KV.to(dtype), z_CV.to(tl.float32), input_precision=PRECISION).to(dtype)
-            store_tile(z_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, z_CV)
+            if not ENDS:
+                store_tile(z_ptr + b * T * H * V + h * V, row, at_V, H * V, 1, T, V, z_CV)
         s_KV *= tl.exp2(end_K)[:, None]
         if HAS_Y:
             s_KV = tl.dot((x_KC * by_KC).to(dtype), y_CV, s_KV, input_precision=PRECISION)
@@ -91,7 +103,7 @@ def state_kernel(
             if REVERSE:
                 by_KC = tl.exp2(load_sums(in_g, i[None, :], at_K[:, None], H * K, K, True))
             s_KV = tl.dot((low_KC * by_KC).to(dtype), z_CV, s_KV, input_precision=PRECISION)
-    store_tile(last_ptr + (b * H + h) * (K * V), at_K, at_V, V, 1, K, V, s_KV)
+    store_tile(last_ptr + state * (K * COLUMNS), at_K, at_V, COLUMNS, 1, K, COLUMNS, s_KV)
 
 
 @triton.jit

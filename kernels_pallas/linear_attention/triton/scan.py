@@ -3,10 +3,10 @@ keys_kernels.py, tile sizes.
 
 Forward: the running sums g of log2 w, [B, c C, H, K] float32; with a low-rank part the inverse X of every chunk,
 [B, T, H, C], and what its corrections U are made of; one pass over the chunks that leaves the states at their starts,
-[B, c, H, K, V], and U, [B, T, H, V], in the dtype of v; then every chunk makes its outputs. The backward pass keeps the
-inputs, those states, X and U. It makes g again, goes back over the chunks for the states' gradients, then makes those
-of the inputs. If b is k, then V + U = X (V + a~ S), whose gradient dY is that of V too: V + U takes the place of V and
-of U, and nothing is made of b.
+[B, c, H, K, V], and U, [B, T, H, V], in the dtype of v (two, if the sequences are few: state_scan/triton/segments.py);
+then every chunk makes its outputs. The backward pass keeps the inputs, those states, X and U. It makes g again, goes
+back over the chunks for the states' gradients, then makes those of the inputs. If b is k, then V + U = X (V + a~ S),
+whose gradient dY is that of V too: V + U takes the place of V and of U, and nothing is made of b.
 """
 
 from functools import partial
@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.linear_attention.interface import every_decay
 from kernels_pallas.linear_attention.triton import kernels, keys_kernels, low_rank_kernels
+from kernels_pallas.state_scan.triton import segments
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import block_of, longest_chunk, padded, precision
 
@@ -143,7 +144,8 @@ def _run_forward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) -
         (inverse,) = launch("solve", pairs, out=[jax.ShapeDtypeStruct((B, T, H, way.chunk), v.dtype)])
         z, x = launch("mix", inverse, a, k, v, g, out=[v, r])
     states = jax.ShapeDtypeStruct((B, -(-T // way.chunk), H, K, V), v.dtype)
-    states, last, z = launch("state", k, v, b, z, x, g, initial, out=[states, initial, v if n_low else _none(v)])
+    pass_states = partial(_pass_states, g=g, like=[states, v if n_low else _none(v)], way=way, n_low=n_low)
+    states, z, last = pass_states(partial(launch, "state", k, v, b, z, x, g), initial)
     if n_low == 1:  # z is then V + U
         (o,) = launch("out", r, k, z, b, z, u, g, states, out=[v], n_low=0)
     else:
@@ -163,9 +165,8 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
     dz, x = do, r
     if n_low:
         dz, x = reverse("mix", inverse, b, r, do, g, out=[v, r])
-    d_states, d_initial, dz = reverse(
-        "state", r, do, a, dz, x, g, d_last, out=[states, d_last, v if n_low else _none(v)]
-    )
+    pass_states = partial(_pass_states, g=g, like=[states, v if n_low else _none(v)], way=way, n_low=n_low)
+    d_states, dz, d_initial = pass_states(partial(reverse, "state", r, do, a, dz, x, g), d_last, is_reverse=True)
     if n_low == 1:
         v, dv = z, dz
     else:
@@ -181,6 +182,15 @@ def _run_backward(r, k, v, log_w, *rest, way: Way, has_bonus: bool, n_low: int) 
     d_low = (da, db)[:n_low]
     (dlog_w,) = reverse("sums", dg, out=[log_w])
     return dr, dk, dv, dlog_w, *([du.sum(1)] if has_bonus else []), *d_low, d_initial
+
+
+def _pass_states(
+    launch: Any, start: Array, *, g: Array, like: list, way: Way, n_low: int, is_reverse: bool = False
+) -> tuple[Array, ...]:
+    """Return what `state` writes: the states and U (or dY), like these, and the last state."""
+    decays = None if n_low else g[:, way.chunk - 1 :: way.chunk]
+    block = block_of(tile("state", like[0].dtype).block, start.shape[-1])
+    return segments.pass_states(launch, start, like, block=block, reverse=is_reverse, log2_decays_BcHK=decays)
 
 
 def _sums_of(log_w: Array, chunk: int) -> jax.ShapeDtypeStruct:
@@ -215,17 +225,26 @@ def _launch(
     has_bonus: bool,
     n_low: int,
     is_reverse: bool = False,
+    segment: int = 1,
+    ends: bool = False,
 ) -> Any:
-    """Launch a kernel over the chunks of every head, or the pass over time that it is, for the shapes of r and v."""
+    """Launch a kernel over the chunks of every head, or segments of so many, for the shapes of r and v.
+
+    `segment` and `ends` are of `state` alone; see state_scan/triton/segments.py.
+    """
     (B, T, H, K), V = shapes[0].shape, shapes[1].shape[-1]
     dtype = shapes[1].dtype
     entry, chunk = tile(kind, dtype), way.chunk
     block, keys = block_of(entry.block, V), block_of(entry.keys, K)
-    programs = {"state": -(-V // block), "keys": -(-T // chunk) * -(-K // keys)}.get(kind, -(-T // chunk))
+    programs = -(-T // chunk)
+    if kind == "state":
+        programs = -(-programs // segment) * -(-(V + K if ends and n_low else V) // block)
+    elif kind == "keys":
+        programs *= -(-K // keys)
     constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
     constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": n_low > 0, "TIED": n_low == 1}
     constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "MILD": way.is_mild, "STAGES": entry.stages}
-    constants["PRECISION"] = precision(dtype)
+    constants |= {"SEGMENT": segment, "ENDS": ends, "PRECISION": precision(dtype)}
     kernel = KERNELS[kind]
     return runtime.launch(
         kernel,
@@ -234,6 +253,6 @@ def _launch(
         grid=(B * H * programs,),
         num_warps=entry.warps,
         num_stages=entry.stages,
-        name=f"linear_attention_{kind}{'_reverse' if is_reverse else ''}",
+        name=f"linear_attention_{kind}{'_ends' * ends}{'_reverse' * is_reverse}",
         **{name: value for name, value in constants.items() if name in kernel.arg_names},
     )

@@ -15,6 +15,7 @@ from jax import Array
 from kernels_pallas.batching import fold_vmap
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.ssd.triton import bwd_kernels, fwd_kernels
+from kernels_pallas.state_scan.triton.segments import PROGRAMS, SHORTEST
 from kernels_pallas.triton import interpreter, runtime
 from kernels_pallas.triton.blocks import padded, precision
 
@@ -44,10 +45,6 @@ TILES = {
     ("scores_bwd", 32): (Tile(32, 6, 8, 1), Tile(32, 6, 8, 1)),
     ("states_bwd", 32): (Tile(32, 12, 8, 1), Tile(32, 12, 8, 1)),
 }
-
-# Programs of a pass over time are brought to at most so many, three for each multiprocessor of an H100, by segments of
-# at least so many chunks.
-PROGRAMS, SEGMENT = 396, 8
 
 
 def tile(kernel: str, x: Array) -> Tile:
@@ -194,7 +191,7 @@ def _pass_states(v, g, dt, u, start, other, *, has_dt: bool, reverse: bool = Fal
 
 def segments(n_programs: int, n_chunks: int) -> int:
     """Return into how many segments to cut the chunks of a sequence of which one pass has so many programs."""
-    enough, shortest = (24, 1) if interpreter.is_chosen() else (PROGRAMS, SEGMENT)
+    enough, shortest = (24, 1) if interpreter.is_chosen() else (PROGRAMS, SHORTEST)
     most = min(enough // n_programs, n_chunks // shortest)
     # There are two passes then, so two segments would gain nothing.
     return next((n for n in range(most, 2, -1) if n_chunks % n == 0), 1)

@@ -46,7 +46,7 @@ def products(
     is_single = precision == jax.lax.Precision.DEFAULT
     decays = "k" if decay_cBHk.shape[-1] == s_BHKV.shape[-2] else "one"
     rule = f"c b g {decays}, c b g k l, c b g k v, start b g k v -> c b g k v, start b g k v"
-    run = fold_vmap(partial(_products, is_single=is_single, reverse=reverse), rule, axis=1)
+    run = fold_vmap(partial(products_share, is_single=is_single, reverse=reverse), rule, axis=1)
     states, last = run(decay_cBHk, p_cBHKK, r_cBHKV, s_BHKV[None])
     return states, last[0]
 
@@ -62,7 +62,10 @@ def elementwise(decay_Bc: Array, update_Bc: Array, initial_B: Array, *, reverse:
     return run(decay_Bc, update_Bc, initial_B)
 
 
-def _products(decay, p, r, s, *, is_single: bool, reverse: bool) -> tuple[Array, Array]:
+def products_share(
+    decay: Array, p: Array, r: Array, s: Array, *, is_single: bool, reverse: bool
+) -> tuple[Array, Array]:
+    """`products` without its rules for vmap and sharding; products are single TF32 ones or of three."""
     n_chunks, B, H, K, V = r.shape
     tile = tile_of(K, is_single)
     block = min(tile.v, padded(V))
