@@ -130,7 +130,6 @@ def selected_chunk_attention(
     operands = q_BTHK, k_BTGK, v_BTGV
     options = {"chunk_size": chunk_size, "top_k": sel_BTHk.shape[3]}
     attention = backend.pick("top1_chunk_attention", BACKENDS, implementation, operands, options)
-    sel_BTHk = sel_BTHk if sel_BTHk.shape[3] > 1 else sel_BTHk[..., 0]
     return _attend_selected(*operands, sel_BTHk, attention, chunk_size, numerics.softmax_scale(scale, q_BTHK.shape[-1]))
 
 

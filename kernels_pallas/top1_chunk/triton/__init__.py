@@ -28,5 +28,5 @@ def load_decoding() -> ChunkDecoding:
     return decode
 
 
-BACKEND = Backend("triton", load, limits.one_chunk)
+BACKEND = Backend("triton", load, limits.attention)
 DECODE_BACKEND = Backend("triton", load_decoding, decode_refusal)

@@ -1,7 +1,9 @@
 """Top-1 Chunk attention in Triton, given the selection: launches of the kernels beside it.
 
 Rows are sorted by what they selected (sort_plan.py); then a remote pass over the selected chunks and a local one over
-the own chunk, T C K work. Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are multiplied as
+the own chunk, T C K work. A query that selects k chunks is k rows, each with its own part of the softmax, which the
+local pass joins. In memory the parts are as many as the rows, in the dtype of v; one part for every query is fp32.
+Arrays stay [B, T, H, D]; the kernels read them with strides. fp32 inputs are multiplied as
 three TF32 products, with an error near fp32's own; bf16 and fp16 products are exact, sums fp32. Two runs give the same
 bits.
 """
@@ -25,7 +27,7 @@ def forward(
 ) -> tuple[Array, Array]:
     """Return (o_BTHV in v's dtype, lse_BTH fp32)."""
     f = partial(_forward, C=chunk_size, scale=scale)
-    rule = "b t (g r) k, b t g k, b t g v, b t (g r) -> b t (g r) v, b t (g r)"
+    rule = f"b t (g r) k, b t g k, b t g v, {_names(sel_BTH)} -> b t (g r) v, b t (g r)"
     return fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(q_BTHK, k_BTGK, v_BTGV, sel_BTH)
 
 
@@ -42,16 +44,35 @@ def backward(
     scale: float,
 ) -> tuple[Array, Array, Array]:
     """Return (dq, dk, dv), each in the layout and dtype of its primal."""
-    rows = "b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), b t (g r), b t (g r) v"
+    rows = f"b t (g r) k, b t g k, b t g v, b t (g r) v, b t (g r), {_names(sel_BTH)}, b t (g r) v"
     rule = f"{rows} -> b t (g r) k, b t g k, b t g v"
     f = fold_vmap(partial(_backward, C=chunk_size, scale=scale), rule, **heads(q_BTHK, k_BTGK))
     return f(q_BTHK, k_BTGK, v_BTGV, o_BTHV, lse_BTH, sel_BTH, do_BTHV)
 
 
-def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float) -> dict:
+def _names(sel_BTH: Array) -> str:
+    """Return the dims of a selection of one chunk, or of several, as rules name them."""
+    return "b t (g r)" if sel_BTH.ndim == 3 else "b t (g r) n"
+
+
+def _rows(sel_BTH: Array) -> tuple[Array, int]:
+    """Return the selection as rows, [B, T k, H], those of a query one after the other, and k."""
+    if sel_BTH.ndim == 3:
+        return sel_BTH, 1
+    B, T, H, top_k = sel_BTH.shape
+    return sel_BTH.swapaxes(2, 3).reshape(B, T * top_k, H), top_k
+
+
+def _most_rows(T: int, C: int, top_k: int) -> int:
+    """Return how many rows have a chunk at most: a query of chunk n has n chunks before its own."""
+    return sum(max(0, T - rank * C) for rank in range(1, top_k + 1))
+
+
+def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int) -> dict:
     """Return what all attention kernels are told."""
     (_, T, H, K), (G, V) = q_BTHK.shape, v_BTGV.shape[2:]
     sizes = {"T": T, "H": H, "G": G, "K": K, "V": V, "KP": padded(K), "VP": padded(V), "C": C}
+    sizes["TOP_K"] = top_k
     return sizes | {"LOG2_SCALE": scale * LOG2_E, "PRECISION": precision(q_BTHK.dtype)}
 
 
@@ -59,18 +80,20 @@ def _forward(
     q_BTHK: Array, k_BTGK: Array, v_BTGV: Array, sel_BTH: Array, *, C: int, scale: float
 ) -> tuple[Array, Array]:
     B, T, H, K = q_BTHK.shape
-    n_chunks, sizes = -(-T // C), _sizes(q_BTHK, v_BTGV, C, scale)
+    sel_BNH, top_k = _rows(sel_BTH)
+    n_chunks, sizes = -(-T // C), _sizes(q_BTHK, v_BTGV, C, scale, top_k)
     dim, V = max(K, v_BTGV.shape[-1]), v_BTGV.shape[-1]
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     remote = (q_BTHK, q_BTHK)  # not read without a second chunk
     if n_chunks > 1:
         NC, tile = n_chunks - 1, tiles("remote", dim, C, q_BTHK.dtype)
-        plan = sort_plan.make(sel_BTH, NC)
-        blocks = sort_plan.most_items(T - C, NC, tile.m)
+        plan = sort_plan.make(sel_BNH, NC)
+        blocks = sort_plan.most_items(_most_rows(T, C, top_k), NC, tile.m)
+        part_dtype = jnp.float32 if sel_BTH.ndim == 3 else v_BTGV.dtype
         remote = runtime.launch(
             attention_kernels.remote_kernel,
             *(q_BTHK, k_BTGK, v_BTGV, *plan, sort_plan.item_ends(plan, tile.m)),
-            out_shape=[fp32((B, T, H, V)), fp32((B, T, H))],
+            out_shape=[jax.ShapeDtypeStruct((B, T * top_k, H, V), part_dtype), fp32((B, T * top_k, H))],
             grid=(blocks * B * H,),
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -85,13 +108,14 @@ def _forward(
     tile = tiles("local", dim, C, q_BTHK.dtype)
     o_BTHV, lse_BTH = runtime.launch(
         attention_kernels.local_kernel,
-        *(q_BTHK, k_BTGK, v_BTGV, *remote),
+        *(q_BTHK, k_BTGK, v_BTGV, sel_BNH, *remote),
         out_shape=[jax.ShapeDtypeStruct((B, T, H, V), v_BTGV.dtype), fp32((B, T, H))],
         grid=(n_chunks * -(-C // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
         name="top1_chunk_local",
         **sizes,
+        ALL_SELECT=sel_BTH.ndim == 3,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
     )
@@ -115,20 +139,26 @@ def _backward(
     dim, NC = max(K, V), n_chunks - 1
     keys = bwd_keys(dim, C, q_BTHK.dtype)
     pieces = -(-C // keys)
-    sizes = _sizes(q_BTHK, v_BTGV, C, scale) | {"SCALE": scale, "NC": NC, "BLOCK_N": keys, "PIECES": pieces}
+    sel_BNH, top_k = _rows(sel_BTH)
+    sizes = _sizes(q_BTHK, v_BTGV, C, scale, top_k) | {"SCALE": scale, "NC": NC, "BLOCK_N": keys, "PIECES": pieces}
     fp32 = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     D_BTH = jnp.einsum("bthv,bthv->bth", do_BTHV.astype(jnp.float32), o_BTHV.astype(jnp.float32))
     operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, LOG2_E * lse_BTH, D_BTH)
-    ends_BHc, remote, segments = sel_BTH, (D_BTH, D_BTH, D_BTH), 0  # none is read without a second chunk
+    ends_BHc, remote, segments = sel_BNH, (D_BTH, D_BTH, D_BTH), 0  # none is read without a second chunk
     if n_chunks > 1:
         tile = tiles("remote_bwd", dim, C, q_BTHK.dtype)
         segment = tile.m * tile.n
-        plan = sort_plan.make(sel_BTH, NC)
-        ends_BHc, segments = sort_plan.item_ends(plan, segment), sort_plan.most_items(T - C, NC, segment)
+        plan = sort_plan.make(sel_BNH, NC)
+        ends_BHc = sort_plan.item_ends(plan, segment)
+        segments = sort_plan.most_items(_most_rows(T, C, top_k), NC, segment)
+        part_dtype = jnp.float32 if sel_BTH.ndim == 3 else q_BTHK.dtype
         remote = runtime.launch(
             attention_bwd_kernels.remote_bwd_kernel,
             *(*operands, *plan, ends_BHc),
-            out_shape=[fp32((pieces, B, T, H, K)), fp32((B, H, segments, C, K)), fp32((B, H, segments, C, V))],
+            out_shape=[
+                jax.ShapeDtypeStruct((pieces, B, T * top_k, H, K), part_dtype),
+                *(fp32((B, H, segments, C, dim)) for dim in (K, V)),
+            ],
             grid=(segments * pieces * B * H,),
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -143,7 +173,7 @@ def _backward(
     dq_dtype = q_BTHK.dtype if pieces == 1 else jnp.float32
     dq_pBTHK, dk_BTGK, dv_BTGV = runtime.launch(
         attention_bwd_kernels.local_bwd_kernel,
-        *(*operands, ends_BHc, *remote),
+        *(*operands, sel_BNH, ends_BHc, *remote),
         out_shape=[
             jax.ShapeDtypeStruct((pieces, B, T, H, K), dq_dtype),
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BTGK, v_BTGV)),
@@ -153,6 +183,7 @@ def _backward(
         num_stages=tile.stages,
         name="top1_chunk_local_bwd",
         **sizes,
+        ALL_SELECT=sel_BTH.ndim == 3,
         SEGMENTS=segments,
         BLOCK_M=tile.m,
     )

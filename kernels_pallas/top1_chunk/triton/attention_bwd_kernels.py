@@ -6,6 +6,8 @@
              popular chunk has many segments, so no program runs long.
     local    a program per chunk: dq, dk and dv of the causal part, the rows' remote dq and the chunk's parts added
 
+A query's rows are those of attention_kernels.py; its dq is the sum of theirs. They need the lse and D of the query alone.
+
 A chunk too large for one program is cut into PIECES of N keys, each with programs of its own in both passes; dq is then
 one array per piece.
 
@@ -15,7 +17,7 @@ No atomics: parts are added in order of their rows, so two runs give the same bi
 import triton
 import triton.language as tl
 
-from kernels_pallas.top1_chunk.triton.attention_kernels import block_of
+from kernels_pallas.top1_chunk.triton.attention_kernels import block_of, row_of
 from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 
@@ -42,18 +44,20 @@ def _row_grads(
 def remote_bwd_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, order_ptr, first_ptr, ends_ptr, dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr,
-    NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
-    LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
+    NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr, BLOCK_M: tl.constexpr,
+    SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Dq [PIECES, B, T, H, K] fp32 of rows with a selection; dk, dv [B, H, SEGMENTS, C, .] fp32 of segments that exist.
+    """Dq [PIECES, B, N, H, K] of the N = T TOP_K rows that have a chunk; dk, dv [B, H, SEGMENTS, C, .] fp32 of segments
+    that exist.
 
     lse [B, T, H] to base 2, D [B, T, H] fp32.
     """
+    N: tl.constexpr = T * TOP_K
     pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
     bh, segment = pid // SEGMENTS, pid % SEGMENTS
     # every piece has its own dq; batch entries and heads of all pieces fill the grid
-    dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * T * K
+    dq_ptr += piece.to(tl.int64) * (tl.num_programs(0) // (SEGMENTS * PIECES)) * N * K
     b, h = (bh // H).to(tl.int64), bh % H
     g = h // (H // G)
     chunk, nth = block_of(ends_ptr + bh * NC, segment, NC, NCP)
@@ -68,7 +72,8 @@ def remote_bwd_kernel(
         dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
         for start in tl.range(begin, end, BLOCK_M):
             place_M = start + tl.arange(0, BLOCK_M)
-            row_M = tl.load(order_ptr + bh.to(tl.int64) * T + place_M, mask=place_M < end, other=T)
+            slot_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
+            row_M = slot_M // TOP_K
             q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
             do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
             lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
@@ -77,7 +82,8 @@ def remote_bwd_kernel(
             dq_MK, dk_NK, dv_NV = _row_grads(
                 q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
-            store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
+            at_M = slot_M if TOP_K == 1 else slot_M.to(tl.int64)
+            store_rows(dq_ptr + b * N * H * K + h * K, at_M, H * K, N, dq_MK, K, KP)
         part = (bh.to(tl.int64) * SEGMENTS + segment) * C
         store_rows(dk_ptr + part * K, n, K, C, dk_NK, K, KP)
         store_rows(dv_ptr + part * V, n, V, C, dv_NV, V, VP)
@@ -85,20 +91,21 @@ def remote_bwd_kernel(
 
 @triton.jit
 def local_bwd_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, D_ptr, sel_ptr, ends_ptr, remote_dq_ptr, remote_dk_ptr, remote_dv_ptr,
     dq_ptr, dk_ptr, dv_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, NC: tl.constexpr,
-    SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr, LOG2_SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, TOP_K: tl.constexpr, ALL_SELECT: tl.constexpr, BLOCK_N: tl.constexpr,
+    PIECES: tl.constexpr, NC: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, SCALE: tl.constexpr,
+    LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Dq [PIECES, B, T, H, K], dk and dv in their final layout; a program per batch entry, kv head, chunk and piece."""
+    N: tl.constexpr = T * TOP_K
     n_chunks: tl.constexpr = (T + C - 1) // C
     R: tl.constexpr = H // G
     pid, piece = tl.program_id(0) // PIECES, tl.program_id(0) % PIECES
     n_entries = tl.num_programs(0) // (n_chunks * G * PIECES)
     dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
-    remote_dq_ptr += piece.to(tl.int64) * n_entries * T * H * K
+    remote_dq_ptr += piece.to(tl.int64) * n_entries * N * H * K
     b, g, chunk = (pid // n_chunks // G).to(tl.int64), pid // n_chunks % G, pid % n_chunks
     stop = tl.minimum(chunk * C + C, T)
     n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -130,7 +137,14 @@ def local_bwd_kernel(
                 q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
             if chunk > 0:
-                dq_MK += load_rows(remote_dq_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True).to(tl.float32)
+                if ALL_SELECT:
+                    rows_ptr = remote_dq_ptr + b * T * H * K + h * K
+                    dq_MK += load_rows(rows_ptr, row_M, H * K, T, K, KP, True).to(tl.float32)
+                else:
+                    for j in tl.range(0, TOP_K):
+                        at_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
+                        part_MK = load_rows(remote_dq_ptr + b * N * H * K + h * K, at_M, H * K, N, K, KP, True)
+                        dq_MK += part_MK.to(tl.float32)
             store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
     store_rows(dk_ptr + b * T * G * K + g * K, key_N, G * K, T, dk_NK, K, KP)
     store_rows(dv_ptr + b * T * G * V + g * V, key_N, G * V, T, dv_NV, V, VP)
