@@ -1,8 +1,10 @@
-"""The `triton` backend of chunk selection: exact, best_key, best_key_int8 and approx, sm80 and later."""
+"""The `triton` backend of chunk selection: exact, best_key, best_key_int8 and approx (any k up to 16), sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.select_chunk.interface import ChunkSelection
 from kernels_pallas.triton import limits
+
+MAX_TOP_K = 16  # lists in registers, whose insertions are unrolled
 
 
 def load() -> ChunkSelection:
@@ -13,8 +15,12 @@ def load() -> ChunkSelection:
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why selection refuses: the rule, or as Top-1 Chunk attention does."""
-    return limits.selection_without_kernel(problem) or limits.one_chunk(problem)
+    """Say why selection refuses: the rule, several chunks by another rule than approx, or as all attentions do."""
+    selection, top_k = problem.options.get("selection"), problem.options.get("top_k", 1)
+    if selection == "approx" and top_k > MAX_TOP_K:
+        return f"its approx selection finds {MAX_TOP_K} chunks at most, not top_k={top_k}; implementation='xla' finds more"
+    several = None if selection == "approx" else limits.one_chunk(problem)
+    return limits.selection_without_kernel(problem) or several or limits.attention(problem)
 
 
 BACKEND = Backend("triton", load, refusal)

@@ -14,7 +14,8 @@ range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative err
 best_key. The same products; chunks are compared by their largest score, without exponentials. With `INT8` the products
 are of 8-bit integers, twice as fast, and a chunk's largest sum is multiplied by its step (int8.py).
 
-approx. The same loop over the table of chunk means, without exponentials.
+approx. The same loop over the table of chunk means, without exponentials. With TOP_K, a tile's best chunks are taken one
+after the other and inserted into lists in registers.
 """
 
 import struct
@@ -249,14 +250,30 @@ def best_key_kernel(
 
 
 @triton.jit
+def _inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
+    """The lists with a score and its chunk, behind all that are as good; the last entry leaves."""
+    new_bests, new_sels = (), ()
+    is_in_M = new_M > bests[0]
+    for rank in tl.static_range(TOP_K):
+        best_M, sel_M = bests[rank], sels[rank]
+        is_in_M |= new_M > best_M  # what left a rank goes before the next one, also if that is as good
+        new_bests += (tl.where(is_in_M, new_M, best_M),)
+        new_sels += (tl.where(is_in_M, chunk_M, sel_M),)
+        new_M, chunk_M = tl.where(is_in_M, best_M, new_M), tl.where(is_in_M, sel_M, chunk_M)
+    return new_bests, new_sels
+
+
+@triton.jit
 def best_by_mean(
     q_MK, mean_ptr, n_M, last,
     G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The chunk before n_M with the largest q . mean; means [PARTS, N_FULL, G, K] of one head."""
-    best_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
-    sel_M = tl.zeros([q_MK.shape[0]], tl.int32)
+    """The TOP_K chunks before n_M with the largest q . mean, a tuple; means [PARTS, N_FULL, G, K] of one head."""
+    bests, sels = (), ()
+    for _rank in tl.static_range(TOP_K):
+        bests += (tl.full([q_MK.shape[0]], float("-inf"), tl.float32),)
+        sels += (tl.zeros([q_MK.shape[0]], tl.int32),)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
         s_MN = tl.zeros([q_MK.shape[0], BLOCK_N], tl.float32)
@@ -265,21 +282,25 @@ def best_by_mean(
             mean_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
             s_MN = tl.dot(q_MK, tl.trans(mean_NK), s_MN, input_precision=PRECISION)
         s_MN = tl.where(chunk_N[None, :] < n_M[:, None], s_MN, float("-inf"))
-        top_M, at_M = tl.max(s_MN, 1, return_indices=True, return_indices_tie_break_left=True)
-        is_better_M = top_M > best_M
-        best_M = tl.where(is_better_M, top_M, best_M)
-        sel_M = tl.where(is_better_M, start + at_M, sel_M)
-    return sel_M
+        for rank in tl.static_range(TOP_K):
+            top_M, at_M = tl.max(s_MN, 1, return_indices=True, return_indices_tie_break_left=True)
+            bests, sels = _inserted(bests, sels, top_M, start + at_M, TOP_K)
+            if rank + 1 < TOP_K:
+                s_MN = tl.where(chunk_N[None, :] == start + at_M[:, None], float("-inf"), s_MN)
+    return sels
 
 
 @triton.jit
 def approx_kernel(
     q_ptr, mean_ptr, sel_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    N_FULL: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    N_FULL: tl.constexpr, PARTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H] int32: argmax of q . mean, from means [B, PARTS, T // C, G, K] whose parts add up to fp32 ones."""
+    """Sel [B, T, H, TOP_K] int32: the chunks of the largest q . mean, -1 after the last.
+
+    Means are [B, PARTS, T // C, G, K], whose parts add up to fp32 ones.
+    """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     tile = n_tiles - 1 - pid % n_tiles
@@ -289,6 +310,7 @@ def approx_kernel(
     n_M = row_M // C
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
-    sel_M = best_by_mean(q_MK, mean_ptr, n_M, last, G, K, KP, N_FULL, PARTS, BLOCK_N, PRECISION)
-    sel_M = tl.where(n_M == 0, -1, sel_M)
-    tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
+    sels = best_by_mean(q_MK, mean_ptr, n_M, last, G, K, KP, N_FULL, PARTS, TOP_K, BLOCK_N, PRECISION)
+    for rank in tl.static_range(TOP_K):
+        sel_M = tl.where(n_M <= rank, -1, sels[rank])
+        tl.store(sel_ptr + ((b * T + row_M) * H + h) * TOP_K + rank, sel_M, mask=row_M < T)

@@ -29,16 +29,23 @@ def select(
     shortlist: Shortlist | None = None,
     scale: float,
 ) -> Array:
-    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk."""
-    assert (top_k, shortlist) == (1, None), (top_k, shortlist)
+    """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
+
+    With a top_k above 1, which only approx takes, sel_BTHk: the best first, -1 after the last past chunk.
+    """
+    assert shortlist is None and (top_k == 1 or selection == "approx"), (top_k, shortlist)
+    several = () if top_k == 1 else (top_k,)
     if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
-        return jnp.full(q_BTHK.shape[:3], -1, jnp.int32)
-    q, k, sel = "b t (g r) k", "b t g k", "b t (g r)"
+        return jnp.full((*q_BTHK.shape[:3], *several), -1, jnp.int32)
+    q, k, sel = "b t (g r) k", "b t g k", "b t (g r)" + " n" * len(several)
     if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
         f, rule = partial(best_key, scale=scale), f"{q}, b s g k, b c g -> {sel}"
         operands = quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size)
     else:
-        f = approx if selection == "approx" else partial(exact if selection == "exact" else best_key, scale=scale)
+        if selection == "approx":
+            f = partial(approx, top_k=top_k)
+        else:
+            f = partial(exact if selection == "exact" else best_key, scale=scale)
         rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
     return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(*operands)
 
@@ -113,16 +120,17 @@ def best_key(q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chu
     return sel_BTH
 
 
-def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int) -> Array:
+def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int = 1) -> Array:
     """Select by q . mean key. The scale, if positive, does not move an argmax."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
+    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
     mean_BpcGK = _mean_parts(k_BTGK, chunk_size)
     tile = tiles("approx", K, chunk_size, q_BTHK.dtype)
-    (sel_BTH,) = runtime.launch(
+    (sel_BTHk,) = runtime.launch(
         kernels.approx_kernel,
         q_BTHK,
         mean_BpcGK,
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, k_most), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -135,11 +143,14 @@ def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int) -> Array:
         C=chunk_size,
         N_FULL=T // chunk_size,
         PARTS=mean_BpcGK.shape[1],
+        TOP_K=k_most,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         PRECISION=precision(q_BTHK.dtype),
     )
-    return sel_BTH
+    if top_k == 1:
+        return sel_BTHk[..., 0]
+    return jnp.pad(sel_BTHk, ((0, 0), (0, 0), (0, 0), (0, top_k - k_most)), constant_values=-1)
 
 
 def _mean_parts(k_BTGK: Array, C: int) -> Array:
