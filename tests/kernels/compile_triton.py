@@ -77,6 +77,18 @@ def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
 
 
+def several_chunks(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128, groups: int = 4) -> None:
+    from kernels_pallas.select_chunk.triton import select as selection_backend
+    from kernels_pallas.top1_chunk.triton import attention as backend
+
+    T, H = 3000, 4
+    q, kv, row = ((1, T, H, dim), dtype), ((1, T, groups, dim), dtype), ((1, T, H), "float32")
+    sel, options = ((1, T, H, top_k), "int32"), {"chunk_size": chunk_size, "scale": 0.1}
+    arrays(partial(selection_backend.select, selection="approx", top_k=top_k, **options), q, kv)
+    arrays(partial(backend.forward, **options), q, kv, kv, sel)
+    arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
+
+
 def decode(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.top1_chunk.triton import decode as chunk
     from kernels_pallas.top1_element.triton import decode as element
@@ -265,6 +277,9 @@ CASES = [
     Case("selective-scan-bias", partial(selective_scan, bias=True), again=True),  # as in Mamba-1
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
+    Case("chunk-top-2", partial(several_chunks, 2)),  # as in MoBA
+    Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA, which selects itself
+    Case("chunk-top-16", partial(several_chunks, 16, chunk_size=64), again=True),
     Case("chunk-decode-exact", partial(decode, "exact")),
     Case("chunk-decode-best-key", partial(decode, "best_key")),
     Case("chunk-decode-approx", partial(decode, "approx")),

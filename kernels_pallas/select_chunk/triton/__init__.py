@@ -17,10 +17,11 @@ def load() -> ChunkSelection:
 def refusal(problem: Problem) -> str | None:
     """Say why selection refuses: the rule, several chunks by another rule than approx, or as all attentions do."""
     selection, top_k = problem.options.get("selection"), problem.options.get("top_k", 1)
-    if selection == "approx" and top_k > MAX_TOP_K:
-        return f"its approx selection finds {MAX_TOP_K} chunks at most, not top_k={top_k}; implementation='xla' finds more"
-    several = None if selection == "approx" else limits.one_chunk(problem)
-    return limits.selection_without_kernel(problem) or several or limits.attention(problem)
+    if selection != "approx":
+        return limits.selection_without_kernel(problem) or limits.one_chunk(problem)
+    if top_k > MAX_TOP_K:
+        return f"approx selects at most {MAX_TOP_K} chunks, not top_k={top_k}; implementation='xla' selects any number"
+    return limits.attention(problem)
 
 
 BACKEND = Backend("triton", load, refusal)

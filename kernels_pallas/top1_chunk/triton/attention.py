@@ -169,7 +169,7 @@ def _backward(
             SEGMENT=segment,
             BLOCK_M=tile.m,
         )
-    tile = tiles("local_bwd", dim, C, q_BTHK.dtype)
+    tile = tiles("local_bwd", dim, C, q_BTHK.dtype, several=sel_BTH.ndim > 3)
     dq_dtype = q_BTHK.dtype if pieces == 1 else jnp.float32
     dq_pBTHK, dk_BTGK, dv_BTGV = runtime.launch(
         attention_bwd_kernels.local_bwd_kernel,

@@ -17,7 +17,7 @@ No atomics: parts are added in order of their rows, so two runs give the same bi
 import triton
 import triton.language as tl
 
-from kernels_pallas.top1_chunk.triton.attention_kernels import block_of, row_of
+from kernels_pallas.top1_chunk.triton.attention_kernels import at_stride, block_of, row_of
 from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 
@@ -72,8 +72,8 @@ def remote_bwd_kernel(
         dv_NV = tl.zeros([BLOCK_N, VP], tl.float32)
         for start in tl.range(begin, end, BLOCK_M):
             place_M = start + tl.arange(0, BLOCK_M)
-            slot_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
-            row_M = slot_M // TOP_K
+            part_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
+            row_M = part_M // TOP_K
             q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
             do_MV = load_rows(do_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True)
             lse_M = tl.load(lse_ptr + (b * T + row_M) * H + h, mask=row_M < T, other=0.0)
@@ -82,8 +82,7 @@ def remote_bwd_kernel(
             dq_MK, dk_NK, dv_NV = _row_grads(
                 q_MK, do_MV, lse_M, D_M, k_NK, v_NV, is_seen_NM, dk_NK, dv_NV, SCALE, LOG2_SCALE, PRECISION
             )  # fmt: skip
-            at_M = slot_M if TOP_K == 1 else slot_M.to(tl.int64)
-            store_rows(dq_ptr + b * N * H * K + h * K, at_M, H * K, N, dq_MK, K, KP)
+            store_rows(dq_ptr + b * N * H * K + h * K, at_stride(part_M, N * H * K), H * K, N, dq_MK, K, KP)
         part = (bh.to(tl.int64) * SEGMENTS + segment) * C
         store_rows(dk_ptr + part * K, n, K, C, dk_NK, K, KP)
         store_rows(dv_ptr + part * V, n, V, C, dv_NV, V, VP)
@@ -142,8 +141,9 @@ def local_bwd_kernel(
                     dq_MK += load_rows(rows_ptr, row_M, H * K, T, K, KP, True).to(tl.float32)
                 else:
                     for j in tl.range(0, TOP_K):
-                        at_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
-                        part_MK = load_rows(remote_dq_ptr + b * N * H * K + h * K, at_M, H * K, N, K, KP, True)
+                        part_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
+                        rows_ptr = remote_dq_ptr + b * N * H * K + h * K
+                        part_MK = load_rows(rows_ptr, at_stride(part_M, N * H * K), H * K, N, K, KP, True)
                         dq_MK += part_MK.to(tl.float32)
             store_rows(dq_ptr + b * T * H * K + h * K, row_M, H * K, T, dq_MK, K, KP)
     store_rows(dk_ptr + b * T * G * K + g * K, key_N, G * K, T, dk_NK, K, KP)

@@ -56,6 +56,12 @@ def _attend(
 
 
 @triton.jit
+def at_stride(row_M, SIZE: tl.constexpr):
+    """Rows of an entry of SIZE numbers, in int64 where their offsets are: several for each query may pass 2^31."""
+    return row_M.to(tl.int64) if SIZE >= 2147483648 else row_M
+
+
+@triton.jit
 def remote_kernel(
     q_ptr, k_ptr, v_ptr, order_ptr, first_ptr, ends_ptr, o_ptr, lse_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
@@ -86,17 +92,16 @@ def remote_kernel(
                 q_MK, k_ptr, v_ptr, chunk * C + piece, chunk * C + C, row_M, m_M, l_M, o_MV,
                 G, K, V, KP, VP, BLOCK_N, LOG2_SCALE, piece + BLOCK_N > C, False, PRECISION,
             )  # fmt: skip
-        at_M = row_M if TOP_K == 1 else row_M.to(tl.int64)  # the rows of an entry may pass 2^31 numbers
-        store_rows(o_ptr + b * N * H * V + h * V, at_M, H * V, N, o_MV / l_M[:, None], V, VP)
+        store_rows(o_ptr + b * N * H * V + h * V, at_stride(row_M, N * H * V), H * V, N, o_MV / l_M[:, None], V, VP)
         tl.store(lse_ptr + (b * N + row_M) * H + h, m_M + tl.log2(l_M), mask=row_M < N)
 
 
 @triton.jit
 def row_of(sel_ptr, query_M, j, T: tl.constexpr, H: tl.constexpr, TOP_K: tl.constexpr):
     """The j-th row of each query, or T TOP_K if that has no chunk, as sel [T TOP_K, H] of a head says."""
-    at_M = query_M.to(tl.int64) * TOP_K + j
-    sel_M = tl.load(sel_ptr + at_M * H, mask=query_M < T, other=-1)
-    return tl.where(sel_M >= 0, at_M, T * TOP_K)
+    row_M = query_M * TOP_K + j
+    sel_M = tl.load(sel_ptr + row_M * H, mask=query_M < T, other=-1)
+    return tl.where(sel_M >= 0, row_M, T * TOP_K)
 
 
 @triton.jit
@@ -133,13 +138,14 @@ def local_kernel(
             o_MV = load_rows(remote_o_ptr + b * T * H * V + h * V, row_M, H * V, T, V, VP, True).to(tl.float32)
         else:
             for j in tl.range(0, TOP_K):
-                at_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
-                lse_M = tl.load(remote_lse_ptr + (b * N + at_M) * H + h, mask=at_M < N, other=float("-inf"))
-                part_MV = load_rows(remote_o_ptr + b * N * H * V + h * V, at_M, H * V, N, V, VP, True).to(tl.float32)
+                part_M = row_of(sel_ptr + b * N * H + h, row_M, j, T, H, TOP_K)
+                lse_M = tl.load(remote_lse_ptr + (b * N + part_M) * H + h, mask=part_M < N, other=float("-inf"))
+                parts_ptr = remote_o_ptr + b * N * H * V + h * V
+                part_MV = load_rows(parts_ptr, at_stride(part_M, N * H * V), H * V, N, V, VP, True).to(tl.float32)
                 new_M = tl.maximum(m_M, lse_M)
                 # both are -inf where no row so far has a chunk
                 decay_M = tl.where(new_M > float("-inf"), tl.exp2(m_M - new_M), 1.0)
-                weight_M = tl.where(at_M < N, tl.exp2(lse_M - new_M), 0.0)
+                weight_M = tl.where(part_M < N, tl.exp2(lse_M - new_M), 0.0)
                 o_MV = o_MV * decay_M[:, None] + part_MV * weight_M[:, None]
                 l_M = l_M * decay_M + weight_M
                 m_M = new_M

@@ -18,8 +18,8 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
-    """Return the sizes for `kernel`, of "remote", "local", "remote_bwd", "local_bwd"."""
+def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype, *, several: bool = False) -> Tiles:
+    """Return the sizes for `kernel`, of "remote", "local", "remote_bwd", "local_bwd"; `several` chunks per query."""
     chunk = padded(chunk_size)
     if interpreter.is_chosen():  # small, so that tests see several tiles
         return Tiles(16, 2, 4, 1) if kernel == "remote_bwd" else Tiles(16, 16, 4, 1)
@@ -36,6 +36,8 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
     # dk and dv of the chunk, or of a piece of it, stay in registers
     keys = bwd_keys(dim, chunk_size, dtype)
     rows, warps = (32, 8 if half else 4) if wide else (64, 8 if keys > 64 else 4)
+    if several and is_ampere:  # 64 rows of a local pass that sums those of each query would spill
+        rows = 32
     if kernel == "remote_bwd":  # rows are gathered, so two small programs per multiprocessor beat a large one
         return Tiles(32, 16, 4, 2 if half and padded(dim) <= 64 else 1)
     assert kernel == "local_bwd", kernel
