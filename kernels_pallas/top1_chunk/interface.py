@@ -11,8 +11,8 @@ from kernels_pallas.select_chunk.tables import Shortlist
 class ChunkAttention(Protocol):
     """Attention given the selection, and its gradient. Hashable: it is a static argument.
 
-    Where a query selects several chunks, which a backend may refuse (`top_k` among the options of a problem), the
-    selection is sel_BTHk: different chunks, -1 after the last.
+    sel_BTH has a chunk for every query after the first chunk. Several, which a backend may refuse (`top_k` among the
+    options of a problem), and one or none that the caller names are sel_BTHk: different chunks, -1 after the last.
     """
 
     def forward(

@@ -58,6 +58,9 @@ KERNELS = {
     "element-triton": partial(kp.top1_element_attention, implementation="triton"),
     "exact-triton": partial(kp.top1_chunk_attention, chunk_size=8, implementation="triton"),
     "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
+    "approx-several-triton": partial(
+        kp.top1_chunk_attention, chunk_size=8, selection="approx", top_k=2, implementation="triton"
+    ),
 }
 # Every way to Top-1 Chunk's result
 HOW = (*SCHEDULES, "triton")

@@ -278,7 +278,7 @@ CASES = [
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
     Case("chunk-top-2", partial(several_chunks, 2)),  # as in MoBA
-    Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA, which selects itself
+    Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA
     Case("chunk-top-16", partial(several_chunks, 16, chunk_size=64), again=True),
     Case("chunk-decode-exact", partial(decode, "exact")),
     Case("chunk-decode-best-key", partial(decode, "best_key")),

@@ -118,47 +118,102 @@ def test_chunk_sizes(length, chunk, top_k) -> None:
     check(f, Shape(B=1, G=1, T=length, C=chunk), selection="exact", top_k=top_k)
 
 
+def past_chunks(shape: Shape, n_chunks: int) -> jax.Array:
+    """Different past chunks for each query and head, often fewer than there are, or none."""
+    rng = np.random.default_rng(0)
+    sel = np.full((shape.B, shape.T, shape.heads, n_chunks), -1, np.int32)
+    for at in np.ndindex(sel.shape[:3]):
+        chosen = rng.permutation(at[1] // shape.C)[: rng.integers(0, n_chunks, endpoint=True)]
+        sel[at][: len(chosen)] = chosen
+    return jnp.asarray(sel)
+
+
 @pytest.mark.parametrize(("length", "n_chunks"), [(61, 3), (61, 1), (523, 2)])
 def test_chunks_of_the_caller(length, n_chunks) -> None:
     """Any past chunks, each once; both schedules, which go by length."""
     shape = Shape(B=1, T=length, C=8, G=2, R=2)
-    rng = np.random.default_rng(0)
-    sel = np.full((1, length, shape.heads, n_chunks), -1, np.int32)
-    for t, h in np.ndindex(length, shape.heads):
-        chosen = rng.permutation(t // 8)[:n_chunks]
-        sel[0, t, h, : len(chosen)] = chosen
+    sel, options = past_chunks(shape, n_chunks), {"chunk_size": 8, "scale": 0.7}
     with jax.enable_x64(True):
         q, k, v = qkv(shape, dtype="float64")
-        options = {"chunk_size": 8, "scale": 0.7}
-        got = value_and_grads(lambda *a: kp.selected_chunk_attention(*a, jnp.asarray(sel), **options), q, k, v)
-        want = value_and_grads(lambda *a: reference.attend(*a, jnp.asarray(sel), **options), q, k, v)
+        got = value_and_grads(lambda *a: kp.selected_chunk_attention(*a, sel, **options), q, k, v)
+        want = value_and_grads(lambda *a: reference.attend(*a, sel, **options), q, k, v)
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
 
 
-def test_several_chunks_of_the_caller_have_no_kernel() -> None:
-    q, k, v = qkv(Shape(T=20, C=8))
-    sel = jnp.full((2, 20, 4, 3), -1, jnp.int32)
-    with pytest.raises(kp.BackendError, match="one selected chunk per query, not top_k=3"):
-        kp.selected_chunk_attention(q, k, v, sel, chunk_size=8, implementation="triton")
+@pytest.mark.parametrize("implementation", ["triton"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "n_chunks"),
+    [
+        (Shape(B=1, T=45, C=8), 3),
+        (Shape(B=1, T=29, C=8, R=3, G=1), 1),  # one for a query, or none
+        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than there are
+        (Shape(B=1, T=90, C=40, R=1, G=1), 2),  # in pieces, and not a tile's multiple
+        (Shape(B=1, T=7, C=8), 2),  # no second chunk
+    ],
+)
+def test_kernels_attend_to_chunks_of_the_caller(shape, n_chunks, dtype, implementation) -> None:
+    """Against the definition in float32, for the same inputs."""
+    sel, options = past_chunks(shape, n_chunks), {"chunk_size": shape.C, "scale": 0.7}
+    q, k, v = qkv(shape, dtype=dtype)
+    f = partial(kp.selected_chunk_attention, implementation=implementation, **options)
+    got = value_and_grads(lambda *a: f(*a, sel), q, k, v)
+    wide = (x.astype(jnp.float32) for x in (q, k, v))
+    want = value_and_grads(lambda *a: reference.attend(*a, sel, **options), *wide)
+    jax.tree.map(lambda a, b: assert_close(a, b, dtype), got, want)
+    again = value_and_grads(lambda *a: f(*a, sel), q, k, v)
+    jax.tree.map(np.testing.assert_array_equal, again, got)
+
+
+@pytest.mark.parametrize("implementation", ["triton"])
+@pytest.mark.parametrize(
+    ("selection", "shape", "dtype", "top_k"),
+    [
+        ("approx", Shape(B=1, T=61, C=8), "bfloat16", 3),
+        ("approx", Shape(B=1, T=75, C=3, R=2, G=1), "float32", 16),  # several tiles of means
+        ("approx", Shape(T=29, C=8, R=1), "float32", 5),  # more than there are
+        ("approx", Shape(T=7, C=8), "bfloat16", 2),
+    ],
+)
+def test_kernels_select_several(selection, shape, dtype, top_k, implementation) -> None:
+    """Scores of the selected chunks are the largest, in order, for all queries that have so many chunks."""
+    q, k, _ = qkv(shape, dtype=dtype)
+    options = {"chunk_size": shape.C, "selection": selection}
+    sel = np.asarray(kp.select_chunk(q, k, implementation=implementation, top_k=top_k, **options))
+    assert sel.shape == (*q.shape[:3], top_k)
+    n_past = np.arange(shape.T)[:, None, None] // shape.C
+    np.testing.assert_array_equal(sel >= 0, np.broadcast_to(np.arange(top_k) < n_past, sel.shape))
+    assert (sel < n_past).all()
+    score = np.asarray(select_reference.chunk_scores(q, k, **options))
+    best = -np.sort(-score, axis=-1)[..., :top_k]
+    is_there = sel[..., : best.shape[-1]] >= 0
+    got = np.take_along_axis(score, np.maximum(sel[..., : best.shape[-1]], 0), -1)
+    np.testing.assert_allclose(got[is_there], best[is_there], rtol=0, atol=1e-5)  # near ties may change places
+    in_order = np.sort(np.where(sel < 0, -1 - np.arange(top_k), sel), axis=-1)
+    assert (np.diff(in_order, axis=-1) != 0).all(), "a chunk was selected twice"
 
 
 def test_the_dense_reference_is_the_plain_definition() -> None:
     check(reference.top1_chunk_attention, Shape(T=45, C=8), selection="approx", top_k=3)
 
 
-@pytest.mark.parametrize("selection", ["exact", "approx"])
-def test_as_many_chunks_as_there_are_is_full_attention(selection) -> None:
+@pytest.mark.parametrize(
+    ("selection", "top_k", "implementation"),
+    [("exact", 10**9, None), ("approx", 10**9, None), ("approx", 16, "triton")],
+)
+def test_as_many_chunks_as_there_are_is_full_attention(selection, top_k, implementation) -> None:
     q, k, v = qkv(Shape(T=61, C=8, V=8))
-    options = {"chunk_size": 8, "selection": selection}
-    got = fast_jit(partial(kp.top1_chunk_attention, top_k=10**9, **options))(q, k, v)
+    options = {"chunk_size": 8, "selection": selection, "top_k": top_k, "implementation": implementation}
+    got = fast_jit(partial(kp.top1_chunk_attention, **options))(q, k, v)
     assert_close(got, kp.causal_attention(q, k, v, implementation="xla"), "float32")
 
 
-@pytest.mark.parametrize("selection", RULES[:3])
-def test_ties_go_to_the_smallest_chunks(small_tiles, selection) -> None:
+@pytest.mark.parametrize(("selection", "implementation"), [*((r, "xla") for r in RULES[:3]), ("approx", "triton")])
+def test_ties_go_to_the_smallest_chunks(small_tiles, selection, implementation) -> None:
     shape = Shape(T=64, C=8, B=1)
     q, k, _ = qkv(shape)
-    select = jax.jit(partial(kp.select_chunk, chunk_size=8, selection=selection, top_k=3, scale=1.0))
+    options = {"chunk_size": 8, "selection": selection, "top_k": 3, "scale": 1.0}
+    select = jax.jit(partial(kp.select_chunk, implementation=implementation, **options))
     sel = np.asarray(select(jnp.zeros_like(q), k))
     own_T11 = np.arange(shape.T)[:, None, None] // 8
     np.testing.assert_array_equal(
@@ -169,11 +224,14 @@ def test_ties_go_to_the_smallest_chunks(small_tiles, selection) -> None:
     pair = rng.integers(-2, 3, size=(16, shape.G, shape.K))
     k = jnp.asarray(np.tile(pair, (4, 1, 1))[None], jnp.float32)
     q = jnp.asarray(rng.integers(-2, 3, size=q.shape), jnp.float32)
-    want = select_reference.select_chunk(q, k, chunk_size=8, selection=selection, top_k=3, scale=1.0)
+    want = select_reference.select_chunk(q, k, **options)
     np.testing.assert_array_equal(select(q, k), want)
 
 
-@pytest.mark.parametrize(("selection", "schedule"), [("exact", "masked"), ("approx", "sorted"), ("random", "sorted")])
+CAUSAL = [("exact", "masked"), ("approx", "sorted"), ("random", "sorted"), ("approx", "triton")]
+
+
+@pytest.mark.parametrize(("selection", "schedule"), CAUSAL)
 def test_causal_to_the_last_bit(small_tiles, selection, schedule) -> None:
     """Changing token t leaves every earlier output as it was: not nearly, exactly."""
     q, k, v = qkv(Shape(T=61, C=8, B=1), gain=2)
@@ -252,22 +310,26 @@ def test_saved_residuals_give_the_same_gradients(small_tiles) -> None:
 
 def test_what_other_backends_lack_names_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(Shape(T=20))
-    for call in (
-        partial(kp.top1_chunk_attention, q, k, v),
-        partial(kp.select_chunk, q, k),
-        partial(kp.top1_chunk_decode, q[:, 0], k, v, 4),
-    ):
+    decode = partial(kp.top1_chunk_decode, q[:, 0], k, v, 4)
+    for call in (partial(kp.top1_chunk_attention, q, k, v), partial(kp.select_chunk, q, k), decode):
         with pytest.raises(kp.BackendError, match=r"triton: .*top_k=2; implementation='xla'"):
             call(chunk_size=8, top_k=2, implementation="triton")
         with pytest.raises(kp.BackendError, match=r"triton: it has no random selection; implementation='xla' has"):
             call(chunk_size=8, selection="random", implementation="triton")
         with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
             call(chunk_size=8, top_k=0)
+    with pytest.raises(kp.BackendError, match=r"triton: .*top_k=2; implementation='xla'"):
+        decode(chunk_size=8, selection="approx", top_k=2, implementation="triton")
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     taken = problem(chunk_size=64, selection="exact", top_k=1)
     for backend in (select_triton.BACKEND, chunk_triton.BACKEND, chunk_triton.DECODE_BACKEND):
         assert backend.refusal(taken) is None
+    for backend in (select_triton.BACKEND, chunk_triton.DECODE_BACKEND):
         assert "top_k=2" in str(backend.refusal(problem(chunk_size=64, selection="exact", top_k=2)))
+    approx = partial(problem, chunk_size=64, selection="approx")
+    assert select_triton.BACKEND.refusal(approx(top_k=16)) is None
+    assert "not top_k=17; implementation='xla'" in str(select_triton.BACKEND.refusal(approx(top_k=17)))
     assert "top_k=2" in str(mosaic_gpu.refusal(problem(chunk_size=64, selection="exact", top_k=2)))
-    # attention does not select: it takes what a random selection of another backend gave
+    # attention does not select: it takes what another backend selected
     assert chunk_triton.BACKEND.refusal(problem(chunk_size=64, selection="random", top_k=1)) is None
+    assert chunk_triton.BACKEND.refusal(problem(chunk_size=64, selection="exact", top_k=4)) is None

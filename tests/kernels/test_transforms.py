@@ -76,11 +76,12 @@ def attention(name: str) -> Case:
     return Case((OPS | KERNELS)[name], qkv(Shape(B=2, T=20)), ("B T H K",) * 3, ("B T H V",))
 
 
-def select(selection: str, implementation: str) -> Case:
+def select(selection: str, implementation: str, *, top_k: int = 1) -> Case:
     is_pallas = implementation == "pallas"  # whose tiles are larger
     q, k, _ = qkv(Shape(B=2, T=200, K=64), dtype="bfloat16") if is_pallas else qkv(Shape(B=2, T=20))
     options = {"chunk_size": 64 if is_pallas else 8, "selection": selection, "implementation": implementation}
-    return Case(partial(kp.select_chunk, **options), (q, k), ("B T H K",) * 2, ("B T H",), has_grads=False)
+    f, out = partial(kp.select_chunk, top_k=top_k, **options), "B T H" if top_k == 1 else "B T H k"
+    return Case(f, (q, k), ("B T H K",) * 2, (out,), has_grads=False)
 
 
 def decode(kind: str, implementation: str) -> Case:
@@ -137,6 +138,7 @@ SHARDED = {
             ("select-exact", select, ("exact",)),
             ("select-best-key", select, ("best_key",)),
             ("select-approx", select, ("approx",)),
+            ("select-several", partial(select, top_k=2), ("approx",)),
             ("decode-exact", decode, ("exact",)),
             ("decode-best-key", decode, ("best_key",)),
             ("decode-approx", decode, ("approx",)),
@@ -217,9 +219,10 @@ def test_partitioned_calls_work_on_their_share(R, mesh) -> None:
         assert factor == 1
         shares.append((q_BTHK.shape, k_BTGK.shape))
         k_BTHK = jnp.repeat(jnp.sort(k_BTGK, axis=1), q_BTHK.shape[2] // k_BTGK.shape[2], axis=2)
-        return q_BTHK * jnp.cumsum(k_BTHK, axis=1), k_BTGK.sum(3)
+        y_BTHK = q_BTHK * jnp.cumsum(k_BTHK, axis=1)
+        return y_BTHK, k_BTGK.sum(3), y_BTHK[..., :3]
 
-    rule = "b t (g r) k, b t g k -> b t (g r) k, b t g"
+    rule = "b t (g r) k, b t g k -> b t (g r) k, b t g, b t (g r) n"  # a result may have dims of its own
 
     q, k, _ = qkv(Shape(B=2, T=20, R=R, G=2))
     f = partial(f, factor=1)
@@ -230,6 +233,7 @@ def test_partitioned_calls_work_on_their_share(R, mesh) -> None:
     B, G = 2 // mesh.shape["data"], 2 // mesh.shape["tensor"]
     assert shares[-1] == ((B, 20, G * R, 8), (B, 20, G, 8))
     assert got[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
+    assert got[2].sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
     assert_trees_close(got, want)
     q = jax.device_put(q, NamedSharding(mesh, P("data", "tensor")))  # time is never split
     got = fast_jit(partitioned(f, rule, g=2, r=R))(q, k)

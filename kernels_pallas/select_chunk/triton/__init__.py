@@ -1,4 +1,4 @@
-"""The `triton` backend of chunk selection: exact, best_key, best_key_int8 and approx (any k up to 16), sm80 and later."""
+"""The `triton` backend of chunk selection: exact, best_key, best_key_int8, and approx of several; sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.select_chunk.interface import ChunkSelection

@@ -6,7 +6,7 @@
              popular chunk has many segments, so no program runs long.
     local    a program per chunk: dq, dk and dv of the causal part, the rows' remote dq and the chunk's parts added
 
-A query's rows are those of attention_kernels.py; its dq is the sum of theirs. They need the lse and D of the query alone.
+A query's rows are those of attention_kernels.py: they need its lse and D alone, and its dq is the sum of theirs.
 
 A chunk too large for one program is cut into PIECES of N keys, each with programs of its own in both passes; dq is then
 one array per piece.

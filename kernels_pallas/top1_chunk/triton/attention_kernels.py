@@ -69,7 +69,9 @@ def remote_kernel(
     BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """O [B, N, H, V] and lse [B, N, H] fp32 (base 2) of the N = T TOP_K rows that have a chunk; others are not written.
+    """O [B, N, H, V] and lse [B, N, H] fp32 (base 2) of those of the N = T TOP_K rows that have a chunk.
+
+    Others are not written.
     """
     N: tl.constexpr = T * TOP_K
     pid = tl.program_id(0)
