@@ -14,8 +14,8 @@ range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative err
 best_key. The same products; chunks are compared by their largest score, without exponentials. With `INT8` the products
 are of 8-bit integers, twice as fast, and a chunk's largest sum is multiplied by its step (int8.py).
 
-approx. The same loop over the table of chunk means, without exponentials. With TOP_K, the best of a tile are taken one after
-the other and inserted into lists in registers.
+approx. The same loop over the table of chunk means, without exponentials. With TOP_K, the best of a tile are taken one
+after the other and inserted into lists in registers.
 """
 
 import struct
