@@ -136,7 +136,7 @@ def test_chunks_of_the_caller(length, n_chunks) -> None:
     with jax.enable_x64(True):
         q, k, v = qkv(shape, dtype="float64")
         got = value_and_grads(lambda q, k, v: kp.selected_chunk_attention(q, k, v, sel, **options), q, k, v)
-        want = value_and_grads(lambda *a: reference.attend(*a, sel, **options), q, k, v)
+        want = value_and_grads(lambda q, k, v: reference.attend(q, k, v, sel, **options), q, k, v)
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, want)
 
 
@@ -159,7 +159,7 @@ def test_kernels_attend_to_chunks_of_the_caller(shape, n_chunks, dtype, implemen
     f = partial(kp.selected_chunk_attention, implementation=implementation, **options)
     got = value_and_grads(lambda q, k, v: f(q, k, v, sel), q, k, v)
     wide = (x.astype(jnp.float32) for x in (q, k, v))
-    want = value_and_grads(lambda *a: reference.attend(*a, sel, **options), *wide)
+    want = value_and_grads(lambda q, k, v: reference.attend(q, k, v, sel, **options), *wide)
     jax.tree.map(lambda a, b: assert_close(a, b, dtype), got, want)
     again = value_and_grads(lambda q, k, v: f(q, k, v, sel), q, k, v)
     jax.tree.map(np.testing.assert_array_equal, again, got)
