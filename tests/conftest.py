@@ -174,10 +174,12 @@ def corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     The workers of xdist share it. SEQJAX_TEST_CACHE keeps it from one run of the tests to the next.
     """
+    if given := os.environ.get("SEQJAX_TEST_CACHE"):
+        return given
     own = tmp_path_factory.getbasetemp()
-    return os.environ.get("SEQJAX_TEST_CACHE") or str(
-        (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "corpus"
-    )
+    cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "corpus"
+    cache.mkdir(exist_ok=True)
+    return str(cache)
 
 
 # -------------------------------------------------------------------------------------------------------------- stores
