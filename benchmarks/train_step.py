@@ -17,10 +17,11 @@ splits --batch sequences over the N devices instead (mesh.seq=N). "scaling" is t
 times those on one, in the same run.
 
 Memory is per device: what XLA reserves for the compiled step (arguments and temporaries; outputs take the arguments'
-place) and, where the device counts it, its peak, if this architecture raised that. "exch. MB" is what the collective
-operations of a step make on each device: of a sum of gradients its result, of a gathered parameter the whole. Writes
-benchmarks/results/train_step.json (with --devices=N train_step_N_devices.json) after every architecture and the plot
-beside it at the end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/.
+place) and, where the device counts it, its peak, if this architecture raised that. "kernels" and "moved GB" are the
+kernels of a step on a device and what they read and write (benchmarks/harness/program.py). "exch. MB" is what the
+collective operations of a step make on each device: of a sum of gradients its result, of a gathered parameter the
+whole. Writes benchmarks/results/train_step.json (with --devices=N train_step_N_devices.json) after every architecture
+and the plot beside it at the end; a run that is quick, partial or against a recorded one writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options

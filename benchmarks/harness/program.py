@@ -78,13 +78,10 @@ def work(program: str) -> Work:
 
 def _moved(line: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]) -> int:
     """Return the bytes that a kernel reads and writes."""
-    if line.op != "fusion":
-        parts = [Instruction("ROOT", *line[1:])]
-        inner = [
-            Instruction("", name, shapes.get(name, ""), "parameter", str(i), "") for i, name in enumerate(line.operands)
-        ]
-        return _inside(inner + parts)
-    return _inside(computations[CALLED.findall(line.rest)[0]])
+    if line.op == "fusion":
+        return _inside(computations[CALLED.findall(line.rest)[0]])
+    given = [Instruction("", name, shapes.get(name, ""), "parameter", "", "") for name in line.operands]
+    return _inside([*given, line._replace(root="ROOT")])
 
 
 def _inside(lines: list[Instruction]) -> int:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)  # values kept to base 2 leave a kernel to base e
+LOG2_E = tl.constexpr(1.4426950408889634)  # and enter it so: exp2 is one instruction, exp five
 
 
 @triton.jit

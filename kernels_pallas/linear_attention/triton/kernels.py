@@ -23,8 +23,8 @@ product (compilers got that wrong on Hopper). No atomics: two runs give the same
 import triton
 import triton.language as tl
 
-from kernels_pallas.linear_attention.triton.weight_kernels import LOG2E, load_sums, scores, with_diagonal
-from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_rows, store_tile
+from kernels_pallas.linear_attention.triton.weight_kernels import load_sums, scores, with_diagonal
+from kernels_pallas.triton.tile_io import LOG2_E, load_rows, load_tile, place_of, store_rows, store_tile
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def sums_kernel(
     b, h, start, _ = place_of(tl.program_id(0), T, H, C)
     row = start + tl.arange(0, C)
     x_CK = load_rows(x_ptr + b * ROWS_IN * H * K + h * K, row, H * K, ROWS_IN, K, KP, T != PADDED)
-    sums_CK = tl.cumsum(x_CK if REVERSE else x_CK * LOG2E, 0, reverse=REVERSE)
+    sums_CK = tl.cumsum(x_CK if REVERSE else x_CK * LOG2_E, 0, reverse=REVERSE)
     store_rows(sums_ptr + b * ROWS_OUT * H * K + h * K, row, H * K, ROWS_OUT, sums_CK, K, KP)
 
 

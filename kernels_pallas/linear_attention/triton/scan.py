@@ -37,8 +37,8 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Those of 16 bits are the fastest of 24
-# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md), but those of d_scores and keys, which were not measured;
-# those of 32 do not spill much, but in keys.
+# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md), but that of d_scores, which was not measured; those of 32 do
+# not spill much, but in keys.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("pairs", 16): Tile(16, 64, 4, 1),

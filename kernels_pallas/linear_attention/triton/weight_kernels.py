@@ -18,7 +18,6 @@ import triton.language as tl
 from kernels_pallas.triton.tile_io import load_tile
 
 BOUND = tl.constexpr(86.0)
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

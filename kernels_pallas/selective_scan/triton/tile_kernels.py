@@ -10,7 +10,7 @@ memory once. The lane counts are those of the layout that it chooses; with anoth
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+from kernels_pallas.triton.tile_io import LOG2_E
 
 
 @triton.jit

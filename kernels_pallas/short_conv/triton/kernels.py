@@ -11,7 +11,7 @@ zero.
 import triton
 import triton.language as tl
 
-MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
+from kernels_pallas.triton.tile_io import LOG2_E
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def convolved(rows, at: tl.constexpr, taps, W: tl.constexpr, HAS_BIAS: tl.conste
 @triton.jit
 def sigmoid(z):
     """1 / (1 + e^-z) as the square of a reciprocal root, which takes five instructions where `tl.sigmoid` takes 13."""
-    root = tl.rsqrt(1.0 + tl.exp2(z * MINUS_LOG2_E))
+    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2_E))
     return root * root
 
 
