@@ -15,6 +15,7 @@ COMMON = (
     "eval.every=0,eval.tokens=655360,checkpoint.every=0,checkpoint.ends=none,log.sample_tokens=0"
 )
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
+ATTENTION = {"name": "transformer_pp", "qk_norm": True}
 MODELS = {
     PUBLISHED: "transformer_pp:110m,model.mixer.qk_norm=True",
     "Gated DeltaNet": "gated_deltanet:110m",
@@ -32,6 +33,11 @@ MODELS = {
     "KDA": "kda:110m",
     "Gated DeltaProduct": "gated_deltaproduct:110m",
     "RWKV-5": "rwkv5:110m",
+    "Top-1 Chunk, best key": "top1_chunk:110m,model.mixer.selection=best_key",
+    "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
+    "FoX": "fox:110m",
+    "Mamba-3": "mamba3:110m",
+    "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, ATTENTION)}",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
@@ -53,6 +59,11 @@ ENDS = {
     "KDA": {2: (1.0,)},
     "Gated DeltaProduct": {2: (1.0,)},
     "RWKV-5": {2: (1.0,)},
+    "Top-1 Chunk, best key": {1: (0.8, 1.0)},
+    "Top-1 Chunk, shortlist": {1: (0.8, 1.0)},
+    "FoX": {2: (1.0,)},
+    "Mamba-3": {2: (1.0,)},
+    "KDA, attention 1 in 4": {2: (1.0,)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)
