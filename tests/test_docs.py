@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from seqjax.config import from_config_dict, presets
+from seqjax.evals.recall import report
 from seqjax.models import Model
 from seqjax.study import figures
 from tests import support
+from tests.evals.test_foretell import result
 from tests.pictures import assert_readable, overlapping
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -112,6 +114,24 @@ def test_the_numbers_of_all_mixers_are_those_of_the_files(all_mixers):
     # Keys and values of 12 layers: of all tokens, and of a window.
     assert known.states["Transformer++"] == (12 * 2 * 768 * 2_048, 12 * 2 * 768 * 102_400)
     assert known.states["W=256, QK norm"] == (12 * 2 * 768 * 256, 12 * 2 * 768 * 256)
+
+
+def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(all_mixers, monkeypatch):
+    script, known = all_mixers
+    hops, noisy = result("FoX", "hops", 0.5), result("FoX", "noisy", 0.25)
+    hops["tests"]["1 of 8"]["accuracy"] = 0.79
+    noisy["tests"]["32 in 1024"]["accuracy"] = 0.5  # one of five
+    grammar = [result("KDA", "grammar", score, rate=rate) for score, rate in ((-0.25, 1e-3), (-0.5, 3e-3))]
+    for one in grammar:
+        one["tests"]["2 rules, forced"]["accuracy"] = 0.8
+    other = result("Transformer++, QK norm", "hops", 0.125)
+    monkeypatch.setattr(report, "results", lambda directory: [hops, noisy, *grammar, other])
+    configs = known.configs | {"Transformer++, QK norm": known.configs["Transformer++"]}  # without the norm
+    scores = known._replace(configs=configs, tasks=script["_scores"](configs))
+    [*_, shown] = tables(script["page"](scores))
+    assert shown["FoX"] == ["(30)", "(50)", ""]
+    assert shown["KDA"] == ["", "", "-0.25"] and shown["Transformer++, QK norm"] == [""] * 3
+    assert "the score says little" in script["page"](scores) and "the score says little" not in script["page"](known)
 
 
 def test_all_recorded_speeds_of_one_device_at_2048_tokens_are_read(all_mixers):

@@ -379,7 +379,7 @@ def _draw_speeds(panel: Axes, known: Known, lines: Sequence[str]) -> None:
     ticks = log_ticks(*panel.get_xlim())
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
-    panel.set_xlabel(f"training speed, times {YARDSTICK}", fontsize=8.5)
+    panel.set_xlabel(f"training speed, times\n{YARDSTICK} at that length", fontsize=8.5)
 
 
 def _draw_memory(panel: Axes, known: Known, lines: Sequence[str]) -> None:

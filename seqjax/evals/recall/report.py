@@ -132,6 +132,7 @@ def _table(task: TaskSetup, results: Results) -> str:
 
 
 def passed(task: TaskSetup, result: Mapping[str, Any]) -> bool:
+    """Return whether a result passed the easiest test of the training, if the task has one."""
     return not task.easy or result["tests"][task.easy]["accuracy"] >= PASSED
 
 
