@@ -133,7 +133,7 @@ def gaps(path: str | Path, records: Records) -> None:
         if records.protocol == 2:
             panel.axvspan(0, equal_loss.limit(records), color="0.95", linewidth=0, zorder=0)
         panel.axvline(0, color="0.6", linewidth=1)
-        _draw(panel, [mark for mark in found if mark.reference == reference], lines)
+        draw_marks(panel, [mark for mark in found if mark.reference == reference], lines)
     panels[0].set_yticks(range(len(lines)), lines)
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
     drawn = {mark.what for mark in found}
@@ -149,8 +149,8 @@ def gaps(path: str | Path, records: Records) -> None:
     save(figure, path)
 
 
-def _draw(panel: Axes, found: Sequence[Mark], lines: Sequence[str]) -> None:
-    """Draw the gaps to one reference."""
+def draw_marks(panel: Axes, found: Sequence[Mark], lines: Sequence[str]) -> None:
+    """Draw the gaps to one reference, each at the height of its model in `lines`."""
     for mark in found:
         y, look = lines.index(mark.model) + OFFSETS.get(mark.what, 0.0), LOOKS[mark.what]
         if mark.what == OVER_RATES:

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
         sys.exit(130)
     for warning in found.warnings:
         sys.stdout.write(f"* {warning}\n")
-    sys.stdout.write(f"\n{found.sentence}\nWritten: {found.out / judge_page.FILE}\n")
+    sys.stdout.write(f"\n{found.sentence}\n{found.foretold}\nWritten: {found.out / judge_page.FILE}\n")
 
 
 def judge(

@@ -1,5 +1,6 @@
 """The page of a judgement, DIR/judge.md, and the same as data: the sentence first, then how sure it is."""
 
+import csv
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ from seqjax.study.verdict import verdict
 from seqjax.training import metrics, schedule
 from seqjax.utils import size, write_json
 
+PACKAGE = Path(__file__).parents[1]
+RESULTS = PACKAGE.parent / "docs" / "results" / "recall" / "foretell"
+# What `seqjax recall --foretell` wrote of the recorded results; the same file, installed by a wheel.
+FORETELL = (RESULTS if RESULTS.is_dir() else PACKAGE / "foretold") / "foretell.csv"
 FILE = "judge.md"
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
 SMOKE_TESTS = ("demo", "debug")  # sizes
@@ -34,15 +39,16 @@ WHY = {
 class Judgement:
     """The result of judging a mixer against two references, by the names of `judge_plan.REFERENCES`.
 
-    `gaps` are in nats per token out of domain at equal loss in domain, positive where the mixer is worse, with half the
-    width of the 95% interval in `half_widths`, and the lowest and highest gap over learning rates in `over_rates`. None
-    stands for what could not be measured. By model, the mixer's `model` included: `tokens_per_s` in training,
-    `peak_gib` of the device's memory, and `state_bytes` of decoding one sequence, at half the training length and at
-    the training length.
+    `foretold` says which task of minutes foretells a loss out of domain best, if one is known to. `gaps` are in nats
+    per token out of domain at equal loss in domain, positive where the mixer is worse, with half the width of the 95%
+    interval in `half_widths`, and the lowest and highest gap over learning rates in `over_rates`. None stands for what
+    could not be measured. By model, the mixer's `model` included: `tokens_per_s` in training, `peak_gib` of the
+    device's memory, and `state_bytes` of decoding one sequence, at half the training length and at the training length.
     """
 
     model: str
     sentence: str
+    foretold: str
     verdicts: dict[str, str]
     gaps: dict[str, float | None]
     half_widths: dict[str, float | None]
@@ -119,6 +125,7 @@ def write(plan: Plan, runs: Sequence[Run], *, dropped: Mapping[str, str], warnin
     both = dataclasses.replace(found, runs=[run for run in found.runs if run.model in (plan.model, SAME_BLOCK)])
     sections = [
         *_head(judgement),
+        f"{judgement.foretold}\n",
         "## Base capabilities\n",
         _readings(plan, rows),
         *(f"**Against {IN_WORDS[name]}** ({name}). {verdict(found, plan.model, name)}\n" for name in plan.references),
@@ -213,6 +220,36 @@ def speed_ratio(ours: Cost, theirs: Cost) -> float | None:
     return ours.tokens_per_s / theirs.tokens_per_s if len(ours.devices) == 1 else None
 
 
+def foretold(path: Path = FORETELL) -> str:
+    """Return which task of minutes foretells the loss out of domain best, and how surely, or that none is known to.
+
+    `path` is a table of `seqjax recall --foretell`. A task foretells if the permutations of all tasks say so and the
+    interval of its rank correlation is below zero: higher scores lose less.
+    """
+    if not path.is_file():
+        return f"Whether a task of minutes foretells the loss out of domain is not known here: {path} is missing."
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["runs"] == "all"]
+    answers = {line["task"]: line["answer"] for line in lines}
+    found = {(line["task"], line["statistic"]): line for line in lines}
+    p = {task: float(found[task, "p"]["value"] or "nan") for task in answers if (task, "p") in found}
+    tested = [task for task in p if not answers[task].startswith("uninformative")]
+    if not tested:
+        why = "; ".join(f"`{task}`: {answer}" for task, answer in answers.items())
+        return f"No task of minutes is known to foretell the loss out of domain ({why})."
+    surely = [
+        task for task in tested if answers[task] == "foretells" and float(found[task, "rho"]["high"] or "nan") < 0
+    ]
+    best = min(surely or tested, key=p.__getitem__)
+    value, low, high = (float(found[best, "rho"][name] or "nan") for name in ("value", "low", "high"))
+    zero = ", which contains zero" if low <= 0 <= high else ""
+    numbers = f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; p = {p[best]:.3f}"
+    numbers += f", {found[best, 'rho']['mixers']} mixers"
+    if surely:
+        return f"The task of minutes that foretells the loss out of domain best is `{best}` ({numbers})."
+    return f"No task of minutes is shown to foretell the loss out of domain; the nearest is `{best}` ({numbers})."
+
+
 # --------------------------------------------------------------------------------------------------------------- pieces
 def _row(found: Records, model: str, reference: str) -> Row | None:
     rows = equal_loss.compare(found, reference) if reference in comparison.models(found) else ()
@@ -257,6 +294,7 @@ def _judgement(
     return Judgement(
         model=plan.model,
         sentence=said,
+        foretold=foretold(),
         verdicts=verdicts,
         gaps=gaps,
         half_widths=widths,

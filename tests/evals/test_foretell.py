@@ -14,7 +14,7 @@ from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import foretell, foretell_page, report
 from seqjax.evals.recall.foretell import PRIMARY, Mixer, Scores
 from seqjax.evals.recall.setups import MODELS, SETUPS
-from seqjax.study import records
+from seqjax.study import judge_page, records
 from seqjax.study.studies import load_study
 from seqjax.utils import UserError
 from tests import support
@@ -96,6 +96,10 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     page = (out / "foretell" / "report.md").read_text()
     assert "**`mqar` foretells base capabilities best** (rho -0." in page
     assert "`hops`: uninformative: 20 of 20 at the floor or the ceiling; `capacity`: not run." in page
+    said = judge_page.foretold(out / "foretell" / "foretell.csv")
+    assert said.startswith(
+        "The task of minutes that foretells the loss out of domain best is `mqar` (rank correlation -0."
+    )
     rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
     assert {row["runs"] for row in rows} == {"all", "trained"} and {row["task"] for row in rows} == {
         p.task for p in PRIMARY

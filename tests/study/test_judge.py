@@ -185,7 +185,8 @@ def test_rates_then_references_then_seeds(judged, trainer, tmp_path):
     runs = load_study(tmp_path / "out" / "study.py").runs
     assert all(run.complete for run in runs) and len(runs) == 11
     assert runs[-1].config.train.ends == MODEL_ENDS  # it is below the references
-    assert f"**{found.sentence}**" in (tmp_path / "out" / "judge.md").read_text()
+    assert f"**{found.sentence}**\n\n{found.foretold}\n" in (tmp_path / "out" / "judge.md").read_text()
+    assert found.foretold == judge_page.foretold()
 
 
 def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):

@@ -116,3 +116,56 @@ def test_the_state_of_attention_grows_and_that_of_a_recurrent_mixer_does_not():
         states[name] = judge_page.state_bytes(run, on_cpu=True)
     assert states["transformer_pp"][128] - states["transformer_pp"][64] == 64 * 2 * 2 * 64 * 4  # K and V of two layers
     assert states["mamba2"][128] == states["mamba2"][64]
+
+
+def foretell_csv(path: Path, rows) -> Path:
+    """A table of `seqjax recall --foretell`: tasks with their answers and statistics."""
+    lines = ["runs,task,mixers,near_an_edge,answer,statistic,value,low,high"]
+    for task, mixers, answer, statistics in rows:
+        lines += [f"all,{task},{mixers},0,{answer},{','.join(row)}" for row in statistics or [("", "", "", "")]]
+        lines.append(f"trained,{task},{mixers},0,foretells,p,0.0001,,")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def statistics(value, low, high, p):
+    return [("rho", f"{value:.4f}", f"{low:.4f}", f"{high:.4f}"), ("p", f"{p:.4f}", "", "")]
+
+
+def test_too_few_mixers_foretell_nothing(tmp_path):
+    path = foretell_csv(tmp_path / "f.csv", [("mqar", 9, "9 mixers are too few", []), ("hops", 0, "not run", [])])
+    start = "No task of minutes is known to foretell the loss out of domain"
+    assert judge_page.foretold(path) == f"{start} (`mqar`: 9 mixers are too few; `hops`: not run)."
+
+
+@pytest.mark.parametrize(
+    ("of_mqar", "answer", "said"),
+    [
+        (
+            (-0.7, -0.9, -0.3, 0.01),
+            "foretells",
+            "foretells the loss out of domain best is `mqar` (rank correlation -0.70",
+        ),
+        (
+            (-0.7, -0.9, 0.1, 0.01),
+            "foretells",
+            "the nearest is `mqar` (rank correlation -0.70, 95% interval -0.90 to +0.10,"
+            " which contains zero; p = 0.010, 12 mixers)",
+        ),
+        (
+            (-0.5, -0.8, -0.1, 0.2),
+            "cannot tell",
+            "the nearest is `mqar` (rank correlation -0.50, 95% interval -0.80 to -0.10; p = 0.200",
+        ),
+        ((0.7, 0.3, 0.9, 0.01), "higher scores lose more", "No task of minutes is shown to foretell"),
+        ((-0.9, -0.95, -0.5, 0.01), "uninformative: 12 of 12 at the floor or the ceiling", "the nearest is `hops`"),
+    ],
+)
+def test_a_task_foretells_only_with_an_interval_below_zero(tmp_path, of_mqar, answer, said):
+    rows = [("mqar", 12, answer, statistics(*of_mqar)), ("hops", 11, "cannot tell", statistics(-0.1, -0.6, 0.5, 0.9))]
+    assert said in judge_page.foretold(foretell_csv(tmp_path / "f.csv", [*rows, ("grammar", 0, "not run", [])]))
+
+
+def test_the_recorded_table_is_there_and_another_place_is_named(tmp_path):
+    assert "out of domain" in judge_page.foretold() and "missing" not in judge_page.foretold()
+    assert f"{tmp_path / 'none.csv'} is missing" in judge_page.foretold(tmp_path / "none.csv")

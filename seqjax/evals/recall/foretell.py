@@ -218,14 +218,14 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
     every = []
     for name in (name for name in names if name in (names if chosen is None else chosen)):
         if runs := equal_loss.shown_runs(found, name):
-            if differing := _other_settings(runs[0].metadata.get("config", {}), name):
+            if differing := other_settings(runs[0].metadata.get("config", {}), name):
                 raise UserError(f"{name!r} of the study is another mixer than that of `seqjax recall`: {differing}.")
             inside = np.array([run.losses_in_domain(found.against)[-1] for run in runs])
             every.append(Mixer(name, inside, np.stack([run.losses(found.domains)[-1] for run in runs])))
     return every
 
 
-def _other_settings(recorded: Mapping[str, Any], label: str) -> str:
+def other_settings(recorded: Mapping[str, Any], label: str) -> str:
     """Return a setting in which a recorded config's mixer is not that of a label, or "".
 
     Compared are names, switches and windows; other numbers, such as of heads, follow from a model's size.

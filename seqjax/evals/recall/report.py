@@ -119,7 +119,7 @@ def _table(task: TaskSetup, results: Results) -> str:
             state = f"{result['state'][task.own]:,}"
             mean = statistics.mean(test["accuracy"] for test in result["tests"].values())
             rate = f"{result['rate']:g} (of {result['tried']})" + (f", {n} runs" if (n := result["runs"]) > 1 else "")
-            shown = label if _passed(task, result) else f"{label} (not trained)"
+            shown = label if passed(task, result) else f"{label} (not trained)"
             numbers = [f"{test[key]:.3g}" if key in (test := result["tests"][task.own]) else "" for key in own]
             rows.append([shown, str(result["dim"]), state, rate, *cells, *numbers, f"{100 * mean:.1f}"])
     chance = next(iter(results.values()))[0]["chance"]
@@ -131,13 +131,14 @@ def _table(task: TaskSetup, results: Results) -> str:
     return "\n".join(filter(None, [*parts, _control(task, results), _untrained(task, results)]))
 
 
-def _passed(task: TaskSetup, result: Mapping[str, Any]) -> bool:
+def passed(task: TaskSetup, result: Mapping[str, Any]) -> bool:
+    """Return whether a result passed the easiest test of the training, if the task has one."""
     return not task.easy or result["tests"][task.easy]["accuracy"] >= PASSED
 
 
 def _untrained(task: TaskSetup, results: Results) -> str:
     """Return a sentence if a model failed the easiest test of the training; "" if none did or the task has no such."""
-    if all(_passed(task, result) for of_model in results.values() for result in of_model):
+    if all(passed(task, result) for of_model in results.values() for result in of_model):
         return ""
     return (
         f"**Not trained** is a model with less than {100 * PASSED:.0f}% right answers in the test {task.easy}, the "

@@ -74,6 +74,9 @@ MODELS = {
     "Gated DeltaProduct": "gated_deltaproduct",
     # Rotations from the data, in place of Mamba-2's real decay.
     "Mamba-3": "mamba3",
+    # Other selections of Top-1 Chunk: the chunk of the single best key, of all and of those in a few listed chunks.
+    "Top-1 Chunk, best key": "top1_chunk:model.mixer.selection=best_key",
+    "Top-1 Chunk, shortlist": "top1_chunk:model.mixer.selection=shortlist",
     # As in the study `hybrids`: a layer that looks at all tokens, at few or at those that it selects, beside a state.
     "Gated DeltaNet, attention 1 in 2": _hybrid("gated_deltanet", "transformer_pp", every=2),
     "Gated DeltaNet, attention 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4),
