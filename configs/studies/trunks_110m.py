@@ -37,7 +37,7 @@ MODELS = {
     "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
     "FoX": "fox:110m",
     "Mamba-3": "mamba3:110m",
-    "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, ATTENTION)}",
+    "KDA, attention with QK norm 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, ATTENTION)}",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
@@ -63,7 +63,7 @@ ENDS = {
     "Top-1 Chunk, shortlist": {1: (0.8, 1.0)},
     "FoX": {2: (1.0,)},
     "Mamba-3": {2: (1.0,)},
-    "KDA, attention 1 in 4": {2: (1.0,)},
+    "KDA, attention with QK norm 1 in 4": {2: (1.0,)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)
