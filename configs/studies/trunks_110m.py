@@ -15,7 +15,6 @@ COMMON = (
     "eval.every=0,eval.tokens=655360,checkpoint.every=0,checkpoint.ends=none,log.sample_tokens=0"
 )
 PUBLISHED, SAME_BLOCK = "Transformer++, QK norm", "Transformer++, QK norm, conv"
-ATTENTION = {"name": "transformer_pp", "qk_norm": True}
 MODELS = {
     PUBLISHED: "transformer_pp:110m,model.mixer.qk_norm=True",
     "Gated DeltaNet": "gated_deltanet:110m",
@@ -37,7 +36,7 @@ MODELS = {
     "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
     "FoX": "fox:110m",
     "Mamba-3": "mamba3:110m",
-    "KDA, attention with QK norm 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, ATTENTION)}",
+    "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, {'name': 'transformer_pp'})}",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
@@ -63,7 +62,7 @@ ENDS = {
     "Top-1 Chunk, shortlist": {1: (0.8, 1.0)},
     "FoX": {2: (1.0,)},
     "Mamba-3": {2: (1.0,)},
-    "KDA, attention with QK norm 1 in 4": {2: (1.0,)},
+    "KDA, attention 1 in 4": {2: (1.0,)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)
@@ -75,6 +74,7 @@ BEST = {
     "Top-1 Chunk, exact": (1, (0.8, 1.0)),
     "W=256, QK norm": (1, (1.0,)),
     "Transformer++": (1, (1.0,)),
+    "Top-1 Chunk, best key": (1, (0.8, 1.0)),
 }
 
 # At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves

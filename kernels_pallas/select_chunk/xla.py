@@ -36,8 +36,7 @@ def load() -> ChunkSelection:
     return xla
 
 
-# Before Triton for several chunks until its kernel for them has run on a GPU.
-BACKEND = Backend("xla", load, leads=lambda problem: problem.options.get("top_k", 1) > 1)
+BACKEND = Backend("xla", load)
 
 
 def select(

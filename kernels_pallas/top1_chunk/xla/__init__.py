@@ -18,6 +18,5 @@ def load_decoding() -> ChunkDecoding:
     return decode
 
 
-# Before Triton for several chunks until those kernels have run on a GPU.
-BACKEND = Backend("xla", load, leads=lambda problem: problem.options.get("top_k", 1) > 1)
+BACKEND = Backend("xla", load)
 DECODE_BACKEND = Backend("xla", load_decoding)
