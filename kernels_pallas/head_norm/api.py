@@ -2,6 +2,7 @@
 
     y = (norm(x) + s a) act(g)        a norm for every head: DeltaNet, Gated DeltaNet, KDA, GLA, RWKV-5, 6 and 7
     y = norm((x + s a) act(g))        gate first, and one norm for all channels of a token: Mamba-2
+    y = norm(x)                       beside x, for the residual stream: all norms of blocks
     norm(x) = x / sqrt(mean x^2 + eps) gain,   or (x - mean x) / sqrt(var x + eps) gain + bias
 
 a is what joins the result of the recurrence: RWKV-7's values, with a factor s = r . (k u) for every token and head, or
@@ -41,8 +42,9 @@ def head_norm(
     gate_first: bool = False,
     eps: float,
     is_split: bool = False,
+    with_input: bool = False,
     implementation: str | None = None,
-) -> Float[Array, "B T H V"]:
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B T H V"]]:
     """Return the normalised and gated outputs of a recurrence, rounded once, to the dtype of `x_BTHV`.
 
     Args:
@@ -56,6 +58,8 @@ def head_norm(
       gate_first: whether the gate comes before the norm, which then is one over all heads of a token.
       eps: above 0, added to the mean square.
       is_split: whether devices share the channels of such a norm, which xla alone can put together.
+      with_input: whether to return (x, y), for a sum x + f(y): the gradient of x that does not go through the norm is
+        then added in the pass over memory that makes the other one.
       implementation: None picks the best backend that can run this; a name gets that one or an error.
 
     Raises:
@@ -76,4 +80,4 @@ def head_norm(
     x, gate = arrays.pop(0), None if gate_BTHV is None else arrays.pop(0)
     both = None if skip is None else (arrays.pop(0), arrays.pop(0))
     gain, *bias = arrays
-    return kernels.run(x, gate, both, gain, bias[0] if bias else None, Call(activation, gate_first, eps))
+    return kernels.run(x, gate, both, gain, bias[0] if bias else None, Call(activation, gate_first, eps, with_input))
