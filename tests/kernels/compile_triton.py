@@ -194,7 +194,7 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.head_norm.interface import Call
     from kernels_pallas.head_norm.triton import norm as backend
 
-    # Heads of Gated DeltaNet, whose values are three times as wide as `dim`, of RWKV-5 to 7 and of Mamba-2; a block's norm
+    # Heads of Gated DeltaNet, whose values are three times as wide as `dim`, RWKV-5 to 7 and Mamba-2; a block's norm
     H = {"gated": 6, "rwkv6": 12, "rwkv7": 12, "mamba2": 24, "residual": 1}[kind]
     B, T, V = 2, 1024, dim * {"gated": 3, "residual": 12}.get(kind, 1)
     data, factors, parameter = ((B, T, H, V), dtype), ((B, T, H), "float32"), ((H, V), "float32")

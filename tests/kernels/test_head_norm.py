@@ -52,8 +52,8 @@ KINDS = {
 
 
 def options(kind: Kind, eps: float = 1e-5) -> dict[str, Any]:
-    names = ("gate_first", "with_input")
-    return {"activation": kind.activation or "silu", "eps": eps} | {name: getattr(kind, name) for name in names}
+    common = {"activation": kind.activation or "silu", "gate_first": kind.gate_first, "eps": eps}
+    return common | ({"with_input": True} if kind.with_input else {})
 
 
 def draw(kind: Kind, B=2, T=5, H=6, V=24, *, dtype="float32", scale=1.0, seed=0) -> tuple:

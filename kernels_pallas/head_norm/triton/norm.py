@@ -129,9 +129,8 @@ def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
 
 
 def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
-    *leaves, dy = leaves
-    dpassed = leaves.pop() if call.with_input else dy
-    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves)
+    n_results = 1 + call.with_input
+    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-n_results])
     B, T, H, V = x.shape
     kind = kind_of("backward", call)
     entry = rows(kind, x)
@@ -139,12 +138,15 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
-    gradients = _launch(kind, kernels.backward_kernel, given, (dy, dpassed), out=out, call=call)
+    more = (leaves[-1], leaves[-n_results])  # dy, and what x has beside it
+    gradients = _launch(kind, kernels.backward_kernel, given, more, out=out, call=call, PASSED=call.with_input)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
 
 
-def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call) -> tuple[Array, ...]:
+def _launch(
+    kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call, **constants: Any
+) -> tuple[Array, ...]:
     """Launch a kernel over the tokens and groups of heads of x; an operand that is not there is some array."""
     x, gate, skip, gain, bias = given
     B, T, H, V = x.shape
@@ -176,5 +178,5 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
         BIAS=bias is not None,
         FIRST=call.gate_first,
         STAGES=entry.stages,
-        **({"PASSED": call.with_input} if more else {}),
+        **constants,
     )
