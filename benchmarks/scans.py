@@ -44,6 +44,7 @@ from kernels_pallas import (
     delta_rule,
     head_norm,
     linear_attention,
+    residual_norm,
     selective_scan,
     short_conv,
     ssd,
@@ -136,7 +137,7 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         H, V = (2, 8) if small else NORMS[case]
         x, gate, gain = half(0, B, T, H, V), half(1, B, T, H, V), normal(2, H, V)
         if case == "norm_residual":
-            return x, gain
+            return x[:, :, 0], gain[0]
         if case == "norm_gated_deltanet":
             return x, gate, gain[:1]
         if case == "norm_rwkv6":
@@ -161,7 +162,7 @@ def function(case: str, implementation: str) -> Callable:
             implementation=implementation,
         )
         if case == "norm_residual":
-            return lambda x, gain: norm(x, gain_HV=gain, with_input=True)
+            return lambda x, gain: residual_norm(x, gain_D=gain, eps=1e-5, implementation=implementation)
         if case == "norm_mamba2":
             return lambda x, gate, gain, *skip: norm(x, gate, skip, gain_HV=gain)
         return lambda x, gate, gain, bias=None, *skip: norm(x, gate, skip or None, gain_HV=gain, bias_HV=bias)

@@ -159,12 +159,8 @@ def beside(norm: RMSNorm | LayerNorm, x: Array) -> tuple[Array, Array]:
     """
     if x.ndim < 3 or x.shape[1] == 1:  # one token, as in decoding
         return x, norm(x)
-    bias = norm.b[...][None] if isinstance(norm, LayerNorm) else None
-    x_BT1D = x[:, :, None]
-    x_BT1D, y_BT1D = kernels_pallas.head_norm(
-        x_BT1D, gain_HV=norm.g[...][None], bias_HV=bias, eps=norm.eps, with_input=True
-    )
-    return x_BT1D[:, :, 0], y_BT1D[:, :, 0]
+    bias_D = norm.b[...] if isinstance(norm, LayerNorm) else None
+    return kernels_pallas.residual_norm(x, gain_D=norm.g[...], bias_D=bias_D, eps=norm.eps)
 
 
 def l2_normalize(x: Array) -> Array:

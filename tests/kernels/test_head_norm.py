@@ -46,8 +46,9 @@ KINDS = {
     "kda": Kind("sigmoid"),
     "deltanet": Kind(),
     "rwkv7_shell": Kind(is_shared=False, has_bias=True),
-    "rmsnorm": Kind(with_input=True),  # of a block, beside the residual stream
-    "layernorm": Kind(is_shared=False, has_bias=True, with_input=True),
+    # Of a block, beside the residual stream: one norm for all channels
+    "rmsnorm": Kind(is_shared=False, gate_first=True, with_input=True),
+    "layernorm": Kind(is_shared=False, has_bias=True, gate_first=True, with_input=True),
 }
 
 
@@ -76,6 +77,10 @@ def draw(kind: Kind, B=2, T=5, H=6, V=24, *, dtype="float32", scale=1.0, seed=0)
 
 def op(kind: Kind, *arrays, implementation=None):
     x, gate, skip, gain, bias = arrays
+    if kind.with_input:
+        x_BTD, bias_D = x.reshape(*x.shape[:2], -1), None if bias is None else bias.reshape(-1)
+        both = kp.residual_norm(x_BTD, gain_D=gain.reshape(-1), bias_D=bias_D, eps=1e-5, implementation=implementation)
+        return tuple(y_BTD.reshape(x.shape) for y_BTD in both)
     return kp.head_norm(x, gate, skip, gain_HV=gain, bias_HV=bias, implementation=implementation, **options(kind))
 
 
