@@ -10,14 +10,14 @@ heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
 is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
 their norm), short_conv_v that of its v (1,152 channels). token_shift6 is RWKV-7's token shift (768 channels, 6
 branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). norm_* are what stands behind the
-recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added. One layer each, 16-bit inputs where
-the mixer has them. Milliseconds as forward, and forward and backward, medians, all in one run; and how far each
-implementation is from xla in float32 at full precision: the largest difference of results and gradients over the
-largest entry. Where the package flash-linear-attention and a torch with CUDA are installed its kernels are timed too
-(`fla`, whose difference is of results alone); `--dim` has 768 / dim heads of so many keys and values in place of the
-sizes of the configs, and leaves xla's times out. `--batch=1 --seq_len=102400` is one long sequence, of which Triton
-cuts the passes over time into segments; give it `--cases`. Writes benchmarks/results/scans.json; a quick or partial run
-writes to runs/benchmarks/.
+recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added; norm_residual is a block's RMSNorm
+beside the residual stream (768 channels). One layer each, 16-bit inputs where the mixer has them. Milliseconds as
+forward, and forward and backward, medians, all in one run; and how far each implementation is from xla in float32 at
+full precision: the largest difference of results and gradients over the largest entry. Where the package
+flash-linear-attention and a torch with CUDA are installed its kernels are timed too (`fla`, whose difference is of
+results alone); `--dim` has 768 / dim heads of so many keys and values in place of the sizes of the configs, and leaves
+xla's times out. `--batch=1 --seq_len=102400` is one long sequence, of which Triton cuts the passes over time into
+segments; give it `--cases`. Writes benchmarks/results/scans.json; a quick or partial run writes to runs/benchmarks/.
 """
 
 from benchmarks.harness import options
@@ -44,6 +44,7 @@ from kernels_pallas import (
     delta_rule,
     head_norm,
     linear_attention,
+    residual_norm,
     selective_scan,
     short_conv,
     ssd,
@@ -56,7 +57,13 @@ CHANNEL_DECAYS = {"wkv6": (12, 64, 64), "wkv7": (12, 64, 64), "gla": (4, 96, 192
 CONVOLUTIONS = {"short_conv": 1536, "short_conv_norm": 576, "short_conv_v": 1152}  # channels
 SHIFTS = {"token_shift6": 6, "token_shift_moved": 5}  # branches
 # H, V of what stands behind a recurrence
-NORMS = {"norm_gated_deltanet": (6, 192), "norm_mamba2": (24, 64), "norm_rwkv6": (12, 64), "norm_rwkv7": (12, 64)}
+NORMS = {
+    "norm_gated_deltanet": (6, 192),
+    "norm_mamba2": (24, 64),
+    "norm_rwkv6": (12, 64),
+    "norm_rwkv7": (12, 64),
+    "norm_residual": (1, 768),
+}
 SELECTIVE = ("selective_scan", "selective_scan_softplus")
 RECURRENCES = ("ssd", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
 CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, *NORMS)
@@ -129,6 +136,8 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
     if case in NORMS:
         H, V = (2, 8) if small else NORMS[case]
         x, gate, gain = half(0, B, T, H, V), half(1, B, T, H, V), normal(2, H, V)
+        if case == "norm_residual":
+            return x[:, :, 0], gain[0]
         if case == "norm_gated_deltanet":
             return x, gate, gain[:1]
         if case == "norm_rwkv6":
@@ -152,6 +161,8 @@ def function(case: str, implementation: str) -> Callable:
             eps=1e-5,
             implementation=implementation,
         )
+        if case == "norm_residual":
+            return lambda x, gain: residual_norm(x, gain_D=gain, eps=1e-5, implementation=implementation)
         if case == "norm_mamba2":
             return lambda x, gate, gain, *skip: norm(x, gate, skip, gain_HV=gain)
         return lambda x, gate, gain, bias=None, *skip: norm(x, gate, skip or None, gain_HV=gain, bias_HV=bias)

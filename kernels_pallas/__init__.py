@@ -14,6 +14,7 @@
     short_conv              the short causal convolution before a recurrence, with SiLU and an L2 norm per head
     token_shift             RWKV's interpolations of every input with the one before it
     head_norm               what stands behind a recurrence: a norm per head and a gate
+    residual_norm           the norm of a block beside the residual stream
     cross_entropy           losses of tokens, with the gradient of their logits as a result
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
@@ -27,7 +28,7 @@ from kernels_pallas.backend import used as backends_used
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.cross_entropy.api import cross_entropy
 from kernels_pallas.delta_rule.api import delta_rule
-from kernels_pallas.head_norm.api import head_norm
+from kernels_pallas.head_norm.api import head_norm, residual_norm
 from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
@@ -64,6 +65,7 @@ __all__ = [
     "join_chunks",
     "linear_attention",
     "register_backend",
+    "residual_norm",
     "select_chunk",
     "selected_chunk_attention",
     "selective_scan",

@@ -13,9 +13,12 @@ operand), the gradients are
     dgain = sum dn u,   dbias = sum dn                            dn = dw (gate first: dy), sums over tokens
     dg = dy w act'(g)  (gate first: dz w act'(g)),   da = s dw,   ds = a . dw
 
-Both backends keep the inputs alone for the backward pass (xla also the statistics of the norms, a number or two per
-token and head) and compute in float32 what lies between.
+`residual_norm` is norm(x) over all channels beside x, to whose gradient dx is added before it is rounded. Both backends
+keep the inputs alone for the backward pass (xla also the statistics of the norms, a number or two per token and head)
+and compute in float32 what lies between.
 """
+
+from typing import Any
 
 from jaxtyping import Array, Float
 
@@ -65,15 +68,52 @@ def head_norm(
     Source: arXiv 2405.21060 (gate first), 2404.05892 and 2503.14456 (with a bias), 2412.06464.
     """
     check_choice("activation", activation, ACTIVATIONS)
-    if not eps > 0:
-        raise ValueError(f"eps must be above 0, got {eps}: a head of zeros has no norm without")
+    call = Call(activation, gate_first, eps)
+    y_BTHV: Any = _run(x_BTHV, gate_BTHV, skip, gain_HV, bias_HV, call, implementation, is_split=is_split)
+    return y_BTHV
+
+
+def residual_norm(
+    x_BTD: Float[Array, "B T D"],
+    *,
+    gain_D: Float[Array, "D"],
+    bias_D: Float[Array, "D"] | None = None,
+    eps: float,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+    """Return x and its norm y over all channels, for a residual stream x + f(y).
+
+    The gradient of x that does not go through the norm is added in the pass over memory that makes the other one. The
+    arguments are those of `head_norm`, as are the errors; a `bias_D` makes it a LayerNorm.
+    """
+    x_BT1D, gain_1D = x_BTD[:, :, None], gain_D[None]
+    bias_1D = None if bias_D is None else bias_D[None]
+    call = Call("none", gate_first=False, eps=eps, with_input=True)
+    x_BT1D, y_BT1D = _run(x_BT1D, None, None, gain_1D, bias_1D, call, implementation, is_split=False)
+    return x_BT1D[:, :, 0], y_BT1D[:, :, 0]
+
+
+def _run(
+    x_BTHV: Array,
+    gate_BTHV: Array | None,
+    skip: tuple[Array, Array] | None,
+    gain_HV: Array,
+    bias_HV: Array | None,
+    call: Call,
+    implementation: str | None,
+    *,
+    is_split: bool,
+) -> Array | tuple[Array, Array]:
+    """Return what the backend of the name, or the best one, makes of a call."""
+    if not call.eps > 0:
+        raise ValueError(f"eps must be above 0, got {call.eps}: a head of zeros has no norm without")
     acc = accumulation_dtype(x_BTHV)
     data = [x for x in (x_BTHV, gate_BTHV, None if skip is None else skip[0]) if x is not None]
     wide = [x.astype(acc) for x in (None if skip is None else skip[1], gain_HV, bias_HV) if x is not None]
-    options = {"gate_first": gate_first, "is_split": is_split, "n_data": len(data)}
+    options = {"gate_first": call.gate_first, "is_split": is_split, "n_data": len(data)}
     kernels = backend.pick("head_norm", BACKENDS, implementation, (*data, *wide), options)
     arrays = list(vary_alike(*data, *wide))
     x, gate = arrays.pop(0), None if gate_BTHV is None else arrays.pop(0)
     both = None if skip is None else (arrays.pop(0), arrays.pop(0))
     gain, *bias = arrays
-    return kernels.run(x, gate, both, gain, bias[0] if bias else None, Call(activation, gate_first, eps))
+    return kernels.run(x, gate, both, gain, bias[0] if bias else None, call)

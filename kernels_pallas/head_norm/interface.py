@@ -11,6 +11,7 @@ class Call(NamedTuple):
     activation: str
     gate_first: bool
     eps: float
+    with_input: bool = False
 
 
 @runtime_checkable
@@ -25,6 +26,6 @@ class HeadNorm(Protocol):
         gain_HV: Array,
         bias_HV: Array | None,
         call: Call,
-    ) -> Array:
-        """Return y_BTHV in the dtype of `x_BTHV`. Operands as in `api.head_norm`."""
+    ) -> Array | tuple[Array, Array]:
+        """Return y_BTHV in the dtype of `x_BTHV`, or x and y. Operands as in `api.head_norm`."""
         ...

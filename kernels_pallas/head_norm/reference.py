@@ -17,7 +17,8 @@ def head_norm(
     activation: str,
     gate_first: bool,
     eps: float,
-) -> Array:
+    with_input: bool = False,
+) -> Array | tuple[Array, Array]:
     """The contract of `kernels_pallas.head_norm`, in the dtype of the operands."""
 
     def norm(x: Array) -> Array:
@@ -32,4 +33,5 @@ def head_norm(
             x = x + skip[0] * skip[1][..., None]
         return x if gate_BTHV is None else x * ACTIVATIONS[activation](gate_BTHV)
 
-    return norm(gated(x_BTHV)) if gate_first else gated(norm(x_BTHV))
+    y_BTHV = norm(gated(x_BTHV)) if gate_first else gated(norm(x_BTHV))
+    return (x_BTHV, y_BTHV) if with_input else y_BTHV

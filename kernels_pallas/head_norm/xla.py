@@ -37,8 +37,8 @@ def run(
     gain_HV: Array,
     bias_HV: Array | None,
     call: Call,
-) -> Array:
-    """Return y_BTHV."""
+) -> Array | tuple[Array, Array]:
+    """Return y_BTHV, or x and y."""
     policy = jax.checkpoint_policies.save_only_these_names(STATISTICS)
     return jax.checkpoint(partial(_elements, call), policy=policy)(x_BTHV, gate_BTHV, skip, gain_HV, bias_HV)
 
@@ -50,8 +50,9 @@ def _elements(
     skip: tuple[Array, Array] | None,
     gain_HV: Array,
     bias_HV: Array | None,
-) -> Array:
-    flat = (*x_BTHV.shape[:-2], -1)
+) -> Array | tuple[Array, Array]:
+    flat, dtype = (*x_BTHV.shape[:-2], -1), x_BTHV.dtype
+    x_BTHV = x_BTHV.astype(accumulation_dtype(x_BTHV))  # so that gradients of x are added before they are rounded
 
     def gated(y_BTHV: Array) -> Array:
         if skip is not None:
@@ -72,7 +73,8 @@ def _elements(
         y_BTE = norm(gated(x_BTHV), every(gain_HV), None if bias_HV is None else every(bias_HV))
     else:
         y_BTE = gated(norm(x_BTHV, gain_HV, bias_HV))
-    return y_BTE.astype(x_BTHV.dtype).reshape(x_BTHV.shape)
+    y_BTHV = y_BTE.astype(dtype).reshape(x_BTHV.shape)
+    return (x_BTHV.astype(dtype), y_BTHV) if call.with_input else y_BTHV
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

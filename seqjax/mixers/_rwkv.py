@@ -158,10 +158,10 @@ class RwkvBlock(base.Block):
         continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        h_BTD = self.mixer_input(x_BTD, dtype)
+        x_BTD, h_BTD = base.normed(self.norm1, x_BTD, dtype)
         y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
         x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
-        h_BTD = constrain_batch(self.norm2(x_BTD).astype(dtype))
+        x_BTD, h_BTD = base.normed(self.norm2, x_BTD, dtype)
         x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD)).astype(x_BTD.dtype)
         if last_BD is None:
             return x_BTD, carry, None

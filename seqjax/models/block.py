@@ -19,7 +19,7 @@ from flax import nnx
 
 from seqjax.config import ModelConfig
 from seqjax.mixers._rwkv import depth, ramp
-from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
+from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm, normed
 from seqjax.nn.initializers import GPT_INIT, residual_init, values
 from seqjax.nn.layers import Mlp
 from seqjax.nn.short_conv import Canon, ShortConv, TokenShift, extend, init_cache
@@ -59,25 +59,27 @@ class PreNormBlock(Block):
         """Apply the layer, with `mix` as the form of the mixer, to [B, T, D] or [B, D]; `cache` is None in training."""
         last = cache if isinstance(cache, PreNormCache) else PreNormCache(cache)
         with jax.named_scope("mixer"):  # the names in profiles (benchmarks.profile_step)
-            h, a_BWD, shift_BWD = self._mixer_input(x, last, dtype)
+            x, h, a_BWD, shift_BWD = self._mixer_input(x, last, dtype)
             y, mixer = mix(h, last.mixer)
             x = x + constrain_batch(y).astype(x.dtype)
         c_BWD, d = None, (None, None)
         if self.norm2 is not None and self.mlp is not None:
             with jax.named_scope("mlp"):
-                h, c_BWD = _extend(self.canon_c, constrain_batch(self.norm2(x).astype(dtype)), last.c_BWD)
+                x, h = normed(self.norm2, x, dtype)
+                h, c_BWD = _extend(self.canon_c, h, last.c_BWD)
                 y, d = self.mlp.extend(h, last.d)
                 x = x + constrain_batch(y).astype(x.dtype)
         return x, PreNormCache(mixer, a_BWD, shift_BWD, c_BWD, d) if self.looks_back else mixer
 
-    def _mixer_input(self, x: Array, last: PreNormCache, dtype: Any) -> tuple[Array, Any, Any]:
-        h, a_BWD = _extend(self.canon_a, super().mixer_input(x, dtype), last.a_BWD)
+    def _mixer_input(self, x: Array, last: PreNormCache, dtype: Any) -> tuple[Array, Array, Any, Any]:
+        x, h = normed(self.norm1, x, dtype)
+        h, a_BWD = _extend(self.canon_a, h, last.a_BWD)
         h, shift_BWD = _extend(self.token_shift, h, last.shift_BWD)
-        return h, a_BWD, shift_BWD
+        return x, h, a_BWD, shift_BWD
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
         """Return the mixer's input of whole sequences [B, T, D]."""
-        return self._mixer_input(x, PreNormCache(None), dtype)[0]
+        return self._mixer_input(x, PreNormCache(None), dtype)[1]
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> Cache:
         """Return the mixer's empty cache, inside a `PreNormCache` if there is `canon` or `token_shift`."""

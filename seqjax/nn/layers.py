@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+import kernels_pallas
 from seqjax.nn.initializers import GPT_INIT, Init, constant
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import Canon, extend, init_cache
@@ -149,6 +150,17 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+def beside(norm: RMSNorm | LayerNorm, x: Array) -> tuple[Array, Array]:
+    """Return x [B, T, D] or [B, D] and its norm, for a residual stream x + f(norm(x)).
+
+    On Triton one pass over memory makes the gradient of the norm and adds the stream's own, where XLA takes two.
+    """
+    if x.ndim < 3 or x.shape[1] == 1:  # one token, as in decoding
+        return x, norm(x)
+    bias_D = norm.b[...] if isinstance(norm, LayerNorm) else None
+    return kernels_pallas.residual_norm(x, gain_D=norm.g[...], bias_D=bias_D, eps=norm.eps)
 
 
 def l2_normalize(x: Array) -> Array:

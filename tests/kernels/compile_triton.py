@@ -194,16 +194,20 @@ def head_norm(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.head_norm.interface import Call
     from kernels_pallas.head_norm.triton import norm as backend
 
-    # Heads of Gated DeltaNet, whose values are three times as wide as `dim`, of RWKV-5 to 7 and of Mamba-2
-    B, T, H, V = 2, 1024, {"gated": 6, "rwkv6": 12, "rwkv7": 12, "mamba2": 24}[kind], dim * (1 + 2 * (kind == "gated"))
+    # Heads of Gated DeltaNet, whose values are three times as wide as `dim`, RWKV-5 to 7 and Mamba-2; a block's norm
+    H = {"gated": 6, "rwkv6": 12, "rwkv7": 12, "mamba2": 24, "residual": 1}[kind]
+    B, T, V = 2, 1024, dim * {"gated": 3, "residual": 12}.get(kind, 1)
     data, factors, parameter = ((B, T, H, V), dtype), ((B, T, H), "float32"), ((H, V), "float32")
-    call = Call("none" if kind == "rwkv7" else "silu", gate_first=kind == "mamba2", eps=1e-5)
+    call = Call(
+        "none" if kind == "rwkv7" else "silu", gate_first=kind == "mamba2", eps=1e-5, with_input=kind == "residual"
+    )
     has_bias, has_skip = kind.startswith("rwkv"), kind in ("rwkv7", "mamba2")
 
     def run(x, gate, skip, factors, gain, bias, dy):
-        given = (x, gate, (skip, factors) if has_skip else None, gain, bias if has_bias else None)
+        gated = None if kind == "residual" else gate
+        given = (x, gated, (skip, factors) if has_skip else None, gain, bias if has_bias else None)
         y, pull = jax.vjp(partial(backend.run, call=call), *given)
-        return y, pull(dy)
+        return y, pull((gate, dy) if kind == "residual" else dy)
 
     arrays(run, data, data, data, factors, parameter, parameter, data)
 
@@ -262,6 +266,7 @@ CASES = [
     Case("head-norm-rwkv6", partial(head_norm, "rwkv6"), again=True),
     Case("head-norm-gated", partial(head_norm, "gated"), again=True),
     Case("head-norm-mamba2", partial(head_norm, "mamba2")),
+    Case("head-norm-residual", partial(head_norm, "residual")),
     Case("token-shift-6", partial(token_shift, 6)),  # RWKV-7
     Case("token-shift-moved", partial(token_shift, 5, moves=True), again=True),  # RWKV-6
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix

@@ -35,6 +35,7 @@ class Kind(NamedTuple):
     is_shared: bool = True
     has_bias: bool = False
     gate_first: bool = False
+    with_input: bool = False
 
 
 KINDS = {
@@ -45,11 +46,15 @@ KINDS = {
     "kda": Kind("sigmoid"),
     "deltanet": Kind(),
     "rwkv7_shell": Kind(is_shared=False, has_bias=True),
+    # Of a block, beside the residual stream: one norm for all channels
+    "rmsnorm": Kind(is_shared=False, gate_first=True, with_input=True),
+    "layernorm": Kind(is_shared=False, has_bias=True, gate_first=True, with_input=True),
 }
 
 
 def options(kind: Kind, eps: float = 1e-5) -> dict[str, Any]:
-    return {"activation": kind.activation or "silu", "gate_first": kind.gate_first, "eps": eps}
+    common = {"activation": kind.activation or "silu", "gate_first": kind.gate_first, "eps": eps}
+    return common | ({"with_input": True} if kind.with_input else {})
 
 
 def draw(kind: Kind, B=2, T=5, H=6, V=24, *, dtype="float32", scale=1.0, seed=0) -> tuple:
@@ -72,6 +77,10 @@ def draw(kind: Kind, B=2, T=5, H=6, V=24, *, dtype="float32", scale=1.0, seed=0)
 
 def op(kind: Kind, *arrays, implementation=None):
     x, gate, skip, gain, bias = arrays
+    if kind.with_input:
+        x_BTD, bias_D = x.reshape(*x.shape[:2], -1), None if bias is None else bias.reshape(-1)
+        both = kp.residual_norm(x_BTD, gain_D=gain.reshape(-1), bias_D=bias_D, eps=1e-5, implementation=implementation)
+        return tuple(y_BTD.reshape(x.shape) for y_BTD in both)
     return kp.head_norm(x, gate, skip, gain_HV=gain, bias_HV=bias, implementation=implementation, **options(kind))
 
 
@@ -86,8 +95,11 @@ def with_gradients(f, arrays, dy):
     return run(arrays, dy)
 
 
-def cotangent(arrays, seed=1) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=arrays[0].shape), arrays[0].dtype)
+def cotangent(kind: Kind, arrays, seed=1) -> Any:
+    """Of y, or of x and y."""
+    draws = np.random.default_rng(seed).normal(size=(1 + kind.with_input, *arrays[0].shape))
+    found = tuple(jnp.asarray(draw, arrays[0].dtype) for draw in draws)
+    return found if kind.with_input else found[0]
 
 
 def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
@@ -96,11 +108,12 @@ def assert_right(kind: Kind, arrays, got, dtype: str) -> None:
     All between is float32: some ten operations on a number, and sums of at most 840. The most that was seen is 16.
     """
     with jax.enable_x64(True):
-        wide, dy = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arrays, cotangent(arrays)))
+        wide, dy = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arrays, cotangent(kind, arrays)))
         want = with_gradients(partial(reference.head_norm, **options(kind)), wide, dy)
         want = jax.tree.map(np.asarray, want)
     leaves, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
-    assert [x.dtype for _, x in leaves] == [arrays[0].dtype, *(x.dtype for x in jax.tree.leaves(arrays))]
+    given = [arrays[0], *arrays[:1] * kind.with_input, *jax.tree.leaves(arrays)]
+    assert [x.dtype for _, x in leaves] == [x.dtype for x in given]
     for (path, x), (_, w) in zip(leaves, wanted, strict=True):
         relative, least = ROUNDING[str(x.dtype)]
         off = np.abs(np.asarray(x, np.float64) - w) - relative * np.abs(w) - least
@@ -124,7 +137,7 @@ CASES = [(name, size, dtype) for dtype in ("bfloat16", "float32") for size in SI
 def test_equals_double_precision(implementation, name, size, dtype) -> None:
     kind, (T, H, V) = KINDS[name], size
     arrays = draw(kind, 2, T, H, V, dtype=dtype)
-    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
     assert_right(kind, arrays, got, dtype)
 
 
@@ -135,7 +148,7 @@ def test_data_of_every_size(implementation, name, dtype, scale) -> None:
     """Also gates, whose exponentials overflow."""
     kind = KINDS[name]
     arrays = draw(kind, dtype=dtype, scale=scale)
-    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
     assert_right(kind, arrays, got, dtype)
 
 
@@ -146,14 +159,14 @@ def test_heads_and_tokens_of_zeros(implementation, name) -> None:
     x = x.at[0, 1:3].set(0).at[1, 2, 1].set(0)
     skip = None if skip is None else (skip[0].at[0, 1:3].set(0), skip[1])
     arrays = (x, gate, skip, *parameters)
-    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
     assert_right(kind, arrays, got, "float32")
 
 
 def test_gradients_in_half_precision(implementation) -> None:
     kind = KINDS["rwkv7"]
     arrays = draw(kind, dtype="float16")
-    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
     assert_right(kind, arrays, got, "float16")
 
 
@@ -161,7 +174,7 @@ def test_a_gate_in_float32_of_bfloat16_data(implementation) -> None:
     kind = KINDS["gated_deltanet"]
     x, gate, *rest = draw(kind, dtype="bfloat16")
     arrays = (x, gate.astype(jnp.float32), *rest)
-    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
     assert_right(kind, arrays, got, "bfloat16")
 
 
@@ -172,7 +185,7 @@ def test_with_the_tiles_of_a_gpu(monkeypatch, implementation, name) -> None:
     monkeypatch.setattr(norm, "interpreter", SimpleNamespace(is_chosen=lambda: False))
     kind = KINDS[name]
     arrays = draw(kind, 1, 70, 12, 64, dtype="bfloat16")
-    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(arrays))
+    got = with_gradients(partial(op, kind, implementation=implementation), arrays, cotangent(kind, arrays))
     assert_right(kind, arrays, got, "bfloat16")
 
 
@@ -184,7 +197,7 @@ def test_loading_ahead_changes_no_bit(monkeypatch, implementation, name, stages)
     """As it did in a kernel of the delta rule (Triton 3.6 on an H200)."""
     kind = KINDS[name]
     arrays = draw(kind, 2, 300, 12, 64, dtype="bfloat16")
-    f, dy = partial(op, kind, implementation=implementation), cotangent(arrays)
+    f, dy = partial(op, kind, implementation=implementation), cotangent(kind, arrays)
     want = with_gradients(f, arrays, dy)
     monkeypatch.setattr(norm, "TILES", {key: tile._replace(stages=stages) for key, tile in norm.TILES.items()})
     jax.clear_caches()
@@ -198,7 +211,7 @@ def test_tokens_do_not_see_each_other(implementation, name) -> None:
     arrays = draw(kind, T=11)
     if kind.skip == "H":  # a factor for every token, so that its gradient is one too
         arrays = (*arrays[:2], (arrays[2][0], jnp.broadcast_to(arrays[2][1], (2, 11, 6))), *arrays[3:])
-    f, dy = partial(op, kind, implementation=implementation), cotangent(arrays)
+    f, dy = partial(op, kind, implementation=implementation), cotangent(kind, arrays)
     others = np.arange(11) != 6
     changed = jax.tree.map(lambda x: x.at[:, 6].multiply(-3) if x.ndim > 2 else x, arrays)
 
@@ -256,7 +269,7 @@ def test_every_device_works_on_its_tokens(monkeypatch, gate_first) -> None:
     monkeypatch.setattr(norm, "_run_forward", forward)
     monkeypatch.setattr(norm, "_run_backward", backward)
     monkeypatch.setattr("kernels_pallas.triton.interpreter.is_chosen", lambda: False)
-    f, dy = partial(norm.run, call=call), cotangent(arrays)
+    f, dy = partial(norm.run, call=call), cotangent(kind, arrays)
     want = with_gradients(lambda *a: reference.head_norm(*a, **call._asdict()), arrays, dy)
     devices, kinds = jax.devices()[:4], (AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("seq", "tensor"), axis_types=kinds, devices=devices)
@@ -348,7 +361,7 @@ def test_double_precision_is_xla_s() -> None:
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), draw(kind))
         with pytest.raises(kp.BackendError, match=r"triton: (operands are float64|Triton kernels need|Triton's)"):
             op(kind, *arrays, implementation="triton")
-        dy = cotangent(arrays)
+        dy = cotangent(kind, arrays)
         got = with_gradients(partial(op, kind), arrays, dy)
         want = with_gradients(partial(reference.head_norm, **options(kind)), arrays, dy)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, want)

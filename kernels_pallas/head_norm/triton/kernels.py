@@ -116,13 +116,16 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    x_ptr, gate_ptr, skip_ptr, factor_ptr, gain_ptr, bias_ptr, dy_ptr,
+    x_ptr, gate_ptr, skip_ptr, factor_ptr, gain_ptr, bias_ptr, dy_ptr, dpassed_ptr,
     dx_ptr, dgate_ptr, dskip_ptr, dfactor_ptr, dgain_ptr, dbias_ptr,
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
     STEPS: tl.constexpr, EPS: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, SKIP: tl.constexpr,
-    BIAS: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, FIRST: tl.constexpr, PASSED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the operands; those of gains and biases by chunk of tokens, [B, c, H, V] fp32."""
+    """The gradients of the operands, of x with what is passed on to it (PASSED).
+
+    Those of gains and biases are by chunk of tokens, [B, c, H, V] fp32.
+    """
     N: tl.constexpr = H * V if FIRST else V
     b, chunk, place, first = place_of(tl.program_id(0), T, H, HEADS, TOKENS * STEPS)
     row = tl.arange(0, TOKENS * HEADS)
@@ -134,6 +137,7 @@ def backward_kernel(
     skip_ptr += b * T * H * V
     factor_ptr += b * T * H
     dy_ptr += b * T * H * V
+    dpassed_ptr += b * T * H * V
     dx_ptr += b * T * H * V
     dgate_ptr += b * T * H * V
     dskip_ptr += b * T * H * V
@@ -150,6 +154,8 @@ def backward_kernel(
             factor_R1 = tl.load(factor_ptr + at, mask=at < T * H, other=0.0)[:, None]
         if GATE:
             active_RV, slope_RV = activated(data(gate_ptr, at, T, H, V, VP), ACTIVATION)
+        if PASSED:
+            dpassed_RV = data(dpassed_ptr, at, T, H, V, VP)
         w_RV = x_RV  # the operand of the gate
         if not FIRST:
             unit_RV, scale = normed(x_RV, is_channel_RV, EPS, BIAS, N, FIRST)
@@ -174,6 +180,8 @@ def backward_kernel(
         if BIAS:
             dbias_RV += dn_RV
         dx_RV = dw_RV if FIRST else through_norm(dw_RV * gain_RV, unit_RV, scale, BIAS, N, FIRST)
+        if PASSED:
+            dx_RV += dpassed_RV
         store_rows(dx_ptr, at, V, T * H, dx_RV, V, VP)
     store_sums(dgain_ptr + place * H * V, first, dgain_RV, H, V, VP, HEADS, TOKENS)
     if BIAS:

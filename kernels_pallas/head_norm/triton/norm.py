@@ -73,8 +73,8 @@ def run(
     gain_HV: Array,
     bias_HV: Array | None,
     call: Call,
-) -> Array:
-    """Return y_BTHV."""
+) -> Array | tuple[Array, Array]:
+    """Return y_BTHV, or x and y."""
     B, T, H, V = x_BTHV.shape
     if skip is not None:
         skip = skip[0], jnp.broadcast_to(skip[1], (B, T, H))
@@ -85,20 +85,22 @@ def run(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normed(call: Call, x, gate, skip, gain, bias) -> Array:
+def _normed(call: Call, x, gate, skip, gain, bias) -> Any:
     return forward(call, x, gate, skip, gain, bias)[0]
 
 
-def forward(call: Call, *given: Any) -> tuple[Array, tuple]:
-    """Return y and what the backward pass keeps, from x, gate, skip, gain and bias [B, H, V]."""
+def forward(call: Call, *given: Any) -> tuple[Any, tuple]:
+    """Return y, or x and y, and what the backward pass keeps, from x, gate, skip, gain and bias [B, H, V]."""
     run, leaves, dims = _with_rules(_run_forward, call, given)
-    return run(f"{dims} -> {_DATA}")(*leaves), given
+    y = run(f"{dims} -> {_DATA}")(*leaves)
+    return (given[0], y) if call.with_input else y, given
 
 
-def backward(call: Call, given: tuple, dy: Array) -> tuple:
+def backward(call: Call, given: tuple, dy: Any) -> tuple:
     """Return the gradients of what `forward` was given."""
     run, leaves, dims = _with_rules(_run_backward, call, given)
-    gradients = run(f"{dims}, {_DATA} -> {dims}")(*leaves, dy)
+    of_results = dy if call.with_input else (dy,)
+    gradients = run(f"{dims}{f', {_DATA}' * len(of_results)} -> {dims}")(*leaves, *of_results)
     return jax.tree.unflatten(jax.tree.structure(given), gradients)
 
 
@@ -127,7 +129,8 @@ def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
 
 
 def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
-    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-1])
+    n_results = 1 + call.with_input
+    x, gate, skip, gain, bias = given = jax.tree.unflatten(structure, leaves[:-n_results])
     B, T, H, V = x.shape
     kind = kind_of("backward", call)
     entry = rows(kind, x)
@@ -135,12 +138,15 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
-    gradients = _launch(kind, kernels.backward_kernel, given, leaves[-1:], out=out, call=call)
+    more = (leaves[-1], leaves[-n_results])  # dy, and what x has beside it
+    gradients = _launch(kind, kernels.backward_kernel, given, more, out=out, call=call, PASSED=call.with_input)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
 
 
-def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call) -> tuple[Array, ...]:
+def _launch(
+    kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, call: Call, **constants: Any
+) -> tuple[Array, ...]:
     """Launch a kernel over the tokens and groups of heads of x; an operand that is not there is some array."""
     x, gate, skip, gain, bias = given
     B, T, H, V = x.shape
@@ -172,4 +178,5 @@ def _launch(kind: str, kernel: Any, given: tuple, more: tuple, *, out: tuple, ca
         BIAS=bias is not None,
         FIRST=call.gate_first,
         STAGES=entry.stages,
+        **constants,
     )
