@@ -3,10 +3,11 @@
     python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element]
 
 12 heads of 64, chunks of 128, bf16, 8 sequences at T = 2,048 and one above; q and k are random normal and then
-normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk (exact, approx) and its selection alone, Top-1 Element, each
-by implementation, beside cuDNN's attention, full and over a window of 256, and FlashAttention through torch where a
-torch with CUDA is installed. All in one run on one card: another run is another clock. `--cpu_table` is smaller: the
-CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8,192.
+normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk by every rule and its selection alone (a shortlist is of four
+by their mean keys), Top-1 Element, each by implementation, beside cuDNN's attention, full and over a window of 256,
+and FlashAttention through torch where a torch with CUDA is installed. All in one run on one card: another run is
+another clock. `--cpu_table` is smaller: the CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of
+512 to 8,192.
 
 A time is the median over repeats of some calls that are enqueued together and waited for once. The table also has the
 share of the device's limit (benchmarks/harness/limits.py) and the memory that XLA reserves. `forward` of element is
@@ -52,7 +53,7 @@ from seqjax.utils import run_command
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
-RULES = ("exact", "best_key", "best_key_int8", "approx")
+RULES = ("exact", "best_key", "best_key_int8", "approx", "shortlist")
 CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend

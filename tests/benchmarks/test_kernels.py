@@ -19,6 +19,7 @@ def test_counts_are_those_of_the_roofline_table() -> None:
         "element": (8.05, 0.63, 32.2, 1.27),
         "select-exact": (8.05, 0.315, None, None),
         "select-approx": (0.063, 0.315, None, None),
+        "select-shortlist": (0.144, 0.315, None, None),
     }
     for case, (flops, gigabytes, back_flops, back_gigabytes) in by_hand.items():
         forward, backward = limits.phases(case, n)
@@ -42,7 +43,7 @@ def test_a_tiny_run_measures_every_case(tmp_path) -> None:
     if jax.default_backend() == "cpu":
         assert not [row for row in rows if "error" in row]
         assert {(row["case"], row["pass"]) for row in rows} >= {(case, "forward") for case in kernels.CASES}
-        assert len(rows) == 20  # two passes, but the selections have one; two schedules of approx
+        assert len(rows) == 23  # two passes, but the selections have one; two schedules of approx
     for row in rows:
         assert row["ms"] > 0
         assert row["case"] in kernels.line(row)

@@ -16,6 +16,9 @@ are of 8-bit integers, twice as fast, and a chunk's largest sum is multiplied by
 
 approx. The same loop over the table of chunk means, without exponentials. With TOP_K, the best of a tile are taken one
 after the other and inserted into lists in registers.
+
+shortlist. That gives the candidates of every query, by this table or another (tables.py). Then programs have rows of
+one candidate each (triton/sort_plan.py), and find the largest scores of its keys.
 """
 
 import struct
@@ -23,6 +26,7 @@ import struct
 import triton
 import triton.language as tl
 
+from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import load_rows
 
 LOWEST = tl.constexpr(-(2**31))
@@ -264,23 +268,41 @@ def _inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
 
 
 @triton.jit
-def best_by_mean(
-    q_MK, mean_ptr, n_M, last,
-    G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+def _row_scores(
+    q_MK, row_ptr, chunk_N, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The TOP_K chunks before n_M with the largest q . mean, a tuple; means [PARTS, N_FULL, G, K] of one head."""
+    """[M, N] products of queries and one of the ROWS rows of chunks, whose PARTS lie ROWS N_FULL rows apart."""
+    x_MN = tl.zeros([q_MK.shape[0], chunk_N.shape[0]], tl.float32)
+    for part in tl.static_range(PARTS):  # the small ones first
+        at = row_ptr + (PARTS - 1 - part) * ROWS * N_FULL * G * K
+        row_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
+        x_MN = tl.dot(q_MK, tl.trans(row_NK), x_MN, input_precision=PRECISION)
+    return x_MN
+
+
+@triton.jit
+def best_by_table(
+    q_MK, table_ptr, n_M, last,
+    G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The TOP_K chunks before n_M of the largest scores, a tuple; table [PARTS, ROWS, N_FULL, G, K] of one head."""
     bests, sels = (), ()
     for _rank in tl.static_range(TOP_K):
         bests += (tl.full([q_MK.shape[0]], float("-inf"), tl.float32),)
         sels += (tl.zeros([q_MK.shape[0]], tl.int32),)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
-        s_MN = tl.zeros([q_MK.shape[0], BLOCK_N], tl.float32)
-        for part in tl.static_range(PARTS):  # the small ones first
-            at = mean_ptr + (PARTS - 1 - part) * N_FULL * G * K
-            mean_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
-            s_MN = tl.dot(q_MK, tl.trans(mean_NK), s_MN, input_precision=PRECISION)
+        s_MN = _row_scores(q_MK, table_ptr, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+        if SQUARED:
+            x_MN = _row_scores(q_MK, table_ptr + N_FULL * G * K, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+            s_MN += 0.5 * x_MN * x_MN
+        elif ROWS > 1:  # a loop, since the tiles of all rows together fit no shared memory
+            for row in tl.range(1, ROWS):
+                at = table_ptr + row * N_FULL * G * K
+                x_MN = _row_scores(q_MK, at, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+                s_MN = tl.maximum(s_MN, x_MN)
         s_MN = tl.where(chunk_N[None, :] < n_M[:, None], s_MN, float("-inf"))
         for rank in tl.static_range(TOP_K):
             top_M, at_M = tl.max(s_MN, 1, return_indices=True, return_indices_tie_break_left=True)
@@ -291,26 +313,72 @@ def best_by_mean(
 
 
 @triton.jit
-def approx_kernel(
-    q_ptr, mean_ptr, sel_ptr,
+def table_kernel(
+    q_ptr, table_ptr, sel_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    N_FULL: tl.constexpr, PARTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
+    N_FULL: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H, TOP_K] int32: the chunks of the largest q . mean, -1 after the last.
+    """Sel [B, T, H, TOP_K] int32: the chunks of the largest scores in a table, -1 after the last.
 
-    Means are [B, PARTS, T // C, G, K], whose parts add up to fp32 ones.
+    The table is [B, PARTS, ROWS, T // C, G, K], whose parts add up to fp32 rows. With x = q . row a chunk's score is
+    the largest x, or x_0 + x_1^2 / 2 when SQUARED.
     """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     tile = n_tiles - 1 - pid % n_tiles
     b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
-    mean_ptr += b * PARTS * N_FULL * G * K + h // (H // G) * K
+    table_ptr += b * PARTS * ROWS * N_FULL * G * K + h // (H // G) * K
     row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n_M = row_M // C
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
-    sels = best_by_mean(q_MK, mean_ptr, n_M, last, G, K, KP, N_FULL, PARTS, TOP_K, BLOCK_N, PRECISION)
+    sels = best_by_table(
+        q_MK, table_ptr, n_M, last, G, K, KP, N_FULL, PARTS, ROWS, SQUARED, TOP_K, BLOCK_N, PRECISION
+    )  # fmt: skip
     for rank in tl.static_range(TOP_K):
         sel_M = tl.where(n_M <= rank, -1, sels[rank])
         tl.store(sel_ptr + ((b * T + row_M) * H + h) * TOP_K + rank, sel_M, mask=row_M < T)
+
+
+@triton.jit
+def listed_kernel(
+    q_ptr, k_ptr, order_ptr, first_ptr, ends_ptr, top_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    LISTED: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Top [B, H, N] fp32 of those of the N = T LISTED rows that have a chunk: the largest score of its keys.
+
+    Row t LISTED + j is the j-th candidate of query t. A program has a segment of rows of one chunk, whose keys it reads
+    once where they fit a tile.
+    """
+    N: tl.constexpr = T * LISTED
+    IS_ONE: tl.constexpr = C <= BLOCK_N
+    pid = tl.program_id(0)
+    bh = pid // SEGMENTS
+    b, h = (bh // H).to(tl.int64), bh % H
+    chunk, nth = block_of(ends_ptr + bh * NC, pid % SEGMENTS, NC, NCP)
+    if chunk < NC:
+        begin = tl.load(first_ptr + bh * (NC + 1) + chunk) + nth * SEGMENT
+        end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bh * (NC + 1) + chunk + 1))
+        k_ptr += b * T * G * K + h // (H // G) * K
+        n = tl.arange(0, BLOCK_N)
+        if IS_ONE:
+            k_NK = load_rows(k_ptr, chunk * C + n, G * K, chunk * C + C, K, KP, C != BLOCK_N)
+        for start in tl.range(begin, end, BLOCK_M):
+            place_M = start + tl.arange(0, BLOCK_M)
+            row_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
+            q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M // LISTED, H * K, T, K, KP, True)
+            if IS_ONE:
+                s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
+                if C != BLOCK_N:
+                    s_MN = tl.where((n < C)[None, :], s_MN, float("-inf"))
+                top_M = tl.max(s_MN, 1)
+            else:
+                top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                for piece in tl.range(0, C, BLOCK_N):
+                    at, stop = chunk * C + piece, chunk * C + C
+                    s_MN = _scores(q_MK, k_ptr, at, stop, T, G, K, KP, BLOCK_N, C % BLOCK_N != 0, PRECISION)
+                    top_M = tl.maximum(top_M, tl.max(s_MN, 1))
+            tl.store(top_ptr + bh.to(tl.int64) * N + row_M, top_M, mask=row_M < N)
