@@ -77,7 +77,7 @@ def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
     if case == "element":  # not differentiated: scores alone. The gradient of v needs no product
         return [Work(2 * n.K * pairs, 4 * tensor)], [Work(8 * n.K * pairs, 8 * tensor, pairs)]
     if case.startswith("select-"):
-        return [select[case.removeprefix("select-")]], []
+        return [select[case.split("-")[1]]], []
     if case.startswith("chunk-"):
         read = queries * (n.C + (n.C + 1) / 2)  # the selected chunk, and half of the own one
         attend = Work(4 * n.K * read, 4 * tensor, read)

@@ -65,6 +65,14 @@ def test_one_length_and_close_times_have_two_ticks_or_more(tmp_path, monkeypatch
         assert len(shown) >= 2
 
 
+def test_selections_of_several_are_measured_by_name(tmp_path) -> None:
+    cases = ["select-exact-top2", "select-approx-top4"]
+    rows = list(kernels.run(cases, {64: 1}, TINY, dtype="float32", repeats=1, call_s=0, budget_s=60))
+    assert {row["case"] for row in rows if row["ms"] > 0} == set(cases)
+    report = {"machine": {"device": "a test"}, "settings": {"H": 2, "K": 8, "dtype": "float32"}, "results": rows}
+    kernels.plot_report(report, tmp_path / "kernels.png")
+
+
 def test_over_budget_is_said() -> None:
     rows = list(kernels.run(["window"], {32: 1}, TINY, dtype="float32", repeats=1, call_s=0, budget_s=-1))
     assert "--seconds=-1 are over" in kernels.line(rows[0])

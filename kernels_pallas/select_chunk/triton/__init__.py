@@ -15,16 +15,14 @@ def load() -> ChunkSelection:
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why selection refuses: the rule, several chunks by most rules, longer lists, or as all attentions do."""
-    selection, name, size = problem.options.get("selection"), "top_k", problem.options.get("top_k", 1)
+    """Say why selection refuses: the random rule, longer lists than registers hold, or as all attentions do."""
+    name, size = "top_k", problem.options.get("top_k", 1)
     listed = problem.options.get("shortlist")
     if listed is not None and not listed.holds_all(problem.operands[0].shape[1], problem.options["chunk_size"]):
         name, size = "shortlist", listed.size
-    elif selection != "approx":
-        return limits.without(problem, "random") or limits.one_chunk(problem)
     if size > MAX_TOP_K:
-        return f"{selection} lists at most {MAX_TOP_K} chunks, not {name}={size}; implementation='xla' lists any number"
-    return limits.attention(problem)
+        return f"it lists at most {MAX_TOP_K} chunks, not {name}={size}; implementation='xla' lists any number"
+    return limits.without(problem, "random") or limits.attention(problem)
 
 
 BACKEND = Backend("triton", load, refusal)

@@ -35,42 +35,42 @@ def select(
 ) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
 
-    With a top_k above 1, which only approx and shortlist take, sel_BTHk: the best first, -1 after the last past chunk.
+    With a top_k above 1, sel_BTHk: the best first, -1 after the last past chunk.
     """
-    if shortlist is not None and shortlist.holds_all(q_BTHK.shape[1], chunk_size):
-        shortlist = None  # the best key of all
-    assert top_k == 1 or selection == "approx" or shortlist is not None, (selection, top_k)
-    several = () if top_k == 1 else (top_k,)
-    if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
-        return jnp.full((*q_BTHK.shape[:3], *several), -1, jnp.int32)
-    q, k, sel = "b t (g r) k", "b t g k", "b t (g r)"
-    if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
-        f, rule = partial(best_key, scale=scale), f"{q}, b s g k, b c g -> {sel}"
-        operands = quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size)
+    T = q_BTHK.shape[1]
+    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
+    if k_most == 0:
+        return jnp.full((*q_BTHK.shape[:3], top_k) if top_k > 1 else q_BTHK.shape[:3], -1, jnp.int32)
+    q, k, sel = "b t (g r) k", "b t g k", "b t (g r) n"
+    rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
+    if selection == "approx":
+        f = by_table
+    elif shortlist is not None and not shortlist.holds_all(T, chunk_size):
+        f = partial(by_shortlist, shortlist=shortlist, scale=scale)
     else:
-        rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
-        if selection == "approx" or shortlist is not None:
-            f = by_table if shortlist is None else partial(by_shortlist, shortlist=shortlist, scale=scale)
-            f, rule = partial(f, top_k=top_k), f"{rule} n"
-        else:
-            f = partial(exact if selection == "exact" else best_key, scale=scale)
-    sel_BTHk = fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(*operands)
-    return sel_BTHk[..., 0] if sel_BTHk.ndim == 4 and top_k == 1 else sel_BTHk
+        f = partial(exact if selection == "exact" else best_key, scale=scale)
+    if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
+        rule, operands = f"{q}, b s g k, b c g -> {sel}", (quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size))
+    f = partial(f, chunk_size=chunk_size, top_k=k_most)
+    sel_BTHk = fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(*operands)
+    if top_k == 1:
+        return sel_BTHk[..., 0]
+    return jnp.pad(sel_BTHk, ((0, 0), (0, 0), (0, 0), (0, top_k - k_most)), constant_values=-1)
 
 
-def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
-    """Select by probability mass."""
+def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, scale: float) -> Array:
+    """Select by probability mass: sel_BTHk, of no more chunks than some query has."""
     B, T, H, K = q_BTHK.shape
     q_BTHK, scale = _with_sign(q_BTHK, scale), abs(scale) or 1.0
     tile = tiles("exact", K, chunk_size, q_BTHK.dtype)
     ptx = "" if interpreter.is_chosen() else kernels.exponentials(tile.poly, scale * LOG2_E)
     bounded_BH = score_bound(q_BTHK, k_BTGK) * scale * LOG2_E <= kernels.BOUND
-    (sel_BTH,) = runtime.launch(
+    (sel_BTHk,) = runtime.launch(
         kernels.exact_kernel,
         q_BTHK,
         k_BTGK,
         bounded_BH.astype(jnp.int32),
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -81,13 +81,14 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Arr
         K=K,
         KP=padded(K),
         C=chunk_size,
+        TOP_K=top_k,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         LOG2_SCALE=scale * LOG2_E,
         PTX=ptx,
         PRECISION=precision(q_BTHK.dtype),
     )
-    return sel_BTH
+    return sel_BTHk
 
 
 def _with_sign(q_BTHK: Array, scale: float) -> Array:
@@ -95,20 +96,22 @@ def _with_sign(q_BTHK: Array, scale: float) -> Array:
     return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
 
 
-def best_key(q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chunk_size: int, scale: float) -> Array:
-    """Select by the largest score. Of the scale, the sign alone moves an argmax.
+def best_key(
+    q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chunk_size: int, top_k: int, scale: float
+) -> Array:
+    """Select by the largest score, sel_BTHk. Of the scale, the sign alone moves an argmax.
 
     With the steps of chunks, queries and keys are 8-bit integers, the keys those of full chunks alone (int8.py).
     """
     B, T, H, K = q_BTHK.shape
     int8 = step_BcG is not None
     tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
-    (sel_BTH,) = runtime.launch(
+    (sel_BTHk,) = runtime.launch(
         kernels.best_key_kernel,
         _with_sign(q_BTHK, scale),
         k_BTGK,
         step_BcG if int8 else k_BTGK,  # which is not read
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -120,12 +123,13 @@ def best_key(q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chu
         K=K,
         KP=max(padded(K), 32 if int8 else 16),  # 8-bit products take no fewer
         C=chunk_size,
+        TOP_K=top_k,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         INT8=int8,
         PRECISION=precision(q_BTHK.dtype),
     )
-    return sel_BTH
+    return sel_BTHk
 
 
 def by_table(
@@ -133,14 +137,13 @@ def by_table(
 ) -> Array:
     """Select by the largest scores in a table, sel_BTHk. With means alone, a positive scale moves none of them."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
-    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
     row_BpPcGK = _table_parts(k_BTGK, chunk_size, table, abs(scale))
     tile = tiles("table", K, chunk_size, q_BTHK.dtype)
     (sel_BTHk,) = runtime.launch(
         kernels.table_kernel,
         _with_sign(q_BTHK, scale),
         row_BpPcGK,
-        out_shape=[jax.ShapeDtypeStruct((B, T, H, k_most), jnp.int32)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -155,12 +158,12 @@ def by_table(
         PARTS=row_BpPcGK.shape[1],
         ROWS=row_BpPcGK.shape[2],
         SQUARED=table == "mean_eigen",
-        TOP_K=k_most,
+        TOP_K=top_k,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         PRECISION=precision(q_BTHK.dtype),
     )
-    return jnp.pad(sel_BTHk, ((0, 0), (0, 0), (0, 0), (0, top_k - k_most)), constant_values=-1)
+    return sel_BTHk
 
 
 def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array:
