@@ -3,10 +3,11 @@
     python -m benchmarks.kernels [--quick] [--cpu_table] [--lengths=2048,102400] [--cases=element]
 
 12 heads of 64, chunks of 128, bf16, 8 sequences at T = 2,048 and one above; q and k are random normal and then
-normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk (exact, approx) and its selection alone, Top-1 Element, each
-by implementation, beside cuDNN's attention, full and over a window of 256, and FlashAttention through torch where a
-torch with CUDA is installed. All in one run on one card: another run is another clock. `--cpu_table` is smaller: the
-CPU table of docs/kernels.md, 4 heads of 64 in float32, one sequence of 512 to 8,192.
+normalised (RMS 1), as the Top-1 mixers do. Top-1 Chunk by every rule and its selection alone (a shortlist is of four
+by their mean keys; `select-exact-top4` and its like select several), Top-1 Element, each by implementation, beside
+cuDNN's attention, full and over a window of 256, and FlashAttention through torch where a torch with CUDA is installed.
+All in one run on one card: another run is another clock. `--cpu_table` is smaller: the CPU table of docs/kernels.md, 4
+heads of 64 in float32, one sequence of 512 to 8,192.
 
 A time is the median over repeats of some calls that are enqueued together and waited for once. The table also has the
 share of the device's limit (benchmarks/harness/limits.py) and the memory that XLA reserves. `forward` of element is
@@ -52,8 +53,9 @@ from seqjax.utils import run_command
 
 LENGTHS = {2048: 8, 8192: 1, 32768: 1, 102400: 1}  # and how many sequences
 CPU_LENGTHS: dict[int, int] = dict.fromkeys((512, 1024, 2048, 4096, 8192), 1)
-RULES = ("exact", "best_key", "best_key_int8", "approx")
+RULES = ("exact", "best_key", "best_key_int8", "approx", "shortlist")
 CASES = ("attention", "window", *(f"{part}-{rule}" for part in ("chunk", "select") for rule in RULES), "element")
+SEVERAL = tuple(f"select-{rule}-top{k}" for rule in RULES[:4] for k in (2, 4, 8))  # measured if they are named
 PASSES = ("forward", "training")
 SCHEDULES = {"masked": MASKED, "sorted": SORTED}  # of the xla backend
 TABLE = report.Table(
@@ -86,8 +88,10 @@ def function(case: str, implementation: str, n: limits.Sizes) -> Callable:
     if case == "element":
         return partial(kp.top1_element_attention, implementation=implementation)
     name, _, schedule = implementation.partition("-")
-    selection, name = case.split("-")[1], None if name == "default" else name
+    (_, selection, *several), name = case.split("-"), None if name == "default" else name
     options: Any = {"chunk_size": n.C, "selection": selection, "implementation": name}
+    if several:
+        options["top_k"] = int(several[0].removeprefix("top"))
     if case.startswith("select-"):
         return lambda q, k, v: kp.select_chunk(q, k, **options)
     if not schedule:
@@ -194,7 +198,8 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
     figure, panels = plot.figure(11, 5, panels=2)
     look: dict[str, Any]
     colors = itertools.cycle(pictures.COLORS)
-    looks = {c: {"color": next(colors), "marker": m} for c, m in zip(CASES, plot.MARKERS, strict=True)}
+    cases = list(dict.fromkeys((*CASES, *(row["case"] for row in written["results"]))))
+    looks = {c: {"color": next(colors), "marker": m} for c, m in zip(cases, itertools.cycle(plot.MARKERS))}
     ticks = sorted({row["T"] for row in written["results"]})
     ticks = ticks if len(ticks) > 1 else pictures.log_ticks(ticks[0] / 2, ticks[0] * 2)
     for axes, what in zip(panels, PASSES, strict=True):
@@ -211,7 +216,7 @@ def plot_report(written: dict[str, Any], path: Path) -> None:
     panels[0].set_yticks(times, [f"{ms:g}" for ms in times])
     panels[0].set_ylabel("ms per sequence")
     handles = []
-    for case in CASES:
+    for case in cases:
         if any(case == drawn for drawn, _, _ in lines):
             look = looks[case]
             handles.append(Line2D([], [], **look, markersize=4.5, label=case))
@@ -233,7 +238,7 @@ def main(argv: list[str]) -> None:
     given = FLAGS.parse_args(argv)
     quick = given.quick or (jax.default_backend() == "cpu" and not given.cpu_table)
     cases = given.cases or CASES
-    options.check_known("cases", cases, CASES)
+    options.check_known("cases", cases, (*CASES, *SEVERAL))
     if quick:
         n, dtype, lengths, repeats, call_s = limits.Sizes(1, 0, 2, 16, C=64), "float32", {256: 2, 512: 1}, 3, 0.02
     elif given.cpu_table:

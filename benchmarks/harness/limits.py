@@ -67,6 +67,7 @@ def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
         "best_key": Work(2 * n.K * pairs, 2 * tensor),
         "best_key_int8": Work(n.K * pairs, 2 * tensor),  # at twice the rate
         "approx": Work(2 * n.K * pairs / n.C, 2 * tensor),
+        "shortlist": Work(2 * n.K * (pairs / n.C + 4 * n.C * queries), 2 * tensor),  # of four by their mean keys
     }
     if case == "attention":
         return [Work(4 * n.K * pairs, 4 * tensor, pairs)], [Work(10 * n.K * pairs, 8 * tensor, pairs)]
@@ -76,7 +77,7 @@ def phases(case: str, n: Sizes) -> tuple[list[Work], list[Work]]:
     if case == "element":  # not differentiated: scores alone. The gradient of v needs no product
         return [Work(2 * n.K * pairs, 4 * tensor)], [Work(8 * n.K * pairs, 8 * tensor, pairs)]
     if case.startswith("select-"):
-        return [select[case.removeprefix("select-")]], []
+        return [select[case.split("-")[1]]], []
     if case.startswith("chunk-"):
         read = queries * (n.C + (n.C + 1) / 2)  # the selected chunk, and half of the own one
         attend = Work(4 * n.K * read, 4 * tensor, read)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from seqjax.pictures import COLORS
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "h")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "h", "d", "p")
 
 
 def figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, list[Axes]]:

@@ -42,11 +42,6 @@ def one_chunk(problem: Problem) -> str | None:
     return attention(problem)
 
 
-def selection_without_kernel(problem: Problem) -> str | None:
-    """Say that the selection is random or by a shortlist, which have no kernel."""
-    return without(problem, "random", "shortlist")
-
-
 def without(problem: Problem, *selections: str) -> str | None:
     """Say that the selection is one of these, which kernels do not have."""
     selection = problem.options.get("selection")

@@ -56,9 +56,9 @@ class Top1Chunk(AttentionMixer):
         gate: bool = False,  # multiplies the heads' output by sigmoid(x W), a gate per channel
         chunk_size: int = 128,
         # exact and best_key score every past key, best_key_int8 in 8 bits, approx one mean key per chunk, shortlist the
-        # keys of the chunks that lead a table (on XLA alone); random reads no key, as a control
+        # keys of the chunks that lead a table; random reads no key, as a control
         selection: Literal["exact", "best_key", "best_key_int8", "approx", "shortlist", "random"] = "exact",
-        # the number of past chunks that a query reads; of kernels that select, approx's alone finds several (up to 16)
+        # the number of past chunks that a query reads; kernels find up to 16
         top_k: int = 1,
         shortlist: int = 4,  # for selection=shortlist: the number of chunks whose keys are scored
         # for selection=shortlist: a chunk's mean key, the mean keys of its 8 equal runs, or its mean key and the

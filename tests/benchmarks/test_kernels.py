@@ -19,6 +19,7 @@ def test_counts_are_those_of_the_roofline_table() -> None:
         "element": (8.05, 0.63, 32.2, 1.27),
         "select-exact": (8.05, 0.315, None, None),
         "select-approx": (0.063, 0.315, None, None),
+        "select-shortlist": (0.144, 0.315, None, None),
     }
     for case, (flops, gigabytes, back_flops, back_gigabytes) in by_hand.items():
         forward, backward = limits.phases(case, n)
@@ -42,7 +43,7 @@ def test_a_tiny_run_measures_every_case(tmp_path) -> None:
     if jax.default_backend() == "cpu":
         assert not [row for row in rows if "error" in row]
         assert {(row["case"], row["pass"]) for row in rows} >= {(case, "forward") for case in kernels.CASES}
-        assert len(rows) == 20  # two passes, but the selections have one; two schedules of approx
+        assert len(rows) == 23  # two passes, but the selections have one; two schedules of approx
     for row in rows:
         assert row["ms"] > 0
         assert row["case"] in kernels.line(row)
@@ -62,6 +63,14 @@ def test_one_length_and_close_times_have_two_ticks_or_more(tmp_path, monkeypatch
         figures[0].draw_without_rendering()
         shown = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
         assert len(shown) >= 2
+
+
+def test_selections_of_several_are_measured_by_name(tmp_path) -> None:
+    cases = ["select-exact-top2", "select-approx-top4"]
+    rows = list(kernels.run(cases, {64: 1}, TINY, dtype="float32", repeats=1, call_s=0, budget_s=60))
+    assert {row["case"] for row in rows if row["ms"] > 0} == set(cases)
+    report = {"machine": {"device": "a test"}, "settings": {"H": 2, "K": 8, "dtype": "float32"}, "results": rows}
+    kernels.plot_report(report, tmp_path / "kernels.png")
 
 
 def test_over_budget_is_said() -> None:

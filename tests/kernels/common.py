@@ -39,6 +39,7 @@ def chunk_attention(
     """Top-1 Chunk by one of the ways of HOW: a schedule of the xla backend, or the Triton kernels."""
     if how == "triton":
         options = {"chunk_size": chunk_size, "selection": selection, "top_k": top_k, "scale": scale}
+        options |= {"shortlist": shortlist, "table": table}
         return kp.top1_chunk_attention(q, k, v, implementation="triton", **options)
     listed = Shortlist(shortlist, table) if selection == "shortlist" else None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -60,6 +61,9 @@ KERNELS = {
     "approx-triton": partial(kp.top1_chunk_attention, chunk_size=8, selection="approx", implementation="triton"),
     "approx-several-triton": partial(
         kp.top1_chunk_attention, chunk_size=8, selection="approx", top_k=2, implementation="triton"
+    ),
+    "shortlist-triton": partial(
+        kp.top1_chunk_attention, chunk_size=4, selection="shortlist", shortlist=2, implementation="triton"
     ),
 }
 # Every way to Top-1 Chunk's result

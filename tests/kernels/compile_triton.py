@@ -89,6 +89,23 @@ def several_chunks(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128, g
     arrays(partial(backend.backward, **options), q, kv, kv, q, row, sel, q)
 
 
+def several_selected(top_k: int, *, dim: int, dtype: str, chunk_size: int = 128) -> None:
+    from kernels_pallas.select_chunk.triton import select as backend
+
+    q, k = ((1, 3000, 4, dim), dtype), ((1, 3000, 2, dim), dtype)
+    for selection in ("exact", "best_key", "best_key_int8"):
+        arrays(partial(backend.select, selection=selection, chunk_size=chunk_size, top_k=top_k, scale=0.1), q, k)
+
+
+def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: int = 128) -> None:
+    from kernels_pallas.select_chunk.tables import Shortlist
+    from kernels_pallas.select_chunk.triton import select as backend
+
+    q, k = ((1, 3000, 4, dim), dtype), ((1, 3000, 2, dim), dtype)
+    options: Any = {"chunk_size": chunk_size, "selection": "shortlist", "shortlist": Shortlist(size, table)}
+    arrays(partial(backend.select, scale=0.1, **options), q, k)
+
+
 def decode(kind: str, *, dim: int, dtype: str) -> None:
     from kernels_pallas.top1_chunk.triton import decode as chunk
     from kernels_pallas.top1_element.triton import decode as element
@@ -285,6 +302,15 @@ CASES = [
     Case("chunk-top-2", partial(several_chunks, 2)),  # as in MoBA
     Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA
     Case("chunk-top-16", partial(several_chunks, 16, chunk_size=64), again=True),
+    Case("select-top-2", partial(several_selected, 2), again=True),
+    Case("select-top-4", partial(several_selected, 4)),
+    Case("select-top-8", partial(several_selected, 8), again=True),
+    Case("select-top-16", partial(several_selected, 16, chunk_size=64), again=True),
+    Case("shortlist", partial(shortlist, "mean")),
+    Case("shortlist-sub-means", partial(shortlist, "sub_means"), again=True),
+    Case("shortlist-mean-eigen", partial(shortlist, "mean_eigen"), again=True),
+    Case("shortlist-256", partial(shortlist, "mean", size=2, chunk_size=256), again=True),
+    Case("shortlist-16", partial(shortlist, "mean_eigen", size=16, chunk_size=40), again=True),
     Case("chunk-decode-exact", partial(decode, "exact")),
     Case("chunk-decode-best-key", partial(decode, "best_key")),
     Case("chunk-decode-approx", partial(decode, "approx")),

@@ -1,5 +1,6 @@
 """The selection by a shortlist, against a plain definition in float64: its tables, the best key among those listed."""
 
+import math
 from functools import partial
 
 import jax
@@ -15,7 +16,7 @@ from kernels_pallas.select_chunk import triton as select_triton
 from kernels_pallas.top1_chunk import reference
 from kernels_pallas.top1_chunk import triton as chunk_triton
 from kernels_pallas.triton import runtime
-from tests import support
+from tests import extras, support
 from tests.kernels.common import (
     Shape,
     assert_close,
@@ -109,6 +110,31 @@ def test_equals_the_reference(small_tiles, table, dtype) -> None:
     assert (got != want).any(-1).mean() < 2e-3  # near ties, which rounding decides: 3 of 1624 queries
 
 
+KERNEL_CASES = [
+    ("mean", Shape(T=101, C=16, B=1), 3, 2, None),
+    ("mean", Shape(T=130, C=40, R=3, G=1, K=24), 2, 1, -0.5),  # a chunk in pieces, and a scale that turns the order
+    ("mean", Shape(B=1, T=300, C=128, R=1, G=1, K=64), 1, 1, None),
+    ("sub_means", Shape(T=101, C=8, B=1), 4, 3, None),
+    ("sub_means", Shape(B=1, T=70, C=32, G=1), 1, 1, 0.7),
+    ("mean_eigen", Shape(B=1, T=101, C=16, G=1), 2, 1, -0.5),
+    ("mean_eigen", Shape(T=66, C=3, B=1), 16, 4, 1.5),
+]
+
+
+@pytest.mark.parametrize("implementation", ["triton"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("table", "shape", "shortlist", "top_k", "scale"), support.slow_unless(lambda *c: c[1].C == 16, KERNEL_CASES)
+)
+def test_kernels_equal_the_reference(table, shape, shortlist, top_k, scale, dtype, implementation) -> None:
+    q, k, _ = qkv(shape, dtype=dtype)
+    options = {"chunk_size": shape.C, "selection": "shortlist", "scale": scale}
+    options |= {"shortlist": shortlist, "table": table, "top_k": top_k}
+    got = np.asarray(fast_jit(partial(kp.select_chunk, implementation=implementation, **options))(q, k))
+    want = np.asarray(fast_jit(partial(select_reference.select_chunk, **options))(q, k))
+    assert (got != want).reshape((*got.shape[:3], -1)).any(-1).mean() < 2e-3  # near ties, which rounding decides
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(table) -> None:
     """Bit for bit, and before that for the queries that have no more chunks than the list."""
@@ -129,8 +155,10 @@ def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(
     np.testing.assert_array_equal(select(selection="shortlist", shortlist=10**9, table=table, top_k=2), want)
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_ties_go_to_the_smallest_chunk(small_tiles, table) -> None:
+@pytest.mark.parametrize(
+    ("table", "implementation"), [*((table, "xla") for table in TABLES), *((table, "triton") for table in TABLES)]
+)
+def test_ties_go_to_the_smallest_chunk(small_tiles, table, implementation) -> None:
     """On the list and of the best keys: chunks 0 and 1 differ, the rest repeat them in turn."""
     shape = Shape(T=100, C=16, B=1)
     rng = np.random.default_rng(0)
@@ -138,6 +166,7 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, table) -> None:
     k = jnp.asarray(np.tile(pair, (4, 1, 1))[None, : shape.T], jnp.float32)
     q = jnp.asarray(rng.integers(-2, 3, size=(1, shape.T, shape.heads, shape.K)), jnp.float32)
     options = {"chunk_size": 16, "selection": "shortlist", "table": table, "scale": 1.0}
+    options["implementation"] = implementation
     select = jax.jit(partial(kp.select_chunk, shortlist=3, **options))
     sel, zero = select(q, k), np.asarray(select(jnp.zeros_like(q), k))
     assert (zero[:, 16:] == 0).all()
@@ -147,13 +176,19 @@ def test_ties_go_to_the_smallest_chunk(small_tiles, table) -> None:
     assert (twice[:, 32:] == [0, 1]).all()
 
 
-@pytest.mark.parametrize("table", support.slow_unless(lambda table: table == "mean_eigen", TABLES))
-def test_causal_to_the_last_bit(small_tiles, table) -> None:
-    q, k, v = qkv(Shape(T=101, B=1), gain=2)
+@pytest.mark.parametrize(
+    ("table", "how"),
+    [
+        *support.slow_unless(lambda table, how: table == "mean_eigen", [(t, "sorted") for t in TABLES]),
+        ("mean", "triton"),
+    ],
+)
+def test_causal_to_the_last_bit(small_tiles, table, how) -> None:
+    q, k, v = qkv(Shape(T=101, B=1, G=1 if how == "triton" else 2), gain=2)
     options = {"chunk_size": 16, "selection": "shortlist", "shortlist": 2, "table": table}
-    run = jax.jit(partial(chunk_attention, how="sorted", **options))
+    run = jax.jit(partial(chunk_attention, how=how, **options))
     before = np.asarray(run(q, k, v))
-    for t in (1, 16, 47, 80, 100):
+    for t in (47, 100) if how == "triton" else (1, 16, 47, 80, 100):
         after = np.asarray(run(*(x.at[:, t].multiply(-3) for x in (q, k, v))))
         np.testing.assert_array_equal(after[:, :t], before[:, :t])
         assert (after[:, t:] != before[:, t:]).any()
@@ -212,22 +247,41 @@ def test_memory_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> N
     assert four < 2.2 * two
 
 
+def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they write, from 16,384 tokens on: the counts of the sort are as many as rows and past chunks a tile has."""
+    extras.need("triton")
+    from kernels_pallas.select_chunk.triton import select
+
+    def recorder(kernel, *operands, out_shape, **options):
+        written.extend(math.prod(x.shape) * x.dtype.itemsize for x in out_shape)
+        return tuple(jnp.zeros(x.shape, x.dtype) for x in out_shape)
+
+    monkeypatch.setattr(runtime, "launch", recorder)
+    total, options = [], {"chunk_size": 8, "selection": "shortlist", "shortlist": tables.Shortlist(2, "mean")}
+    for T in (2**14, 2**15):
+        written: list[int] = []
+        q = jax.ShapeDtypeStruct((1, T, 1, 8), "float32")
+        jax.eval_shape(partial(select.select, scale=1.0, **options), q, q)
+        total.append(sum(written))
+    assert 1.9 < total[1] / total[0] < 2.1
+
+
 def test_other_backends_refuse_and_name_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(Shape(T=40))
-    calls = (
-        partial(kp.top1_chunk_attention, q, k, v),
-        partial(kp.select_chunk, q, k),
-        partial(kp.top1_chunk_decode, q[:, 0], k, v, 4),
-    )
-    for call in calls:
-        with pytest.raises(kp.BackendError, match=r"triton: it has no shortlist selection; implementation='xla' has"):
-            call(chunk_size=8, selection="shortlist", implementation="triton")
+    with pytest.raises(kp.BackendError, match=r"triton: it has no shortlist selection; implementation='xla' has"):
+        kp.top1_chunk_decode(q[:, 0], k, v, 4, chunk_size=8, selection="shortlist", implementation="triton")
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
-    listed = problem(chunk_size=64, selection="shortlist", top_k=1, shortlist=tables.Shortlist(4, "mean"))
-    for backend in (select_triton.BACKEND, mosaic_gpu.BACKEND, chunk_triton.DECODE_BACKEND):
+    long = partial(problem, T=2000, chunk_size=64, selection="shortlist", top_k=1)
+    listed = long(shortlist=tables.Shortlist(4, "mean"))
+    for backend in (mosaic_gpu.BACKEND, chunk_triton.DECODE_BACKEND):
         assert backend.refusal(listed) is not None
     # attention does not select: it takes the selection of another backend
     assert chunk_triton.BACKEND.refusal(listed) is None
+    assert select_triton.BACKEND.refusal(listed) is None
+    refusal = select_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(17, "mean")))
+    assert refusal == "shortlist lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
+    # of the best key of all there is no list
+    assert select_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(31, "mean"))) is None
 
 
 @pytest.mark.parametrize(

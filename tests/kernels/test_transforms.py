@@ -80,6 +80,8 @@ def select(selection: str, implementation: str, *, top_k: int = 1) -> Case:
     is_pallas = implementation == "pallas"  # whose tiles are larger
     q, k, _ = qkv(Shape(B=2, T=200, K=64), dtype="bfloat16") if is_pallas else qkv(Shape(B=2, T=20))
     options = {"chunk_size": 64 if is_pallas else 8, "selection": selection, "implementation": implementation}
+    if selection == "shortlist":
+        options |= {"chunk_size": 4, "shortlist": 2}
     f, out = partial(kp.select_chunk, top_k=top_k, **options), "B T H" if top_k == 1 else "B T H k"
     return Case(f, (q, k), ("B T H K",) * 2, (out,), has_grads=False)
 
@@ -139,6 +141,8 @@ SHARDED = {
             ("select-best-key", select, ("best_key",)),
             ("select-approx", select, ("approx",)),
             ("select-several", partial(select, top_k=2), ("approx",)),
+            ("select-several-exact", partial(select, top_k=2), ("exact",)),
+            ("select-shortlist", partial(select, top_k=2), ("shortlist",)),
             ("decode-exact", decode, ("exact",)),
             ("decode-best-key", decode, ("best_key",)),
             ("decode-approx", decode, ("approx",)),

@@ -14,8 +14,8 @@ from kernels_pallas.triton import limits, runtime
 from tests.kernels.common import Shape, qkv
 
 
-def problem(*, dtype="bfloat16", dim=64, platform="gpu", is_named=True, **options) -> backend.Problem:
-    operand = jax.ShapeDtypeStruct((1, 8, 2, dim), jnp.dtype(dtype))
+def problem(*, dtype="bfloat16", T=8, dim=64, platform="gpu", is_named=True, **options) -> backend.Problem:
+    operand = jax.ShapeDtypeStruct((1, T, 2, dim), jnp.dtype(dtype))
     return backend.Problem(platform, (operand,) * 3, options, is_named)
 
 

@@ -1,4 +1,4 @@
-"""The `triton` backend of chunk selection: exact, best_key, best_key_int8, and approx of several; sm80 and later."""
+"""The `triton` backend of chunk selection: exact, best_key, best_key_int8, approx and shortlist; sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
 from kernels_pallas.select_chunk.interface import ChunkSelection
@@ -15,13 +15,14 @@ def load() -> ChunkSelection:
 
 
 def refusal(problem: Problem) -> str | None:
-    """Say why selection refuses: the rule, several chunks by another rule than approx, or as all attentions do."""
-    selection, top_k = problem.options.get("selection"), problem.options.get("top_k", 1)
-    if selection != "approx":
-        return limits.selection_without_kernel(problem) or limits.one_chunk(problem)
-    if top_k > MAX_TOP_K:
-        return f"approx selects at most {MAX_TOP_K} chunks, not top_k={top_k}; implementation='xla' selects any number"
-    return limits.attention(problem)
+    """Say why selection refuses: the random rule, longer lists than registers hold, or as all attentions do."""
+    name, size = "top_k", problem.options.get("top_k", 1)
+    listed = problem.options.get("shortlist")
+    if listed is not None and not listed.holds_all(problem.operands[0].shape[1], problem.options["chunk_size"]):
+        name, size = "shortlist", listed.size
+    if size > MAX_TOP_K:
+        return f"it lists at most {MAX_TOP_K} chunks, not {name}={size}; implementation='xla' lists any number"
+    return limits.without(problem, "random") or limits.attention(problem)
 
 
 BACKEND = Backend("triton", load, refusal)

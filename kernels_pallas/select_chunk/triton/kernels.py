@@ -5,7 +5,8 @@ chunk is sum_j 2^(x_ij - r_i); chunks are compared by these sums, without a maxi
 
     bounded    r = 0, where |x| is at most BOUND by Cauchy and Schwarz (largest norms of q and k, found beforehand)
     otherwise r_i is the row's largest x in chunk 0. The losing sums may underflow. A sum that passes 2^100 would lose
-               digits or overflow: then the tile goes through `best_by_logsumexp`, right for any scores
+               digits or overflow, and so would one of several below 2^-100: then the tile goes through
+               `best_by_logsumexp`, right for any scores
 
 The special-function unit makes 16 exponentials per clock and multiprocessor, 1.7 times slower than the matrix units
 make the scores (docs/kernels.md). So when bounded, some of every 4 exponentials are made on the multiply-add units:
@@ -14,8 +15,13 @@ range reduction by adding 1.5 * 2^23, and a polynomial of degree 3 (relative err
 best_key. The same products; chunks are compared by their largest score, without exponentials. With `INT8` the products
 are of 8-bit integers, twice as fast, and a chunk's largest sum is multiplied by its step (int8.py).
 
-approx. The same loop over the table of chunk means, without exponentials. With TOP_K, the best of a tile are taken one
-after the other and inserted into lists in registers.
+approx. The same loop over the table of chunk means, without exponentials.
+
+With TOP_K, all insert chunks into lists in registers: exact and best_key each one after the other, approx the best of
+a tile.
+
+shortlist. That gives the candidates of every query, by this table or another (tables.py). Then programs have rows of
+one candidate each (triton/sort_plan.py), and find the largest scores of its keys.
 """
 
 import struct
@@ -23,6 +29,7 @@ import struct
 import triton
 import triton.language as tl
 
+from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import load_rows
 
 LOWEST = tl.constexpr(-(2**31))
@@ -56,6 +63,55 @@ def exponentials(poly: int, log2_scale: float) -> str:
 
 
 @triton.jit
+def _lists(lowest_M, TOP_K: tl.constexpr):
+    """Lists of the TOP_K best chunks and their scores, which begin with the lowest one: tuples."""
+    bests, sels = (), ()
+    for _rank in tl.static_range(TOP_K):
+        bests += (lowest_M,)
+        sels += (tl.zeros_like(lowest_M).to(tl.int32),)
+    return bests, sels
+
+
+@triton.jit
+def _inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
+    """The lists with a score and its chunk, behind all that are as good; the last entry leaves."""
+    new_bests, new_sels = (), ()
+    is_in_M = new_M > bests[0]
+    for rank in tl.static_range(TOP_K):
+        best_M, sel_M = bests[rank], sels[rank]
+        is_in_M |= new_M > best_M  # what left a rank goes before the next one, also if that is as good
+        new_bests += (tl.where(is_in_M, new_M, best_M),)
+        new_sels += (tl.where(is_in_M, chunk_M, sel_M),)
+        new_M, chunk_M = tl.where(is_in_M, best_M, new_M), tl.where(is_in_M, sel_M, chunk_M)
+    return new_bests, new_sels
+
+
+@triton.jit
+def _with_chunk(bests, sels, new_M, c, n_M, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr):
+    """The lists with chunk c, in rows where it lies before chunk n_M: in all when ALL_PAST."""
+    if TOP_K == 1:
+        is_better_M = new_M > bests[0]
+        if not ALL_PAST:
+            is_better_M &= c < n_M
+        bests, sels = (tl.where(is_better_M, new_M, bests[0]),), (tl.where(is_better_M, c, sels[0]),)
+    else:
+        if not ALL_PAST:
+            new_M = tl.where(c < n_M, new_M, float("-inf"))
+        bests, sels = _inserted(bests, sels, new_M, c, TOP_K)
+    return bests, sels
+
+
+@triton.jit
+def _store_lists(
+    sel_ptr, sels, n_M, b, h, row_M, T: tl.constexpr, H: tl.constexpr, TOP_K: tl.constexpr
+):  # fmt: skip
+    """Writes sel [B, T, H, TOP_K], -1 after the last past chunk."""
+    for rank in tl.static_range(TOP_K):
+        sel_M = tl.where(n_M <= rank, -1, sels[rank])
+        tl.store(sel_ptr + ((b * T + row_M) * H + h) * TOP_K + rank, sel_M, mask=row_M < T)
+
+
+@triton.jit
 def _bounded_exp2(s, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr):
     """2^(LOG2_SCALE s) for exponents within BOUND; by PTX, unless that is empty (the interpreter)."""
     if PTX == "":
@@ -80,9 +136,9 @@ def _scores(
 
 @triton.jit
 def _by_mass(
-    q_MK, k_ptr, n_M, ref_M, best_M, sel_M, first, last,
+    q_MK, k_ptr, n_M, ref_M, bests, sels, first, last,
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
-    LOG2_SCALE: tl.constexpr, PTX: tl.constexpr, BOUNDED: tl.constexpr, ALL_PAST: tl.constexpr,
+    LOG2_SCALE: tl.constexpr, PTX: tl.constexpr, BOUNDED: tl.constexpr, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Chunks [first, last) compared by sum_j 2^(x - ref), ref = 0 when BOUNDED; all before all rows when ALL_PAST."""
@@ -99,12 +155,8 @@ def _by_mass(
             else:
                 p_MN = tl.exp2(s_MN * LOG2_SCALE - ref_M[:, None])
             mass_M += tl.sum(p_MN, 1)
-        is_better_M = mass_M > best_M
-        if not ALL_PAST:
-            is_better_M &= c < n_M
-        best_M = tl.where(is_better_M, mass_M, best_M)
-        sel_M = tl.where(is_better_M, c, sel_M)
-    return best_M, sel_M
+        bests, sels = _with_chunk(bests, sels, mass_M, c, n_M, ALL_PAST, TOP_K)
+    return bests, sels
 
 
 @triton.jit
@@ -128,27 +180,24 @@ def _logsumexp(
 def best_by_logsumexp(
     q_MK, k_ptr, n_M, last,
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
-    LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    TOP_K: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The selection for any scores: one maximum per chunk, chunks compared by log-sum-exp."""
-    best_M = tl.full([q_MK.shape[0]], float("-inf"), tl.float32)
-    sel_M = tl.zeros([q_MK.shape[0]], tl.int32)
+    bests, sels = _lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), TOP_K)
     for c in tl.range(0, last):
         _, lse_M = _logsumexp(q_MK, k_ptr, c, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
-        is_better_M = (lse_M > best_M) & (c < n_M)
-        best_M = tl.where(is_better_M, lse_M, best_M)
-        sel_M = tl.where(is_better_M, c, sel_M)
-    return sel_M
+        bests, sels = _with_chunk(bests, sels, lse_M, c, n_M, False, TOP_K)
+    return sels
 
 
 @triton.jit
 def exact_kernel(
     q_ptr, k_ptr, bounded_ptr, sel_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, PTX: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H] int32; bounded [B, H] int32 says which heads' scores are.
+    """Sel [B, T, H, TOP_K] int32; bounded [B, H] int32 says which heads' scores are.
 
     Programs of one head run together (its keys stay in the L2 cache), the longest first.
     """
@@ -163,37 +212,38 @@ def exact_kernel(
     # chunks before `all_past` lie before every row, those up to `last` before some
     all_past = tile * BLOCK_M // C
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
-    best_M = tl.zeros([BLOCK_M], tl.float32)
-    sel_M = tl.zeros([BLOCK_M], tl.int32)
+    zero_M = tl.zeros([BLOCK_M], tl.float32)
+    bests, sels = _lists(zero_M, TOP_K)
     if tl.load(bounded_ptr + b * H + h) != 0:
-        best_M, sel_M = _by_mass(
-            q_MK, k_ptr, n_M, best_M, best_M, sel_M, 0, all_past,
-            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, True, True, PRECISION,
+        bests, sels = _by_mass(
+            q_MK, k_ptr, n_M, zero_M, bests, sels, 0, all_past,
+            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, True, True, TOP_K, PRECISION,
         )  # fmt: skip
-        best_M, sel_M = _by_mass(
-            q_MK, k_ptr, n_M, best_M, best_M, sel_M, all_past, last,
-            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, True, False, PRECISION,
+        bests, sels = _by_mass(
+            q_MK, k_ptr, n_M, zero_M, bests, sels, all_past, last,
+            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, True, False, TOP_K, PRECISION,
         )  # fmt: skip
     elif last > 0:
         ref_M = _logsumexp(q_MK, k_ptr, 0, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)[0]
         # chunk 0 is scored again below, so that its mass is rounded as every other's: ties are exact
-        best_M, sel_M = _by_mass(
-            q_MK, k_ptr, n_M, ref_M, best_M, sel_M, 0, last,
-            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, False, False, PRECISION,
+        bests, sels = _by_mass(
+            q_MK, k_ptr, n_M, ref_M, bests, sels, 0, last,
+            T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PTX, False, False, TOP_K, PRECISION,
         )  # fmt: skip
         # not below: NaN counts too. Rows past the end read zeros and have no large score.
-        is_large_M = tl.where((best_M < 1.2676506e30) | (n_M == 0), 0, 1)
-        if tl.max(is_large_M, 0) > 0:
-            sel_M = best_by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
-    sel_M = tl.where(n_M == 0, -1, sel_M)
-    tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
+        is_lost_M = tl.where((bests[0] < 1.2676506e30) | (n_M == 0), 0, 1)
+        for rank in tl.static_range(1, TOP_K):  # and those behind the first may be too small
+            is_lost_M = tl.where((bests[rank] > 7.8886091e-31) | (n_M <= rank), is_lost_M, 1)
+        if tl.max(is_lost_M, 0) > 0:
+            sels = best_by_logsumexp(q_MK, k_ptr, n_M, last, T, G, K, KP, C, BLOCK_N, TOP_K, LOG2_SCALE, PRECISION)
+    _store_lists(sel_ptr, sels, n_M, b, h, row_M, T, H, TOP_K)
 
 
 @triton.jit
 def _by_best_key(
-    q_MK, k_ptr, step_ptr, n_M, best_M, sel_M, first, last,
+    q_MK, k_ptr, step_ptr, n_M, bests, sels, first, last,
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
-    INT8: tl.constexpr, ALL_PAST: tl.constexpr, PRECISION: tl.constexpr,
+    INT8: tl.constexpr, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Chunks [first, last) compared by their largest score; all before all rows when ALL_PAST."""
     for c in tl.range(first, last):
@@ -208,21 +258,18 @@ def _by_best_key(
             top_M = tl.maximum(top_M, tl.max(s_MN, 1))
         if INT8:
             top_M = top_M.to(tl.float32) * tl.load(step_ptr + c * G)
-        is_better_M = top_M > best_M
-        if not ALL_PAST:
-            is_better_M &= c < n_M
-        best_M = tl.where(is_better_M, top_M, best_M)
-        sel_M = tl.where(is_better_M, c, sel_M)
-    return best_M, sel_M
+        bests, sels = _with_chunk(bests, sels, top_M, c, n_M, ALL_PAST, TOP_K)
+    return bests, sels
 
 
 @triton.jit
 def best_key_kernel(
     q_ptr, k_ptr, step_ptr, sel_ptr,
     T: tl.constexpr, TK: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INT8: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H] int32: the chunk of the largest score; programs in the order of `exact_kernel`.
+    """Sel [B, T, H, TOP_K] int32: the chunks of the largest scores; programs in the order of `exact_kernel`.
 
     There are TK keys, of full chunks alone when INT8; then step [B, T // C, G] is read.
     """
@@ -237,50 +284,51 @@ def best_key_kernel(
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
     all_past = tile * BLOCK_M // C
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
-    best_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sel_M = tl.zeros([BLOCK_M], tl.int32)
-    best_M, sel_M = _by_best_key(
-        q_MK, k_ptr, step_ptr, n_M, best_M, sel_M, 0, all_past, T, G, K, KP, C, BLOCK_N, INT8, True, PRECISION
+    bests, sels = _lists(tl.full([BLOCK_M], float("-inf"), tl.float32), TOP_K)
+    bests, sels = _by_best_key(
+        q_MK, k_ptr, step_ptr, n_M, bests, sels, 0, all_past,
+        T, G, K, KP, C, BLOCK_N, INT8, True, TOP_K, PRECISION,
     )  # fmt: skip
-    best_M, sel_M = _by_best_key(
-        q_MK, k_ptr, step_ptr, n_M, best_M, sel_M, all_past, last, T, G, K, KP, C, BLOCK_N, INT8, False, PRECISION
+    bests, sels = _by_best_key(
+        q_MK, k_ptr, step_ptr, n_M, bests, sels, all_past, last,
+        T, G, K, KP, C, BLOCK_N, INT8, False, TOP_K, PRECISION,
     )  # fmt: skip
-    sel_M = tl.where(n_M == 0, -1, sel_M)
-    tl.store(sel_ptr + (b * T + row_M) * H + h, sel_M, mask=row_M < T)
+    _store_lists(sel_ptr, sels, n_M, b, h, row_M, T, H, TOP_K)
 
 
 @triton.jit
-def _inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
-    """The lists with a score and its chunk, behind all that are as good; the last entry leaves."""
-    new_bests, new_sels = (), ()
-    is_in_M = new_M > bests[0]
-    for rank in tl.static_range(TOP_K):
-        best_M, sel_M = bests[rank], sels[rank]
-        is_in_M |= new_M > best_M  # what left a rank goes before the next one, also if that is as good
-        new_bests += (tl.where(is_in_M, new_M, best_M),)
-        new_sels += (tl.where(is_in_M, chunk_M, sel_M),)
-        new_M, chunk_M = tl.where(is_in_M, best_M, new_M), tl.where(is_in_M, sel_M, chunk_M)
-    return new_bests, new_sels
-
-
-@triton.jit
-def best_by_mean(
-    q_MK, mean_ptr, n_M, last,
-    G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+def _row_scores(
+    q_MK, row_ptr, chunk_N, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The TOP_K chunks before n_M with the largest q . mean, a tuple; means [PARTS, N_FULL, G, K] of one head."""
-    bests, sels = (), ()
-    for _rank in tl.static_range(TOP_K):
-        bests += (tl.full([q_MK.shape[0]], float("-inf"), tl.float32),)
-        sels += (tl.zeros([q_MK.shape[0]], tl.int32),)
+    """[M, N] products of queries and one of the ROWS rows of chunks, whose PARTS lie ROWS N_FULL rows apart."""
+    x_MN = tl.zeros([q_MK.shape[0], chunk_N.shape[0]], tl.float32)
+    for part in tl.static_range(PARTS):  # the small ones first
+        at = row_ptr + (PARTS - 1 - part) * ROWS * N_FULL * G * K
+        row_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
+        x_MN = tl.dot(q_MK, tl.trans(row_NK), x_MN, input_precision=PRECISION)
+    return x_MN
+
+
+@triton.jit
+def best_by_table(
+    q_MK, table_ptr, n_M, last,
+    G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N_FULL: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The TOP_K chunks before n_M of the largest scores, a tuple; table [PARTS, ROWS, N_FULL, G, K] of one head."""
+    bests, sels = _lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), TOP_K)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
-        s_MN = tl.zeros([q_MK.shape[0], BLOCK_N], tl.float32)
-        for part in tl.static_range(PARTS):  # the small ones first
-            at = mean_ptr + (PARTS - 1 - part) * N_FULL * G * K
-            mean_NK = load_rows(at, chunk_N, G * K, N_FULL, K, KP, True)
-            s_MN = tl.dot(q_MK, tl.trans(mean_NK), s_MN, input_precision=PRECISION)
+        s_MN = _row_scores(q_MK, table_ptr, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+        if SQUARED:
+            x_MN = _row_scores(q_MK, table_ptr + N_FULL * G * K, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+            s_MN += 0.5 * x_MN * x_MN
+        elif ROWS > 1:  # a loop, since the tiles of all rows together fit no shared memory
+            for row in tl.range(1, ROWS):
+                at = table_ptr + row * N_FULL * G * K
+                x_MN = _row_scores(q_MK, at, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
+                s_MN = tl.maximum(s_MN, x_MN)
         s_MN = tl.where(chunk_N[None, :] < n_M[:, None], s_MN, float("-inf"))
         for rank in tl.static_range(TOP_K):
             top_M, at_M = tl.max(s_MN, 1, return_indices=True, return_indices_tie_break_left=True)
@@ -291,26 +339,70 @@ def best_by_mean(
 
 
 @triton.jit
-def approx_kernel(
-    q_ptr, mean_ptr, sel_ptr,
+def table_kernel(
+    q_ptr, table_ptr, sel_ptr,
     T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    N_FULL: tl.constexpr, PARTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
+    N_FULL: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sel [B, T, H, TOP_K] int32: the chunks of the largest q . mean, -1 after the last.
+    """Sel [B, T, H, TOP_K] int32: the chunks of the largest scores in a table, -1 after the last.
 
-    Means are [B, PARTS, T // C, G, K], whose parts add up to fp32 ones.
+    The table is [B, PARTS, ROWS, T // C, G, K], whose parts add up to fp32 rows. With x = q . row a chunk's score is
+    the largest x, or x_0 + x_1^2 / 2 when SQUARED.
     """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
     tile = n_tiles - 1 - pid % n_tiles
     b, h = (pid // n_tiles // H).to(tl.int64), pid // n_tiles % H
-    mean_ptr += b * PARTS * N_FULL * G * K + h // (H // G) * K
+    table_ptr += b * PARTS * ROWS * N_FULL * G * K + h // (H // G) * K
     row_M = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n_M = row_M // C
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
-    sels = best_by_mean(q_MK, mean_ptr, n_M, last, G, K, KP, N_FULL, PARTS, TOP_K, BLOCK_N, PRECISION)
-    for rank in tl.static_range(TOP_K):
-        sel_M = tl.where(n_M <= rank, -1, sels[rank])
-        tl.store(sel_ptr + ((b * T + row_M) * H + h) * TOP_K + rank, sel_M, mask=row_M < T)
+    sels = best_by_table(
+        q_MK, table_ptr, n_M, last, G, K, KP, N_FULL, PARTS, ROWS, SQUARED, TOP_K, BLOCK_N, PRECISION
+    )  # fmt: skip
+    _store_lists(sel_ptr, sels, n_M, b, h, row_M, T, H, TOP_K)
+
+
+@triton.jit
+def listed_kernel(
+    q_ptr, k_ptr, order_ptr, first_ptr, ends_ptr, top_ptr,
+    T: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    LISTED: tl.constexpr, NC: tl.constexpr, NCP: tl.constexpr, SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Top [B, H, N] fp32 of those of the N = T LISTED rows that have a chunk: the largest score of its keys.
+
+    Row t LISTED + j is the j-th candidate of query t. A program has a segment of rows of one chunk, whose keys it reads
+    once where they fit a tile.
+    """
+    N: tl.constexpr = T * LISTED
+    IS_ONE: tl.constexpr = C <= BLOCK_N
+    pid = tl.program_id(0)
+    bh = pid // SEGMENTS
+    b, h = (bh // H).to(tl.int64), bh % H
+    chunk, nth = block_of(ends_ptr + bh * NC, pid % SEGMENTS, NC, NCP)
+    if chunk < NC:
+        begin = tl.load(first_ptr + bh * (NC + 1) + chunk) + nth * SEGMENT
+        end = tl.minimum(begin + SEGMENT, tl.load(first_ptr + bh * (NC + 1) + chunk + 1))
+        k_ptr += b * T * G * K + h // (H // G) * K
+        n = tl.arange(0, BLOCK_N)
+        if IS_ONE:
+            k_NK = load_rows(k_ptr, chunk * C + n, G * K, chunk * C + C, K, KP, C != BLOCK_N)
+        for start in tl.range(begin, end, BLOCK_M):
+            place_M = start + tl.arange(0, BLOCK_M)
+            row_M = tl.load(order_ptr + bh.to(tl.int64) * N + place_M, mask=place_M < end, other=N)
+            q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M // LISTED, H * K, T, K, KP, True)
+            if IS_ONE:
+                s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
+                if C != BLOCK_N:
+                    s_MN = tl.where((n < C)[None, :], s_MN, float("-inf"))
+                top_M = tl.max(s_MN, 1)
+            else:
+                top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                for piece in tl.range(0, C, BLOCK_N):
+                    at, stop = chunk * C + piece, chunk * C + C
+                    s_MN = _scores(q_MK, k_ptr, at, stop, T, G, K, KP, BLOCK_N, C % BLOCK_N != 0, PRECISION)
+                    top_M = tl.maximum(top_M, tl.max(s_MN, 1))
+            tl.store(top_ptr + bh.to(tl.int64) * N + row_M, top_M, mask=row_M < N)

@@ -11,12 +11,16 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E, score_bound
+from kernels_pallas.select_chunk import tables
 from kernels_pallas.select_chunk.int8 import quantize_keys, quantize_queries
 from kernels_pallas.select_chunk.tables import Shortlist
 from kernels_pallas.select_chunk.triton import kernels
 from kernels_pallas.select_chunk.triton.tile_sizes import tiles
-from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton import interpreter, runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
+
+SEGMENT_BLOCKS = 4  # blocks of rows of one candidate that a program has: its keys are read once for all
+MOST = jnp.iinfo(jnp.int32).max
 
 
 def select(
@@ -31,38 +35,42 @@ def select(
 ) -> Array:
     """Return sel_BTH int32: the full past chunk that each query selects, -1 in the first chunk.
 
-    With a top_k above 1, which only approx takes, sel_BTHk: the best first, -1 after the last past chunk.
+    With a top_k above 1, sel_BTHk: the best first, -1 after the last past chunk.
     """
-    assert shortlist is None and (top_k == 1 or selection == "approx"), (top_k, shortlist)
-    several = () if top_k == 1 else (top_k,)
-    if chunk_size >= q_BTHK.shape[1]:  # no query has a full chunk before it
-        return jnp.full((*q_BTHK.shape[:3], *several), -1, jnp.int32)
-    q, k, sel = "b t (g r) k", "b t g k", "b t (g r)" + " n" * len(several)
-    if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
-        f, rule = partial(best_key, scale=scale), f"{q}, b s g k, b c g -> {sel}"
-        operands = quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size)
+    T = q_BTHK.shape[1]
+    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
+    if k_most == 0:
+        return jnp.full((*q_BTHK.shape[:3], top_k) if top_k > 1 else q_BTHK.shape[:3], -1, jnp.int32)
+    q, k, sel = "b t (g r) k", "b t g k", "b t (g r) n"
+    rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
+    if selection == "approx":
+        f = by_table
+    elif shortlist is not None and not shortlist.holds_all(T, chunk_size):
+        f = partial(by_shortlist, shortlist=shortlist, scale=scale)
     else:
-        if selection == "approx":
-            f = partial(approx, top_k=top_k)
-        else:
-            f = partial(exact if selection == "exact" else best_key, scale=scale)
-        rule, operands = f"{q}, {k} -> {sel}", (q_BTHK, k_BTGK)
-    return fold_vmap(partial(f, chunk_size=chunk_size), rule, **heads(q_BTHK, k_BTGK))(*operands)
+        f = partial(exact if selection == "exact" else best_key, scale=scale)
+    if selection == "best_key_int8":  # rounded out here: jax-triton 0.4 fails where JAX looks for dead code around it
+        rule, operands = f"{q}, b s g k, b c g -> {sel}", (quantize_queries(q_BTHK), *quantize_keys(k_BTGK, chunk_size))
+    f = partial(f, chunk_size=chunk_size, top_k=k_most)
+    sel_BTHk = fold_vmap(f, rule, **heads(q_BTHK, k_BTGK))(*operands)
+    if top_k == 1:
+        return sel_BTHk[..., 0]
+    return jnp.pad(sel_BTHk, ((0, 0), (0, 0), (0, 0), (0, top_k - k_most)), constant_values=-1)
 
 
-def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Array:
-    """Select by probability mass."""
+def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, scale: float) -> Array:
+    """Select by probability mass: sel_BTHk, of no more chunks than some query has."""
     B, T, H, K = q_BTHK.shape
     q_BTHK, scale = _with_sign(q_BTHK, scale), abs(scale) or 1.0
     tile = tiles("exact", K, chunk_size, q_BTHK.dtype)
     ptx = "" if interpreter.is_chosen() else kernels.exponentials(tile.poly, scale * LOG2_E)
     bounded_BH = score_bound(q_BTHK, k_BTGK) * scale * LOG2_E <= kernels.BOUND
-    (sel_BTH,) = runtime.launch(
+    (sel_BTHk,) = runtime.launch(
         kernels.exact_kernel,
         q_BTHK,
         k_BTGK,
         bounded_BH.astype(jnp.int32),
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -73,13 +81,14 @@ def exact(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, scale: float) -> Arr
         K=K,
         KP=padded(K),
         C=chunk_size,
+        TOP_K=top_k,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         LOG2_SCALE=scale * LOG2_E,
         PTX=ptx,
         PRECISION=precision(q_BTHK.dtype),
     )
-    return sel_BTH
+    return sel_BTHk
 
 
 def _with_sign(q_BTHK: Array, scale: float) -> Array:
@@ -87,20 +96,22 @@ def _with_sign(q_BTHK: Array, scale: float) -> Array:
     return q_BTHK if scale > 0 else q_BTHK * jnp.sign(scale).astype(q_BTHK.dtype)
 
 
-def best_key(q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chunk_size: int, scale: float) -> Array:
-    """Select by the largest score. Of the scale, the sign alone moves an argmax.
+def best_key(
+    q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chunk_size: int, top_k: int, scale: float
+) -> Array:
+    """Select by the largest score, sel_BTHk. Of the scale, the sign alone moves an argmax.
 
     With the steps of chunks, queries and keys are 8-bit integers, the keys those of full chunks alone (int8.py).
     """
     B, T, H, K = q_BTHK.shape
     int8 = step_BcG is not None
     tile = tiles("best_key", K, chunk_size, q_BTHK.dtype)
-    (sel_BTH,) = runtime.launch(
+    (sel_BTHk,) = runtime.launch(
         kernels.best_key_kernel,
         _with_sign(q_BTHK, scale),
         k_BTGK,
         step_BcG if int8 else k_BTGK,  # which is not read
-        out_shape=[jax.ShapeDtypeStruct((B, T, H), jnp.int32)],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -112,29 +123,31 @@ def best_key(q_BTHK: Array, k_BTGK: Array, step_BcG: Array | None = None, *, chu
         K=K,
         KP=max(padded(K), 32 if int8 else 16),  # 8-bit products take no fewer
         C=chunk_size,
+        TOP_K=top_k,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         INT8=int8,
         PRECISION=precision(q_BTHK.dtype),
     )
-    return sel_BTH
+    return sel_BTHk
 
 
-def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int = 1) -> Array:
-    """Select by q . mean key. The scale, if positive, does not move an argmax."""
+def by_table(
+    q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, table: str = "mean", scale: float = 1.0
+) -> Array:
+    """Select by the largest scores in a table, sel_BTHk. With means alone, a positive scale moves none of them."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.shape[2]
-    k_most = min(top_k, (T - 1) // chunk_size)  # no query has more chunks before its own
-    mean_BpcGK = _mean_parts(k_BTGK, chunk_size)
-    tile = tiles("approx", K, chunk_size, q_BTHK.dtype)
+    row_BpPcGK = _table_parts(k_BTGK, chunk_size, table, abs(scale))
+    tile = tiles("table", K, chunk_size, q_BTHK.dtype)
     (sel_BTHk,) = runtime.launch(
-        kernels.approx_kernel,
-        q_BTHK,
-        mean_BpcGK,
-        out_shape=[jax.ShapeDtypeStruct((B, T, H, k_most), jnp.int32)],
+        kernels.table_kernel,
+        _with_sign(q_BTHK, scale),
+        row_BpPcGK,
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, top_k), jnp.int32)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
-        name="top1_chunk_approx",
+        name="top1_chunk_table",
         T=T,
         H=H,
         G=G,
@@ -142,29 +155,91 @@ def approx(q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int = 1) -> 
         KP=padded(K),
         C=chunk_size,
         N_FULL=T // chunk_size,
-        PARTS=mean_BpcGK.shape[1],
-        TOP_K=k_most,
+        PARTS=row_BpPcGK.shape[1],
+        ROWS=row_BpPcGK.shape[2],
+        SQUARED=table == "mean_eigen",
+        TOP_K=top_k,
         BLOCK_M=tile.m,
         BLOCK_N=tile.n,
         PRECISION=precision(q_BTHK.dtype),
     )
-    if top_k == 1:
-        return sel_BTHk[..., 0]
-    return jnp.pad(sel_BTHk, ((0, 0), (0, 0), (0, 0), (0, top_k - k_most)), constant_values=-1)
+    return sel_BTHk
 
 
-def _mean_parts(k_BTGK: Array, C: int) -> Array:
-    """Return the mean key of every full chunk as parts in k's dtype, [B, parts, T // C, G, K].
+def _table_parts(k_BTGK: Array, C: int, table: str, scale: float = 1.0) -> Array:
+    """Return the rows of every full chunk as parts in k's dtype, [B, parts, P, T // C, G, K].
 
-    The parts add up to the fp32 means. Their products with 16-bit queries are exact, and faster than fp32 ones.
+    The parts add up to the fp32 rows. Their products with 16-bit queries are exact, and faster than fp32 ones. The
+    second row of mean_eigen is multiplied by the root of the scale, so that scores are those of tables.py over it.
     """
     B, T, G, K = k_BTGK.shape
-    k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K)
-    mean_BcGK = jnp.mean(k_BcCGK.astype(jnp.float32), axis=2)
+    k_BcCGK = k_BTGK[:, : T // C * C].reshape(B, T // C, C, G, K).astype(jnp.float32)
+    if table == "mean_eigen":
+        row_BPcGK = jnp.moveaxis(tables.rows(k_BcCGK.swapaxes(2, 3), table), 3, 1)
+        row_BPcGK = row_BPcGK.at[:, 1].multiply(scale**0.5)
+    else:
+        runs = tables.N_ROWS[table]
+        row_BPcGK = jnp.moveaxis(k_BcCGK.reshape(B, T // C, runs, C // runs, G, K).mean(3), 2, 1)
     info, parts = jnp.finfo(k_BTGK.dtype), []
-    for _ in range({"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]):
+    n_parts = {"float32": 1, "float16": 2, "bfloat16": 3}[k_BTGK.dtype.name]
+    if table == "sub_means":  # 16 bits of 24: less than what float32 sums lose, at two thirds of the products
+        n_parts = min(n_parts, 2)
+    for _ in range(n_parts):
         # Not astype there and back, which XLA takes for a chance to keep the excess precision. The exponent is
         # float32's, because reduce_precision flushes subnormal numbers, which the second part in float16 often is.
-        parts.append(jax.lax.reduce_precision(mean_BcGK, 8, info.nmant))
-        mean_BcGK = mean_BcGK - parts[-1]
+        parts.append(jax.lax.reduce_precision(row_BPcGK, 8, info.nmant))
+        row_BPcGK = row_BPcGK - parts[-1]
     return jnp.stack(parts, axis=1).astype(k_BTGK.dtype)
+
+
+def by_shortlist(
+    q_BTHK: Array, k_BTGK: Array, *, chunk_size: int, top_k: int, shortlist: Shortlist, scale: float
+) -> Array:
+    """Select by the largest score among the chunks that lead a table, sel_BTHk; a list is shorter than the past."""
+    (B, T, H, K), G, C, m = q_BTHK.shape, k_BTGK.shape[2], chunk_size, shortlist.size
+    chunk_BTHm = by_table(q_BTHK, k_BTGK, chunk_size=C, top_k=m, table=shortlist.table, scale=scale)
+    NC, tile = (T - 1) // C, tiles("listed", K, C, q_BTHK.dtype)
+    segment = tile.m * SEGMENT_BLOCKS
+    plan = sort_plan.make(chunk_BTHm.swapaxes(2, 3).reshape(B, T * m, H), NC)
+    segments = sort_plan.most_items(sort_plan.most_rows(T, C, m), NC, segment)
+    (top_BHN,) = runtime.launch(
+        kernels.listed_kernel,
+        _with_sign(q_BTHK, scale),
+        k_BTGK,
+        *plan,
+        sort_plan.item_ends(plan, segment),
+        out_shape=[jax.ShapeDtypeStruct((B, H, T * m), jnp.float32)],
+        grid=(segments * B * H,),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        name="top1_chunk_listed",
+        T=T,
+        H=H,
+        G=G,
+        K=K,
+        KP=padded(K),
+        C=C,
+        LISTED=m,
+        NC=NC,
+        NCP=padded(NC),
+        SEGMENTS=segments,
+        SEGMENT=segment,
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        PRECISION=precision(q_BTHK.dtype),
+    )
+    return _best_listed(chunk_BTHm, jnp.moveaxis(top_BHN.reshape(B, H, T, m), 1, 2), top_k)
+
+
+def _best_listed(chunk_m: Array, top_m: Array, top_k: int) -> Array:
+    """Return the chunks of the best scores, [..., k], among candidates in any order; ties go to the smallest chunk.
+
+    A candidate of -1, whose score may be anything, comes after all chunks.
+    """
+    top_m, best = jnp.where(chunk_m < 0, -jnp.inf, top_m), []
+    for _ in range(top_k):
+        is_best_m = top_m == top_m.max(-1, keepdims=True)
+        # of NaN, which equals nothing, still a past chunk
+        best.append(jnp.minimum(jnp.where(is_best_m, chunk_m, MOST).min(-1), chunk_m.max(-1)))
+        top_m = jnp.where(chunk_m == best[-1][..., None], -jnp.inf, top_m)
+    return jnp.stack(best, axis=-1)

@@ -10,7 +10,7 @@ from kernels_pallas.triton.blocks import padded
 
 
 class Tiles(NamedTuple):
-    """Rows of queries `m` and keys (or means) `n` per step, warps, stages.
+    """Rows of queries `m` and keys (or rows of a table) `n` per step, warps, stages.
 
     `poly` of every 4 exponentials of bounded scores are made on the multiply-add units.
     """
@@ -23,19 +23,21 @@ class Tiles(NamedTuple):
 
 
 def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
-    """Return the sizes for `kernel`, "exact", "best_key" or "approx"."""
+    """Return the sizes for `kernel`, "exact", "best_key", "table" or "listed"."""
     chunk = padded(chunk_size)
     if interpreter.is_chosen():  # small, so that tests see several tiles
-        return Tiles(16, 16, 4, 1) if kernel == "approx" else Tiles(32, 16, 4, 1)
+        return Tiles(32, 16, 4, 1) if kernel in ("exact", "best_key") else Tiles(16, 16, 4, 1)
     half = jnp.dtype(dtype).itemsize <= 2
     capability = device.compute_capability() or device.AMPERE
     wide = padded(dim) > 64 or not half  # as many bytes per tile as two of (64, 16-bit)
     is_ampere = capability < device.HOPPER  # which holds the operands of products in registers: of wide heads less fits
-    if kernel == "approx":
+    if kernel == "table":
         return Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
+    if kernel == "listed" and half:  # rows are gathered, so small programs; not measured
+        return Tiles(64, min(chunk, 128), 4, 3)
     # best_key has the products of exact and not its exponentials, in 8 bits half the bytes too; no other sizes were
     # tried.
-    assert kernel in ("exact", "best_key"), kernel
+    assert kernel in ("exact", "best_key", "listed"), kernel
     # the larger the query tile, the less often keys are read from the L2 cache
     if not half:
         return Tiles(32, min(chunk, 32), 4, 1) if is_ampere and padded(dim) > 64 else Tiles(64, min(chunk, 32), 4, 2)

@@ -16,9 +16,9 @@ from jax import Array
 
 from kernels_pallas.batching import fold_vmap, heads
 from kernels_pallas.numerics import LOG2_E
-from kernels_pallas.top1_chunk.triton import attention_bwd_kernels, attention_kernels, sort_plan
+from kernels_pallas.top1_chunk.triton import attention_bwd_kernels, attention_kernels
 from kernels_pallas.top1_chunk.triton.tile_sizes import bwd_keys, tiles
-from kernels_pallas.triton import runtime
+from kernels_pallas.triton import runtime, sort_plan
 from kernels_pallas.triton.blocks import padded, precision
 
 
@@ -63,11 +63,6 @@ def _rows(sel_BTH: Array) -> tuple[Array, int]:
     return sel_BTH.swapaxes(2, 3).reshape(B, T * top_k, H), top_k
 
 
-def _most_rows(T: int, C: int, top_k: int) -> int:
-    """Return how many rows have a chunk at most: a query of chunk n has n chunks before its own."""
-    return sum(max(0, T - rank * C) for rank in range(1, top_k + 1))
-
-
 def _sizes(q_BTHK: Array, v_BTGV: Array, C: int, scale: float, top_k: int) -> dict:
     """Return what all attention kernels are told."""
     (_, T, H, K), (G, V) = q_BTHK.shape, v_BTGV.shape[2:]
@@ -88,7 +83,7 @@ def _forward(
     if n_chunks > 1:
         NC, tile = n_chunks - 1, tiles("remote", dim, C, q_BTHK.dtype)
         plan = sort_plan.make(sel_BNH, NC)
-        blocks = sort_plan.most_items(_most_rows(T, C, top_k), NC, tile.m)
+        blocks = sort_plan.most_items(sort_plan.most_rows(T, C, top_k), NC, tile.m)
         part_dtype = jnp.float32 if sel_BTH.ndim == 3 else v_BTGV.dtype
         remote = runtime.launch(
             attention_kernels.remote_kernel,
@@ -150,7 +145,7 @@ def _backward(
         segment = tile.m * tile.n
         plan = sort_plan.make(sel_BNH, NC)
         ends_BHc = sort_plan.item_ends(plan, segment)
-        segments = sort_plan.most_items(_most_rows(T, C, top_k), NC, segment)
+        segments = sort_plan.most_items(sort_plan.most_rows(T, C, top_k), NC, segment)
         part_dtype = jnp.float32 if sel_BTH.ndim == 3 else q_BTHK.dtype
         remote = runtime.launch(
             attention_bwd_kernels.remote_bwd_kernel,

@@ -17,7 +17,8 @@ No atomics: parts are added in order of their rows, so two runs give the same bi
 import triton
 import triton.language as tl
 
-from kernels_pallas.top1_chunk.triton.attention_kernels import at_stride, block_of, row_of
+from kernels_pallas.top1_chunk.triton.attention_kernels import at_stride, row_of
+from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 

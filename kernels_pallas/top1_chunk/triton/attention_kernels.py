@@ -13,22 +13,8 @@ x = scale log2(e) q . k, and log-sum-exps are kept to base 2 inside.
 import triton
 import triton.language as tl
 
+from kernels_pallas.triton.sort_plan_kernels import block_of
 from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
-
-
-@triton.jit
-def block_of(ends_ptr, item, NC: tl.constexpr, NCP: tl.constexpr):
-    """(chunk, place of `item` among the chunk's) where `ends` [NC] counts the items up to each chunk's last.
-
-    The chunk is NC when there are fewer items. A vector load and a sum are used, because a search would wait for memory
-    at each step.
-    """
-    n = tl.arange(0, NCP)
-    ends_N = tl.load(ends_ptr + n, mask=n < NC, other=2147483647)
-    is_before_N = ends_N <= item
-    chunk = tl.sum(is_before_N.to(tl.int32), 0)
-    begin = tl.max(tl.where(is_before_N, ends_N, 0), 0)
-    return chunk, item - begin
 
 
 @triton.jit

@@ -60,3 +60,18 @@ def place_kernel(
     rank_R = tl.load(rank_ptr + bh.to(tl.int64) * T + row_R, mask=is_placed_R, other=0)
     base_R = tl.load(base_ptr + (bh.to(tl.int64) * n_tiles + row_R // TILE) * NC + sel_R, mask=is_placed_R, other=0)
     tl.store(order_ptr + bh.to(tl.int64) * T + base_R + rank_R, row_R, mask=is_placed_R)
+
+
+@triton.jit
+def block_of(ends_ptr, item, NC: tl.constexpr, NCP: tl.constexpr):
+    """(chunk, place of `item` among the chunk's) where `ends` [NC] counts the items up to each chunk's last.
+
+    The chunk is NC when there are fewer items. A vector load and a sum are used, because a search would wait for memory
+    at each step.
+    """
+    n = tl.arange(0, NCP)
+    ends_N = tl.load(ends_ptr + n, mask=n < NC, other=2147483647)
+    is_before_N = ends_N <= item
+    chunk = tl.sum(is_before_N.to(tl.int32), 0)
+    begin = tl.max(tl.where(is_before_N, ends_N, 0), 0)
+    return chunk, item - begin

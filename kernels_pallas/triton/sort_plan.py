@@ -5,7 +5,8 @@ is cut into items of at most `size` rows that share a chunk. How many items a ch
 
     sum_c ceil(count_c / size) <= floor(rows / size) + number of chunks
 
-so grids are static, and programs beyond the last item return at once.
+so grids are static, and programs beyond the last item return at once. A query that selects k chunks has k rows, one
+after the other: T is then the number of rows.
 """
 
 from typing import NamedTuple
@@ -14,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.top1_chunk.triton import sort_plan_kernels as kernels
 from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.triton import sort_plan_kernels as kernels
+from kernels_pallas.triton.blocks import padded
 
 
 class Plan(NamedTuple):
@@ -29,6 +31,7 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
     """Return the plan of every batch entry and query head, for selections among `n_chunks` chunks (-1 for none)."""
     B, T, H = sel_BTH.shape
     tile, sub, block = (32, 16, 32) if interpreter.is_chosen() else (128, 32, 1024)
+    tile = max(tile, padded(n_chunks // 8))  # at most 8 counts for a row: as long as the past may be, memory is linear
     tiles = -(-T // tile)
     rank_BHT, count_BHtc = runtime.launch(
         kernels.rank_kernel,
@@ -38,7 +41,7 @@ def make(sel_BTH: Array, n_chunks: int) -> Plan:
             jax.ShapeDtypeStruct((B, H, tiles, n_chunks), jnp.int32),
         ],
         grid=(tiles * B * H,),
-        num_warps=4,
+        num_warps=min(tile // 32, 16) if tile > 128 else 4,
         zeroed=(1,),
         name="top1_chunk_rank",
         T=T,
@@ -76,3 +79,8 @@ def item_ends(plan: Plan, size: int) -> Array:
 def most_items(rows: int, n_chunks: int, size: int) -> int:
     """Return how many items are enough for any selection of one out of `n_chunks` chunks by each of `rows` rows."""
     return rows // size + min(n_chunks, rows)
+
+
+def most_rows(T: int, C: int, top_k: int) -> int:
+    """Return how many rows have a chunk at most: a query of chunk n has n chunks before its own."""
+    return sum(max(0, T - rank * C) for rank in range(1, top_k + 1))
