@@ -63,7 +63,7 @@ def run(
 
 @jax.custom_vjp
 def _prepared(data: tuple[Array, ...], vectors_BNHK: Array) -> tuple[Array, ...]:
-    return _forward(data, vectors_BNHK)[0]
+    return forward(data, vectors_BNHK)[0]
 
 
 # Of a sharding rule (batching.py): `g` stands for the heads, which are independent, as tokens are.
@@ -75,7 +75,7 @@ def _rule(operands: list[str], results: list[str]) -> dict[str, Any]:
     return {"rule": f"{', '.join(operands)} -> {', '.join(results)}", "split": ("b", "t", "g")}
 
 
-def _forward(data: tuple[Array, ...], vectors: Array) -> tuple[tuple[Array, ...], tuple]:
+def forward(data: tuple[Array, ...], vectors: Array) -> tuple[tuple[Array, ...], tuple]:
     """Return r, what the kernel makes, the values again for the norm and the first layer's; and what is kept."""
     has_mix = len(data) == _N_ALL
     rule = _rule([_DATA] * len(data) + [_VECTORS], [_DATA] * 4 + [_FACTORS] + [_DATA] * has_mix)
@@ -83,7 +83,8 @@ def _forward(data: tuple[Array, ...], vectors: Array) -> tuple[tuple[Array, ...]
     return (data[0], *made, *((made[-1], data[5]) if has_mix else ())), (data, vectors)
 
 
-def _backward(given: tuple, gradients: tuple[Array, ...]) -> tuple:
+def backward(given: tuple, gradients: tuple[Array, ...]) -> tuple:
+    """Return the gradients of data and vectors."""
     data, vectors = given
     operands = [_DATA] * len(data) + [_VECTORS]
     rule = _rule([*operands, *[_FACTORS if x.ndim == 3 else _DATA for x in gradients]], operands)
@@ -91,7 +92,7 @@ def _backward(given: tuple, gradients: tuple[Array, ...]) -> tuple:
     return tuple(ddata), dvectors
 
 
-_prepared.defvjp(_forward, _backward)
+_prepared.defvjp(forward, backward)
 
 
 def _run_forward(*operands: Array) -> list[Array]:
