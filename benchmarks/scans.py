@@ -9,7 +9,8 @@ heads of 96 x 192). wkv6 and wkv7 are the recurrences of RWKV-6 and 7 (12 heads 
 heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
 is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
 their norm), short_conv_v that of its v (1,152 channels). token_shift6 is RWKV-7's token shift (768 channels, 6
-branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). norm_* are what stands behind the
+branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). wkv7_operands is
+what RWKV-7 makes of its projections before the recurrence (12 heads of 64, ranks 64, 64 and 32). norm_* are what stands behind the
 recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added; norm_residual is a block's RMSNorm
 beside the residual stream (768 channels). One layer each, 16-bit inputs where the mixer has them. Milliseconds as
 forward, and forward and backward, medians, all in one run; and how far each implementation is from xla in float32 at
@@ -41,6 +42,8 @@ from benchmarks.harness import report, torch_fla
 from benchmarks.harness.machine import machine
 from benchmarks.harness.timing import measure
 from kernels_pallas import (
+    LowRank,
+    ValueMix,
     delta_rule,
     head_norm,
     linear_attention,
@@ -50,6 +53,7 @@ from kernels_pallas import (
     ssd,
     state_scan,
     token_shift,
+    wkv7_operands,
 )
 from seqjax.utils import run_command
 
@@ -66,7 +70,8 @@ NORMS = {
 }
 SELECTIVE = ("selective_scan", "selective_scan_softplus")
 RECURRENCES = ("ssd", *SELECTIVE, "state_scan", "delta_rule", "gated_delta_rule", *CHANNEL_DECAYS)
-CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, *NORMS)
+BEFORE = "wkv7_operands"
+CASES = (*RECURRENCES, *CONVOLUTIONS, *SHIFTS, BEFORE, *NORMS)
 TABLE = report.Table(
     26,
     (
@@ -113,6 +118,11 @@ def operands(case: str, B: int, T: int, *, small: bool, dim: int = 0) -> tuple[j
         N, D = SHIFTS[case], 12 if small else 768
         shared = half(0, B, T, D), jax.nn.sigmoid(normal(1, N, D))
         return shared if case == "token_shift6" else (*shared, half(2, N, B, T, D, scale=0.1))
+    if case == BEFORE:
+        (H, K), ranks = ((2, 8), (4, 4, 4)) if small else ((12, 64), (64, 64, 32))
+        data = [half(i, B, T, H, K) for i in range(4)]
+        maps = [(half(4, B, T, n), normal(5, n, H * K, scale=n**-0.5), normal(6, H * K)) for n in ranks]
+        return (*data, *(x for map_ in maps for x in map_), *(1 + normal(7, 3, H * K, scale=0.1)))
     if case in CHANNEL_DECAYS:
         H, K, V = (2, 8, 8) if small else CHANNEL_DECAYS[case]
         H, K, V = (768 // dim, dim, dim) if dim else (H, K, V)
@@ -179,6 +189,17 @@ def function(case: str, implementation: str) -> Callable:
         return partial(short_conv, silu=True, l2_heads=heads, implementation=implementation)
     if case in SHIFTS:
         return lambda x, mu, moves=None: token_shift(x, None, tuple(mu), moves, implementation=implementation)
+    if case == BEFORE:
+
+        def before(r: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, *more: jax.Array) -> Any:
+            decay, eta, share = (LowRank(*more[i : i + 3]) for i in (0, 3, 6))
+            vectors = dict(zip(("k_k_D", "k_a_D", "r_k_D"), more[9:], strict=True))
+            mix = ValueMix(first, share, jnp.asarray(False))
+            return wkv7_operands(
+                r, k, v, decay=decay, eta=eta, **vectors, mix=mix, implementation=implementation
+            )
+
+        return before
     if case in CHANNEL_DECAYS:
         attend = partial(linear_attention, chunk_size=64, implementation=implementation)
         if case in ("wkv6", "gla"):

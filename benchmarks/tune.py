@@ -7,6 +7,7 @@
     python -m benchmarks.tune --kernels=selective,selective_bwd
     python -m benchmarks.tune --kernels=conv,conv_bwd
     python -m benchmarks.tune --kernels=shift,shift_bwd,shift_moved,shift_bwd_moved
+    python -m benchmarks.tune --kernels=operands_forward,operands_backward
     python -m benchmarks.tune --kernels=norm_forward,norm_backward,norm_forward_all,norm_backward_all
     python -m benchmarks.tune --kernels=loss
 
@@ -17,6 +18,7 @@ decay per channel, at that of RWKV-7, 12 heads of 64, with `--kda` at that of KD
 no halving of chunks; what is launched for outputs and for gradients is timed together.
 The selective scan is Mamba-1's, 1,536 channels of 16 states. The short convolution makes q, k and v of Gated DeltaNet,
 three launches together. The token shifts are RWKV-7's of six branches and, `_moved` by token, RWKV-6's of five. The
+operands are those of RWKV-7's recurrence, with the values' mix and without the products of the low-rank maps. The
 norms are those behind RWKV-7's recurrence, with bonus and gate, and Mamba-2's over all channels (24 heads of 64). The
 loss has a chunk of 4,096 tokens and a vocabulary of 32,000. Nothing is written: the winner goes by hand, with its
 reason, into kernels_pallas/top1_element/triton/tile_sizes.py, or in kernels_pallas into `triton/scan.py` of delta_rule,
@@ -60,6 +62,7 @@ CHANNEL_KERNELS = tuple(f"channel_{name}" for name in CHANNELS)
 SELECTIVE_KERNELS = {"selective": "scan", "selective_bwd": "scan_bwd"}
 CONV_KERNELS = ("conv", "conv_bwd")
 SHIFT_KERNELS = ("shift", "shift_bwd", "shift_moved", "shift_bwd_moved")
+OPERAND_KERNELS = ("operands_forward", "operands_backward")
 NORM_KERNELS = tuple(f"norm_{name}" for name in ("forward", "backward", "forward_all", "backward_all"))
 LOSS_KERNELS = ("loss",)
 OUTPUT = {"dq": 0, "dk": 1, "dkv": 1}  # of the backward pass; unused results are not computed
@@ -247,6 +250,26 @@ def shift_call(kernel: str, *, B: int = 16, T: int = 2048, D: int = 768) -> Call
     return partial(jax.jit(forward), *given)
 
 
+def operands_call(kernel: str, *, B: int = 16, T: int = 2048, H: int = 12, K: int = 64) -> Callable:
+    """A jitted function of no arguments that makes the operands of RWKV-7's recurrence, or their gradients."""
+    from kernels_pallas.wkv7_operands.triton import operands as wkv7
+
+    data = [jax.random.normal(key, (B, T, H, K), "bfloat16") for key in jax.random.split(jax.random.key(0), 7)]
+    given = (tuple(data), jnp.ones((B, 6, H, K)))
+    forward = jax.jit(lambda *given: wkv7.forward(*given)[0])
+    if kernel == "operands_forward":
+        return partial(forward, *given)
+    return partial(jax.jit(lambda *given: wkv7.backward(given[:2], given[2])), *given, forward(*given))
+
+
+def operand_candidates(first: Any) -> list[Any]:
+    """The table's entry, then others: tiles of 512 and 1,024 channels, 4 or 8 of them per thread, 1 to 3 in flight."""
+    found = [first]
+    for channels, each, steps, stages in product((512, 1024), (4, 8), (4, 8, 16), (1, 2, 3)):
+        found.append(first._replace(channels=channels, each=each, steps=steps, stages=stages))
+    return list(dict.fromkeys(found))
+
+
 def loss_call(*, n_tokens: int = 4096, n_vocab: int = 32000) -> Callable:
     """A jitted function of no arguments that makes the losses and the gradient of a chunk's logits."""
     from kernels_pallas.cross_entropy.triton import loss
@@ -320,6 +343,7 @@ def main(argv: list[str]) -> None:
         *SELECTIVE_KERNELS,
         *CONV_KERNELS,
         *SHIFT_KERNELS,
+        *OPERAND_KERNELS,
         *NORM_KERNELS,
     )
     known += LOSS_KERNELS
@@ -360,6 +384,12 @@ def main(argv: list[str]) -> None:
 
             made = partial(shift_call, kernel)
             fastest(kernel, shift.TILES, kernel, conv_candidates(shift.TILES[kernel]), made, end)
+        elif kernel in OPERAND_KERNELS:
+            from kernels_pallas.wkv7_operands.triton import operands as wkv7
+
+            key = kernel.removeprefix("operands_")
+            tiles, made = operand_candidates(wkv7.TILES[key]), partial(operands_call, kernel)
+            fastest(kernel, wkv7.TILES, key, tiles, made, end)
         elif kernel in NORM_KERNELS:
             from kernels_pallas.head_norm.triton import norm
 

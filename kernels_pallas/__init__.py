@@ -13,6 +13,7 @@
     linear_attention        RWKV-5, 6 and 7, GLA, KDA: a decay per key channel
     short_conv              the short causal convolution before a recurrence, with SiLU and an L2 norm per head
     token_shift             RWKV's interpolations of every input with the one before it
+    wkv7_operands           what RWKV-7 makes of its projections before the recurrence
     head_norm               what stands behind a recurrence: a norm per head and a gate
     residual_norm           the norm of a block beside the residual stream
     cross_entropy           losses of tokens, with the gradient of their logits as a result
@@ -49,11 +50,15 @@ from kernels_pallas.top1_chunk.decode import (
 from kernels_pallas.top1_element.api import top1_element_attention
 from kernels_pallas.top1_element.decode import top1_element_decode
 from kernels_pallas.triangular import unit_lower_inverse
+from kernels_pallas.wkv7_operands.api import wkv7_operands
+from kernels_pallas.wkv7_operands.interface import LowRank, ValueMix
 
 __all__ = [
     "Backend",
     "BackendError",
+    "LowRank",
     "Problem",
+    "ValueMix",
     "accumulation_dtype",
     "backends_used",
     "causal_attention",
@@ -82,4 +87,5 @@ __all__ = [
     "unit_lower_inverse",
     "update_chunk_means",
     "update_chunk_table",
+    "wkv7_operands",
 ]

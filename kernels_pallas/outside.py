@@ -20,6 +20,7 @@ OPS = (
     "top1_chunk_decode",
     "top1_element_attention",
     "top1_element_decode",
+    "wkv7_operands",
 )
 
 

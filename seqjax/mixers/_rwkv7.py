@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import RwkvBlock, depth, lerps, ramp
 from seqjax.mixers.base import Carry
@@ -47,10 +48,18 @@ class Lora(nnx.Module):
 
     def __call__(self, x: Array, *, dtype: Any = jnp.float32) -> Array:
         """Map [..., D] to [..., D] of that dtype, float32 because most results go into a sigmoid."""
-        hidden = x @ self.a[...].astype(x.dtype)
-        hidden = hidden if self.activation is None else self.activation(hidden)
-        y = jnp.matmul(hidden, self.b[...].astype(x.dtype), preferred_element_type=dtype)
+        y = jnp.matmul(self.hidden(x), self.b[...].astype(x.dtype), preferred_element_type=dtype)
         return y if self.bias is None else y + self.bias[...]
+
+    def hidden(self, x: Array) -> Array:
+        """Return act(x A)."""
+        hidden = x @ self.a[...].astype(x.dtype)
+        return hidden if self.activation is None else self.activation(hidden)
+
+    def factors(self, x_BTD: Array) -> kernels_pallas.LowRank:
+        """Return what the map is made of, for a kernel that makes its result where it is used. It has a bias."""
+        assert self.bias is not None
+        return kernels_pallas.LowRank(self.hidden(x_BTD), self.b[...], self.bias[...])
 
 
 class ValueResidual(Lora):
@@ -71,6 +80,11 @@ class ValueResidual(Lora):
             return (v_BTD + (v_first_BTD.astype(jnp.float32) - v_BTD) * ratio_BTD).astype(v_BTD.dtype)
 
         return jnp.where(layer == 0, v_BTD, mixed(self(x_BTD), v_BTD, v_first_BTD))
+
+
+def first_values(v_BTD: Array, v_first_BTD: Array | None, layer: Array | int) -> Array:
+    """Return the values of the first layer for the next one: `v_first_BTD`, or this layer's own if it is the first."""
+    return v_BTD if v_first_BTD is None else jnp.where(layer == 0, v_BTD.astype(v_first_BTD.dtype), v_first_BTD)
 
 
 class TokenShift(nnx.Module):
@@ -107,9 +121,10 @@ class TimeMix(base.Mixer):
         layer: Array | int = 0,
         continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, this layer's own values [B, T, D] and the cache.
+        """Return the output, the first layer's values for the next layer [B, T, D], and the cache.
 
-        `cache` is None in training; in decoding it is empty unless the sequence `continues`.
+        `cache` is None in training; in decoding it is empty unless the sequence `continues`. Without `v_first_BTD` this
+        is the first layer.
         """
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -146,9 +161,7 @@ class Block(RwkvBlock):
         self, h_BTD: Array, carry: Carry, cache: Any, *, layer: Array, continues: bool
     ) -> tuple[Array, Carry, Any]:
         """Apply the time mix, and put the first layer's values into `carry`."""
-        v_first_BTD = carry["v_first"]
-        y_BTD, v_BTD, cache = self.mixer.time_mix(
-            h_BTD, cache, v_first_BTD=v_first_BTD, layer=layer, continues=continues
+        y_BTD, v_first_BTD, cache = self.mixer.time_mix(
+            h_BTD, cache, v_first_BTD=carry["v_first"], layer=layer, continues=continues
         )
-        v_first_BTD = jnp.where(layer == 0, v_BTD.astype(v_first_BTD.dtype), v_first_BTD)
-        return y_BTD, {**carry, "v_first": v_first_BTD}, cache
+        return y_BTD, {**carry, "v_first": v_first_BTD.astype(carry["v_first"].dtype)}, cache

@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers._rwkv import GroupNorm, depth, group_norm_gain
-from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, rank
+from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, centred, first_values, rank
 from seqjax.mixers._rwkv7 import gate_rank as published_gate_rank
 from seqjax.mixers._rwkv7 import value_rank as published_value_rank
 from seqjax.nn.initializers import constant, orthogonal, values
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear
 from seqjax.nn.params import param
 from seqjax.ops.wkv7 import wkv7
 from seqjax.types import Array, Layer
@@ -121,20 +122,32 @@ class RWKV7(TimeMix):
         layer: Array | int = 0,
         continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, this layer's own values [B, T, D] and the cache; `cache` is None in training."""
+        """Return the output, the first layer's values [B, T, D] and the cache; `cache` is None in training."""
         del continues  # an empty cache is a state like any other
         x = self.mu(x_BTD, None if cache is None else cache.last_BD)
-        r_BTD, k_BTD, own_v_BTD = self.r(x["r"]), self.k(x["k"]), self.v(x["v"])
-        v_BTD = own_v_BTD
+        r_BTHK, k_BTHK, own_v_BTHV = (self._split_heads(y) for y in (self.r(x["r"]), self.k(x["k"]), self.v(x["v"])))
+        mix = None
         if v_first_BTD is not None:
-            v_BTD = self.v_lora.mix(x["v"], own_v_BTD, v_first_BTD, layer)
-        r_BTHK, v_BTHV = self._split_heads(r_BTD), self._split_heads(v_BTD)
-        k_BTHK, *transition = save_inputs(self._keys)(k_BTD, x["w"], x["a"])
-        result: Any = wkv7(
+            v_first_BTHV, is_first = self._split_heads(v_first_BTD), jnp.asarray(layer == 0)
+            mix = kernels_pallas.ValueMix(v_first_BTHV, self.v_lora.factors(x["v"]), is_first)
+        core = kernels_pallas.wkv7_operands(
             r_BTHK,
             k_BTHK,
-            v_BTHV,
-            *transition,
+            own_v_BTHV,
+            decay=self.w_lora.factors(x["w"]),
+            eta=self.a_lora.factors(x["a"]),
+            k_k_D=self.k_k[...],
+            k_a_D=self.k_a[...],
+            r_k_D=self.r_k[...],
+            mix=mix,
+        )
+        result: Any = wkv7(
+            core.r_BTHK,
+            core.k_BTHK,
+            core.v_BTHK,
+            core.log_w_BTHK,
+            core.a_BTHK,
+            core.b_BTHK,
             initial_state=None if cache is None else cache.s_BHKV,
             return_state=True,
             min_log_w=-math.exp(-0.5),
@@ -142,28 +155,11 @@ class RWKV7(TimeMix):
             implementation=self.implementation,
         )
         o_BTHV, s_BHKV = result
-        y_BTD = save_inputs(self._gated)(o_BTHV, r_BTHK, k_BTHK, v_BTHV, x["g"])
+        y_BTD = self.norm(o_BTHV, self.g_lora(x["g"], dtype=x_BTD.dtype), core.skip)
         if cache is not None:
             cache = Rwkv7Cache(s_BHKV, x_BTD[:, -1].astype(cache.last_BD.dtype))
-        return self.out(y_BTD), own_v_BTD, cache
-
-    def _keys(self, k_BTD: Array, w_BTD: Array, a_BTD: Array) -> tuple[Array, ...]:
-        """Return k, log w, a and b of the recurrence, [B, T, H, K], from x_k W_k and the lerps of w and a."""
-        dtype = k_BTD.dtype
-        log_w_BTD = -jnp.exp(-0.5) * jax.nn.sigmoid(self.w_lora(w_BTD))
-        eta_BTD = jax.nn.sigmoid(self.a_lora(a_BTD))
-        kappa_BTHK = self._split_heads(k_BTD.astype(jnp.float32) * self.k_k[...])
-        square_BTH1 = jnp.sum(kappa_BTHK * kappa_BTHK, -1, keepdims=True)
-        kappa_BTHK = kappa_BTHK * jax.lax.rsqrt(jnp.maximum(square_BTH1, 1e-24))
-        k_BTD = (k_BTD * (1 + (eta_BTD - 1) * self.k_a[...])).astype(dtype)
-        k_BTHK, log_w_BTHK, eta_BTHK = (self._split_heads(y) for y in (k_BTD, log_w_BTD, eta_BTD))
-        return k_BTHK, log_w_BTHK, -kappa_BTHK.astype(dtype), (kappa_BTHK * eta_BTHK).astype(dtype)
-
-    def _gated(self, o_BTHV: Array, r_BTHK: Array, k_BTHK: Array, v_BTHV: Array, g_BTD: Array) -> Array:
-        """Return the norm per head with the bonus, times the gate, [B, T, D]; `g_BTD` is the gate's lerp."""
-        r_k_HK = self._split_heads(self.r_k[...])
-        bonus_BTH = jnp.sum(r_BTHK.astype(jnp.float32) * k_BTHK * r_k_HK, -1)
-        return self.norm(o_BTHV, self.g_lora(g_BTD, dtype=g_BTD.dtype), (v_BTHV, bonus_BTH))
+        first_BTD = None if core.first_BTHK is None else core.first_BTHK.reshape(x_BTD.shape)
+        return self.out(y_BTD), first_values(own_v_BTHV.reshape(x_BTD.shape), first_BTD, layer), cache
 
     def _split_heads(self, x: Array) -> Array:
         return x.reshape(*x.shape[:-1], self.heads, self.head_dim)

@@ -19,7 +19,7 @@ from flax import nnx
 from seqjax.mixers import base
 from seqjax.mixers._attention import AttentionMixer
 from seqjax.mixers._rwkv import GroupNorm, group_norm_gain
-from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual
+from seqjax.mixers._rwkv7 import Block, Lora, TimeMix, TokenShift, ValueResidual, first_values
 from seqjax.mixers._rwkv7 import gate_rank as published_gate_rank
 from seqjax.mixers._rwkv7 import value_rank as published_value_rank
 from seqjax.mixers.top1_chunk import Top1Chunk
@@ -115,7 +115,7 @@ class RWKV7Shell(TimeMix):
         layer: Array | int = 0,
         continues: bool = False,
     ) -> tuple[Array, Array, Any]:
-        """Return the output, this layer's own values [B, T, D] and the cache.
+        """Return the output, the first layer's values for the next layer [B, T, D], and the cache.
 
         `cache` is None in training; in decoding it is empty unless the sequence `continues`.
         """
@@ -134,7 +134,7 @@ class RWKV7Shell(TimeMix):
         else:
             y_BTD = o_BTHK.reshape(x_BTD.shape)
             y_BTD = y_BTD if gate_BTD is None else y_BTD * gate_BTD
-        return self.core.out(y_BTD), own_v_BTD, cache
+        return self.core.out(y_BTD), first_values(own_v_BTD, v_first_BTD, layer), cache
 
     def init_cache(self, batch: int, max_len: int, dtype: Any) -> ShellCache:
         """Return the core's empty cache, and zeros for the previous token."""

@@ -47,6 +47,14 @@ def test_the_token_shift_runs_alone(kernel: str) -> None:
     assert [t.shape for t in made] == ([x, (N, 5), *moves] if "bwd" in kernel else [x] * N)
 
 
+@pytest.mark.parametrize("kernel", tune.OPERAND_KERNELS)
+def test_the_operands_run_alone(kernel: str) -> None:
+    made = jax.tree.leaves(tune.operands_call(kernel, B=1, T=3, H=2, K=8)())
+    x, vectors = (1, 3, 2, 8), (1, 6, 2, 8)
+    wanted = [*[x] * 5, x[:3], *[x] * 3] if kernel == "operands_forward" else [*[x] * 7, vectors]
+    assert [t.shape for t in made] == wanted
+
+
 def test_the_loss_runs_alone() -> None:
     losses, g = tune.loss_call(n_tokens=3, n_vocab=20)()
     assert (losses.shape, g.shape) == ((1, 3), (1, 3, 20))
@@ -64,6 +72,7 @@ def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.linear_attention.triton import scan as channel
     from kernels_pallas.selective_scan.triton import scan as selective
     from kernels_pallas.short_conv.triton import conv
+    from kernels_pallas.wkv7_operands.triton import operands
 
     scans = [(tune.scan_candidates, delta.TILES["rows", 16], 12), (tune.scan_candidates, channel.TILES["out", 16], 24)]
     for candidates, first, n in (*scans, (tune.keys_candidates, channel.TILES["keys", 16], 24)):
@@ -77,6 +86,9 @@ def test_the_table_s_entry_is_tried_first() -> None:
         tiles = tune.norm_candidates(first)
         assert tiles[0] == first
         assert len(tiles) == len(set(tiles)) == n
+    tiles = tune.operand_candidates(operands.TILES["backward"])
+    assert tiles[0] == operands.TILES["backward"]
+    assert len(tiles) == len(set(tiles)) == 36
     for kernel, n in (("selective", 6), ("selective_bwd", 18)):
         first = selective.TILES[tune.SELECTIVE_KERNELS[kernel]]
         tiles = tune.selective_candidates(kernel, first)

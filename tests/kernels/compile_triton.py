@@ -243,6 +243,26 @@ def token_shift(branches: int, *, dim: int, dtype: str, moves: bool = False, las
     arrays(call, x, ((B, D), dtype), mu, moved, *[x] * branches)
 
 
+def wkv7_operands(*, dim: int, dtype: str, mix: bool = True) -> None:
+    from kernels_pallas.wkv7_operands.interface import LowRank, ValueMix, Vectors
+    from kernels_pallas.wkv7_operands.triton import operands as backend
+
+    B, T, H, ranks = 2, 1024, 12, (64, 64, 32)
+    data, vector = ((B, T, H, dim), dtype), ((H * dim,), "float32")
+    hidden, matrices = [((B, T, n), dtype) for n in ranks], [((n, H * dim), "float32") for n in ranks]
+
+    def call(r, k, v, first, vectors, *factors):
+        def f(r, k, v, first, vectors, *factors):
+            maps = [LowRank(factors[i], factors[i + 3], vectors) for i in range(3)]
+            values = ValueMix(first, maps[2], jnp.asarray(False)) if mix else None
+            return backend.run(r, k, v, *maps[:2], Vectors(vectors, vectors, vectors), values)
+
+        out, pull = jax.vjp(f, r, k, v, first, vectors, *factors)
+        return out, pull(out)
+
+    arrays(call, data, data, data, data, vector, *hidden, *matrices)
+
+
 def linear_attention(
     kind: str, *, dim: int, dtype: str, mild: bool = False, batch: int = 2, seq_len: int = 1024
 ) -> None:
@@ -287,6 +307,8 @@ CASES = [
     Case("token-shift-6", partial(token_shift, 6)),  # RWKV-7
     Case("token-shift-moved", partial(token_shift, 5, moves=True), again=True),  # RWKV-6
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
+    Case("wkv7-operands", wkv7_operands),
+    Case("wkv7-operands-first-layer", partial(wkv7_operands, mix=False), again=True),
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),

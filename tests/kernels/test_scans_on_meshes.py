@@ -20,6 +20,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import (
+    LowRank,
+    ValueMix,
     delta_rule,
     head_norm,
     linear_attention,
@@ -28,6 +30,7 @@ from kernels_pallas import (
     ssd,
     state_scan,
     token_shift,
+    wkv7_operands,
 )
 from kernels_pallas.chunks import join_chunks, split_chunks
 from kernels_pallas.delta_rule import xla as delta_rule_xla
@@ -41,6 +44,8 @@ from kernels_pallas.state_scan import xla as state_scan_xla
 from kernels_pallas.state_scan.api import state_passing
 from kernels_pallas.token_shift import reference as token_shift_reference
 from kernels_pallas.triton import interpreter, runtime
+from kernels_pallas.wkv7_operands import reference as operands_reference
+from kernels_pallas.wkv7_operands.interface import Vectors
 from tests import support
 from tests.kernels.common import ON_GPU, assert_trees_close, fast_jit
 
@@ -158,7 +163,25 @@ def norm() -> Case:
     return Case(f, tuple(arrays), specs, specs[:1], over_batch=(4, 5))
 
 
+def prepared() -> Case:
+    """Vectors in one array, and matrices transposed, as XLA sums their gradients."""
+    data = (B, T, H, K)
+    arrays = arrays_of(data, data, data, data, (6, H, K), *[(B, T, N)] * 3, *[(H * K, N)] * 3)
+
+    def f(r, k, v, first, vectors, *factors):
+        k_k, k_a, r_k, *biases = vectors.reshape(6, -1)
+        decay, eta, share = (LowRank(factors[i], factors[i + 3].T, bias) for i, bias in enumerate(biases))
+        mix, more = ValueMix(first, share, jnp.asarray(False)), {"k_k_D": k_k, "k_a_D": k_a, "r_k_D": r_k}
+        made = wkv7_operands(r, k, v, decay=decay, eta=eta, **more, mix=mix, implementation="triton")
+        return tuple(jax.tree.leaves(made))
+
+    specs = (*["B T H k"] * 4, "n H k", *["B T r"] * 3, *["H r"] * 3)
+    out = (*["B T H k"] * 7, "B T H", "B T H k")
+    return Case(f, tuple(arrays), specs, out, over_batch=(4, 8, 9, 10), over_heads=(5, 6, 7))
+
+
 CASES = {
+    "wkv7_operands": prepared,
     "short_conv": partial(convolution, l2_heads=None),
     "short_conv_norm": partial(convolution, l2_heads=H),
     "token_shift": shift,
@@ -308,6 +331,29 @@ def plain_shift_backward(*arrays, **options):
     return jax.vjp(partial(plain_shift, **options), *arrays[:4])[1](arrays[4:])
 
 
+def plain_operands(*arrays):
+    def one(r, k, z_w, z_a, v, first, z_v, vectors):
+        rows = [x[None] for x in (r, k, z_w, z_a, v, first, z_v)]
+        eye, (k_k, k_a, r_k, *biases) = jnp.eye(r[0].size), vectors.reshape(6, -1)
+        decay, eta, share = (
+            LowRank(z.reshape(*z.shape[:2], -1), eye, bias)
+            for z, bias in zip((rows[2], rows[3], rows[6]), biases, strict=True)
+        )
+        mix = ValueMix(rows[5], share, jnp.asarray(False))
+        made = operands_reference.wkv7_operands(rows[0], rows[1], rows[4], decay, eta, Vectors(k_k, k_a, r_k), mix)
+        return [x[0] for x in (made.k_BTHK, made.log_w_BTHK, made.a_BTHK, made.b_BTHK, made.skip[1], made.v_BTHK)]
+
+    return jax.vmap(one)(*arrays)
+
+
+def plain_operands_backward(*arrays, n):
+    data, (d_r, d_k, d_log_w, d_a, d_b, d_bonus, d_v, d_skip, d_first) = arrays[: n + 1], arrays[n + 1 :]
+    dr, dk, dz_w, dz_a, dv, dfirst, dz_v, dvectors = jax.vjp(plain_operands, *data)[1](
+        [d_k, d_log_w, d_a, d_b, d_bonus, d_v + d_skip]
+    )
+    return [dr + d_r, dk, dz_w, dz_a, dv, dfirst + d_first, dz_v, dvectors]
+
+
 def plain_norm(*leaves, call, structure):
     x, gate, skip, gain, bias = jax.tree.unflatten(structure, leaves)
     return head_norm_reference.head_norm(x, gate, skip, gain[:, None], bias[:, None], **call._asdict())
@@ -332,6 +378,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.ssd.triton import scan as ssd_triton
     from kernels_pallas.state_scan.triton import scan as state_scan_triton
     from kernels_pallas.token_shift.triton import shift as token_shift_triton
+    from kernels_pallas.wkv7_operands.triton import operands as operands_triton
 
     def watched(body):
         def f(*arrays, **options):
@@ -353,6 +400,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (ssd_triton, "_run_backward", plain_duality_backward),
         (token_shift_triton, "_run_forward", plain_shift),
         (token_shift_triton, "_run_backward", plain_shift_backward),
+        (operands_triton, "_run_forward", plain_operands),
+        (operands_triton, "_run_backward", plain_operands_backward),
         (head_norm_triton, "_run_forward", plain_norm),
         (head_norm_triton, "_run_backward", plain_norm_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
@@ -406,6 +455,7 @@ QUICK |= {
         "linear_attention_low_rank",
         "head_norm",
         "token_shift",
+        "wkv7_operands",
     )
 }
 
