@@ -9,8 +9,8 @@ heads of 96 x 192). wkv6 and wkv7 are the recurrences of RWKV-6 and 7 (12 heads 
 heads of 96 x 192) and KDA (6 of 128 x 128). short_conv
 is Mamba-1's and 2's convolution (1,536 channels), short_conv_norm that of q or k in Gated DeltaNet (6 heads of 96, with
 their norm), short_conv_v that of its v (1,152 channels). token_shift6 is RWKV-7's token shift (768 channels, 6
-branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). wkv7_operands is
-what RWKV-7 makes of its projections before the recurrence (12 heads of 64, ranks 64, 64 and 32). norm_* are what stands behind the
+branches), token_shift_moved that of RWKV-6 (5 branches, whose shares are by token). wkv7_operands is what RWKV-7 makes
+of its projections before the recurrence (12 heads of 64, ranks 64, 64 and 32). norm_* are what stands behind the
 recurrences of Gated DeltaNet, Mamba-2, RWKV-6 and 7: norm, gate and what is added; norm_residual is a block's RMSNorm
 beside the residual stream (768 channels). One layer each, 16-bit inputs where the mixer has them. Milliseconds as
 forward, and forward and backward, medians, all in one run; and how far each implementation is from xla in float32 at
