@@ -195,9 +195,7 @@ def function(case: str, implementation: str) -> Callable:
             decay, eta, share = (LowRank(*more[i : i + 3]) for i in (0, 3, 6))
             vectors = dict(zip(("k_k_D", "k_a_D", "r_k_D"), more[9:], strict=True))
             mix = ValueMix(first, share, jnp.asarray(False))
-            return wkv7_operands(
-                r, k, v, decay=decay, eta=eta, **vectors, mix=mix, implementation=implementation
-            )
+            return wkv7_operands(r, k, v, decay=decay, eta=eta, **vectors, mix=mix, implementation=implementation)
 
         return before
     if case in CHANNEL_DECAYS:

@@ -144,7 +144,9 @@ def test_bf16_is_rounded_at_the_end(implementation, case) -> None:
         units = np.abs(got[name].astype(np.float64) - w).max() / np.abs(w).max() * 2**8 if w.any() else 0.0
         assert units <= UNITS[implementation], (name, units)
     dtypes = {jax.tree_util.keystr(path): x.dtype for path, x in jax.tree_util.tree_leaves_with_path(given)}
-    assert sorted(str(x) for x in dtypes.values()) == sorted(str(x.dtype) for n, x in got.items() if n.startswith("[1]"))
+    assert sorted(str(x) for x in dtypes.values()) == sorted(
+        str(x.dtype) for n, x in got.items() if n.startswith("[1]")
+    )
     assert got["[0].log_w_BTHK"].dtype == got["[0].skip[1]"].dtype == np.float32
 
 
@@ -265,7 +267,9 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a head of 1025 channels is wider than 1024" in str(refusal(problem(K=1025)))
     assert "1 positions are less than 16" in str(refusal(problem(T=1)))
     assert refusal(problem(T=1, is_named=True)) is None
-    assert "operands are bfloat16 and float32; it takes one dtype" in str(refusal(problem(dtypes=("bfloat16", "float32"))))
+    assert "operands are bfloat16 and float32; it takes one dtype" in str(
+        refusal(problem(dtypes=("bfloat16", "float32")))
+    )
 
 
 def test_double_precision_is_xla_s() -> None:

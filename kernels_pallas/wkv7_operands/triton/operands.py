@@ -5,7 +5,7 @@ bias and sigmoid are the kernels', in float32.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
