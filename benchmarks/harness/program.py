@@ -48,7 +48,7 @@ def work(program: str) -> Work:
     """Return the work of one run.
 
     The body of a loop counts as often as it runs, where XLA says how often; else once, as both sides of a condition. A
-    kernel reads its operands and writes its results once each; of an array that it only cuts a slice from, or puts one
+    kernel reads its operands, one that it has twice once, and writes its results; of an array that it only cuts a slice from, or puts one
     into, the slice. Workspaces of libraries, which are arrays of bytes, count as nothing, and what a cache keeps from
     one kernel to the next as read from memory.
     """
@@ -80,7 +80,7 @@ def _moved(line: Instruction, shapes: dict[str, str], computations: dict[str, li
     """Return the bytes that a kernel reads and writes."""
     if line.op == "fusion":
         return _inside(computations[CALLED.findall(line.rest)[0]])
-    given = [Instruction("", name, shapes.get(name, ""), "parameter", "", "") for name in line.operands]
+    given = [Instruction("", name, shapes.get(name, ""), "parameter", "", "") for name in dict.fromkeys(line.operands)]
     return _inside([*given, line._replace(root="ROOT")])
 
 

@@ -20,6 +20,8 @@ and compute in float32 what lies between.
 
 from typing import Any
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from kernels_pallas import backend
@@ -79,16 +81,19 @@ def residual_norm(
     gain_D: Float[Array, "D"],
     bias_D: Float[Array, "D"] | None = None,
     eps: float,
+    dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
     """Return x and its norm y over all channels, for a residual stream x + f(y).
 
-    The gradient of x that does not go through the norm is added in the pass over memory that makes the other one. The
-    arguments are those of `head_norm`, as are the errors; a `bias_D` makes it a LayerNorm.
+    The gradient of x that does not go through the norm is added in the pass over memory that makes the other one. y has
+    the `dtype`, by default that of x. The other arguments are those of `head_norm`, as are the errors; a `bias_D` makes
+    it a LayerNorm.
     """
     x_BT1D, gain_1D = x_BTD[:, :, None], gain_D[None]
     bias_1D = None if bias_D is None else bias_D[None]
-    call = Call("none", gate_first=False, eps=eps, with_input=True)
+    name = None if dtype is None else jnp.dtype(dtype).name
+    call = Call("none", gate_first=False, eps=eps, with_input=True, dtype=name)
     x_BT1D, y_BT1D = _run(x_BT1D, None, None, gain_1D, bias_1D, call, implementation, is_split=False)
     return x_BT1D[:, :, 0], y_BT1D[:, :, 0]
 

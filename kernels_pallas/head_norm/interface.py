@@ -12,6 +12,7 @@ class Call(NamedTuple):
     gate_first: bool
     eps: float
     with_input: bool = False
+    dtype: str | None = None  # of y beside x; None is that of x
 
 
 @runtime_checkable
@@ -27,5 +28,5 @@ class HeadNorm(Protocol):
         bias_HV: Array | None,
         call: Call,
     ) -> Array | tuple[Array, Array]:
-        """Return y_BTHV in the dtype of `x_BTHV`, or x and y. Operands as in `api.head_norm`."""
+        """Return y_BTHV in the dtype of `x_BTHV`, or x and y in that of the call. Operands as in `api.head_norm`."""
         ...

@@ -18,6 +18,7 @@ def head_norm(
     gate_first: bool,
     eps: float,
     with_input: bool = False,
+    dtype: str | None = None,
 ) -> Array | tuple[Array, Array]:
     """The contract of `kernels_pallas.head_norm`, in the dtype of the operands."""
 
@@ -34,4 +35,4 @@ def head_norm(
         return x if gate_BTHV is None else x * ACTIVATIONS[activation](gate_BTHV)
 
     y_BTHV = norm(gated(x_BTHV)) if gate_first else gated(norm(x_BTHV))
-    return (x_BTHV, y_BTHV) if with_input else y_BTHV
+    return (x_BTHV, y_BTHV.astype(dtype or y_BTHV.dtype)) if with_input else y_BTHV

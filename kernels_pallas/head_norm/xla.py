@@ -73,7 +73,7 @@ def _elements(
         y_BTE = norm(gated(x_BTHV), every(gain_HV), None if bias_HV is None else every(bias_HV))
     else:
         y_BTE = gated(norm(x_BTHV, gain_HV, bias_HV))
-    y_BTHV = y_BTE.astype(dtype).reshape(x_BTHV.shape)
+    y_BTHV = y_BTE.astype(call.dtype or dtype).reshape(x_BTHV.shape)
     return (x_BTHV.astype(dtype), y_BTHV) if call.with_input else y_BTHV
 
 

@@ -220,8 +220,8 @@ class Block(nnx.Module):
 
 def normed(norm: RMSNorm | LayerNorm, x: Array, dtype: Any) -> tuple[Array, Array]:
     """Return the residual stream [B, T, D] or [B, D], to which the block adds, and its norm, the input of a branch."""
-    x, h = beside(norm, x)
-    return x, constrain_batch(h.astype(dtype))
+    x, h = beside(norm, x, dtype)
+    return x, constrain_batch(h)
 
 
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:

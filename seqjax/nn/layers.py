@@ -152,15 +152,15 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
-def beside(norm: RMSNorm | LayerNorm, x: Array) -> tuple[Array, Array]:
-    """Return x [B, T, D] or [B, D] and its norm, for a residual stream x + f(norm(x)).
+def beside(norm: RMSNorm | LayerNorm, x: Array, dtype: Any) -> tuple[Array, Array]:
+    """Return x [B, T, D] or [B, D] and its norm in a dtype, for a residual stream x + f(norm(x)).
 
     On Triton one pass over memory makes the gradient of the norm and adds the stream's own, where XLA takes two.
     """
     if x.ndim < 3 or x.shape[1] == 1:  # one token, as in decoding
-        return x, norm(x)
+        return x, norm(x).astype(dtype)
     bias_D = norm.b[...] if isinstance(norm, LayerNorm) else None
-    return kernels_pallas.residual_norm(x, gain_D=norm.g[...], bias_D=bias_D, eps=norm.eps)
+    return kernels_pallas.residual_norm(x, gain_D=norm.g[...], bias_D=bias_D, eps=norm.eps, dtype=dtype)
 
 
 def l2_normalize(x: Array) -> Array:

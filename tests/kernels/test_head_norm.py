@@ -178,6 +178,30 @@ def test_a_gate_in_float32_of_bfloat16_data(implementation) -> None:
     assert_right(kind, arrays, got, "bfloat16")
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_norm_of_a_float32_stream_in_16_bits(implementation, bias) -> None:
+    """As in blocks that add in float32: y and its gradient have 16 bits, x and its gradient 32."""
+    kind = KINDS["layernorm" if bias else "rmsnorm"]
+    x, _, _, gain, shift = draw(kind)
+    x_BTD, gain_D, bias_D = x.reshape(2, 5, -1), gain.reshape(-1), None if shift is None else shift.reshape(-1)
+    dx, dy = (d.reshape(x_BTD.shape) for d in cotangent(kind, (x,)))
+
+    def f(dtype, x_BTD, dy):
+        def run(x_BTD):
+            more = {"gain_D": gain_D, "bias_D": bias_D, "eps": 1e-5, "implementation": implementation}
+            return kp.residual_norm(x_BTD, **more, dtype=dtype)
+
+        (passed, y), pull = jax.vjp(run, x_BTD)
+        return passed, y, pull((dx, dy))[0]
+
+    passed, y, got = fast_jit(partial(f, "bfloat16"))(x_BTD, dy.astype(jnp.bfloat16))
+    _, y_wide, want = fast_jit(partial(f, None))(x_BTD, dy.astype(jnp.bfloat16).astype(jnp.float32))
+    np.testing.assert_array_equal(passed, x_BTD)
+    assert (y.dtype, got.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(y, y_wide.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("implementation", ["triton"])

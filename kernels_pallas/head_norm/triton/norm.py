@@ -124,7 +124,8 @@ def _with_rules(f: Any, call: Call, given: tuple) -> tuple[Any, list[Array], str
 
 def _run_forward(*leaves: Array, call: Call, structure: Any) -> Array:
     given = jax.tree.unflatten(structure, leaves)
-    (y,) = _launch(kind_of("forward", call), kernels.forward_kernel, given, (), out=given[:1], call=call)
+    out = jax.ShapeDtypeStruct(given[0].shape, call.dtype or given[0].dtype)
+    (y,) = _launch(kind_of("forward", call), kernels.forward_kernel, given, (), out=(out,), call=call)
     return y
 
 
