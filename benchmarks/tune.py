@@ -265,7 +265,7 @@ def operands_call(kernel: str, *, B: int = 16, T: int = 2048, H: int = 12, K: in
 def operand_candidates(first: Any) -> list[Any]:
     """The table's entry, then others: tiles of 512 and 1,024 channels, 4 or 8 of them per thread, 1 to 3 in flight."""
     found = [first]
-    for channels, each, steps, stages in product((512, 1024), (4, 8), (4, 8, 16), (1, 2, 3)):
+    for channels, each, steps, stages in product((512, 1024), (4, 8), (4, 16, 32), (1, 2, 3)):
         found.append(first._replace(channels=channels, each=each, steps=steps, stages=stages))
     return list(dict.fromkeys(found))
 

@@ -253,9 +253,9 @@ def wkv7_operands(*, dim: int, dtype: str, mix: bool = True) -> None:
 
     def call(r, k, v, first, vectors, *factors):
         def f(r, k, v, first, vectors, *factors):
-            maps = [LowRank(factors[i], factors[i + 3], vectors) for i in range(3)]
-            values = ValueMix(first, maps[2], jnp.asarray(False)) if mix else None
-            return backend.run(r, k, v, *maps[:2], Vectors(vectors, vectors, vectors), values)
+            decay, eta, share = (LowRank(factors[i], factors[i + 3], vectors) for i in range(3))
+            values = ValueMix(first, share, jnp.asarray(False)) if mix else None
+            return backend.run(r, k, v, decay, eta, Vectors(vectors, vectors, vectors), values)
 
         out, pull = jax.vjp(f, r, k, v, first, vectors, *factors)
         return out, pull(out)

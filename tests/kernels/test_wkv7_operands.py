@@ -129,10 +129,10 @@ def test_sigmoids_at_their_ends(implementation, size) -> None:
         assert_close(got[name], w, "float32", name, scale=1.0)
 
 
-# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry. Both round results once,
-# and xla the gradients of r, k and v once for each of their uses. Triton has the maps' results and their gradients in
-# bf16: of a result up to 4 half a unit of it is 2^-7, of which the sigmoid leaves a quarter.
-UNITS = {"triton": 2.0, "xla": 3.0}
+# Errors in units of 2^-8, what rounding to bf16 costs at most, relative to the largest entry; the most that was seen is
+# 1.08 and 1.43. Both round results once, and xla the gradients of r and k after each of their two uses. Triton rounds
+# what the maps' products give: up to 4 that is half a unit of 2^-6, of which the sigmoid's slope leaves a quarter.
+UNITS = {"triton": 1.5, "xla": 2.0}
 
 
 @pytest.mark.parametrize("case", quick(1), ids=str)

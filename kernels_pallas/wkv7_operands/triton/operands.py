@@ -18,8 +18,9 @@ from kernels_pallas.triton.blocks import padded
 from kernels_pallas.wkv7_operands.interface import LowRank, Operands, ValueMix, Vectors
 from kernels_pallas.wkv7_operands.triton import kernels
 
-# By kernel, as those of the norm per head. Chosen by the compiler's report, not timed (docs/log/kernels.md).
-TILES = {"forward": Tile(1024, 8, 4, 1), "backward": Tile(1024, 8, 16, 1)}
+# By kernel, as those of the norm per head. Not timed: 4 channels a thread leave room for four and five programs of 128
+# threads on a multiprocessor (docs/log/kernels.md).
+TILES = {"forward": Tile(512, 4, 4, 1), "backward": Tile(512, 4, 16, 1)}
 
 
 def rows(kernel: str, x_BTHK: Array) -> Rows:
