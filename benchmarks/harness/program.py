@@ -48,9 +48,9 @@ def work(program: str) -> Work:
     """Return the work of one run.
 
     The body of a loop counts as often as it runs, where XLA says how often; else once, as both sides of a condition. A
-    kernel reads its operands, one that it has twice once, and writes its results; of an array that it only cuts a slice from, or puts one
-    into, the slice. Workspaces of libraries, which are arrays of bytes, count as nothing, and what a cache keeps from
-    one kernel to the next as read from memory.
+    kernel reads its operands, one that it has twice once, and writes its results; of an array that it only cuts a slice
+    from, or puts one into, the slice. Workspaces of libraries, which are arrays of bytes, count as nothing, and what a
+    cache keeps from one kernel to the next as read from memory.
     """
     found = [(entry, name, INSTRUCTION.findall(body)) for entry, name, body in COMPUTATION.findall(program)]
     computations = {name: [Instruction(*line) for line in lines] for _, name, lines in found}
