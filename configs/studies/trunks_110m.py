@@ -80,14 +80,16 @@ BEST = {
 # At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves
 # have had slower ones.
 SPEEDS = {
-    "Transformer++": 529_643,
-    "Top-1 Chunk, approx": 539_012,
-    "Top-1 Chunk, exact": 517_985,
-    "DeltaNet": 506_173,
-    "Gated DeltaNet": 434_096,
-    "RWKV-6": 414_136,
-    "Mamba-2": 373_471,
-    "RWKV-7": 323_079,
+    "Transformer++": 546_187,
+    "Top-1 Chunk, approx": 546_228,
+    "Top-1 Chunk, exact": 532_414,
+    "GLA": 529_124,
+    "RWKV-5": 515_912,
+    "DeltaNet": 514_579,
+    "Gated DeltaNet": 439_651,
+    "RWKV-6": 434_806,
+    "RWKV-7": 377_115,
+    "Mamba-2": 369_445,
 }
 
 
