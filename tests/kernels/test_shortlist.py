@@ -279,7 +279,7 @@ def test_other_backends_refuse_and_name_the_one_that_has_it(monkeypatch: pytest.
     assert chunk_triton.BACKEND.refusal(listed) is None
     assert select_triton.BACKEND.refusal(listed) is None
     refusal = select_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(17, "mean")))
-    assert refusal == "shortlist lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
+    assert refusal == "it lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
     # of the best key of all there is no list
     assert select_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(31, "mean"))) is None
 
