@@ -199,11 +199,12 @@ def test_kernels_select_several_at_their_real_sizes(selection, chunk, dim, top_k
 
 
 @pytest.mark.parametrize("implementation", ["triton"])
-@pytest.mark.parametrize(("gain", "keys"), [(30.0, 1.0), (100.0, 1.0), (1e3, 1e3)])
-def test_masses_behind_the_first_may_be_small(gain, keys, implementation) -> None:
-    """Relative to the largest key of chunk 0 those of other chunks are 2^-20 to 2^-400, or overflow."""
+@pytest.mark.parametrize(("gain", "chunk", "size"), [(30.0, 0, 1.0), (100.0, 0, 5.0), (1e3, 2, 1e3)])
+def test_masses_behind_the_first_may_be_small(gain, chunk, size, implementation) -> None:
+    """Relative to the largest key of chunk 0: where that is large the others are 0 in float32, and others overflow."""
     q, k, _ = qkv(Shape(B=1, T=75, C=16, K=16, G=1), gain=gain)
-    check_selected(q, k.at[:, 32:48].multiply(keys), implementation, chunk_size=16, selection="exact", top_k=4)
+    k = k.at[:, 16 * chunk : 16 * chunk + 16].multiply(size)
+    check_selected(q, k, implementation, chunk_size=16, selection="exact", top_k=4)
 
 
 def check_selected(q, k, implementation: str, *, top_k: int, error: float = 1e-5, **options) -> None:
