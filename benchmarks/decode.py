@@ -3,10 +3,11 @@
     python -m benchmarks.decode [--quick] [--context=51200] [--batch=64]
 
 12 heads of 64, chunks of 128, bf16, 64 sequences: attention over the whole cache (`seqjax.ops.attention.attention_step`
-and jax.nn's, by XLA), Top-1 Element, Top-1 Chunk exact and approx (with its table of chunk means), each by
-implementation. A time is that of one layer; caches are drawn once per layer, as many of 12 layers as fit into half of
-the device's memory, and a call steps through them one after the other, so that none is found in a cache by luck and
-dispatch is paid once. Beside it: bytes that must be read, the bandwidth that makes, and the ratio to attention.
+and jax.nn's, by XLA), Top-1 Element, Top-1 Chunk exact, best_key, approx (with its table of chunk means) and shortlist
+(of four, by the same table), best_key and approx also of four chunks, each by implementation. A time is that of one
+layer; caches are drawn once per layer, as many of 12 layers as fit into half of the device's memory, and a call steps
+through them one after the other, so that none is found in a cache by luck and dispatch is paid once. Beside it: bytes
+that must be read, the bandwidth that makes, and the ratio to attention.
 
 Writes benchmarks/results/decode.json and decode.png; a quick run writes to runs/benchmarks/.
 """
@@ -35,6 +36,8 @@ from seqjax.ops.attention import attention_step
 from seqjax.utils import run_command
 
 LAYERS = 12
+CHUNK_CASES = ("exact", "best_key", "best_key-top4", "approx", "approx-top4", "shortlist")
+CASES = ("element", *(f"chunk-{case}" for case in CHUNK_CASES))
 TABLE = report.Table(
     28,
     (
@@ -88,21 +91,29 @@ def function(case: str, implementation: str, n: Sizes) -> Callable:
     if case == "element":
         step = partial(kp.top1_element_decode, implementation=implementation)
         return lambda q, k, v, mean, length: step(q, k, v, length)
-    selection = case.removeprefix("chunk-")
-    step = partial(kp.top1_chunk_decode, chunk_size=n.C, selection=selection, implementation=implementation)
+    _, selection, *several = case.split("-")
+    top_k = int(several[0].removeprefix("top")) if several else 1
+    step = partial(
+        kp.top1_chunk_decode, chunk_size=n.C, selection=selection, top_k=top_k, implementation=implementation
+    )
+    if selection == "shortlist":
+        return lambda q, k, v, mean, length: step(q, k, v, length, chunk_table_BcGPK=mean[..., None, :])
     return lambda q, k, v, mean, length: step(q, k, v, length, chunk_mean_BcGK=mean if selection == "approx" else None)
 
 
 def bytes_read(case: str, n: Sizes) -> float:
     """Per layer: keys, values and means that the result depends on."""
     row = n.B * n.H * n.K * jnp.dtype(n.dtype).itemsize
-    local = (n.length - 1) % n.C + 1
+    local, means = (n.length - 1) % n.C + 1, n.length // n.C * n.B * n.H * n.K * 4
     return {
         "attention": 2 * n.length * row,
         "element": n.length * row + row,
         "chunk-exact": n.length * row + (n.C + local) * row,
         "chunk-best_key": n.length * row + (n.C + local) * row,
-        "chunk-approx": n.length // n.C * n.B * n.H * n.K * 4 + 2 * (n.C + local) * row,
+        "chunk-best_key-top4": n.length * row + (4 * n.C + local) * row,
+        "chunk-approx": means + 2 * (n.C + local) * row,
+        "chunk-approx-top4": means + 2 * (4 * n.C + local) * row,
+        "chunk-shortlist": means + 4 * n.C * row + (n.C + 2 * local) * row,
     }[case]
 
 
@@ -131,7 +142,7 @@ def run(n: Sizes, n_layers: int, *, repeats: int, seconds: float) -> list[dict[s
     length = jnp.asarray(n.length, jnp.int32)
     names = ("triton", "xla") if on_gpu else ("xla",)
     todo = [("attention", "step"), ("attention", "jax.nn")]
-    todo += [(case, name) for case in ("element", "chunk-exact", "chunk-best_key", "chunk-approx") for name in names]
+    todo += [(case, name) for case in CASES for name in names]
     rows, attention_ms = [], float("inf")
     for case, name in todo:
         row: dict[str, Any] = {"case": case, "implementation": name, "bytes": bytes_read(case, n)}

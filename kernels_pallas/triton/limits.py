@@ -34,14 +34,6 @@ def attention(problem: Problem) -> str | None:
     return None
 
 
-def one_chunk(problem: Problem) -> str | None:
-    """Say why the kernels of Top-1 Chunk refuse: a query reads several selected chunks, or as all attentions do."""
-    top_k = problem.options.get("top_k", 1)
-    if top_k > 1:
-        return f"it reads one selected chunk per query, not top_k={top_k}; implementation='xla' reads several"
-    return attention(problem)
-
-
 def without(problem: Problem, *selections: str) -> str | None:
     """Say that the selection is one of these, which kernels do not have."""
     selection = problem.options.get("selection")

@@ -11,7 +11,7 @@ def test_decoding_in_a_tiny_run(tmp_path, capsys) -> None:
     rows = decode.run(n, 1, repeats=1, seconds=0)
     assert not [row for row in rows if "error" in row]
     assert rows[0]["bytes"] == 2 * 59 * 2 * 2 * 8 * 4
-    assert {row["case"] for row in rows} == {"attention", "element", "chunk-exact", "chunk-best_key", "chunk-approx"}
+    assert {row["case"] for row in rows} == {"attention", *decode.CASES}
     assert "chunk-approx xla" in capsys.readouterr().out
     settings = n._asdict() | {"layers": 1}
     decode.plot_report(

@@ -106,22 +106,26 @@ def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: in
     arrays(partial(backend.select, scale=0.1, **options), q, k)
 
 
-def decode(kind: str, *, dim: int, dtype: str) -> None:
+def decode(kind: str, *, dim: int, dtype: str, top_k: int = 1, table: str = "mean") -> None:
+    from kernels_pallas.select_chunk.tables import N_ROWS, Shortlist
     from kernels_pallas.top1_chunk.triton import decode as chunk
     from kernels_pallas.top1_element.triton import decode as element
 
-    B, S, H, G, C = 2, 2000, 4, 2, 128
+    B, S, H, G, C = 2, 4000, 4, 2, 128
     q, kv, length, mean = ((B, H, dim), dtype), ((B, S, G, dim), dtype), ((), "int32"), ((B, S // C, G, dim), "float32")
     if kind == "element":
         arrays(element.decode, q, kv, kv, length)
         return
-    tables = (mean,) if kind == "approx" else ()
+    options: Any = {"chunk_size": C, "selection": kind, "scale": 0.1, "top_k": top_k, "chunk_mean_BcGK": None}
+    tables = {"approx": {"chunk_mean_BcGK": mean}}.get(kind, {})
+    if kind == "shortlist":
+        options["shortlist"] = Shortlist(max(4, top_k), table)
+        tables = {"chunk_table_BcGPK": ((B, S // C, G, N_ROWS[table], dim), "float32")}
 
-    def call(q, k, v, length, *table):
-        table = table[0] if table else None
-        return chunk.decode(q, k, v, length, chunk_size=C, selection=kind, scale=0.1, chunk_mean_BcGK=table)
+    def call(q, k, v, length, *given):
+        return chunk.decode(q, k, v, length, **options | dict(zip(tables, given, strict=True)))
 
-    arrays(call, q, kv, kv, length, *tables)
+    arrays(call, q, kv, kv, length, *tables.values())
 
 
 def state_scan(*, dim: int, dtype: str) -> None:
@@ -336,6 +340,12 @@ CASES = [
     Case("chunk-decode-exact", partial(decode, "exact")),
     Case("chunk-decode-best-key", partial(decode, "best_key")),
     Case("chunk-decode-approx", partial(decode, "approx")),
+    Case("chunk-decode-shortlist", partial(decode, "shortlist")),
+    Case("chunk-decode-sub-means", partial(decode, "shortlist", table="sub_means", top_k=16), again=True),
+    Case("chunk-decode-mean-eigen", partial(decode, "shortlist", table="mean_eigen", top_k=2), again=True),
+    Case("chunk-decode-exact-8", partial(decode, "exact", top_k=8), again=True),
+    Case("chunk-decode-best-key-16", partial(decode, "best_key", top_k=16), again=True),
+    Case("chunk-decode-approx-2", partial(decode, "approx", top_k=2), again=True),
     Case("element-decode", partial(decode, "element")),
     Case("element", partial(element, "hard")),
     Case("element-soft", partial(element, "soft")),

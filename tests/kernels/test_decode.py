@@ -157,6 +157,24 @@ def test_kernels_at_their_real_sizes(S, length, dim, dtype, selection) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("S", "length", "dim"), [(5000, 4999, 64), (5000, 700, 64), (30000, 29001, 128), (900, 1, 96)])
+@pytest.mark.parametrize(
+    ("selection", "top_k", "table"),
+    [("exact", 8, "mean"), ("best_key", 2, "mean"), ("approx", 4, "mean")]
+    + [("shortlist", 1, table) for table in N_ROWS],
+)
+def test_kernels_of_several_chunks_at_their_real_sizes(S, length, dim, selection, top_k, table, dtype) -> None:
+    q, k, v = qkv(Shape(B=3, T=S, R=2, G=3, K=dim, V=dim), dtype=dtype)
+    options = {"selection": selection, "top_k": top_k, "table": table}
+    got, want = (
+        kp.top1_chunk_decode(q[:, -1], k, v, length, implementation=name, **options).astype(jnp.float32)
+        for name in ("triton", "xla")
+    )
+    assert_close(got, want, dtype)
+
+
 def test_a_table_with_too_few_rows_is_named() -> None:
     q, k, v = qkv(Shape(T=40))
     with pytest.raises(ValueError, match="at least 5"):

@@ -135,6 +135,28 @@ def test_kernels_equal_the_reference(table, shape, shortlist, top_k, scale, dtyp
     assert (got != want).reshape((*got.shape[:3], -1)).any(-1).mean() < 2e-3  # near ties, which rounding decides
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("table", "chunk", "dim", "shortlist", "top_k"),
+    [
+        ("mean", 128, 64, 4, 1),
+        ("mean", 32, 128, 2, 2),
+        ("sub_means", 64, 64, 4, 2),
+        ("mean_eigen", 128, 96, 8, 1),
+        ("mean", 256, 64, 16, 4),
+    ],
+)
+def test_kernels_at_their_real_sizes(table, chunk, dim, shortlist, top_k, dtype) -> None:
+    """With a chunk that is on most lists."""
+    q, k, _ = qkv(Shape(B=2, T=9001, R=2, G=2, K=dim, C=chunk), dtype=dtype)
+    k = k.at[:, chunk : 2 * chunk].add(jnp.asarray(0.3, dtype) * q[:, 7000:7001, ::2])
+    options = {"chunk_size": chunk, "selection": "shortlist", "shortlist": shortlist, "table": table, "top_k": top_k}
+    got, want = (jax.jit(partial(kp.select_chunk, implementation=name, **options))(q, k) for name in ("triton", "xla"))
+    wrong = np.asarray(got != want).reshape(2, 9001, 4, -1).any(-1)
+    assert wrong.mean() < 2e-3  # near ties, which rounding decides
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_a_longer_list_finds_no_fewer_best_keys_and_one_of_all_chunks_every_one(table) -> None:
     """Bit for bit, and before that for the queries that have no more chunks than the list."""
@@ -203,12 +225,17 @@ DECODED = [
 DECODED += [("mean_eigen", False, 9, 2, 5)]
 
 
-@pytest.mark.parametrize(("table", "with_table", "shortlist", "top_k", "spare"), DECODED)
-def test_decoding_equals_the_parallel_form(table, with_table, shortlist, top_k, spare) -> None:
+@pytest.mark.parametrize(
+    ("table", "with_table", "shortlist", "top_k", "spare", "implementation"),
+    [(*case, "xla") for case in DECODED]
+    + support.slow_unless(lambda table, *_: table == "mean", [(*case, "triton") for case in DECODED]),
+)
+def test_decoding_equals_the_parallel_form(table, with_table, shortlist, top_k, spare, implementation) -> None:
     """Into a cache with `spare` slots that stay empty, whose table was never written: NaN."""
-    q, k, v = qkv(Shape(T=45))
+    T = 45 if implementation == "xla" else 29
+    q, k, v = qkv(Shape(T=T))
     options = {"selection": "shortlist", "chunk_size": 8, "shortlist": shortlist, "table": table, "top_k": top_k}
-    o = decode_all(q, k, v, max_len=45 + spare, with_table=with_table, **options)
+    o = decode_all(q, k, v, max_len=T + spare, with_table=with_table, implementation=implementation, **options)
     assert_close(o, jax.jit(partial(kp.top1_chunk_attention, **options))(q, k, v), "float32")
 
 
@@ -267,21 +294,18 @@ def test_memory_of_the_kernels_grows_linearly_with_length(monkeypatch: pytest.Mo
 
 
 def test_other_backends_refuse_and_name_the_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = qkv(Shape(T=40))
-    with pytest.raises(kp.BackendError, match=r"triton: it has no shortlist selection; implementation='xla' has"):
-        kp.top1_chunk_decode(q[:, 0], k, v, 4, chunk_size=8, selection="shortlist", implementation="triton")
     monkeypatch.setattr(runtime, "refusal", lambda platform: None)
     long = partial(problem, T=2000, chunk_size=64, selection="shortlist", top_k=1)
     listed = long(shortlist=tables.Shortlist(4, "mean"))
-    for backend in (mosaic_gpu.BACKEND, chunk_triton.DECODE_BACKEND):
-        assert backend.refusal(listed) is not None
+    assert mosaic_gpu.BACKEND.refusal(listed) is not None
+    for backend in (select_triton.BACKEND, chunk_triton.DECODE_BACKEND):
+        assert backend.refusal(listed) is None
+        refusal = backend.refusal(long(shortlist=tables.Shortlist(17, "mean")))
+        assert refusal == "it lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
+        # of the best key of all there is no list
+        assert backend.refusal(long(shortlist=tables.Shortlist(31, "mean"))) is None
     # attention does not select: it takes the selection of another backend
-    assert chunk_triton.BACKEND.refusal(listed) is None
-    assert select_triton.BACKEND.refusal(listed) is None
-    refusal = select_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(17, "mean")))
-    assert refusal == "shortlist lists at most 16 chunks, not shortlist=17; implementation='xla' lists any number"
-    # of the best key of all there is no list
-    assert select_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(31, "mean"))) is None
+    assert chunk_triton.BACKEND.refusal(long(shortlist=tables.Shortlist(17, "mean"))) is None
 
 
 @pytest.mark.parametrize(

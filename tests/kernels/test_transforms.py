@@ -86,13 +86,18 @@ def select(selection: str, implementation: str, *, top_k: int = 1) -> Case:
     return Case(f, (q, k), ("B T H K",) * 2, (out,), has_grads=False)
 
 
-def decode(kind: str, implementation: str) -> Case:
+def decode(kind: str, implementation: str, *, top_k: int = 1) -> Case:
     q, k, v = qkv(Shape(B=2, T=20))
     arrays = (q[:, -1], k, v, jnp.int32(19))
     if kind == "element":
         f = partial(kp.top1_element_decode, implementation=implementation)
         return Case(f, arrays, ("B H K", "B T H K", "B T H V", ""), ("B H V",), has_grads=False)
-    options = {"chunk_size": 8, "selection": kind, "implementation": implementation}
+    options = {"chunk_size": 8, "selection": kind, "top_k": top_k, "implementation": implementation}
+    if kind == "shortlist":
+        options |= {"chunk_size": 4, "shortlist": 2}
+        arrays = (*arrays, kp.chunk_table(k, chunk_size=4, table="mean"))
+        f = lambda q, k, v, length, table: kp.top1_chunk_decode(q, k, v, length, chunk_table_BcGPK=table, **options)  # noqa: E731
+        return Case(f, arrays, ("B H K", "B T H K", "B T H V", "", "B c H P K"), ("B H V",), has_grads=False)
     return Case(
         lambda q, k, v, length, mean: kp.top1_chunk_decode(q, k, v, length, chunk_mean_BcGK=mean, **options),
         (*arrays, kp.chunk_means(k, chunk_size=8)),
@@ -146,6 +151,8 @@ SHARDED = {
             ("decode-exact", decode, ("exact",)),
             ("decode-best-key", decode, ("best_key",)),
             ("decode-approx", decode, ("approx",)),
+            ("decode-several", partial(decode, top_k=2), ("exact",)),
+            ("decode-shortlist", decode, ("shortlist",)),
             ("decode-element", decode, ("element",)),
             ("state-scan", states, ()),
             ("selective-scan", channels, ()),

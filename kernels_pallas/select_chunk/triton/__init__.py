@@ -16,13 +16,22 @@ def load() -> ChunkSelection:
 
 def refusal(problem: Problem) -> str | None:
     """Say why selection refuses: the random rule, longer lists than registers hold, or as all attentions do."""
+    return (
+        limits.without(problem, "random")
+        or long_list(problem, problem.operands[0].shape[1])
+        or limits.attention(problem)
+    )
+
+
+def long_list(problem: Problem, length: int) -> str | None:
+    """Say that a query lists more chunks, among those of so many tokens, than registers hold."""
     name, size = "top_k", problem.options.get("top_k", 1)
     listed = problem.options.get("shortlist")
-    if listed is not None and not listed.holds_all(problem.operands[0].shape[1], problem.options["chunk_size"]):
+    if listed is not None and not listed.holds_all(length, problem.options["chunk_size"]):
         name, size = "shortlist", listed.size
-    if size > MAX_TOP_K:
-        return f"it lists at most {MAX_TOP_K} chunks, not {name}={size}; implementation='xla' lists any number"
-    return limits.without(problem, "random") or limits.attention(problem)
+    if size <= MAX_TOP_K:
+        return None
+    return f"it lists at most {MAX_TOP_K} chunks, not {name}={size}; implementation='xla' lists any number"
 
 
 BACKEND = Backend("triton", load, refusal)

@@ -63,17 +63,17 @@ def exponentials(poly: int, log2_scale: float) -> str:
 
 
 @triton.jit
-def _lists(lowest_M, TOP_K: tl.constexpr):
-    """Lists of the TOP_K best chunks and their scores, which begin with the lowest one: tuples."""
+def new_lists(lowest_M, NONE: tl.constexpr, TOP_K: tl.constexpr):
+    """Lists of the TOP_K best scores and their chunks, of the lowest score and chunk NONE at first: tuples."""
     bests, sels = (), ()
     for _rank in tl.static_range(TOP_K):
         bests += (lowest_M,)
-        sels += (tl.zeros_like(lowest_M).to(tl.int32),)
+        sels += (tl.zeros_like(lowest_M).to(tl.int32) + NONE,)
     return bests, sels
 
 
 @triton.jit
-def _inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
+def inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
     """The lists with a score and its chunk, behind all that are as good; the last entry leaves."""
     new_bests, new_sels = (), ()
     is_in_M = new_M > bests[0]
@@ -87,7 +87,7 @@ def _inserted(bests, sels, new_M, chunk_M, TOP_K: tl.constexpr):
 
 
 @triton.jit
-def _with_chunk(bests, sels, new_M, c, n_M, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr):
+def with_chunk(bests, sels, new_M, c, n_M, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr):
     """The lists with chunk c, in rows where it lies before chunk n_M: in all when ALL_PAST."""
     if TOP_K == 1:
         is_better_M = new_M > bests[0]
@@ -97,7 +97,7 @@ def _with_chunk(bests, sels, new_M, c, n_M, ALL_PAST: tl.constexpr, TOP_K: tl.co
     else:
         if not ALL_PAST:
             new_M = tl.where(c < n_M, new_M, float("-inf"))
-        bests, sels = _inserted(bests, sels, new_M, c, TOP_K)
+        bests, sels = inserted(bests, sels, new_M, c, TOP_K)
     return bests, sels
 
 
@@ -155,7 +155,7 @@ def _by_mass(
             else:
                 p_MN = tl.exp2(s_MN * LOG2_SCALE - ref_M[:, None])
             mass_M += tl.sum(p_MN, 1)
-        bests, sels = _with_chunk(bests, sels, mass_M, c, n_M, ALL_PAST, TOP_K)
+        bests, sels = with_chunk(bests, sels, mass_M, c, n_M, ALL_PAST, TOP_K)
     return bests, sels
 
 
@@ -183,10 +183,10 @@ def best_by_logsumexp(
     TOP_K: tl.constexpr, LOG2_SCALE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The selection for any scores: one maximum per chunk, chunks compared by log-sum-exp."""
-    bests, sels = _lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), TOP_K)
+    bests, sels = new_lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), 0, TOP_K)
     for c in tl.range(0, last):
         _, lse_M = _logsumexp(q_MK, k_ptr, c, T, G, K, KP, C, BLOCK_N, LOG2_SCALE, PRECISION)
-        bests, sels = _with_chunk(bests, sels, lse_M, c, n_M, False, TOP_K)
+        bests, sels = with_chunk(bests, sels, lse_M, c, n_M, False, TOP_K)
     return sels
 
 
@@ -213,7 +213,7 @@ def exact_kernel(
     all_past = tile * BLOCK_M // C
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
     zero_M = tl.zeros([BLOCK_M], tl.float32)
-    bests, sels = _lists(zero_M, TOP_K)
+    bests, sels = new_lists(zero_M, 0, TOP_K)
     if tl.load(bounded_ptr + b * H + h) != 0:
         bests, sels = _by_mass(
             q_MK, k_ptr, n_M, zero_M, bests, sels, 0, all_past,
@@ -258,7 +258,7 @@ def _by_best_key(
             top_M = tl.maximum(top_M, tl.max(s_MN, 1))
         if INT8:
             top_M = top_M.to(tl.float32) * tl.load(step_ptr + c * G)
-        bests, sels = _with_chunk(bests, sels, top_M, c, n_M, ALL_PAST, TOP_K)
+        bests, sels = with_chunk(bests, sels, top_M, c, n_M, ALL_PAST, TOP_K)
     return bests, sels
 
 
@@ -284,7 +284,7 @@ def best_key_kernel(
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
     all_past = tile * BLOCK_M // C
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
-    bests, sels = _lists(tl.full([BLOCK_M], float("-inf"), tl.float32), TOP_K)
+    bests, sels = new_lists(tl.full([BLOCK_M], float("-inf"), tl.float32), 0, TOP_K)
     bests, sels = _by_best_key(
         q_MK, k_ptr, step_ptr, n_M, bests, sels, 0, all_past,
         T, G, K, KP, C, BLOCK_N, INT8, True, TOP_K, PRECISION,
@@ -317,7 +317,7 @@ def best_by_table(
     ROWS: tl.constexpr, SQUARED: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The TOP_K chunks before n_M of the largest scores, a tuple; table [PARTS, ROWS, N_FULL, G, K] of one head."""
-    bests, sels = _lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), TOP_K)
+    bests, sels = new_lists(tl.full([q_MK.shape[0]], float("-inf"), tl.float32), 0, TOP_K)
     for start in tl.range(0, last, BLOCK_N):
         chunk_N = start + tl.arange(0, BLOCK_N)
         s_MN = _row_scores(q_MK, table_ptr, chunk_N, G, K, KP, N_FULL, PARTS, ROWS, PRECISION)
@@ -332,7 +332,7 @@ def best_by_table(
         s_MN = tl.where(chunk_N[None, :] < n_M[:, None], s_MN, float("-inf"))
         for rank in tl.static_range(TOP_K):
             top_M, at_M = tl.max(s_MN, 1, return_indices=True, return_indices_tie_break_left=True)
-            bests, sels = _inserted(bests, sels, top_M, start + at_M, TOP_K)
+            bests, sels = inserted(bests, sels, top_M, start + at_M, TOP_K)
             if rank + 1 < TOP_K:
                 s_MN = tl.where(chunk_N[None, :] == start + at_M[:, None], float("-inf"), s_MN)
     return sels

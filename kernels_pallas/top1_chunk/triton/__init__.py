@@ -1,6 +1,7 @@
 """The `triton` backend of Top-1 Chunk attention and of its decoding step: sm80 and later."""
 
 from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.select_chunk.triton import long_list
 from kernels_pallas.top1_chunk.interface import ChunkAttention, ChunkDecoding
 from kernels_pallas.triton import limits
 
@@ -18,7 +19,11 @@ def decode_refusal(problem: Problem) -> str | None:
     """Say why decoding refuses: as attention and selection do, and the chunk must fit the tile of one step."""
     if problem.options["chunk_size"] > MAX_CHUNK:
         return f"chunk_size {problem.options['chunk_size']} is larger than {MAX_CHUNK}"
-    return limits.without(problem, "best_key_int8", "random", "shortlist") or limits.one_chunk(problem)
+    return (
+        limits.without(problem, "best_key_int8", "random")
+        or long_list(problem, problem.operands[1].shape[1])
+        or limits.attention(problem)
+    )
 
 
 def load_decoding() -> ChunkDecoding:

@@ -1,7 +1,8 @@
 """Top-1 Chunk decoding in Triton (contract in top1_chunk/decode.py, kernels in decode_kernels.py).
 
-A step is bound by memory: exact and best_key read every key of the cache once, approx the table of means, all then 2 C
-keys and values. `length` stays on the device; one per batch entry would do, since the kernels read it per entry.
+A step is bound by memory: exact and best_key read every key of the cache once, approx the table of means, a shortlist
+its table and the keys of m chunks; all then (k + 1) C keys and values. `length` stays on the device; one per batch
+entry would do, since the kernels read it per entry.
 """
 
 from functools import partial
@@ -19,7 +20,7 @@ from kernels_pallas.triton.blocks import padded, precision, splits
 
 # Bytes of keys on their way into shared memory, per program: three programs then fit a multiprocessor of an A100.
 IN_FLIGHT = 48 * 1024
-MEANS_PER_SPLIT = 128
+CHUNKS_PER_SPLIT = 128  # of a table
 
 
 def decode(
@@ -36,12 +37,14 @@ def decode(
     shortlist: Shortlist | None = None,
     chunk_table_BcGPK: Array | None = None,
 ) -> Array:
-    """Return o_BHV; there is a table of means for approximate selection alone."""
-    assert (top_k, shortlist, chunk_table_BcGPK) == (1, None, None), (top_k, shortlist)
+    """Return o_BHV; there are means for "approx" alone; a shortlist and its table come with "shortlist" alone."""
     length_B = jnp.broadcast_to(length, q_BHK.shape[:1])
-    tables = () if chunk_mean_BcGK is None else (chunk_mean_BcGK,)
-    rule = f"b (g r) k, b s g k, b s g v, b{', b c g k' if tables else ''} -> b (g r) v"
-    one = partial(_decode, chunk_size=chunk_size, selection=selection, scale=scale)
+    if shortlist is not None and shortlist.holds_all(k_BSGK.shape[1], chunk_size):
+        shortlist = chunk_table_BcGPK = None  # the best key of all
+    tables = [x for x in (chunk_table_BcGPK, chunk_mean_BcGK) if x is not None]
+    row = ", b c g p k" if shortlist is not None else ", b c g k" if tables else ""
+    rule = f"b (g r) k, b s g k, b s g v, b{row} -> b (g r) v"
+    one = partial(_decode, C=chunk_size, by_mass=selection == "exact", top_k=top_k, scale=scale, shortlist=shortlist)
     f = fold_vmap(one, rule, **heads(q_BHK[:, None], k_BSGK))
     return f(q_BHK, k_BSGK, v_BSGV, length_B, *tables)
 
@@ -52,62 +55,55 @@ def _decode(
     v_BSGV: Array,
     length_B: Array,
     *tables: Array,
-    chunk_size: int,
-    selection: str,
+    C: int,
+    by_mass: bool,
+    top_k: int,
     scale: float,
+    shortlist: Shortlist | None,
 ) -> Array:
     (B, H, K), (S, G) = q_BHK.shape, k_BSGK.shape[1:3]
-    C, V = chunk_size, v_BSGV.shape[-1]
-    n_full = max(1, S // C)
-    log2_scale = scale * LOG2_E
-    if tables:
-        n_splits = splits(B * H, n_full, least=MEANS_PER_SPLIT)
+    V, log2_scale, n_past = v_BSGV.shape[-1], scale * LOG2_E, (S - 1) // C
+    top_k = max(1, min(top_k, n_past))  # no query has more chunks before its own
+    sizes = {"S": S, "H": H, "G": G, "K": K, "KP": padded(K), "C": C, "LOG2_SCALE": log2_scale}
+    if n_past == 0:
+        score_BHn, chunk_BHn = jnp.full((B, H, 1), -jnp.inf), jnp.full((B, H, 1), -1, jnp.int32)
+    elif tables:
+        listed = top_k if shortlist is None else shortlist.size
+        score_BHn, chunk_BHn = _by_table(q_BHK, tables[0], length_B, C, listed, scale, shortlist)
+        if shortlist is not None:
+            score_BHn, chunk_BHn = runtime.launch(
+                kernels.listed_kernel,
+                q_BHK,
+                k_BSGK,
+                score_BHn,
+                chunk_BHn,
+                out_shape=_candidates(B, H, listed),
+                grid=(B * H * listed,),
+                name="top1_chunk_decode_listed",
+                **sizes,
+                N=score_BHn.shape[-1],
+                NP=padded(score_BHn.shape[-1]),
+                LISTED=listed,
+                BLOCK=min(64, padded(C)),
+            )
     else:
-        n_splits = splits(B * G, n_full, least=4)
-    out_shape = [jax.ShapeDtypeStruct((B, H, n_splits), dtype) for dtype in (jnp.float32, jnp.int32)]
-    if tables and tables[0].shape[1] > 0:
-        score_BHs, chunk_BHs = runtime.launch(
-            kernels.approx_kernel,
-            q_BHK,
-            tables[0],
-            length_B,
-            out_shape=out_shape,
-            grid=(B * H * n_splits,),
-            num_stages=3,
-            name="top1_chunk_decode_approx",
-            ROWS=tables[0].shape[1],
-            H=H,
-            G=G,
-            K=K,
-            KP=padded(K),
-            C=C,
-            SPLITS=n_splits,
-            BLOCK=32,
-        )
-    elif n_full * C > S:  # the cache is shorter than a chunk
-        score_BHs, chunk_BHs = jnp.full(out_shape[0].shape, -jnp.inf), jnp.full(out_shape[1].shape, -1, jnp.int32)
-    else:
+        n_splits = splits(B * G, S // C, least=4)
         tile_bytes = padded(C) * padded(K) * k_BSGK.dtype.itemsize
-        score_BHs, chunk_BHs = runtime.launch(
+        score_BHn, chunk_BHn = runtime.launch(
             kernels.every_key_kernel,
             q_BHK,
             k_BSGK,
             length_B,
-            out_shape=out_shape,
+            out_shape=_candidates(B, H, n_splits * top_k),
             grid=(B * G * n_splits,),
             num_stages=max(2, min(4, 1 + IN_FLIGHT // tile_bytes)),
-            name=f"top1_chunk_decode_{selection}",
-            S=S,
-            H=H,
-            G=G,
-            K=K,
-            KP=padded(K),
+            name=f"top1_chunk_decode_{'exact' if by_mass else 'best_key'}",
+            **sizes,
             RP=padded(H // G),
-            C=C,
             CP=padded(C),
             SPLITS=n_splits,
-            LOG2_SCALE=log2_scale,
-            BY_MASS=selection == "exact",
+            TOP_K=top_k,
+            BY_MASS=by_mass,
             PRECISION=precision(k_BSGK.dtype),
         )
     (o_BHV,) = runtime.launch(
@@ -116,22 +112,52 @@ def _decode(
         k_BSGK,
         v_BSGV,
         length_B,
-        score_BHs,
-        chunk_BHs,
+        score_BHn,
+        chunk_BHn,
         out_shape=[jax.ShapeDtypeStruct((B, H, V), v_BSGV.dtype)],
         grid=(B * H,),
         name="top1_chunk_decode_attend",
-        S=S,
-        H=H,
-        G=G,
-        K=K,
+        **sizes,
         V=V,
-        KP=padded(K),
         VP=padded(V),
-        C=C,
-        SPLITS=n_splits,
-        SPLITS_P=padded(n_splits),
-        LOG2_SCALE=log2_scale,
+        N=score_BHn.shape[-1],
+        NP=padded(score_BHn.shape[-1]),
+        TOP_K=top_k,
         BLOCK=min(64, padded(C)),
     )
     return o_BHV
+
+
+def _by_table(
+    q_BHK: Array, table: Array, length_B: Array, C: int, count: int, scale: float, shortlist: Shortlist | None
+) -> tuple[Array, ...]:
+    """Return the first chunks of every split by their means, [B, c, G, K], or a shortlist's table, [B, c, G, P, K]."""
+    (B, H, K), (n_full, G) = q_BHK.shape, table.shape[1:3]
+    n_splits = splits(B * H, n_full, least=CHUNKS_PER_SPLIT)
+    return runtime.launch(
+        kernels.table_kernel,
+        q_BHK,
+        table,
+        length_B,
+        out_shape=_candidates(B, H, n_splits * count),
+        grid=(B * H * n_splits,),
+        num_stages=3,
+        name="top1_chunk_decode_table",
+        N_FULL=n_full,
+        H=H,
+        G=G,
+        ROWS=1 if shortlist is None else table.shape[3],
+        K=K,
+        KP=padded(K),
+        C=C,
+        SPLITS=n_splits,
+        TOP_K=count,
+        SCALE=1.0 if shortlist is None else scale,  # of means alone it moves no order
+        SQUARED=shortlist is not None and shortlist.table == "mean_eigen",
+        BLOCK=32,
+    )
+
+
+def _candidates(B: int, H: int, n: int) -> list[jax.ShapeDtypeStruct]:
+    """Return the scores and the chunks of n candidates for every head."""
+    return [jax.ShapeDtypeStruct((B, H, n), dtype) for dtype in (jnp.float32, jnp.int32)]

@@ -1,18 +1,19 @@
 """Triton kernels of Top-1 Chunk decoding: one new token per batch entry against a cache.
 
-1. `every_key_kernel` or `approx_kernel`: each program scores a share ("split") of the past chunks and keeps its best,
-   so that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs
+1. `every_key_kernel` or `table_kernel`: each program scores a share ("split") of the past chunks and keeps its TOP_K
+   best, so that a few sequences fill the GPU too. The shares are cut from the actual length: what lies beyond it costs
    nothing.
-2. `attend_kernel`: the best of the splits (ties: the first, which holds the smaller chunks), then one softmax over
-   that chunk and the own one.
+2. `listed_kernel`, of a shortlist: each program finds one of the first chunks of all splits and its best key.
+3. `attend_kernel`: the TOP_K best of the splits, or of the list, then one softmax over those chunks and the own one.
 
-Scores are in units of log2. Exact and best_key read every key once, as a product of the group's query heads (padded to
-16 rows) with a chunk; everything else reads a few rows and needs no matrix unit.
+Scores are in units of log2, but those of a table. Exact and best_key read every key once, as a product of the group's
+query heads (padded to 16 rows) with a chunk; everything else reads a few rows and needs no matrix unit.
 """
 
 import triton
 import triton.language as tl
 
+from kernels_pallas.select_chunk.triton.kernels import inserted, new_lists, with_chunk
 from kernels_pallas.triton.tile_io import load_rows
 
 
@@ -29,10 +30,10 @@ def _share(length, C: tl.constexpr, SPLITS: tl.constexpr, split):
 def every_key_kernel(
     q_ptr, k_ptr, length_ptr, score_ptr, chunk_ptr,
     S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, RP: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, SPLITS: tl.constexpr, LOG2_SCALE: tl.constexpr, BY_MASS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, LOG2_SCALE: tl.constexpr,
+    BY_MASS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Writes score [B, H, splits] fp32 and chunk [B, H, splits]: the best chunk of a share, and its score.
+    """Writes score [B, H, splits, TOP_K] fp32 and chunk, of that size: the best chunks of a share, -1 after the last.
 
     The score is the log-sum-exp of the chunk's keys when BY_MASS, otherwise the largest of theirs.
     """
@@ -46,8 +47,7 @@ def every_key_kernel(
     q_RK = load_rows(q_ptr + (b * H + g * R) * K, r_R, K, R, K, KP, True)
     k_ptr += b * S * G * K + g * K
     c_C = tl.arange(0, CP)
-    best_R = tl.full([RP], float("-inf"), tl.float32)
-    chunk_R = tl.full([RP], -1, tl.int32)
+    bests, sels = new_lists(tl.full([RP], float("-inf"), tl.float32), -1, TOP_K)
     for chunk in tl.range(begin, end):
         k_CK = load_rows(k_ptr, chunk * C + c_C, G * K, S, K, KP, CP != C)
         s_RC = tl.dot(q_RK, tl.trans(k_CK), input_precision=PRECISION) * LOG2_SCALE
@@ -56,41 +56,101 @@ def every_key_kernel(
         score_R = tl.max(s_RC, 1)
         if BY_MASS:
             score_R += tl.log2(tl.sum(tl.exp2(s_RC - score_R[:, None]), 1))
-        chunk_R = tl.where(score_R > best_R, chunk, chunk_R)
-        best_R = tl.maximum(best_R, score_R)
-    at_R = (b * H + g * R + r_R) * SPLITS + split
-    tl.store(score_ptr + at_R, best_R, mask=r_R < R)
-    tl.store(chunk_ptr + at_R, chunk_R, mask=r_R < R)
+        bests, sels = with_chunk(bests, sels, score_R, chunk, 0, True, TOP_K)
+    at_R = ((b * H + g * R + r_R) * SPLITS + split) * TOP_K
+    for rank in tl.static_range(TOP_K):
+        tl.store(score_ptr + at_R + rank, bests[rank], mask=r_R < R)
+        tl.store(chunk_ptr + at_R + rank, sels[rank], mask=r_R < R)
 
 
 @triton.jit
-def approx_kernel(
-    q_ptr, mean_ptr, length_ptr, score_ptr, chunk_ptr,
-    ROWS: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+def _products(q_K, row_ptr, c_C, end, STRIDE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
+    """[C] products of the query and rows c_C, in fp32."""
+    row_CK = load_rows(row_ptr, c_C, STRIDE, end, K, KP, True)
+    return tl.sum(row_CK.to(tl.float32) * q_K[None, :], 1)
+
+
+@triton.jit
+def table_kernel(
+    q_ptr, table_ptr, length_ptr, score_ptr, chunk_ptr,
+    N_FULL: tl.constexpr, H: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    C: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, SCALE: tl.constexpr, SQUARED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As every_key_kernel, by q . mean key from the table mean [B, ROWS, G, K], in fp32 throughout."""
+    """As every_key_kernel, by the scores of a table [B, N_FULL, G, ROWS, K], in fp32 throughout.
+
+    With x = SCALE q . row that is the largest x, or x_0 + x_1^2 / 2 when SQUARED.
+    """
     pid = tl.program_id(0)
     h = pid % H
     split = pid // H % SPLITS
     b = (pid // H // SPLITS).to(tl.int64)
     begin, end = _share(tl.load(length_ptr + b), C, SPLITS, split)
     d = tl.arange(0, KP)
-    q_K = tl.load(q_ptr + (b * H + h) * K + d, mask=d < K, other=0.0).to(tl.float32)
-    mean_ptr += b * ROWS * G * K + h // (H // G) * K
-    best = tl.full([], float("-inf"), tl.float32)
-    chosen = tl.full([], -1, tl.int32)
+    q_K = tl.load(q_ptr + (b * H + h) * K + d, mask=d < K, other=0.0).to(tl.float32) * SCALE
+    table_ptr += b * N_FULL * G * ROWS * K + h // (H // G) * ROWS * K
+    bests, sels = new_lists(tl.full([], float("-inf"), tl.float32), -1, TOP_K)
     for first in tl.range(begin, end, BLOCK):
         c_C = first + tl.arange(0, BLOCK)
-        mean_CK = load_rows(mean_ptr, c_C, G * K, end, K, KP, True)
-        score_C = tl.sum(mean_CK.to(tl.float32) * q_K[None, :], 1)
+        score_C = _products(q_K, table_ptr, c_C, end, G * ROWS * K, K, KP)
+        for row in tl.static_range(1, ROWS):
+            x_C = _products(q_K, table_ptr + row * K, c_C, end, G * ROWS * K, K, KP)
+            score_C = score_C + 0.5 * x_C * x_C if SQUARED else tl.maximum(score_C, x_C)
         score_C = tl.where(c_C < end, score_C, float("-inf"))
-        top = tl.max(score_C, 0)
-        top_chunk = tl.min(tl.where(score_C == top, c_C, ROWS), 0)
-        chosen = tl.where(top > best, top_chunk, chosen)
-        best = tl.maximum(best, top)
-    tl.store(score_ptr + (b * H + h) * SPLITS + split, best)
-    tl.store(chunk_ptr + (b * H + h) * SPLITS + split, chosen)
+        for rank in tl.static_range(TOP_K):
+            top = tl.max(score_C, 0)
+            top_chunk = tl.min(tl.where(score_C == top, c_C, N_FULL), 0)
+            bests, sels = inserted(bests, sels, top, top_chunk, TOP_K)
+            if rank + 1 < TOP_K:
+                score_C = tl.where(c_C == top_chunk, float("-inf"), score_C)
+    at = ((b * H + h) * SPLITS + split) * TOP_K
+    for rank in tl.static_range(TOP_K):
+        tl.store(score_ptr + at + rank, bests[rank])
+        tl.store(chunk_ptr + at + rank, sels[rank])
+
+
+@triton.jit
+def _load_candidates(score_ptr, chunk_ptr, bh, N: tl.constexpr, NP: tl.constexpr):
+    """Scores and chunks [N] of a head: those of all splits, or of a list; -1 where there is no chunk."""
+    n_N = tl.arange(0, NP)
+    score_N = tl.load(score_ptr + bh * N + n_N, mask=n_N < N, other=float("-inf"))
+    return score_N, tl.load(chunk_ptr + bh * N + n_N, mask=n_N < N, other=-1)
+
+
+@triton.jit
+def _taken(score_N, chunk_N, NONE: tl.constexpr):
+    """The smallest chunk among those of the largest score, or NONE, and the candidates without it."""
+    is_best_N = (score_N == tl.max(score_N, 0)) & (chunk_N >= 0)
+    chunk = tl.min(tl.where(is_best_N, chunk_N, NONE), 0)
+    return chunk, tl.where(chunk_N == chunk, float("-inf"), score_N), tl.where(chunk_N == chunk, -1, chunk_N)
+
+
+@triton.jit
+def listed_kernel(
+    q_ptr, k_ptr, score_ptr, chunk_ptr, best_ptr, listed_ptr,
+    S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, LISTED: tl.constexpr, LOG2_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes best and listed [B, H, LISTED]: the first chunks of N candidates and the scores of their best keys."""
+    pid = tl.program_id(0)
+    bh = (pid // LISTED).to(tl.int64)
+    b, h = bh // H, bh % H
+    score_N, chunk_N = _load_candidates(score_ptr, chunk_ptr, bh, N, NP)
+    chunk, score_N, chunk_N = _taken(score_N, chunk_N, S)
+    for _rank in tl.range(0, pid % LISTED):
+        chunk, score_N, chunk_N = _taken(score_N, chunk_N, S)
+    d = tl.arange(0, KP)
+    q_K = tl.load(q_ptr + bh * K + d, mask=d < K, other=0.0).to(tl.float32) * LOG2_SCALE
+    k_ptr += b * S * G * K + h // (H // G) * K
+    best = tl.full([], float("-inf"), tl.float32)
+    begin = tl.where(chunk < S, chunk * C, 0)
+    end = tl.where(chunk < S, begin + C, 0)
+    for first in tl.range(begin, end, BLOCK):
+        s_S = first + tl.arange(0, BLOCK)
+        score_S = _products(q_K, k_ptr, s_S, end, G * K, K, KP)
+        best = tl.maximum(best, tl.max(tl.where(s_S < end, score_S, float("-inf")), 0))
+    tl.store(best_ptr + pid, best)
+    tl.store(listed_ptr + pid, tl.where(chunk < S, chunk, -1))
 
 
 @triton.jit
@@ -119,20 +179,14 @@ def _visit(
 def attend_kernel(
     q_ptr, k_ptr, v_ptr, length_ptr, score_ptr, chunk_ptr, o_ptr,
     S: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, C: tl.constexpr, SPLITS: tl.constexpr, SPLITS_P: tl.constexpr, LOG2_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    VP: tl.constexpr, C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, TOP_K: tl.constexpr,
+    LOG2_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes o [B, H, V] from the splits' best chunks; in the first chunk no split has one (-1)."""
+    """Writes o [B, H, V] from the TOP_K best of N candidates; in the first chunk there is none (-1)."""
     pid = tl.program_id(0)
     b, h = (pid // H).to(tl.int64), pid % H
     length = tl.load(length_ptr + b)
-    split = tl.arange(0, SPLITS_P)
-    at = (b * H + h) * SPLITS + split
-    score = tl.load(score_ptr + at, mask=split < SPLITS, other=float("-inf"))
-    chunk = tl.load(chunk_ptr + at, mask=split < SPLITS, other=-1)
-    # chunks ascend with the split, so among equal scores the smallest chunk is the first split's
-    is_best = (score == tl.max(score, 0)) & (chunk >= 0)
-    selected = tl.min(tl.where(is_best, chunk, S), 0)
+    score_N, chunk_N = _load_candidates(score_ptr, chunk_ptr, b * H + h, N, NP)
     d = tl.arange(0, KP)
     q_K = tl.load(q_ptr + (b * H + h) * K + d, mask=d < K, other=0.0).to(tl.float32)
     g = h // (H // G)
@@ -144,11 +198,12 @@ def attend_kernel(
         q_K, k_ptr, v_ptr, tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32),
         tl.zeros([VP], tl.float32), own, length, G, K, V, KP, VP, LOG2_SCALE, BLOCK,
     )  # fmt: skip
-    # NaN queries select nothing; they read chunk 0 then, and not what lies beyond the cache
-    remote = tl.where((own > 0) & (selected < S), selected * C, 0)
-    m, l, o_V = _visit(
-        q_K, k_ptr, v_ptr, m, l, o_V, remote, tl.where(own > 0, remote + C, 0),
-        G, K, V, KP, VP, LOG2_SCALE, BLOCK,
-    )  # fmt: skip
+    for _rank in tl.range(0, TOP_K):
+        chunk, score_N, chunk_N = _taken(score_N, chunk_N, S)
+        begin = tl.where(chunk < S, chunk * C, 0)
+        m, l, o_V = _visit(
+            q_K, k_ptr, v_ptr, m, l, o_V, begin, tl.where(chunk < S, begin + C, 0),
+            G, K, V, KP, VP, LOG2_SCALE, BLOCK,
+        )  # fmt: skip
     e = tl.arange(0, VP)
     tl.store(o_ptr + (b * H + h) * V + e, (o_V / l).to(o_ptr.dtype.element_ty), mask=e < V)
