@@ -27,6 +27,7 @@ A workdir's `eval_losses/classes.npz` holds the sums at the end of the run: "ste
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,8 @@ CLASSES = "classes.npz"  # in DIRECTORY
 DISTANCES = (1, 32, 128, 256, 1024)
 RATES = (1, 10, 100, 1_000, 10_000)
 POSITIONS = (32, 128, 512, 1024)
-NAMES = {
-    "repeat": ("new bigram", "continues otherwise", "continues as before"),
-    "distance": ("not as before", "1 to 31", "32 to 127", "128 to 255", "256 to 1,023", "1,024 and more"),
-    "frequency": ("below 1", "1 to 10", "10 to 100", "100 to 1,000", "1,000 to 10,000", "10,000 and more"),
-    "position": ("0 to 31", "32 to 127", "128 to 511", "512 to 1,023", "1,024 and more"),
-}
+LONGER = (4_096, 16_384, 65_536)  # of both, in blocks that are longer
+FAMILIES = ("repeat", "distance", "frequency", "position")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +165,26 @@ class ClassSums:
     domains: dict[str, DomainSums]
 
 
+def edges(first: tuple[int, ...], seq_len: int) -> tuple[int, ...]:
+    """Return where the classes of distances or positions begin that blocks of so many tokens can have."""
+    return (*first, *(edge for edge in LONGER if edge < seq_len))
+
+
+def names(seq_len: int) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes per family, of blocks of so many predicted tokens."""
+
+    def between(*begins: int) -> tuple[str, ...]:
+        ranges = (f"{begin:,} to {end - 1:,}" for begin, end in itertools.pairwise(begins))
+        return (*ranges, f"{begins[-1]:,} and more")
+
+    return {
+        "repeat": ("new bigram", "continues otherwise", "continues as before"),
+        "distance": ("not as before", *between(*edges(DISTANCES, seq_len))),
+        "frequency": ("below 1", "1 to 10", "10 to 100", "100 to 1,000", "1,000 to 10,000", "10,000 and more"),
+        "position": between(0, *edges(POSITIONS, seq_len)),
+    }
+
+
 def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
     """Return t - s for every predicted token x_t of a block, int64 [T]; 0 where the bigram before it is new."""
     distances_T = np.zeros(len(tokens_T1) - 1, np.int64)
@@ -179,7 +196,7 @@ def last_repeat(tokens_T1: np.ndarray) -> np.ndarray:
 
 
 def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Return the class of every predicted token of blocks, per family an index into its `NAMES`, int8 [N, T].
+    """Return the class of every predicted token of blocks, per family an index into its `names`, int8 [N, T].
 
     `rates` is how often each id occurs in training, per million tokens; without it there is no family "frequency".
     """
@@ -191,11 +208,11 @@ def classify(tokens_NT1: np.ndarray, rates: np.ndarray | None) -> dict[str, np.n
     as_before_NT = same_NT & (distances_NT > 0)
     found = {
         "repeat": np.where(distances_NT == 0, 0, 1 + as_before_NT),
-        "distance": np.searchsorted(DISTANCES, distances_NT * as_before_NT, side="right"),
+        "distance": np.searchsorted(edges(DISTANCES, seq_len), distances_NT * as_before_NT, side="right"),
     }
     if rates is not None:
         found["frequency"] = np.searchsorted(RATES, rates, side="right")[targets_NT]
-    of_place = np.searchsorted(POSITIONS, np.arange(seq_len), side="right")
+    of_place = np.searchsorted(edges(POSITIONS, seq_len), np.arange(seq_len), side="right")
     found["position"] = np.broadcast_to(of_place, (n_blocks, seq_len))
     return {family: classes.astype(np.int8) for family, classes in found.items()}
 
@@ -205,7 +222,7 @@ def sums(losses_NT: np.ndarray, blocks: EvalBlocks, rates: np.ndarray | None) ->
     documents, of_block = np.unique(blocks.documents, return_inverse=True)
     losses, tokens = {}, {}
     for family, classes_NT in classify(blocks.tokens, rates).items():
-        shape = len(documents), len(NAMES[family])
+        shape = len(documents), len(names(losses_NT.shape[1])[family])
         cells = (of_block[:, None] * shape[1] + classes_NT).ravel()
         size = shape[0] * shape[1]
         losses[family] = np.bincount(cells, losses_NT.ravel(), minlength=size).reshape(shape)
@@ -223,7 +240,7 @@ def write_classes(
         found = sums(losses_NT, blocks[domain], rates)
         arrays |= {f"{domain}/documents": found.documents, f"{domain}/blocks": found.blocks}
         for family in found.losses:
-            arrays[family] = np.array(NAMES[family])
+            arrays[family] = np.array(names(losses_NT.shape[1])[family])
             arrays |= {
                 f"{domain}/{family}/losses": found.losses[family],
                 f"{domain}/{family}/tokens": found.tokens[family],
@@ -262,4 +279,4 @@ def read_classes(workdir: str | Path) -> ClassSums | None:
 
 def class_names(arrays: Arrays) -> dict[str, tuple[str, ...]]:
     """Return the names of the classes of each family in a file; raise `UserError` if they are no list of texts."""
-    return {family: tuple(map(str, arrays.take(family, "U", None))) for family in NAMES if family in arrays}
+    return {family: tuple(map(str, arrays.take(family, "U", None))) for family in FAMILIES if family in arrays}

@@ -8,7 +8,7 @@ from seqjax.data import EvalBlocks, open_corpus
 from seqjax.study import __main__ as study
 from seqjax.study import made_of, records, statistics
 from seqjax.training import eval_losses
-from seqjax.training.eval_losses import NAMES, ClassSums, DomainSums
+from seqjax.training.eval_losses import ClassSums, DomainSums
 from seqjax.utils import UserError
 from tests import support
 from tests.study.synthetic import DOCUMENTS, DOMAINS, write_run, write_study
@@ -16,6 +16,7 @@ from tests.study.synthetic import DOCUMENTS, DOMAINS, write_run, write_study
 pytestmark = pytest.mark.usefixtures("undrawn_pictures")
 
 T = support.SEQ_LEN
+NAMES = eval_losses.names(T)
 TOKENS = {d: np.random.default_rng(i).integers(0, 5, (len(n), T + 1)) for i, (d, n) in enumerate(DOCUMENTS.items())}
 RATES = np.array([0.5, 5.0, 50.0, 5e3, 5e5])
 

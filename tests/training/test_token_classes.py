@@ -19,10 +19,12 @@ FAMILIES = ("repeat", "distance", "frequency", "position")
 # The first and last values of each class.
 DISTANCES = {"1 to 31": (1, 31), "32 to 127": (32, 127), "128 to 255": (128, 255), "256 to 1,023": (256, 1023)}
 POSITIONS = {"0 to 31": (0, 31), "32 to 127": (32, 127), "128 to 511": (128, 511), "512 to 1,023": (512, 1023)}
+LONG = {"1,024 to 4,095": (1024, 4095)}  # of both, in blocks of more than 4,096 predicted tokens
 
 
-def class_of(value: float, ranges: dict[str, tuple[int, int]]) -> str:
-    return next((name for name, (low, high) in ranges.items() if low <= value <= high), "1,024 and more")
+def class_of(value: float, ranges: dict[str, tuple[int, int]], seq_len: int) -> str:
+    of_all, last = (ranges | LONG, "4,096 and more") if seq_len > 4096 else (ranges, "1,024 and more")
+    return next((name for name, (low, high) in of_all.items() if low <= value <= high), last)
 
 
 def by_hand(tokens: np.ndarray, rates: np.ndarray, t: int) -> dict[str, str]:
@@ -33,20 +35,24 @@ def by_hand(tokens: np.ndarray, rates: np.ndarray, t: int) -> dict[str, str]:
     for low, high in ((1, 10), (10, 100), (100, 1000), (1000, 10000)):
         if low <= rate < high:
             frequency = f"{low:,} to {high:,}"
-    found = {"frequency": frequency, "position": class_of(t - 1, POSITIONS), "distance": "not as before"}
+    found = {
+        "frequency": frequency,
+        "position": class_of(t - 1, POSITIONS, len(tokens) - 1),
+        "distance": "not as before",
+    }
     if not before:
         return found | {"repeat": "new bigram"}
     if tokens[before[-1]] != tokens[t]:
         return found | {"repeat": "continues otherwise"}
-    return found | {"repeat": "continues as before", "distance": class_of(t - before[-1], DISTANCES)}
+    return found | {"repeat": "continues as before", "distance": class_of(t - before[-1], DISTANCES, len(tokens) - 1)}
 
 
 def assert_classes_are_those_by_hand(rows: np.ndarray, rates: np.ndarray):
-    found = eval_losses.classify(rows, rates)
-    assert tuple(found) == FAMILIES
+    found, names = eval_losses.classify(rows, rates), eval_losses.names(rows.shape[1] - 1)
+    assert tuple(found) == FAMILIES == tuple(names)
     for n, tokens in enumerate(rows):
         for t in range(1, len(tokens)):
-            got = {family: eval_losses.NAMES[family][classes[n, t - 1]] for family, classes in found.items()}
+            got = {family: names[family][classes[n, t - 1]] for family, classes in found.items()}
             assert got == by_hand(tokens, rates, t)
 
 
@@ -73,6 +79,19 @@ def test_classes_of_long_blocks():
     found = eval_losses.classify(tokens[None], np.full(1500, 2.0))
     counts = np.bincount(found["distance"][0], minlength=6)
     np.testing.assert_array_equal(counts[1:], [1, 2, 2, 2, 1])
+
+
+def test_classes_of_blocks_beyond_4096_tokens():
+    """Only blocks that have them: 4,096 predicted tokens have no position 4,096."""
+    tokens = np.arange(10, 5010, dtype=np.uint32)
+    for at, distance in ((4500, 4095), (4600, 4096)):
+        tokens[at - 2 : at + 1] = tokens[at - 2 - distance : at + 1 - distance]
+    found, names = eval_losses.classify(tokens[None], None), eval_losses.names(4999)
+    assert [names["distance"][found["distance"][0, at - 1]] for at in (4500, 4600)] == list(names["distance"][-2:])
+    assert names["distance"][-2:] == names["position"][-2:] == ("1,024 to 4,095", "4,096 and more")
+    assert [names["position"][found["position"][0, t]] for t in (4095, 4096)] == list(names["position"][-2:])
+    assert eval_losses.names(4096)["position"][-1] == "1,024 and more"
+    assert eval_losses.names(102_400)["distance"][-3:] == ("4,096 to 16,383", "16,384 to 65,535", "65,536 and more")
 
 
 def test_without_rates_there_is_no_class_of_frequency():
