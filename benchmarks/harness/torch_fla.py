@@ -59,7 +59,11 @@ def operands(case: str, given: Sequence[jax.Array], device: str) -> dict[str, An
 def measure(
     case: str, given: Sequence[jax.Array], cotangent: Sequence[jax.Array], *, repeats: int, seconds: float
 ) -> dict[str, Any]:
-    """Return the times in ms, forward, and forward and backward, and the outputs, float32 arrays."""
+    """Return the times in ms, forward, and forward and backward, and the outputs, float32 arrays.
+
+    Times are those of calls one after the other, which the host may hold up, as it launches kernels one by one;
+    `device_*` are those of the kernels alone.
+    """
     with mock.patch.dict(os.environ):
         os.environ.pop("TRITON_CACHE_DIR", None)  # jax_triton sets it to nothing, where Triton cannot build its driver
         return _measure(case, given, cotangent, repeats=repeats, seconds=seconds)
@@ -87,9 +91,20 @@ def _measure(case: str, given: Sequence[jax.Array], cotangent: Any, *, repeats: 
     def median(call: Callable[[], Any]) -> float:
         return statistics.median(torch_flash.time_ms(call, repeats=repeats, seconds=seconds))
 
-    measured: dict[str, Any] = {"forward_ms": median(forward), "out": out}
+    measured: dict[str, Any] = {"forward_ms": median(forward), "device_forward_ms": _device_ms(forward), "out": out}
     try:
-        measured["training_ms"] = median(training)
+        measured |= {"training_ms": median(training), "device_training_ms": _device_ms(training)}
     except RuntimeError as error:  # gated_delta_rule's refuses some versions of Triton on Hopper
         measured["training_error"] = str(error)
     return measured | {"versions": {"torch": torch.__version__, "fla": importlib.import_module("fla").__version__}}
+
+
+def _device_ms(call: Callable[[], Any], *, calls: int = 10) -> float:
+    """What the kernels of a call take, without the time between them."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profile.key_averages()) / calls / 1e3
