@@ -101,9 +101,10 @@ def shortlist(table: str, *, dim: int, dtype: str, size: int = 4, chunk_size: in
     from kernels_pallas.select_chunk.tables import Shortlist
     from kernels_pallas.select_chunk.triton import select as backend
 
-    q, k = ((1, 3000, 4, dim), dtype), ((1, 3000, 2, dim), dtype)
     options: Any = {"chunk_size": chunk_size, "selection": "shortlist", "shortlist": Shortlist(size, table)}
-    arrays(partial(backend.select, scale=0.1, **options), q, k)
+    # Few chunks and many: all scored, and rows sorted by candidate
+    for T in (3000, 1000 + chunk_size * size * backend.FEW_CHUNKS):
+        arrays(partial(backend.select, scale=0.1, **options), ((1, T, 4, dim), dtype), ((1, T, 2, dim), dtype))
 
 
 def decode(kind: str, *, dim: int, dtype: str, top_k: int = 1, table: str = "mean") -> None:

@@ -121,12 +121,20 @@ KERNEL_CASES = [
 ]
 
 
+@pytest.mark.parametrize("few_chunks", [0, 1000], ids=["sorted", "masked"])
 @pytest.mark.parametrize("implementation", ["triton"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("table", "shape", "shortlist", "top_k", "scale"), support.slow_unless(lambda *c: c[1].C == 16, KERNEL_CASES)
 )
-def test_kernels_equal_the_reference(table, shape, shortlist, top_k, scale, dtype, implementation) -> None:
+def test_kernels_equal_the_reference(
+    monkeypatch, table, shape, shortlist, top_k, scale, dtype, implementation, few_chunks
+) -> None:
+    """With rows sorted by candidate, and with all chunks scored, which is faster where they are few."""
+    extras.need("triton")
+    from kernels_pallas.select_chunk.triton import select
+
+    monkeypatch.setattr(select, "FEW_CHUNKS", few_chunks)
     q, k, _ = qkv(shape, dtype=dtype)
     options = {"chunk_size": shape.C, "selection": "shortlist", "scale": scale}
     options |= {"shortlist": shortlist, "table": table, "top_k": top_k}

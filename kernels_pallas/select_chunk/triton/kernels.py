@@ -21,7 +21,8 @@ With TOP_K, all insert chunks into lists in registers: exact and best_key each o
 a tile.
 
 shortlist. That gives the candidates of every query, by this table or another (tables.py). Then programs have rows of
-one candidate each (triton/sort_plan.py), and find the largest scores of its keys.
+one candidate each (triton/sort_plan.py), and find the largest scores of its keys. With few chunks best_key's kernel
+scores all of them, and counts the listed ones.
 """
 
 import struct
@@ -241,11 +242,14 @@ def exact_kernel(
 
 @triton.jit
 def _by_best_key(
-    q_MK, k_ptr, step_ptr, n_M, bests, sels, first, last,
+    q_MK, k_ptr, step_ptr, listed, n_M, bests, sels, first, last,
     T: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, C: tl.constexpr, BLOCK_N: tl.constexpr,
-    INT8: tl.constexpr, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
+    INT8: tl.constexpr, LISTED: tl.constexpr, ALL_PAST: tl.constexpr, TOP_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Chunks [first, last) compared by their largest score; all before all rows when ALL_PAST."""
+    """Chunks [first, last) compared by their largest score; all before all rows when ALL_PAST.
+
+    With LISTED, a row compares the chunks of the tuple `listed` alone.
+    """
     for c in tl.range(first, last):
         if INT8:
             top_M = tl.full([q_MK.shape[0]], LOWEST, tl.int32)
@@ -258,20 +262,26 @@ def _by_best_key(
             top_M = tl.maximum(top_M, tl.max(s_MN, 1))
         if INT8:
             top_M = top_M.to(tl.float32) * tl.load(step_ptr + c * G)
+        if LISTED > 0:
+            is_listed_M = listed[0] == c
+            for rank in tl.static_range(1, LISTED):
+                is_listed_M |= listed[rank] == c
+            top_M = tl.where(is_listed_M, top_M, float("-inf"))
         bests, sels = with_chunk(bests, sels, top_M, c, n_M, ALL_PAST, TOP_K)
     return bests, sels
 
 
 @triton.jit
 def best_key_kernel(
-    q_ptr, k_ptr, step_ptr, sel_ptr,
+    q_ptr, k_ptr, step_ptr, list_ptr, sel_ptr,
     T: tl.constexpr, TK: tl.constexpr, H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    C: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, INT8: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C: tl.constexpr, LISTED: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    INT8: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sel [B, T, H, TOP_K] int32: the chunks of the largest scores; programs in the order of `exact_kernel`.
 
-    There are TK keys, of full chunks alone when INT8; then step [B, T // C, G] is read.
+    There are TK keys, of full chunks alone when INT8; then step [B, T // C, G] is read. With LISTED, candidates are
+    those of list [B, T, H, LISTED].
     """
     n_tiles: tl.constexpr = (T + BLOCK_M - 1) // BLOCK_M
     pid = tl.program_id(0)
@@ -284,14 +294,17 @@ def best_key_kernel(
     q_MK = load_rows(q_ptr + b * T * H * K + h * K, row_M, H * K, T, K, KP, True)
     all_past = tile * BLOCK_M // C
     last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, T - 1) // C
+    listed = ()
+    for rank in tl.static_range(LISTED):
+        listed += (tl.load(list_ptr + ((b * T + row_M) * H + h) * LISTED + rank, mask=row_M < T, other=-1),)
     bests, sels = new_lists(tl.full([BLOCK_M], float("-inf"), tl.float32), 0, TOP_K)
     bests, sels = _by_best_key(
-        q_MK, k_ptr, step_ptr, n_M, bests, sels, 0, all_past,
-        T, G, K, KP, C, BLOCK_N, INT8, True, TOP_K, PRECISION,
+        q_MK, k_ptr, step_ptr, listed, n_M, bests, sels, 0, all_past,
+        T, G, K, KP, C, BLOCK_N, INT8, LISTED, True, TOP_K, PRECISION,
     )  # fmt: skip
     bests, sels = _by_best_key(
-        q_MK, k_ptr, step_ptr, n_M, bests, sels, all_past, last,
-        T, G, K, KP, C, BLOCK_N, INT8, False, TOP_K, PRECISION,
+        q_MK, k_ptr, step_ptr, listed, n_M, bests, sels, all_past, last,
+        T, G, K, KP, C, BLOCK_N, INT8, LISTED, False, TOP_K, PRECISION,
     )  # fmt: skip
     _store_lists(sel_ptr, sels, n_M, b, h, row_M, T, H, TOP_K)
 
