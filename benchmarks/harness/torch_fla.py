@@ -100,7 +100,7 @@ def _measure(case: str, given: Sequence[jax.Array], cotangent: Any, *, repeats: 
 
 
 def _device_ms(call: Callable[[], Any], *, calls: int = 10) -> float:
-    """What the kernels of a call take, without the time between them."""
+    """Return the milliseconds that the kernels of a call take, without the time between them."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

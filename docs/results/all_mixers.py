@@ -179,8 +179,8 @@ ABOUT = """\
 
 A row is one of the {configs} shipped configs or another model of [trunks_110m](trunks_110m/README.md), all at 110M
 parameters; {trained} of {rows} have been trained there. These are first, best first by their gap to {reference},
-and last among them those that can be compared at equal tokens alone. The others are in the order of their training
-speed. An empty cell was not measured.
+or by its range over learning rates where that alone could be read, and last among them those that can be compared at
+equal tokens alone. The others are in the order of their training speed. An empty cell was not measured.
 """
 GAPS = """\
 ## Base capabilities

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from kernels_pallas import cpu_compiler
-from seqjax.config import Config
+from seqjax.config import Config, from_config_dict, presets
 from seqjax.data import open_corpus
 from seqjax.models import Model, flops
 from seqjax.reading import read_json
@@ -222,13 +222,13 @@ class RecordedSpeed(NamedTuple):
 
 
 def recorded_speed(
-    config: Config, *, n_params: int, per_token: float, device: str | None, within: float = 1e-9
+    config: Config, *, n_params: int, per_token: float, device: str | None, within: float = 0.0
 ) -> RecordedSpeed | None:
     """Return the recorded speed of this model on a kind of device, or with None on any; None if there is no record.
 
-    The same name, parameters and FLOPs per token at the same length are taken for the same model. Both may differ by
-    the share `within`: 0.05 also takes the mixer with other settings, such as normalised queries and keys. Of several
-    records the fastest is returned, since kernels get faster.
+    The same name, settings of the mixer, parameters and FLOPs per token at the same length are taken for the same
+    model. With a share `within` settings may differ, such as normalised queries and keys, and parameters and FLOPs by
+    that share. Of several records the fastest is returned, since kernels get faster.
     """
     found: list[RecordedSpeed] = []
     for path in sorted(RESULTS.glob("train_step*.json")):
@@ -238,12 +238,21 @@ def recorded_speed(
             continue
         for name, result in report["results"].items():
             same = name.partition(":")[0] == config.name and result.get("devices", 1) == 1
-            same &= math.isclose(result.get("params", 0), n_params, rel_tol=within)
-            same &= math.isclose(result.get("flops_per_token", 0), per_token, rel_tol=within)
-            if same and "tokens_per_s" in result:
+            same &= math.isclose(result.get("params", 0), n_params, rel_tol=within or 1e-9)
+            same &= math.isclose(result.get("flops_per_token", 0), per_token, rel_tol=within or 1e-9)
+            if not same or "tokens_per_s" not in result:
+                continue
+            # rules of selection, for one, have the same parameters and FLOPs
+            if within or _measured(name, settings["size"]).model.mixer == config.model.mixer:
                 source = f"benchmarks/results/{path.name}, batch {settings['batch']}, remat {settings['remat']}"
                 found.append(RecordedSpeed(result["tokens_per_s"], machine["device"], source))
     return max(found, default=None)
+
+
+def _measured(name: str, model_size: str) -> Config:
+    """Return the config of a benchmark's result, by its name, `config[:key=value,...]`."""
+    base, _, settings = name.partition(":")
+    return from_config_dict(presets.read_config(f"{base}:{','.join(filter(None, (model_size, settings)))}"))
 
 
 def _time_steps(compiled: Any, state: Any, tokens: jax.Array) -> float:

@@ -55,7 +55,7 @@ def test_a_recorded_speed_is_that_of_the_same_model(runs, monkeypatch, tmp_path)
     result = {"tokens_per_s": 7.0, "params": flops.n_params(model), "flops_per_token": flops.flops_per_token(model, 32)}
     report = {
         "machine": {"device": "a device"},
-        "settings": {"seq_len": 32, "batch": 1, "remat": "none"},
+        "settings": {"size": "debug", "seq_len": 32, "batch": 1, "remat": "none"},
         "results": {"transformer_pp": result, "mamba2": result},
     }
     (tmp_path / "train_step.json").write_text(json.dumps(report))

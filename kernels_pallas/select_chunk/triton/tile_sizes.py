@@ -33,7 +33,7 @@ def tiles(kernel: str, dim: int, chunk_size: int, dtype: jnp.dtype) -> Tiles:
     is_ampere = capability < device.HOPPER  # which holds the operands of products in registers: of wide heads less fits
     if kernel == "table":
         return Tiles(64, 32, 4, 2) if wide else Tiles(128, 64, 8, 2)
-    if kernel == "listed" and half:  # rows are gathered, so small programs; not measured
+    if kernel == "listed" and half:  # rows are gathered, so small programs; no other sizes were tried
         return Tiles(64, min(chunk, 128), 4, 3)
     # best_key has the products of exact and not its exponentials, in 8 bits half the bytes too; no other sizes were
     # tried.
