@@ -88,7 +88,7 @@ def wkv7_operands(
     given = (r_BTHK, k_BTHK, v_BTHK, *(_wide(map_, acc) for map_ in (decay, eta)))
     if mix is not None:
         is_first = jnp.asarray(mix.is_first_layer, bool)
-        mix = ValueMix(mix.first_BTHK, _wide(mix.share, acc), is_first)
+        mix = ValueMix(mix.first_BTHK.astype(v_BTHK.dtype), _wide(mix.share, acc), is_first)
     given = (*given, Vectors(*(x.astype(acc) for x in vectors)), mix)
     data = (r_BTHK, k_BTHK, v_BTHK, *(map_.hidden_BTR for map_ in maps.values()))
     kernels = backend.pick("wkv7_operands", BACKENDS, implementation, data, {})

@@ -19,7 +19,7 @@ import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers.base import Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import Init, constant, orthogonal, values
-from seqjax.nn.layers import Linear, save_inputs
+from seqjax.nn.layers import Linear, residual_norm, save_inputs
 from seqjax.nn.params import param
 from seqjax.ops.head_norm import head_norm
 from seqjax.sharding import constrain_batch, time_pieces
@@ -158,10 +158,10 @@ class RwkvBlock(base.Block):
         continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        x_BTD, h_BTD = base.normed(self.norm1, x_BTD, dtype)
+        x_BTD, h_BTD = residual_norm(self.norm1, x_BTD, dtype)
         y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
         x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
-        x_BTD, h_BTD = base.normed(self.norm2, x_BTD, dtype)
+        x_BTD, h_BTD = residual_norm(self.norm2, x_BTD, dtype)
         x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD)).astype(x_BTD.dtype)
         if last_BD is None:
             return x_BTD, carry, None

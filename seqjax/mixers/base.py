@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seqjax.fields import checked
-from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm, beside
-from seqjax.sharding import constrain_batch
+from seqjax.nn.layers import NORMS, LayerNorm, RMSNorm, residual_norm
 from seqjax.types import Array, Cache, Layer
 from seqjax.utils import UserError, nearest
 
@@ -198,7 +197,7 @@ class Block(nnx.Module):
 
     def mixer_input(self, x: Array, dtype: Any) -> Array:
         """Return the normalised residual stream [B, T, D] or [B, D], split over devices along the batch alone."""
-        return normed(self.norm1, x, dtype)[1]
+        return residual_norm(self.norm1, x, dtype)[1]
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the forward FLOPs per token, excluding the products with parameters."""
@@ -216,12 +215,6 @@ class Block(nnx.Module):
     def longest(self) -> int:
         """The maximum sequence length in tokens; 0 means no limit."""
         return self.mixer.longest
-
-
-def normed(norm: RMSNorm | LayerNorm, x: Array, dtype: Any) -> tuple[Array, Array]:
-    """Return the residual stream [B, T, D] or [B, D], to which the block adds, and its norm, the input of a branch."""
-    x, h = beside(norm, x, dtype)
-    return x, constrain_batch(h)
 
 
 def make_norm(config: Any, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:

@@ -19,9 +19,9 @@ from flax import nnx
 
 from seqjax.config import ModelConfig
 from seqjax.mixers._rwkv import depth, ramp
-from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm, normed
+from seqjax.mixers.base import Block, Carry, MakeMixer, make_norm
 from seqjax.nn.initializers import GPT_INIT, residual_init, values
-from seqjax.nn.layers import Mlp
+from seqjax.nn.layers import Mlp, residual_norm
 from seqjax.nn.short_conv import Canon, ShortConv, TokenShift, extend, init_cache
 from seqjax.sharding import constrain_batch
 from seqjax.types import Array, Cache, Layer
@@ -65,14 +65,14 @@ class PreNormBlock(Block):
         c_BWD, d = None, (None, None)
         if self.norm2 is not None and self.mlp is not None:
             with jax.named_scope("mlp"):
-                x, h = normed(self.norm2, x, dtype)
+                x, h = residual_norm(self.norm2, x, dtype)
                 h, c_BWD = _extend(self.canon_c, h, last.c_BWD)
                 y, d = self.mlp.extend(h, last.d)
                 x = x + constrain_batch(y).astype(x.dtype)
         return x, PreNormCache(mixer, a_BWD, shift_BWD, c_BWD, d) if self.looks_back else mixer
 
     def _mixer_input(self, x: Array, last: PreNormCache, dtype: Any) -> tuple[Array, Array, Any, Any]:
-        x, h = normed(self.norm1, x, dtype)
+        x, h = residual_norm(self.norm1, x, dtype)
         h, a_BWD = _extend(self.canon_a, h, last.a_BWD)
         h, shift_BWD = _extend(self.token_shift, h, last.shift_BWD)
         return x, h, a_BWD, shift_BWD

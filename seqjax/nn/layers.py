@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 import kernels_pallas
 from seqjax.nn.initializers import GPT_INIT, Init, constant
 from seqjax.nn.params import param
 from seqjax.nn.short_conv import Canon, extend, init_cache
+from seqjax.sharding import constrain_batch
 from seqjax.types import Array
 
 Axes = tuple[str | None, str | None]
@@ -152,15 +154,16 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
-def beside(norm: RMSNorm | LayerNorm, x: Array, dtype: Any) -> tuple[Array, Array]:
-    """Return x [B, T, D] or [B, D] and its norm in a dtype, for a residual stream x + f(norm(x)).
+def residual_norm(norm: RMSNorm | LayerNorm, x: Array, dtype: DTypeLike) -> tuple[Array, Array]:
+    """Return x [B, T, D] or [B, D], to which a block adds, and its norm in a dtype, the input of a branch.
 
     On Triton one pass over memory makes the gradient of the norm and adds the stream's own, where XLA takes two.
     """
     if x.ndim < 3 or x.shape[1] == 1:  # one token, as in decoding
-        return x, norm(x).astype(dtype)
+        return x, constrain_batch(norm(x).astype(dtype))
     bias_D = norm.b[...] if isinstance(norm, LayerNorm) else None
-    return kernels_pallas.residual_norm(x, gain_D=norm.g[...], bias_D=bias_D, eps=norm.eps, dtype=dtype)
+    x, h = kernels_pallas.residual_norm(x, gain_D=norm.g[...], bias_D=bias_D, eps=norm.eps, dtype=dtype)
+    return x, constrain_batch(h)
 
 
 def l2_normalize(x: Array) -> Array:

@@ -18,9 +18,8 @@ from kernels_pallas.triton.blocks import padded
 from kernels_pallas.wkv7_operands.interface import LowRank, Operands, ValueMix, Vectors
 from kernels_pallas.wkv7_operands.triton import kernels
 
-# By kernel, as those of the norm per head. Not timed: 4 channels a thread leave room for four and five programs of 128
-# threads on a multiprocessor (docs/log/kernels.md).
-TILES = {"forward": Tile(512, 4, 4, 1), "backward": Tile(512, 4, 16, 1)}
+# By kernel, as those of the norm per head. The only ones that were timed, on an H200 (docs/log/kernels.md).
+TILES = {"forward": Tile(1024, 8, 4, 1), "backward": Tile(1024, 8, 16, 1)}
 
 
 def rows(kernel: str, x_BTHK: Array) -> Rows:
@@ -52,7 +51,7 @@ def run(
 
     data, summands = [r_BTHK, k_BTHK, result(decay), result(eta)], [*vectors, decay.bias_D, eta.bias_D]
     if mix is not None:
-        data += [v_BTHK, mix.first_BTHK.astype(v_BTHK.dtype), result(mix.share)]
+        data += [v_BTHK, mix.first_BTHK, result(mix.share)]
         summands.append(jnp.where(mix.is_first_layer, -jnp.inf, mix.share.bias_D))  # a share of 0
     # by sequence, because vmap and meshes need a batch first
     vectors_BNHK = jnp.broadcast_to(jnp.stack(summands).reshape(-1, H, K), (B, len(summands), H, K))
