@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for a GPU that need not be there:
 
-    python -m tests.kernels.compile_triton [80] [90] [--all | --quick]
+    python -m tests.kernels.compile_triton [80] [90] [--all [--dtype=float32] | --quick]
 
 `CASES` lists calls of the backends. Each is traced with `runtime.launch` replaced by a recorder and the compute
 capability pretended, so tile sizes, warps and stages are those of that GPU; what was recorded is compiled down to
@@ -413,24 +413,26 @@ def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
     return {"shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
 
 
-def every(capabilities: list[int], *, thorough: bool, named: str = "", quick: bool = False) -> Iterator[dict[str, Any]]:
+def every(
+    capabilities: list[int], *, thorough: bool, dtype: str = "", named: str = "", quick: bool = False
+) -> Iterator[dict[str, Any]]:
     """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64.
 
-    `quick` leaves out the cases that compile kernels again.
+    `dtype` keeps to one; `quick` leaves out the cases that compile kernels again.
     """
     cases = [case for case in CASES if named in case.name and not (quick and case.again)]
     kinds = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128)]
     for capability in capabilities:
         done = set()
-        for dtype, dim in kinds if thorough else kinds[:1]:
-            for case in cases:
-                for launch in record(case, capability, dim=dim, dtype=dtype):
+        for kind, dim in kinds if thorough else kinds[:1]:
+            for case in cases if dtype in ("", kind) else ():
+                for launch in record(case, capability, dim=dim, dtype=kind):
                     key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
                     if key in done or case.only not in launch.kernel.__name__:
                         continue
                     done.add(key)
                     where = {"kernel": launch.kernel.__name__, "case": case.name, "capability": capability}
-                    shape = {"dtype": dtype, "dim": dim, "warps": launch.warps, "stages": launch.stages}
+                    shape = {"dtype": kind, "dim": dim, "warps": launch.warps, "stages": launch.stages}
                     yield where | shape | compiled(launch, capability)
 
 
@@ -438,11 +440,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90])
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--dtype", default="", help="bfloat16 or float32 alone, with --all")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="leave out the cases that compile kernels again")
     given = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
-    for report in every(given.capabilities, thorough=given.all, named=given.case, quick=given.quick):
+    for report in every(given.capabilities, thorough=given.all, dtype=given.dtype, named=given.case, quick=given.quick):
         sys.stdout.write(json.dumps(report) + "\n")
 
 

@@ -60,6 +60,7 @@ def test_kernels_of_the_common_case(capability) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-def test_kernels_of_every_dim_and_dtype(capability) -> None:
-    check(reports(str(capability), "--all"))
+def test_kernels_of_every_dim_and_dtype(capability, dtype) -> None:
+    check(reports(str(capability), "--all", f"--dtype={dtype}"))
