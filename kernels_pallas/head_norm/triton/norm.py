@@ -139,7 +139,7 @@ def _run_backward(*leaves: Array, call: Call, structure: Any) -> list[Array]:
     nothing = jax.ShapeDtypeStruct((1,), gain.dtype)  # what is not written has the size of one entry
     data, factors = (nothing, nothing) if skip is None else skip
     out = (x, nothing if gate is None else gate, data, factors, sums, nothing if bias is None else sums)
-    more = (leaves[-1], leaves[-n_results])  # dy, and what x has beside it
+    more = (leaves[-1], leaves[-n_results])  # dy, and the gradient of x as a result, or dy again
     gradients = _launch(kind, kernels.backward_kernel, given, more, out=out, call=call, PASSED=call.with_input)
     has = (True, gate is not None, skip is not None, skip is not None, True, bias is not None)
     return [d.sum(1) if shape is sums else d for d, shape, there in zip(gradients, out, has, strict=True) if there]
