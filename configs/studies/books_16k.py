@@ -10,7 +10,7 @@ books are in domain here, arXiv and GitHub outside. One trunk with a cooldown at
 that is its best in trunks_110m, and checkpoints, which `seqjax repeats` and `seqjax niah` read. gaps.md of the results
 has the losses by position, and by the distance of what a token repeats.
 
-Paper: arXiv 2505.18522, figure 7. Results: docs/results/index.md
+Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
 """
 
 STEPS = 1560  # of 4 x 16,384 tokens: 102M

@@ -58,7 +58,7 @@ ENDS = {
     "KDA": {2: (1.0,)},
     "Gated DeltaProduct": {2: (1.0,)},
     "RWKV-5": {2: (1.0,)},
-    "Top-1 Chunk, best key": {1: (0.8, 1.0)},
+    "Top-1 Chunk, best key": {1: (0.8, 1.0), 2: (0.8, 1.0)},
     "Top-1 Chunk, shortlist": {1: (0.8, 1.0)},
     "FoX": {2: (1.0,)},
     "Mamba-3": {2: (1.0,)},

@@ -76,8 +76,9 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
     sections: dict[str, Section] = {f"loss ({records.unit.name})": _losses(records, runs, limit=limit)}
     for reference in records.references:
         if reference in runs:
-            title = f"gap to {reference} ({records.unit.name})"
-            sections[title] = _gaps(records, runs, runs[reference], limit=limit)
+            section = _gaps(records, runs, runs[reference], limit=limit)
+            if next(section(records.domains), None) is not None:  # some model overlaps in domain
+                sections[f"gap to {reference} ({records.unit.name})"] = section
     draw = _by_domain if len(runs) <= TOGETHER else _by_model
     figure = draw(records, sections, {name: styles[name] for name in runs}, limit=limit)
     first = figure.axes[0]
