@@ -9,7 +9,8 @@ Complete runs are read; the others are trained or resumed, N at a time. The comm
 `--partial` trains nothing and compares the runs that have finished; `gaps.md` names the others. A run that has not
 begun here keeps the results that DIR has of it, so that several machines can train the runs of a study in turn.
 `--analyse=DIR` makes tables and pictures again from DIR alone, without study file and workdirs; with `--page` also
-`report.html`, a page to look at in a browser.
+`report.html`, a page to look at in a browser. `--analyse=DIR --reference=MODEL` prints the gaps to another model than
+those of the study, and writes nothing.
 `--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
 `--only=LABEL|INDEX` trains a single run, for job arrays. `seqjax/study/studies.py` describes the content of a study
 file.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from seqjax import store
 from seqjax.study import estimate, page, records, runner
-from seqjax.study.results import analyse, write_results
+from seqjax.study.results import analyse, gaps_to, write_results
 from seqjax.study.studies import load_study, write_study
 from seqjax.utils import UserError, command_parser, run_command
 
@@ -45,11 +46,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")
     parser.add_argument("--analyse", type=Path, metavar="DIR", help="make the tables and pictures in DIR again")
     parser.add_argument("--page", action="store_true", help="with --analyse: also report.html, an interactive page")
+    parser.add_argument("--reference", metavar="MODEL", help="with --analyse: print the gaps to this model instead")
     args = parser.parse_args(argv)
+    if args.reference and (args.analyse is None or args.page):
+        raise UserError("--reference=MODEL prints the gaps of a finished study: --analyse=DIR --reference=MODEL.")
     if args.analyse is not None:
         store.require_local(args.analyse, "--analyse")
         if args.study or args.out or args.only or args.list or args.partial:
             raise UserError("--analyse=DIR reads DIR alone; leave out the other arguments.")
+        if args.reference:
+            sys.stdout.write(gaps_to(args.analyse, args.reference))
+            return
         report = analyse(args.analyse)
         if args.page:
             page.write(args.analyse / "report.html", records.read(args.analyse), text=report)

@@ -1,5 +1,6 @@
 """The results of a study: the records of its runs, and the tables and pictures that are made from these alone."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Collection
@@ -127,3 +128,13 @@ def analyse(directory: str | Path, *, quiet: bool = False) -> str:
     if not quiet:
         sys.stdout.write(f"{report}\nWritten to {directory}: {', '.join(files)}\n")
     return report
+
+
+def gaps_to(directory: str | Path, reference: str) -> str:
+    """Return the table of the gaps to any model with results in `directory`, a reference of its study or not.
+
+    Raises `UserError` if there is no model of that name.
+    """
+    found = dataclasses.replace(records.read(Path(directory)), references=(reference,))
+    gap_table = equal_loss_tables.gap_table if found.protocol == 2 else tables.gap_table
+    return f"Gaps to {reference}, positive where a model is worse:\n\n{gap_table(found, reference)}"

@@ -153,6 +153,22 @@ def test_files_tell_the_same_again(known):
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == made
 
 
+def test_gaps_to_a_model_that_is_no_reference(known, capsys):
+    found, tmp_path = known
+    made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (to_slow,) = [row.gaps for row in equal_loss.compare(found, "slow") if row.model == "dear"]
+    study.main([f"--analyse={tmp_path / 'out'}", "--reference=dear"])
+    text = capsys.readouterr().out
+    assert to_slow is not None and "Gaps to dear" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| slow |")]
+    assert f"| {-to_slow[comparison.EQUAL].gap:+.3f} " in line
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == made
+    with pytest.raises(UserError, match="no model 'deer'"):
+        study.main([f"--analyse={tmp_path / 'out'}", "--reference=deer"])
+    with pytest.raises(UserError, match="--analyse=DIR --reference=MODEL"):
+        study.main(["--study=demo_order", "--reference=dear"])
+
+
 def test_rates_that_are_as_good_make_the_range(known):
     """x0.5 and x2 are worse by 0.01 in domain, which is within 0.02."""
     found, tmp_path = known
