@@ -48,7 +48,6 @@ from benchmarks.harness import plot, report
 from benchmarks.harness.machine import machine
 from kernels_pallas.select_chunk.tables import rows, run_means, score
 from seqjax.data import open_corpus
-from seqjax.pictures import End, label_ends
 from seqjax.training.evaluate import restore
 from seqjax.types import Array
 from seqjax.utils import UserError, run_command
@@ -185,22 +184,19 @@ def markdown(result: dict[str, Any], target: str, kind: str) -> str:
 
 def draw(result: dict[str, Any], path: Path, title: str) -> None:
     """Recall of the best key over the size of the shortlist, one panel for own and one for shared lists."""
-    made, panels = plot.figure(9, 3.6, panels=2)
-    ends = {}
+    made, panels = plot.figure(8, 3.6, panels=2)
     for axes, kind in zip(panels, ("own", "shared"), strict=True):
         of_kind = {key: row for key, row in result["recall"].items() if key.startswith(f"best_key/{kind}/")}
-        ends[axes] = []
         for (key, row), color in zip(of_kind.items(), plot.COLORS, strict=False):
             sizes, values = [int(m) for m in row], [100 * v for v in row.values()]
-            axes.plot(sizes, values, color=color, marker="o", markersize=3.5, linewidth=1.4)
-            ends[axes].append(End(sizes[-1], values[-1], key.split("/")[2], color))
+            axes.plot(sizes, values, color=color, marker="o", markersize=3.5, linewidth=1.4, label=key.split("/")[2])
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(m) for m in sizes])
         axes.set_xlabel(f"chunks of a list {'of its own' if kind == 'own' else f'shared by {GROUP} queries'}")
         axes.grid(axis="y", alpha=0.3)
     panels[0].set_ylabel("queries whose best key's chunk is listed, %")
     made.suptitle(title, fontsize=9.5, x=0.01, ha="left")
-    label_ends(ends)
+    panels[0].legend(frameon=False, fontsize=8.5)
     plot.save(made, path)
 
 
@@ -222,7 +218,8 @@ def main(argv: list[str]) -> None:
     out = Path(given.json or options.UNRECORDED / "shortlists.json")
     settings = {key: value for key, value in vars(given).items() if key != "json"}
     report.save(out, {"machine": machine(), "settings": settings, "result": result, "layers": by_layer})
-    draw(result, out.with_suffix(".png"), f"{Path(given.run).name}, {given.domain}: {result['chunks']} past chunks")
+    run = Path(given.run).name.replace("_", " ")
+    draw(result, out.with_suffix(".png"), f"{run}, {given.domain}: {result['chunks']} past chunks")
     print(f"Wrote {out}.")
 
 
