@@ -46,7 +46,8 @@ from seqjax.utils import run_command
 
 PARTS = ("mixer", "mlp", "loss", "optimizer")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\],{}: ]*?[\])}]\)?) ([\w\-]+)\(")
+# A tuple of many has a comment on every fifth: (f32[8]{0}, ..., /*index=5*/f32[8]{0}).
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\],{}: /*=]*?[\])}]\)?) ([\w\-]+)\(")
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 NOISE = re.compile(
     r"jit\(\w+\)|while|body|closed_call|checkpoint|rematted_computation|jvp\(\)|transpose\(jvp\(\)\)|cond"
@@ -60,7 +61,7 @@ def instructions(hlo: str) -> dict[str, tuple[str, str]]:
         match = INSTRUCTION.match(line)
         if match:
             source = OP_NAME.search(line)
-            shape = re.sub(r"\{[^}]*\}", "", match[2])
+            shape = re.sub(r"\{[^}]*\}|/\*[^*]*\*/", "", match[2])
             found[match[1]] = (source[1] if source else "", shape)
     return found
 
@@ -81,12 +82,13 @@ def tail(op_name: str) -> str:
 
 
 class Kernel(NamedTuple):
-    """A kernel that ran: its device, its instruction in the program, and nanoseconds."""
+    """A kernel that ran: its device, its instruction in the program, nanoseconds, and the name of its own code."""
 
     device: str
     name: str
     start: float
     end: float
+    symbol: str = ""
 
     @property
     def is_collective(self) -> bool:
@@ -109,7 +111,8 @@ def kernels(directory: str) -> list[Kernel]:
             for event in row.events:
                 name = dict(event.stats).get("hlo_op")
                 if name is not None and event.duration_ns > 0 and not str(name).startswith(("while", "call")):
-                    found.append(Kernel(plane.name, str(name), event.start_ns, event.start_ns + event.duration_ns))
+                    end = event.start_ns + event.duration_ns
+                    found.append(Kernel(plane.name, str(name), event.start_ns, end, event.name))
     return found
 
 
@@ -142,7 +145,9 @@ def profile(stepper: train_step.Stepper, *, steps: int) -> dict[str, Any]:
         op_name, shape = known.get(kernel.name, ("", ""))
         where, ms = "collectives" if kernel.is_collective else part(op_name), (kernel.end - kernel.start) / 1e6
         parts[where] += ms / n
-        groups[re.sub(r"[.\d]+$", "", kernel.name), shape, where, tail(op_name)].append(ms)
+        name = re.sub(r"[.\d]+$", "", kernel.name)
+        name = kernel.symbol if name == "triton_kernel_call" else name  # what all kernels of this project are called
+        groups[name, shape, where, tail(op_name)].append(ms)
     rows = [
         {"kernel": name, "ms": sum(each) / n, "calls": len(each) / n, "part": where, "from": path, "shape": shape}
         for (name, shape, where, path), each in groups.items()

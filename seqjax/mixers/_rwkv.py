@@ -158,11 +158,13 @@ class RwkvBlock(base.Block):
         continues: bool = False,
     ) -> tuple[Array, Carry, BlockCache | None]:
         mixer_cache, last_BD = (None, None) if cache is None else cache
-        x_BTD, h_BTD = residual_norm(self.norm1, x_BTD, dtype)
-        y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
-        x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
-        x_BTD, h_BTD = residual_norm(self.norm2, x_BTD, dtype)
-        x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD)).astype(x_BTD.dtype)
+        with jax.named_scope("mixer"):  # the names in profiles (benchmarks.profile_step)
+            x_BTD, h_BTD = residual_norm(self.norm1, x_BTD, dtype)
+            y_BTD, carry, mixer_cache = self.time_mix(h_BTD, carry, mixer_cache, layer=layer, continues=continues)
+            x_BTD = x_BTD + constrain_batch(y_BTD).astype(x_BTD.dtype)
+        with jax.named_scope("mlp"):
+            x_BTD, h_BTD = residual_norm(self.norm2, x_BTD, dtype)
+            x_BTD = x_BTD + constrain_batch(self.mlp(h_BTD, last_BD)).astype(x_BTD.dtype)
         if last_BD is None:
             return x_BTD, carry, None
         return x_BTD, carry, BlockCache(mixer_cache, h_BTD[:, -1].astype(last_BD.dtype))

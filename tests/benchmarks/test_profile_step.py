@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.profile_step import Kernel, covered_ms, part
+from benchmarks.profile_step import Kernel, covered_ms, instructions, part
 
 MS = 1e6
 
@@ -28,3 +28,11 @@ def test_parts_say_the_direction():
     assert part("jit(f)/transpose(jvp(mixer))/dot_general") == "mixer, backward"
     assert part("jit(f)/rematted_computation/mlp/add") == "mlp, again"
     assert part("jit(f)/optimizer/mul") == "optimizer"
+
+
+def test_an_instruction_with_many_results():
+    """XLA numbers every fifth of them in a comment."""
+    types = ", ".join(["bf16[2,4]{1,0}"] * 5 + ["/*index=5*/f32[8]{0}"])
+    line = f'  %triton.7 = ({types}) custom-call(%a, %b), metadata={{op_name="jit(f)/transpose(jvp(mixer))/keys"}}'
+    shape = f"({', '.join(['bf16[2,4]'] * 5)}, f32[8])"
+    assert instructions(line) == {"triton.7": ("jit(f)/transpose(jvp(mixer))/keys", shape)}

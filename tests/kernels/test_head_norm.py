@@ -199,7 +199,8 @@ def test_the_norm_of_a_float32_stream_in_16_bits(implementation, bias) -> None:
     np.testing.assert_array_equal(passed, x_BTD)
     assert (y.dtype, got.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_array_equal(y, y_wide.astype(jnp.bfloat16))
-    np.testing.assert_array_equal(got, want)
+    # Two programs, which may contract other multiplications and additions: some units in the last place on a GPU.
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
