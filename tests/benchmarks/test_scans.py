@@ -6,10 +6,13 @@ import pytest
 
 from benchmarks import scans
 from benchmarks.harness import torch_fla
-from tests import extras
+from tests import extras, support
+
+QUICK = ("ssd", "selective_scan_softplus", "state_scan", "gated_delta_rule", "wkv6", "kda", "short_conv_norm")
+QUICK += ("token_shift6", "wkv7_operands", "norm_mamba2", "norm_residual")
 
 
-@pytest.mark.parametrize("case", scans.CASES)
+@pytest.mark.parametrize("case", support.slow_unless(lambda case: case in QUICK, scans.CASES))
 def test_recurrences_in_a_tiny_run(case) -> None:
     rows = scans.run(case, 1, 64, small=True, dim=0, repeats=1, call_s=0)
     assert "xla" in rows

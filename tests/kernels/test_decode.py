@@ -68,7 +68,7 @@ SPARE = [8, 5, 3, 0]  # slots that stay empty; 8: the own chunk's slice would le
     ],
 )
 def test_equals_the_parallel_form(selection, with_table, spare, implementation) -> None:
-    T = 45 if implementation == "xla" else 29
+    T = 45 if implementation == "xla" else 21
     q, k, v = qkv(Shape(T=T))
     options = {"selection": selection, "chunk_size": 8, "implementation": implementation}
     o = decode_all(q, k, v, max_len=T + spare, with_table=with_table, **options)

@@ -138,7 +138,7 @@ def results(f: Any, arrays: dict[str, jax.Array], cotangents: Any) -> dict[str, 
     return {key: np.asarray(x, np.float64) for key, x in named.items()}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPS)
 def test_operands_and_decays_of_every_size(implementation, name, dtype) -> None:
     """All is finite, every sequence right in float32 and nine of ten in bfloat16, at the scale of each array.

@@ -141,7 +141,7 @@ def test_chunks_of_the_caller(length, n_chunks) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["triton"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("shape", "n_chunks"),
     [

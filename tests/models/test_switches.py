@@ -31,6 +31,21 @@ CASES = {
     "top1": ("top1_chunk", ALL | {"model__mixer__selection": "approx", "model__mixer__gate": True}),
 }
 QUICK = ("attention", "delta", "no_mlp")
+QUICK_CHECKS = {
+    "attention": (
+        "output",
+        "parameters",
+        "causality",
+        "gradient_causality",
+        "step",
+        "pieces",
+        "forms",
+        "bfloat16",
+        "training",
+    ),
+    "delta": ("causality", "sharding"),
+    "no_mlp": ("causality", "step"),
+}
 every_case = pytest.mark.parametrize("name", support.slow_unless(lambda name: name in QUICK, CASES))
 PARTS = {"canon_a", "canon_c", "up_conv", "gate_conv", "token_shift"}
 
@@ -59,7 +74,7 @@ def in_block(tree):
 @pytest.mark.parametrize(
     ("name", "check"),
     support.slow_unless(
-        lambda name, check: name == "attention" or (name in QUICK and check in ("causality", "step", "sharding")),
+        lambda name, check: check in QUICK_CHECKS.get(name, ()),
         [(name, check) for name in CASES for check in testing.CHECKS if check not in ("chunk_size", "flops")],
     ),
 )

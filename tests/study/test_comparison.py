@@ -266,7 +266,13 @@ def test_runs_evaluated_on_other_blocks_are_refused_by_name(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["first_110m", "limited_110m", "figure4", "trunks_110m", "demo_order", "books_16k"])
+@pytest.mark.parametrize(
+    "name",
+    support.slow_unless(
+        lambda name: name != "limited_110m",
+        ["first_110m", "limited_110m", "figure4", "trunks_110m", "demo_order", "books_16k"],
+    ),
+)
 def test_committed_results_give_the_committed_tables(name, tmp_path):
     committed = support.ROOT / "docs" / "results" / name
     for file in ("runs.json", "points.csv", "blocks.npz", "classes.npz"):
