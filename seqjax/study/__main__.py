@@ -12,8 +12,8 @@ begun here keeps the results that DIR has of it, so that several machines can tr
 `report.html`, a page to look at in a browser. `--analyse=DIR --reference=MODEL` prints the gaps to another model than
 those of the study, and writes nothing.
 `--dry_run` lists the remaining training and its time at recorded speeds. `--list` shows the progress of the runs;
-`--only=LABEL|INDEX` trains a single run, for job arrays. `seqjax/study/studies.py` describes the content of a study
-file.
+`--only="LABEL|INDEX[;...]"` trains these runs alone, in this order: one for a job array, several where time is short.
+`seqjax/study/studies.py` describes the content of a study file.
 """
 
 import sys
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"
     )
-    parser.add_argument("--only", default="", help="train one run alone, by label or index, and compare nothing")
+    parser.add_argument("--only", default="", help="train these runs alone, by label or index, separated by semicolons, and compare nothing")
     parser.add_argument("--list", action="store_true", help="list the runs and their progress")
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")

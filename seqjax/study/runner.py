@@ -136,14 +136,19 @@ def protocol(runs: Sequence[Run]) -> int:
 
 
 def select(runs: list[Run], only: str) -> list[Run]:
-    """Return the runs that `only` names by label or index, or all if it is empty; raise `UserError` if none matches."""
+    """Return the runs that `only` names by label or index, in its order, or all if it is empty.
+
+    Several are separated by semicolons. Raises `UserError` for one that the study does not have.
+    """
     if not only:
         return runs
-    chosen = [run for run in runs if only in (run.label, str(run.index))]
-    if not chosen:
-        known = ", ".join(f"{run.index} {run.label!r}" for run in runs)
-        raise UserError(f"--only={only}: the study has no such run. Its runs: {known}.")
-    return chosen
+    by_name = {str(run.index): run for run in runs} | {run.label: run for run in runs}
+    chosen = [name.strip() for name in only.split(";") if name.strip()]
+    for name in chosen:
+        if name not in by_name:
+            known = ", ".join(f"{run.index} {run.label!r}" for run in runs)
+            raise UserError(f"--only={name}: the study has no such run. Its runs: {known}.")
+    return list({by_name[name].index: by_name[name] for name in chosen}.values())
 
 
 def table(runs: list[Run], *, running: Collection[int] = (), failed: Collection[int] = ()) -> str:

@@ -245,6 +245,14 @@ def test_a_failed_run_does_not_stop_the_others(trained_study, tmp_path, capsys):
         study.main([f"--study={trained_study}", "--only=medium"])
 
 
+def test_several_runs_in_the_order_of_their_names():
+    runs = load_study("books_16k").runs
+    chosen = runner.select(runs, f"{runs[3].label}; 1;{runs[3].label}")
+    assert [run.index for run in chosen] == [3, 1] and runner.select(runs, "") == runs
+    with pytest.raises(UserError, match=r"--only=17: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"):
+        runner.select(runs, "1; 17")
+
+
 def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_path, monkeypatch, capsys):
     """Somebody else sent it a signal: it saved, and its status is 0."""
     monkeypatch.setattr(runner, "_start", lambda *_: subprocess.Popen([sys.executable, "-c", ""]))
