@@ -40,7 +40,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--jobs", default=1, type=int, help="number of concurrent runs, each on its own GPU if there are any"
     )
-    parser.add_argument("--only", default="", help="train these runs alone, by label or index, separated by semicolons, and compare nothing")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="train these runs alone, by label or index, separated by semicolons, and compare nothing",
+    )
     parser.add_argument("--list", action="store_true", help="list the runs and their progress")
     parser.add_argument("--dry_run", action="store_true", help="say what is left and how long it takes; train nothing")
     parser.add_argument("--partial", action="store_true", help="train nothing; compare the runs that have finished")

@@ -249,7 +249,9 @@ def test_several_runs_in_the_order_of_their_names():
     runs = load_study("books_16k").runs
     chosen = runner.select(runs, f"{runs[3].label}; 1;{runs[3].label}")
     assert [run.index for run in chosen] == [3, 1] and runner.select(runs, "") == runs
-    with pytest.raises(UserError, match=r"--only=17: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"):
+    with pytest.raises(
+        UserError, match=r"--only=17: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"
+    ):
         runner.select(runs, "1; 17")
 
 
