@@ -58,7 +58,7 @@ def test_a_group_by_hand(keys):
 
 
 def test_a_run_is_measured(blocks_dir, tmp_path, capsys):
-    config = support.run_config(blocks_dir)
+    config = support.run_config(blocks_dir, train__steps=2)
     train(config, tmp_path / "run")
     out = tmp_path / "out.json"
     shortlists.main([f"--run={tmp_path / 'run'}", "--blocks=2", "--groups=9", "--chunk_size=8", f"--json={out}"])

@@ -121,6 +121,7 @@ def test_another_model_is_refused_by_its_first_setting(source, blocks_dir, tmp_p
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_change_the_model_are_free(source, blocks_dir, tmp_path):
     free = {
         "model__remat": "full",

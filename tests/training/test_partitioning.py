@@ -74,9 +74,12 @@ def test_a_training_step_moves_no_whole_array(mixer, variant, capfd) -> None:
     assert WARNING not in said, said
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize(
-    ("mixer", "variant"), support.slow_unless(lambda mixer, _: mixer in ("top1_chunk", "mamba2"), support.FIRST)
+    ("mixer", "variant", "tied"),
+    support.slow_unless(
+        lambda mixer, _, tied: (mixer, tied) in (("top1_chunk", True), ("mamba2", False)),
+        [(*case, tied) for case in support.FIRST for tied in (True, False)],
+    ),
 )
 def test_the_gradient_of_each_parameter_goes_between_devices_once(mixer, variant, tied) -> None:
     """Data parallel; a table of embeddings that is the head too has two gradients, and one sum over devices."""
