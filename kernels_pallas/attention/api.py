@@ -1,6 +1,7 @@
 """Causal softmax attention over interchangeable backends, in order of preference:
 
 cudnn    cuDNN's flash attention: 16-bit inputs on NVIDIA GPUs since the A100
+triton   forget gates: 16-bit or float32 inputs on NVIDIA GPUs since the A100, by name
 splash   JAX's splash attention, a Pallas kernel for TPUs
 xla      dense: the scores of all pairs exist at once, in memory quadratic in T; long sequences by name only
 chunked  memory linear in T, on any device
@@ -10,9 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from kernels_pallas import backend, numerics, validation
-from kernels_pallas.attention import chunked, cudnn, splash, xla
+from kernels_pallas.attention import chunked, cudnn, splash, triton, xla
 
-BACKENDS = (cudnn.BACKEND, splash.BACKEND, xla.BACKEND, chunked.BACKEND)
+BACKENDS = (cudnn.BACKEND, triton.BACKEND, splash.BACKEND, xla.BACKEND, chunked.BACKEND)
 ORDER = tuple(one.name for one in BACKENDS)
 
 
@@ -35,14 +36,15 @@ def causal_attention(
       k_BTGK: keys; G divides H, query head h reads key-value head h // (H // G).
       v_BTGK: values.
       log_f_BTH: logarithms of forget gates, one per position and query head, <= 0 and fp32: the sum of those of the
-        positions j + 1 to i is added to the scaled scores, and differentiated. None is no gate. xla and chunked alone.
+        positions j + 1 to i is added to the scaled scores, and differentiated. None is no gate. triton, xla and chunked
+        alone.
       window: keys that a query sees, its own included; 0 for the whole past.
       scale: of the scores; 1 / sqrt(K) when None.
       slopes: ALiBi's, one per query head: -slope * (i - j) is added to the scaled scores, which are fp32.
       split: how [B, T, G, K] is split over the current mesh. Only a kernel without a rule for automatic sharding
         (splash) uses it; None leaves it whole on every device, or is right where there is one device.
-      implementation: None takes the first of cudnn, splash, xla and chunked that accepts; a name gets that one or an
-        error.
+      implementation: None takes the first of cudnn, triton, splash, xla and chunked that accepts; a name gets that one
+        or an error.
 
     Raises:
       ValueError: shapes that disagree.

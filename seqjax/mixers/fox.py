@@ -68,7 +68,7 @@ class FoX(AttentionMixer):
         qk_norm: bool = False,  # RMSNorm over each head's q and k, with gains of its own for each head
         output_gate: bool = False,  # RMSNorm over each head's output, and a sigmoid gate per channel
         norm_eps: float = 1e-6,  # of these norms
-        implementation: Literal["xla", "chunked"] | None = None,  # None = chosen by device and length
+        implementation: Literal["triton", "xla", "chunked"] | None = None,  # None = chosen by device and length
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):

@@ -30,9 +30,9 @@ def causal_attention(
     `slopes`, one per query head, add ALiBi's -slope * (i - j) to the scaled scores in float32. `log_f_BTH`, float32
     logarithms of forget gates, add the sum of those of the positions j + 1 to i (FoX, arXiv 2503.02130).
 
-    `implementation` is "cudnn", "splash", "xla" or "chunked", or None for the first that accepts, which is recorded
-    like the kernels' backends. A named implementation that cannot run the problem raises `kernels_pallas.BackendError`,
-    a `ValueError`, with every implementation's reason.
+    `implementation` is "cudnn", "triton", "splash", "xla" or "chunked", or None for the first that accepts, which is
+    recorded like the kernels' backends. A named implementation that cannot run the problem raises
+    `kernels_pallas.BackendError`, a `ValueError`, with every implementation's reason.
     """
     return kernels_pallas.causal_attention(
         q_BTHK,

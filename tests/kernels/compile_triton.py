@@ -64,6 +64,19 @@ def element(v_grad: str, *, dim: int, dtype: str) -> None:
     arrays(partial(backend.backward, scale=0.1, v_grad=v_grad), q, kv, kv, index, row, q, q)
 
 
+def gated_attention(*, dim: int, dtype: str) -> None:
+    from kernels_pallas.attention.triton import gated as backend
+
+    T, H, G = 1000, 4, 2
+    q, kv, row = ((1, T, H, dim), dtype), ((1, T, G, dim), dtype), ((1, T, H), "float32")
+
+    def run(*operands):
+        o, pull = jax.vjp(partial(backend.attend, window=0, scale=0.1, slopes=()), *operands)
+        return pull(o)
+
+    arrays(run, q, kv, kv, row)
+
+
 def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     from kernels_pallas.select_chunk.triton import select as selection_backend
     from kernels_pallas.top1_chunk.triton import attention as backend
@@ -350,6 +363,7 @@ CASES = [
     Case("element-decode", partial(decode, "element")),
     Case("element", partial(element, "hard")),
     Case("element-soft", partial(element, "soft")),
+    Case("gated-attention", gated_attention),
 ]
 
 

@@ -172,11 +172,12 @@ def test_choice_by_device_and_problem(chosen, caplog, problem, want):
         ("cudnn", {"platform": "cpu"}, "cuDNN needs an NVIDIA GPU, this is a cpu"),
         ("cudnn", {"platform": "gpu", "capability": 75}, r"capability 8\.0 \(A100\), this is 7\.5"),
         ("cudnn", {"platform": "gpu", "capability": 90, "slopes": (1.0, 0.5)}, "ALiBi"),
+        ("triton", {"platform": "gpu", "capability": 75, "gates": True}, r"8\.0"),
         ("splash", {"platform": "gpu", "capability": 90}, "splash attention needs a TPU, this is a gpu"),
         ("splash", {"platform": "tpu", "slopes": (1.0, 0.5)}, "splash attention has no ALiBi"),
         ("cudnn", {"platform": "gpu", "capability": 90, "gates": True}, "forget gates"),
         ("splash", {"platform": "tpu", "gates": True}, "splash attention has no forget gates"),
-        ("flash", {"platform": "cpu"}, "unknown implementation 'flash'.*cudnn, splash, xla, chunked"),
+        ("flash", {"platform": "cpu"}, "unknown implementation 'flash'.*cudnn, triton, splash, xla, chunked"),
     ],
 )
 def test_a_named_implementation_that_cannot_run_is_an_error(chosen, named, problem, reason):

@@ -11,7 +11,7 @@ the key, taken from the queries sorted by choice.
 import triton
 import triton.language as tl
 
-from kernels_pallas.top1_element.triton.attention_kernels import _place
+from kernels_pallas.top1_element.triton.attention_kernels import place
 from kernels_pallas.triton.tile_io import load_rows, store_rows
 
 
@@ -43,7 +43,7 @@ def dq_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Writes dq [B, T, H, K]; lse (log2) and D are [B, H, T]."""
-    tile, b, h = _place(T, H, BLOCK_M, True)
+    tile, b, h = place(T, H, BLOCK_M, True)
     g = h // (H // G)
     k_ptr += b * T * G * K + g * K
     v_ptr += b * T * G * V + g * V
@@ -104,7 +104,7 @@ def _key_grads(
     SOFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     R: tl.constexpr = H // G
-    tile, b, g = _place(T, G, BLOCK_N, False)
+    tile, b, g = place(T, G, BLOCK_N, False)
     col_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k_NK = load_rows(k_ptr + b * T * G * K + g * K, col_N, G * K, T, K, KP, True)
     v_NV = load_rows(v_ptr + b * T * G * V + g * V, col_N, G * V, T, V, VP, True)
@@ -186,7 +186,7 @@ def hard_dv_kernel(
     """
     R: tl.constexpr = H // G
     M: tl.constexpr = T * R
-    tile, b, g = _place(T, G, BLOCK_N, False)
+    tile, b, g = place(T, G, BLOCK_N, False)
     col_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     sorted_ptr += (b * G + g) * M
     order_ptr += (b * G + g) * M

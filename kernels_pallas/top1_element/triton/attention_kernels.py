@@ -19,7 +19,7 @@ from kernels_pallas.triton.tile_io import LN2, load_rows, store_rows
 
 
 @triton.jit
-def _place(T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, DESCENDING: tl.constexpr):
+def place(T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, DESCENDING: tl.constexpr):
     """(tile, batch entry as int64, head) of this program."""
     n_tiles = (T + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
@@ -63,7 +63,7 @@ def _forward(
     VP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LOG2_SCALE: tl.constexpr, SOFT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, b, h = _place(T, H, BLOCK_M, True)
+    tile, b, h = place(T, H, BLOCK_M, True)
     g = h // (H // G)
     k_ptr += b * T * G * K + g * K
     v_ptr += b * T * G * V + g * V

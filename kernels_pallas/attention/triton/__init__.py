@@ -1,0 +1,27 @@
+"""The `triton` backend of causal attention with forget gates: sm80 and later."""
+
+from kernels_pallas.attention.interface import CausalAttention
+from kernels_pallas.backend import Backend, Problem
+from kernels_pallas.triton import limits
+
+
+def refusal(problem: Problem) -> str | None:
+    """Say why Triton refuses: what another backend has kernels for, the machine, dtypes, or the head dim."""
+    if not problem.options["has_gates"]:
+        return "its kernels are those of forget gates; without them cuDNN's are faster"
+    if problem.options["window"] or problem.options["slopes"]:
+        return "beside forget gates it takes no window and no ALiBi; implementation='chunked' does"
+    refused = limits.attention(problem)
+    if refused is None and not problem.is_named:
+        return "it has not run on a GPU yet: it runs only when selected by name"
+    return refused
+
+
+def load() -> CausalAttention:
+    """Import the kernels."""
+    from kernels_pallas.attention.triton import gated
+
+    return gated
+
+
+BACKEND = Backend("triton", load, refusal)
