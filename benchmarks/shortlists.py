@@ -217,7 +217,7 @@ def main(argv: list[str]) -> None:
     print("Share of the past mass that is read:", {name: round(x, 3) for name, x in result["share"].items()})
     out = Path(given.json or options.UNRECORDED / "shortlists.json")
     settings = {key: value for key, value in vars(given).items() if key != "json"}
-    report.save(out, {"machine": machine(), "settings": settings, "result": result, "layers": by_layer})
+    report.save(out, {"machine": machine(), "settings": settings, "results": result, "layers": by_layer})
     run = Path(given.run).name.replace("_", " ")
     draw(result, out.with_suffix(".png"), f"{run}, {given.domain}: {result['chunks']} past chunks")
     print(f"Wrote {out}.")

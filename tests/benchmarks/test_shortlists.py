@@ -66,8 +66,8 @@ def test_a_run_is_measured(blocks_dir, tmp_path, capsys):
     result = shortlists.report.load(out)
     n_layers, heads = config.model.n_layers, 2
     assert len(result["layers"]) == n_layers
-    assert result["result"]["queries"] == n_layers * 2 * (2 * 8) * heads
-    for row in result["result"]["recall"].values():
+    assert result["results"]["queries"] == n_layers * 2 * (2 * 8) * heads
+    for row in result["results"]["recall"].values():
         values = list(row.values())
         assert values == sorted(values), "a longer list finds no less"
     assert out.with_suffix(".png").is_file()
