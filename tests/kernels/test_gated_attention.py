@@ -1,6 +1,7 @@
 """Attention with forget gates in Triton: values and gradients against float64 numpy, its sums, causality, FoX."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ run = fast_jit(partial(output_and_gradients, attend=gated.attend, **OPTIONS))
     ),
 )
 def test_values_and_gradients(n_tokens, n_kv, dtype):
-    inputs = (*operands(n_tokens, n_kv, dtype), log_gates(n_tokens))
+    inputs: Any = (*operands(n_tokens, n_kv, dtype), log_gates(n_tokens))
     got = run(*inputs)
     for x, like, want in zip(got, (inputs[3], *inputs[:3], inputs[4]), by_hand(*inputs, **OPTIONS), strict=True):
         assert (x.shape, x.dtype) == (like.shape, like.dtype)
@@ -37,7 +38,7 @@ def test_values_and_gradients(n_tokens, n_kv, dtype):
 @pytest.mark.parametrize(("low", "high"), [(-100, -90), (90, 100), (-100, 100)])
 def test_gates_near_zero_and_one(low, high):
     """Closed gates leave a query its own value, and nothing overflows; what is later changes no bit of an output."""
-    inputs = (*operands(50), log_gates(50, low, high))
+    inputs: Any = (*operands(50), log_gates(50, low, high))
     got = run(*inputs)
     for x, want in zip(got, by_hand(*inputs, **OPTIONS), strict=True):
         # Sums of up to 3,200 from a tile's first key have a float32 neighbour 2.4e-4 away.
@@ -51,10 +52,10 @@ def test_gates_near_zero_and_one(low, high):
 
 def test_near_keys_keep_their_digits_after_a_long_past():
     """Of gates whose sum, 16,000, has a float32 neighbour 1e-3 away."""
-    inputs = operands(160, n_batch=2)
     log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5)) + jnp.zeros((2, 160, 4))
-    want = by_hand(*inputs, log_f, **OPTIONS)[0]
-    np.testing.assert_allclose(run(*inputs, log_f)[0][:, 144:], want[:, 144:], atol=4e-6)
+    inputs: Any = (*operands(160, n_batch=2), log_f)
+    want = by_hand(*inputs, **OPTIONS)[0]
+    np.testing.assert_allclose(run(*inputs)[0][:, 144:], want[:, 144:], atol=4e-6)
 
 
 def test_sums_of_both_parts_are_those_of_float64():
@@ -78,7 +79,7 @@ def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later
 
 def test_batches_under_vmap():
     """One launch for all mapped elements."""
-    inputs = (*operands(20, n_batch=6), jnp.concatenate([log_gates(20)] * 3))
+    inputs: Any = (*operands(20, n_batch=6), jnp.concatenate([log_gates(20)] * 3))
     want = run(*inputs)
     split = [x.reshape(3, 2, *x.shape[1:]) for x in inputs]
     mapped = jax.vmap(partial(output_and_gradients, attend=gated.attend, **OPTIONS))

@@ -29,7 +29,7 @@ PER_HEAD = "b (g r) t"
 def attend(
     q_BTHK: Array,
     k_BTGK: Array,
-    v_BTGV: Array,
+    v_BTGK: Array,
     log_f_BTH: Array | None = None,
     *,
     window: int,
@@ -37,10 +37,10 @@ def attend(
     slopes: tuple[float, ...],
     split: PartitionSpec | None = None,
 ) -> Array:
-    """Return o_BTHV; `refusal` keeps windows and slopes away, and calls without gates. Reverse mode only, once."""
+    """Return o_BTHK; `refusal` keeps windows and slopes away, and calls without gates. Reverse mode only, once."""
     del window, slopes, split
     assert log_f_BTH is not None
-    return _attention(q_BTHK, k_BTGK, v_BTGV, log_f_BTH, scale)
+    return _attention(q_BTHK, k_BTGK, v_BTGK, log_f_BTH, scale)
 
 
 def running_sums(log_f_BTH: Array) -> tuple[Array, Array]:
@@ -91,6 +91,10 @@ def _backward(scale: float, saved: tuple[Array, ...], do_BTHV: Array) -> tuple[A
 _attention.defvjp(_forward, _backward)
 
 
+def _like(*arrays: Array) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+
+
 def _constants(q_BTHK: Array, v_BTGV: Array, scale: float) -> dict[str, Any]:
     sizes = dict(zip("THK", q_BTHK.shape[1:], strict=True)) | dict(zip("GV", v_BTGV.shape[2:], strict=True))
     sizes |= {"KP": padded(sizes["K"]), "VP": padded(sizes["V"])}
@@ -106,7 +110,7 @@ def _launch_forward(
     o_BTHV, lse_BHT = runtime.launch(
         kernels.forward_kernel,
         *(q_BTHK, k_BTGK, v_BTGV, whole_BHT, rest_BHT),
-        out_shape=[jax.ShapeDtypeStruct((B, T, H, constants["V"]), v_BTGV.dtype), whole_BHT],
+        out_shape=[jax.ShapeDtypeStruct((B, T, H, constants["V"]), v_BTGV.dtype), *_like(whole_BHT)],
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -132,13 +136,13 @@ def _launch_backward(
 ) -> tuple[Array, Array, Array, Array, Array]:
     B, T, H, _ = q_BTHK.shape
     operands = (q_BTHK, k_BTGK, v_BTGV, do_BTHV, whole_BHT, rest_BHT, lse_BHT, D_BHT)
-    constants = _constants(q_BTHK, v_BTGV, scale) | {"SCALE": scale}
+    constants: dict[str, Any] = _constants(q_BTHK, v_BTGV, scale) | {"SCALE": scale}
     of = partial(tiles, dim=max(constants["KP"], constants["VP"]), dtype=q_BTHK.dtype)
     tile = of("dq")
     dq_BTHK, of_query_BHT = runtime.launch(
         kernels.dq_kernel,
         *operands,
-        out_shape=[q_BTHK, D_BHT],
+        out_shape=_like(q_BTHK, D_BHT),
         grid=(-(-T // tile.m) * B * H,),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -151,7 +155,7 @@ def _launch_backward(
     dk_BTGK, dv_BTGV, of_key_BHT = runtime.launch(
         kernels.dkv_kernel,
         *operands,
-        out_shape=[k_BTGK, v_BTGV, D_BHT],
+        out_shape=_like(k_BTGK, v_BTGV, D_BHT),
         grid=(-(-T // tile.n) * B * k_BTGK.shape[2],),
         num_warps=tile.warps,
         num_stages=tile.stages,
