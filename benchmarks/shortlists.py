@@ -194,7 +194,7 @@ def draw(result: dict[str, Any], path: Path, title: str) -> None:
         axes.set_xticks(sizes, [str(m) for m in sizes])
         axes.set_xlabel(f"chunks of a list {'of its own' if kind == 'own' else f'shared by {GROUP} queries'}")
         axes.grid(axis="y", alpha=0.3)
-    panels[0].set_ylabel("queries whose best key's chunk is listed, %")
+    panels[0].set_ylabel("best key's chunk is listed, % of queries")
     made.suptitle(title, fontsize=9.5, x=0.01, ha="left")
     panels[0].legend(frameon=False, fontsize=8.5)
     plot.save(made, path)

@@ -1,7 +1,7 @@
 """Causal softmax attention over interchangeable backends, in order of preference:
 
 cudnn    cuDNN's flash attention: 16-bit inputs on NVIDIA GPUs since the A100
-triton   forget gates: 16-bit or float32 inputs on NVIDIA GPUs since the A100, by name
+triton   forget gates: 16-bit or float32 inputs on NVIDIA GPUs since the A100
 splash   JAX's splash attention, a Pallas kernel for TPUs
 xla      dense: the scores of all pairs exist at once, in memory quadratic in T; long sequences by name only
 chunked  memory linear in T, on any device

@@ -10,6 +10,7 @@ import pytest
 
 from kernels_pallas import BackendError, backend, device, validation
 from kernels_pallas.attention.api import BACKENDS, ORDER
+from kernels_pallas.triton import runtime
 from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
 from seqjax.ops.shared_attention import shared_attention
 from tests.kernels.common import fast_jit
@@ -151,7 +152,7 @@ def chosen(monkeypatch):
         ({"platform": "tpu", "n_tokens": 102_400, "dtype": jnp.float32}, "splash"),
         ({"platform": "tpu", "dtype": jnp.float16}, "chunked"),
         ({"platform": "tpu", "slopes": (0.5, 0.25)}, "chunked"),
-        ({"capability": 90, "gates": True}, "chunked"),
+        ({"capability": 90, "gates": True}, "chunked"),  # with TRITON_INTERPRET set, as here
         ({"platform": "tpu", "gates": True}, "chunked"),
         ({"platform": "cpu", "n_tokens": 256}, "xla"),
         ({"platform": "cpu", "n_tokens": 257}, "chunked"),
@@ -164,6 +165,12 @@ def test_choice_by_device_and_problem(chosen, caplog, problem, want):
     with caplog.at_level(logging.INFO, logger="kernels_pallas"):
         assert chosen(**{"platform": "gpu"} | problem) == want
     assert [record.getMessage() for record in caplog.records] == [f"causal_attention runs on {want}"]
+
+
+def test_gates_take_triton_where_it_runs(chosen, monkeypatch):
+    monkeypatch.setattr(runtime, "refusal", lambda platform: None)
+    assert chosen("gpu", 90, gates=True) == chosen("gpu", 90, gates=True, dtype=jnp.float32) == "triton"
+    assert chosen("gpu", 90, gates=True, slopes=(0.5, 0.25)) == chosen("gpu", 90, gates=True, head_dim=192) == "chunked"
 
 
 @pytest.mark.parametrize(

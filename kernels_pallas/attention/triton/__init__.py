@@ -11,10 +11,7 @@ def refusal(problem: Problem) -> str | None:
         return "its kernels are those of forget gates; without them cuDNN's are faster"
     if problem.options["window"] or problem.options["slopes"]:
         return "beside forget gates it takes no window and no ALiBi; implementation='chunked' does"
-    refused = limits.attention(problem)
-    if refused is None and not problem.is_named:
-        return "it has not run on a GPU yet: it runs only when selected by name"
-    return refused
+    return limits.attention(problem)
 
 
 def load() -> CausalAttention:
