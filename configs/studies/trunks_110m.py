@@ -34,6 +34,11 @@ MODELS = {
     "RWKV-5": "rwkv5:110m",
     "Top-1 Chunk, best key": "top1_chunk:110m,model.mixer.selection=best_key",
     "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
+    "Top-1 Chunk, approx, k=4": "top1_chunk:110m,model.mixer.selection=approx,model.mixer.top_k=4",
+    "Top-1 Chunk, best key, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4",
+    # as many keys as with k=1, a quarter of them each query's own
+    "Top-1 Chunk, best key, 32, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4,"
+    "model.mixer.chunk_size=32",
     "FoX": "fox:110m",
     "Mamba-3": "mamba3:110m",
     "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, {'name': 'transformer_pp'})}",
@@ -60,6 +65,9 @@ ENDS = {
     "RWKV-5": {2: (1.0,)},
     "Top-1 Chunk, best key": {1: (0.8, 1.0), 2: (0.8, 1.0)},
     "Top-1 Chunk, shortlist": {1: (0.8, 1.0)},
+    "Top-1 Chunk, approx, k=4": {1: (0.8, 1.0)},
+    "Top-1 Chunk, best key, k=4": {1: (0.8, 1.0)},
+    "Top-1 Chunk, best key, 32, k=4": {1: (0.8, 1.0)},
     "FoX": {2: (1.0,)},
     "Mamba-3": {2: (1.0,)},
     "KDA, attention 1 in 4": {2: (1.0,)},

@@ -77,6 +77,10 @@ MODELS = {
     # Other selections of Top-1 Chunk: the chunk of the single best key, of all and of those in a few listed chunks.
     "Top-1 Chunk, best key": "top1_chunk:model.mixer.selection=best_key",
     "Top-1 Chunk, shortlist": "top1_chunk:model.mixer.selection=shortlist",
+    "Top-1 Chunk, approx, k=4": "top1_chunk:model.mixer.selection=approx,model.mixer.top_k=4",
+    "Top-1 Chunk, best key, k=4": "top1_chunk:model.mixer.selection=best_key,model.mixer.top_k=4",
+    "Top-1 Chunk, best key, 32, k=4": "top1_chunk:model.mixer.selection=best_key,model.mixer.top_k=4,"
+    "model.mixer.chunk_size=4",  # a quarter of the chunk at this size, as 32 is at 110m
     # As in the study `hybrids`: a layer that looks at all tokens, at few or at those that it selects, beside a state.
     "Gated DeltaNet, attention 1 in 2": _hybrid("gated_deltanet", "transformer_pp", every=2),
     "Gated DeltaNet, attention 1 in 4": _hybrid("gated_deltanet", "transformer_pp", every=4),
