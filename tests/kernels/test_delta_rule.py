@@ -95,12 +95,15 @@ def test_gradients_are_those_of_the_xla_form(implementation, decay) -> None:
 def test_equal_keys_and_full_corrections_keep_their_digits(implementation, beta) -> None:
     """A token that repeats: A is all ones, or all twos, below the diagonal, and the inverse of I + A alternates.
 
-    With twos the Neumann products of xla grow to 1e4 before they cancel.
+    With twos the Neumann products of xla grow to 1e4 before they cancel, and float32 itself is worth less: the products
+    that make the inverse X of a chunk of 64 lose 2^-24 |X| |I + A| |X|, up to 1e-3 of entries of 2 (seen: 6e-5, where k
+    . k is not 1 to the last bit, and nothing where it is). One TF32 product would lose 0.1.
     """
     arrays = draw(70, 8, 8, decay=None)
     arrays[1], arrays[3] = jnp.broadcast_to(arrays[1][:, :1], arrays[1].shape), jnp.full_like(arrays[3], beta)
     got = with_gradients(partial(op, implementation=implementation), arrays)
-    assert_trees_close(got, with_gradients(reference.delta_rule, arrays, wide=True))
+    slack = 25 if beta == 2 else 1  # 5e-4
+    assert_trees_close(got, with_gradients(reference.delta_rule, arrays, wide=True), slack=slack)
 
 
 # Of a gradient, the roundings to 16 bits on its longest path: in the state and W of the forward pass (S, Y, X, X * G,
