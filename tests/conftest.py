@@ -69,10 +69,24 @@ jaxtyping.install_import_hook(_checked_modules(), "tests.typecheck.check")
 
 import jax
 import pytest
+from flax import nnx
 
 from seqjax import store
 from seqjax.training import workdir
 from tests import object_servers, support
+
+
+def _next_key(self: nnx.RngStream) -> jax.Array:
+    """nnx's, which counts by `count[...] += 1`: that asks a traced number for its sharding, and for the text of the
+
+    error that it has none JAX searches the program so far, a quarter of the time in which the tests build models.
+    """
+    key = jax.random.fold_in(self.key[...], self.count[...])
+    self.count.set_value(self.count[...] + 1)
+    return key
+
+
+nnx.RngStream.__call__ = _next_key
 
 
 def pytest_report_header() -> str:
