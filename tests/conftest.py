@@ -77,9 +77,9 @@ from tests import object_servers, support
 
 
 def _next_key(self: nnx.RngStream) -> jax.Array:
-    """nnx's, which counts by `count[...] += 1`: that asks a traced number for its sharding, and for the text of the
+    """The keys of nnx, without its slow way to count, a quarter of the time in which the tests build models.
 
-    error that it has none JAX searches the program so far, a quarter of the time in which the tests build models.
+    `count[...] += 1` asks a traced number for its sharding; for the error's text JAX searches the program so far.
     """
     key = jax.random.fold_in(self.key[...], self.count[...])
     self.count.set_value(self.count[...] + 1)

@@ -36,7 +36,7 @@ MODELS = {
     "Top-1 Chunk, shortlist": "top1_chunk:110m,model.mixer.selection=shortlist",
     "Top-1 Chunk, approx, k=4": "top1_chunk:110m,model.mixer.selection=approx,model.mixer.top_k=4",
     "Top-1 Chunk, best key, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4",
-    # as many keys as with k=1, a quarter of them each query's own
+    # as many selected keys as with k=1, of four places; an own chunk of a quarter
     "Top-1 Chunk, best key, 32, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4,"
     "model.mixer.chunk_size=32",
     "FoX": "fox:110m",

@@ -53,10 +53,9 @@ def test_gates_near_zero_and_one(low, high):
 
 def test_near_keys_keep_their_digits_after_a_long_past():
     """Of gates whose sum, 16,000, has a float32 neighbour 1e-3 away."""
-    log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5)) + jnp.zeros((1, 160, 4))
-    inputs: Any = (*operands(160, n_batch=1), log_f)
-    want = by_hand(*inputs, **OPTIONS)[0]
-    q, k, v, _, log_f = inputs
+    log_f = jnp.where(jnp.arange(160)[:, None] < 144, -111.0, -0.01 * jnp.arange(1, 5))[None]
+    q, k, v, do = operands(160, n_batch=1)
+    want = by_hand(q, k, v, do, log_f, **OPTIONS)[0]
     np.testing.assert_allclose(forward(q, k, v, log_f)[:, 144:], want[:, 144:], atol=4e-6)
 
 
