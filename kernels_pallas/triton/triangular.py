@@ -15,16 +15,34 @@ SOLVE = tl.constexpr(16)  # rows of a block
 
 
 @triton.jit
-def unit_inverse(a_RR):
-    """(I + A)^{-1} of a strictly lower [SOLVE, SOLVE] A, by forward substitution."""
+def eliminated(x_RR, a_RR, r):
+    """`x_RR` without what its rows behind r owe to row r: a step of forward substitution.
+
+    Column and row stay where their sums leave them, so nothing is moved between the threads but for the sums.
+    """
+    is_r_R = tl.arange(0, SOLVE) == r
+    column_R = tl.sum(tl.where(is_r_R[None, :], a_RR, 0.0), 1)
+    row_R = tl.sum(tl.where(is_r_R[:, None], x_RR, 0.0), 0)
+    return x_RR - column_R[:, None] * row_R[None, :]
+
+
+@triton.jit
+def unit_inverses(a0_RR, a1_RR, a2_RR, a3_RR, N: tl.constexpr):
+    """(I + A)^{-1} of N = 1, 2 or 4 strictly lower [SOLVE, SOLVE] A, by forward substitution.
+
+    Each step waits for the one before, so those of all blocks are taken side by side. The first N count.
+    """
     i = tl.arange(0, SOLVE)
-    x_RR = -a_RR
-    for r in range(2, SOLVE):
-        # Row r is still that of -A: its entry of column l, by l, times row l of the inverse, which is done for l < r.
-        is_row_R1 = (i == r)[:, None]
-        factors_R = tl.sum(tl.where(is_row_R1, x_RR, 0.0), 0)
-        x_RR += tl.where(is_row_R1, tl.sum(factors_R[:, None] * x_RR, 0)[None, :], 0.0)
-    return x_RR + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    x0_RR = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    x1_RR, x2_RR, x3_RR = x0_RR, x0_RR, x0_RR
+    for r in range(SOLVE - 1):
+        x0_RR = eliminated(x0_RR, a0_RR, r)
+        if N > 1:
+            x1_RR = eliminated(x1_RR, a1_RR, r)
+        if N > 2:
+            x2_RR = eliminated(x2_RR, a2_RR, r)
+            x3_RR = eliminated(x3_RR, a3_RR, r)
+    return x0_RR, x1_RR, x2_RR, x3_RR
 
 
 @triton.jit

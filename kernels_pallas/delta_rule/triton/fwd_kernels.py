@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels_pallas.triton.tile_io import load_rows, load_tile, place_of, store_tile
-from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverse
+from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverses
 
 
 @triton.jit
@@ -45,22 +45,27 @@ def solve_kernel(
     later, earlier = i[:, None], i[None, :]
     row = start + i
     k0_RK, beta0_R = load_rows(in_k, row, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i)
-    x00_RR = unit_inverse(tl.where(later > earlier, corrected(beta0_R, k0_RK, k0_RK, PRECISION), 0.0))
-    store_row(out, row, H * C, T, C, 0, x00_RR, x00_RR, x00_RR, x00_RR)
+    a00_RR = tl.where(later > earlier, corrected(beta0_R, k0_RK, k0_RK, PRECISION), 0.0)
+    a11_RR, a22_RR, a33_RR = a00_RR, a00_RR, a00_RR
     if C > SOLVE:
         k1_RK, beta1_R = load_rows(in_k, row + SOLVE, H * K, T, K, KP, BOUNDED), tl.load(in_beta + i + SOLVE)
-        x11_RR = unit_inverse(tl.where(later > earlier, corrected(beta1_R, k1_RK, k1_RK, PRECISION), 0.0))
-        x10_RR = -product(x11_RR, product(corrected(beta1_R, k1_RK, k0_RK, PRECISION), x00_RR))
-        store_row(out, row, H * C, T, C, 1, x10_RR, x11_RR, x11_RR, x11_RR)
+        a11_RR = tl.where(later > earlier, corrected(beta1_R, k1_RK, k1_RK, PRECISION), 0.0)
+        a10_RR = corrected(beta1_R, k1_RK, k0_RK, PRECISION)
     if C > 2 * SOLVE:
         k2_RK = load_rows(in_k, row + 2 * SOLVE, H * K, T, K, KP, BOUNDED)
         k3_RK = load_rows(in_k, row + 3 * SOLVE, H * K, T, K, KP, BOUNDED)
         beta2_R, beta3_R = tl.load(in_beta + i + 2 * SOLVE), tl.load(in_beta + i + 3 * SOLVE)
-        x22_RR = unit_inverse(tl.where(later > earlier, corrected(beta2_R, k2_RK, k2_RK, PRECISION), 0.0))
-        x33_RR = unit_inverse(tl.where(later > earlier, corrected(beta3_R, k3_RK, k3_RK, PRECISION), 0.0))
+        a22_RR = tl.where(later > earlier, corrected(beta2_R, k2_RK, k2_RK, PRECISION), 0.0)
+        a33_RR = tl.where(later > earlier, corrected(beta3_R, k3_RK, k3_RK, PRECISION), 0.0)
         a20_RR, a21_RR = corrected(beta2_R, k2_RK, k0_RK, PRECISION), corrected(beta2_R, k2_RK, k1_RK, PRECISION)
         a30_RR, a31_RR = corrected(beta3_R, k3_RK, k0_RK, PRECISION), corrected(beta3_R, k3_RK, k1_RK, PRECISION)
         a32_RR = corrected(beta3_R, k3_RK, k2_RK, PRECISION)
+    x00_RR, x11_RR, x22_RR, x33_RR = unit_inverses(a00_RR, a11_RR, a22_RR, a33_RR, C // SOLVE)
+    store_row(out, row, H * C, T, C, 0, x00_RR, x00_RR, x00_RR, x00_RR)
+    if C > SOLVE:
+        x10_RR = -product(x11_RR, product(a10_RR, x00_RR))
+        store_row(out, row, H * C, T, C, 1, x10_RR, x11_RR, x11_RR, x11_RR)
+    if C > 2 * SOLVE:
         x20_RR, x21_RR, x30_RR, x31_RR, x32_RR = third_and_fourth_rows(
             x00_RR, x10_RR, x11_RR, x22_RR, x33_RR, a20_RR, a21_RR, a30_RR, a31_RR, a32_RR
         )

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels_pallas.linear_attention.triton.weight_kernels import load_sums, scores, with_diagonal
 from kernels_pallas.triton.tile_io import load_tile, place_of, store_tile
-from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverse
+from kernels_pallas.triton.triangular import SOLVE, product, store_row, third_and_fourth_rows, unit_inverses
 
 
 @triton.jit
@@ -38,15 +38,18 @@ def solve_kernel(pairs_ptr, x_ptr, T: tl.constexpr, H: tl.constexpr, C: tl.const
     i = tl.arange(0, SOLVE)
     in_pairs, out = pairs_ptr + (b * T * H + h) * C, x_ptr + (b * T * H + h) * C
     row = start + i
-    x00_RR = unit_inverse(block(in_pairs, row, 0, 0, T, H, C, BOUNDED))
+    a00_RR = block(in_pairs, row, 0, 0, T, H, C, BOUNDED)
+    a11_RR, a22_RR, a33_RR = a00_RR, a00_RR, a00_RR
+    if C > SOLVE:
+        a11_RR = block(in_pairs, row, 1, 1, T, H, C, BOUNDED)
+    if C > 2 * SOLVE:
+        a22_RR, a33_RR = block(in_pairs, row, 2, 2, T, H, C, BOUNDED), block(in_pairs, row, 3, 3, T, H, C, BOUNDED)
+    x00_RR, x11_RR, x22_RR, x33_RR = unit_inverses(a00_RR, a11_RR, a22_RR, a33_RR, C // SOLVE)
     store_row(out, row, H * C, T, C, 0, x00_RR, x00_RR, x00_RR, x00_RR)
     if C > SOLVE:
-        x11_RR = unit_inverse(block(in_pairs, row, 1, 1, T, H, C, BOUNDED))
         x10_RR = -product(x11_RR, product(block(in_pairs, row, 1, 0, T, H, C, BOUNDED), x00_RR))
         store_row(out, row, H * C, T, C, 1, x10_RR, x11_RR, x11_RR, x11_RR)
     if C > 2 * SOLVE:
-        x22_RR = unit_inverse(block(in_pairs, row, 2, 2, T, H, C, BOUNDED))
-        x33_RR = unit_inverse(block(in_pairs, row, 3, 3, T, H, C, BOUNDED))
         a20_RR = block(in_pairs, row, 2, 0, T, H, C, BOUNDED)
         a21_RR = block(in_pairs, row, 2, 1, T, H, C, BOUNDED)
         a30_RR = block(in_pairs, row, 3, 0, T, H, C, BOUNDED)
