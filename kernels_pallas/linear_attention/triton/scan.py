@@ -37,15 +37,16 @@ class Tile(NamedTuple):
 
 
 # By kernel and bits of the inputs; `sums` and `state` have all keys in a tile. Those of 16 bits are the fastest of 24
-# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md), but that of d_scores, which was not measured; those of 32 do
-# not spill much, but in keys.
+# on an H200, at the sizes of RWKV-7 (docs/log/kernels.md), but that of d_scores, which was not measured, and those of
+# `state` and `out`: the fastest over heads of 64, 96 and 128 on an H100. Those of 32 bits do not spill much, but in
+# keys.
 TILES = {
     ("sums", 16): Tile(16, 128, 4, 1),
     ("pairs", 16): Tile(16, 64, 4, 1),
     ("solve", 16): Tile(16, 16, 1, 1),
     ("mix", 16): Tile(64, 64, 4, 1),
-    ("state", 16): Tile(32, 128, 4, 2),
-    ("out", 16): Tile(64, 64, 4, 1),
+    ("state", 16): Tile(64, 128, 4, 2),
+    ("out", 16): Tile(128, 64, 4, 2),
     ("d_scores", 16): Tile(128, 16, 4, 1),
     ("keys", 16): Tile(128, 32, 4, 1),
     ("sums", 32): Tile(16, 128, 4, 1),
@@ -69,6 +70,18 @@ class Way(NamedTuple):
 def tile(kernel: str, dtype: Any) -> Tile:
     """Return the table's entry; the interpreter's is so small that tests see several blocks."""
     return Tile(16, 16, 4, 1) if interpreter.is_chosen() else TILES[kernel, jnp.finfo(dtype).bits]
+
+
+def stages_of(kernel: str, entry: Tile, block: int, V: int, *, is_crowded: bool) -> int:
+    """Return how many blocks or chunks are in flight, where values of V channels are taken in such blocks.
+
+    `is_crowded` says that the gradient of a state with a low-rank part is made, which reads most.
+    """
+    if kernel == "out" and V <= block:
+        return 1
+    if kernel == "state" and block <= 32 < entry.block and not is_crowded:
+        return entry.stages + 1  # blocks of half the size leave room for one more chunk
+    return entry.stages
 
 
 def run(
@@ -236,6 +249,7 @@ def _launch(
     dtype = shapes[1].dtype
     entry, chunk = tile(kind, dtype), way.chunk
     block, keys = block_of(entry.block, V), block_of(entry.keys, K)
+    stages = stages_of(kind, entry, block, V, is_crowded=is_reverse and n_low > 0)
     programs = -(-T // chunk)
     if kind == "state":
         programs = -(-programs // segment) * -(-(V + K if ends and n_low else V) // block)
@@ -243,7 +257,7 @@ def _launch(
         programs *= -(-K // keys)
     constants: dict[str, Any] = {"T": T, "H": H, "K": K, "KP": padded(K), "KEYS": keys, "C": chunk, "V": V}
     constants |= {"BLOCK": block, "BONUS": has_bonus, "LOW_RANK": n_low > 0, "TIED": n_low == 1}
-    constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "MILD": way.is_mild, "STAGES": entry.stages}
+    constants |= {"REVERSE": is_reverse, "BOUNDED": T % chunk != 0, "MILD": way.is_mild, "STAGES": stages}
     constants |= {"SEGMENT": segment, "ENDS": ends, "PRECISION": precision(dtype)}
     kernel = KERNELS[kind]
     return runtime.launch(
@@ -252,7 +266,7 @@ def _launch(
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in out],
         grid=(B * H * programs,),
         num_warps=entry.warps,
-        num_stages=entry.stages,
+        num_stages=stages,
         name=f"linear_attention_{kind}{'_ends' * ends}{'_reverse' * is_reverse}",
         **{name: value for name, value in constants.items() if name in kernel.arg_names},
     )
