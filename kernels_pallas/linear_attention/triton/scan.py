@@ -77,7 +77,7 @@ def stages_of(kernel: str, entry: Tile, block: int, V: int, *, is_crowded: bool)
 
     `is_crowded` says that the gradient of a state with a low-rank part is made, which reads most.
     """
-    if kernel == "out" and V <= block:
+    if kernel == "out" and block >= V:
         return 1
     if kernel == "state" and block <= 32 < entry.block and not is_crowded:
         return entry.stages + 1  # blocks of half the size leave room for one more chunk
