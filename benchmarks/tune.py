@@ -169,9 +169,9 @@ def keys_candidates(first: Any) -> list[Any]:
 
 
 def scan_candidates(first: Any) -> list[Any]:
-    """The table's entry, then others: blocks of 32 and 64 values (and keys), 4 and 8 warps, 1 to 3 in flight."""
+    """The table's entry, then others: blocks of 32 to 128 values (32 and 64 keys), 4 and 8 warps, 1 to 3 in flight."""
     found = [first]
-    for block, warps, stages in product((32, 64), (4, 8), (1, 2, 3)):
+    for block, warps, stages in product((32, 64, 128), (4, 8), (1, 2, 3)):
         entry = first._replace(block=block, warps=warps, stages=stages)
         found += [entry._replace(keys=keys) for keys in (32, 64)] if hasattr(first, "keys") else [entry]
     return list(dict.fromkeys(found))

@@ -74,7 +74,7 @@ def test_the_table_s_entry_is_tried_first() -> None:
     from kernels_pallas.short_conv.triton import conv
     from kernels_pallas.wkv7_operands.triton import operands
 
-    scans = [(tune.scan_candidates, delta.TILES["rows", 16], 12), (tune.scan_candidates, channel.TILES["out", 16], 24)]
+    scans = [(tune.scan_candidates, delta.TILES["rows", 16], 18), (tune.scan_candidates, channel.TILES["out", 16], 36)]
     for candidates, first, n in (*scans, (tune.keys_candidates, channel.TILES["keys", 16], 24)):
         tiles = candidates(first)
         assert tiles[0] == first
