@@ -1,6 +1,5 @@
 """The page of a judgement, DIR/judge.md, and the same as data: the sentence first, then how sure it is."""
 
-import csv
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 
 from seqjax.models import Model, flops
-from seqjax.reading import read_json
+from seqjax.reading import read_json, read_table
 from seqjax.study import comparison, equal_loss, made_of, records
 from seqjax.study.equal_loss import Row
 from seqjax.study.judge_plan import IN_WORDS, SAME_BLOCK, Plan
@@ -19,12 +18,14 @@ from seqjax.study.runner import Run
 from seqjax.study.tables import DASH, cell, markdown
 from seqjax.study.verdict import verdict
 from seqjax.training import metrics, schedule
-from seqjax.utils import size, write_json
+from seqjax.utils import UserError, size, write_json
 
 PACKAGE = Path(__file__).parents[1]
 RESULTS = PACKAGE.parent / "docs" / "results" / "recall" / "foretell"
 # What `seqjax recall --foretell` wrote of the recorded results; the same file, installed by a wheel.
 FORETELL = (RESULTS if RESULTS.is_dir() else PACKAGE / "foretold") / "foretell.csv"
+FORETELL_COLUMNS = dict.fromkeys(("runs", "task", "mixers", "answer", "statistic", "value", "low", "high"), str)
+FORETELL_FIX = "restore it, or write it again with `seqjax recall --foretell`"
 FILE = "judge.md"
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
 SMOKE_TESTS = ("demo", "debug")  # sizes
@@ -224,27 +225,34 @@ def foretold(path: Path = FORETELL) -> str:
     """Return which task of minutes foretells the loss out of domain best, and how surely, or that none is known to.
 
     `path` is a table of `seqjax recall --foretell`. A task foretells if the permutations of all tasks say so and the
-    interval of its rank correlation is below zero: higher scores lose less.
+    interval of its rank correlation is below zero: higher scores lose less. Raises `UserError` if the table is damaged.
     """
     if not path.is_file():
         return f"Whether a task of minutes foretells the loss out of domain is not known here: {path} is missing."
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["runs"] == "all"]
+    lines = [line for line in read_table(path, FORETELL_COLUMNS, fix=FORETELL_FIX) if line["runs"] == "all"]
     answers = {line["task"]: line["answer"] for line in lines}
     found = {(line["task"], line["statistic"]): line for line in lines}
-    p = {task: float(found[task, "p"]["value"] or "nan") for task in answers if (task, "p") in found}
+
+    def number(task: str, statistic: str, column: str) -> float:
+        text = found[task, statistic][column] if (task, statistic) in found else ""
+        try:
+            return float(text or "nan")
+        except ValueError:
+            raise UserError(
+                f"{path}: {column} of {statistic} of {task} is {text!r}, not a number; {FORETELL_FIX}."
+            ) from None
+
+    p = {task: number(task, "p", "value") for task in answers if (task, "p") in found}
     tested = [task for task in p if not answers[task].startswith("uninformative")]
     if not tested:
         why = "; ".join(f"`{task}`: {answer}" for task, answer in answers.items())
         return f"No task of minutes is known to foretell the loss out of domain ({why})."
-    surely = [
-        task for task in tested if answers[task] == "foretells" and float(found[task, "rho"]["high"] or "nan") < 0
-    ]
+    surely = [task for task in tested if answers[task] == "foretells" and number(task, "rho", "high") < 0]
     best = min(surely or tested, key=p.__getitem__)
-    value, low, high = (float(found[best, "rho"][name] or "nan") for name in ("value", "low", "high"))
+    value, low, high = (number(best, "rho", name) for name in ("value", "low", "high"))
     zero = ", which contains zero" if low <= 0 <= high else ""
     numbers = f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; p = {p[best]:.3f}"
-    numbers += f", {found[best, 'rho']['mixers']} mixers"
+    numbers += f", {found[best, 'p']['mixers']} mixers"
     if surely:
         return f"The task of minutes that foretells the loss out of domain best is `{best}` ({numbers})."
     return f"No task of minutes is shown to foretell the loss out of domain; the nearest is `{best}` ({numbers})."

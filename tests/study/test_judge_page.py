@@ -11,6 +11,7 @@ from seqjax.study.equal_loss import Measured, Row, Verdict
 from seqjax.study.judge_page import Cost
 from seqjax.study.judge_plan import PUBLISHED, SAME_BLOCK, Plan
 from seqjax.study.runner import Run
+from seqjax.utils import UserError
 
 CPU = frozenset({"cpu"})
 ROW = Row("ema", (1.0, 1.0), 3, (3.0, 3.0), {"mean, equal": Measured(0.31, 0.015, 50.0)}, None, 1, 0, (1.0, 1.0), None,
@@ -130,6 +131,21 @@ def foretell_csv(path: Path, rows) -> Path:
 
 def statistics(value, low, high, p):
     return [("rho", f"{value:.4f}", f"{low:.4f}", f"{high:.4f}"), ("p", f"{p:.4f}", "", "")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("answer,", "", "the header has no column answer"),
+        ("0.0100,,", "0.0100", r"line 3: 7 values in 9 columns"),
+        ("0.0100", "o.01", "value of p of mqar is 'o.01', not a number"),
+    ],
+)
+def test_a_damaged_table_of_tasks_is_named(tmp_path, old, new, said):
+    path = foretell_csv(tmp_path / "f.csv", [("mqar", 12, "foretells", statistics(-0.9, -0.99, -0.5, 0.01))])
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match=f"f.csv.*{said}.*seqjax recall --foretell"):
+        judge_page.foretold(path)
 
 
 def test_too_few_mixers_foretell_nothing(tmp_path):
