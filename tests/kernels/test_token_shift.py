@@ -34,12 +34,12 @@ class Case(NamedTuple):
 # Tiles of 4 x 8 positions and 16 channels in the interpreter: several of them, whole and of part, and one longer than
 # the sequence; a piece that ends with the sequence, and one behind it.
 CASES = [
-    Case(70, 20, 6),
+    Case(70, 20, 3),
     Case(37, 20, 5, moves=True),
     Case(1, 6, 1),
     Case(2, 21, 2, last=False),
     Case(64, 48, 4, moves=True, last=False),
-    Case(8, 16, 3),
+    Case(8, 16, 6),
     Case(9, 96, 2, moves=True),
     Case(130, 9, 1, last=False),
 ]

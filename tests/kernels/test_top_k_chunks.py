@@ -93,8 +93,7 @@ def check(f, shape: Shape, *, selection: str, top_k: int) -> None:
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, tuple(want))
 
 
-QUICK = {("exact", 2, "masked"), ("exact", 8, "sorted"), ("best_key", 4, "sorted"), ("approx", 4, "masked")}
-QUICK |= {("random", 1, "masked"), ("random", 2, "sorted")}
+QUICK = {("exact", 2, "masked"), ("best_key", 4, "sorted"), ("approx", 8, "masked"), ("random", 2, "sorted")}
 
 
 @pytest.mark.parametrize(
@@ -145,9 +144,9 @@ def test_chunks_of_the_caller(length, n_chunks) -> None:
 @pytest.mark.parametrize(
     ("shape", "n_chunks"),
     [
+        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than there are
         (Shape(B=1, T=45, C=8), 3),
         (Shape(B=1, T=29, C=8, R=3, G=1), 1),  # one for a query, or none
-        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than there are
         (Shape(B=1, T=90, C=40, R=1, G=1), 2),  # in pieces, and not a tile's multiple
         (Shape(B=1, T=7, C=8), 2),  # no second chunk
     ],
@@ -338,7 +337,7 @@ def test_a_random_selection_reads_positions_and_heads_alone() -> None:
     assert abs((share < 0.25).mean() - 0.25) < 4 * np.sqrt(3 / 16 / share.size)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", support.slow_unless(lambda schedule: schedule == "sorted", SCHEDULES))
 def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**14)

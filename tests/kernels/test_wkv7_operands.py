@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 # Tiles of up to 4 rows of tokens x heads in the interpreter, two to a program: parts of them, and several programs
 CASES = [
-    Case(37),
+    Case(13),
     Case(1, H=2, mix="none"),
     Case(21, H=2, K=64, mix="unused"),
     Case(9, H=4, K=96),
