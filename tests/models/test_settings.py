@@ -17,6 +17,7 @@ import pytest
 from seqjax import mixers
 from seqjax.config import from_config_dict, to_dict
 from seqjax.models import Model
+from tests import support
 
 BATCH, LENGTH = 2, 13
 # value and kind; "also" is set before and after
@@ -200,10 +201,21 @@ def before(mixer: str, also: str, program: types.FunctionType) -> str:
     return program(build(mixer, also))
 
 
-def same_elsewhere(mixer: str, key: str, setting) -> bool:
-    """Whether a mixer that is tried quickly takes the setting from the same class: slow."""
+# The logits with another value of these are compared in test_against_numpy.py, in every mixer that has them.
+COMPARED = ("norm_eps", "rope_base", "window", "core", "selection", "top_k", "shortlist", "block_size", "blocks")
+COMPARED += ("rate", "lower_bound")
+
+
+def is_slow(mixer: str, key: str, setting) -> bool:
+    """Whether a mixer that is tried quickly has the setting from the same class, or its value is compared.
+
+    How a recurrence is computed is a matter of its op, which tests/kernels asks.
+    """
     twin = {"transformer": "transformer_pp", "top1_element": "top1_chunk", "gated_deltanet": "deltanet"}.get(mixer, "")
-    return MIXERS.get(twin, {}).get(key) == setting and setting[1] != "shapes"
+    same = MIXERS.get(twin, {}).get(key, ())[:2] == setting[:2]
+    if key in ("chunk_size", "implementation") and mixer not in support.REPRESENTATIVE:
+        return True
+    return setting[1] != "shapes" and (same or (key in COMPARED and mixer != "transformer_pp"))
 
 
 def cases():
@@ -211,7 +223,7 @@ def cases():
         yield "transformer_pp", f"model.{key}", value, kind, ",".join(also)
     for mixer, settings in MIXERS.items():
         for key, (value, kind, *also) in settings.items():
-            marks = [pytest.mark.slow] if same_elsewhere(mixer, key, (value, kind, *also)) else []
+            marks = [pytest.mark.slow] if is_slow(mixer, key, (value, kind, *also)) else []
             yield pytest.param(mixer, f"model.mixer.{key}", value, kind, ",".join(also), marks=marks)
 
 
