@@ -32,10 +32,11 @@ def load(name, arg=""):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_builds(name, size):
     """Shapes only: no array is made, so the 1.3B models build in a second. A regime is a matter of the data alone."""
+    plain = load(name, size)
     for regime in REGIMES:
         config = load(name, f"{size},{regime}")
         assert (config.name, config.size, config.data.regime) == (name, size, regime)
-        assert (config.model, config.train.seq_len) == (load(name, size).model, load(name, size).train.seq_len)
+        assert (config.model, config.train.seq_len) == (plain.model, plain.train.seq_len)
     model = Model(config.model, max_len=config.train.seq_len)
     assert flops.n_params(model) > 0
     assert flops.flops_per_token(model, config.train.seq_len) > 2 * flops.n_params(model)

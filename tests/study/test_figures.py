@@ -259,7 +259,8 @@ def test_many_models_have_a_panel_each(tmp_path, drawn, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["trunks_110m", "figure4", pytest.param("limited_110m", marks=pytest.mark.slow), "first_110m"]
+    "name",
+    support.slow_unless(lambda name: name == "figure4", ["trunks_110m", "figure4", "limited_110m", "first_110m"]),
 )
 def test_the_pictures_of_the_committed_studies_can_be_read(name, monkeypatch):
     found = records.read(support.ROOT / "docs" / "results" / name)
