@@ -124,6 +124,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     assert {text.get_text() for text in figure.axes[0].texts} == set(LABELS) and overlapping(figure.axes[0].texts) == []
 
 
+@pytest.mark.slow
 def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
     """One of twenty does by chance, so that of ten more than two are not expected (probability 1%)."""
     monkeypatch.setattr(foretell, "DRAWS", 20)

@@ -89,6 +89,7 @@ def test_what_later_tokens_hold_changes_nothing() -> None:
     assert (np.asarray(later)[:, 48:] == 5).any()
 
 
+@pytest.mark.slow
 def test_it_is_the_best_key_but_for_near_ties() -> None:
     """Of 40 chunks of normal keys; and among the first four always, so that another look at these would find it."""
     shape = Shape(B=1, T=41 * 32, R=1, K=64, C=32)

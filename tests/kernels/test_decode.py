@@ -130,6 +130,7 @@ def test_ties_go_to_the_smallest_chunk(selection, implementation) -> None:
     assert (o != decode(q, k, v.at[:, :8].set(0), 70)).any()
 
 
+@pytest.mark.slow
 def test_vmap_over_caches(selection, implementation) -> None:
     q, k, v = (jnp.stack(x) for x in zip(*(qkv(Shape(T=40), seed=s) for s in range(2)), strict=True))
     options = {"chunk_size": 8, "selection": selection, "implementation": implementation}

@@ -70,6 +70,7 @@ def test_sums_of_both_parts_are_those_of_float64():
     np.testing.assert_allclose(np.diff(whole) + np.diff(rest), np.diff(want), atol=3e-7, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 256, 1, 16)), jnp.bfloat16) for _ in range(4))

@@ -252,6 +252,7 @@ def test_a_constant_decay_and_no_state(implementation) -> None:
     assert_trees_close(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind == "low_rank", KINDS[:3]))
 def test_is_causal_and_repeats_its_bits(implementation, kind) -> None:
     arrays = draw(kind, 70, 6, 4, decay=0.3)

@@ -77,6 +77,7 @@ def test_carried_states_equal_a_loop(implementation, kind) -> None:
     assert_trees_close(with_gradients(run, arrays), with_gradients(state_reference.state_passing, arrays))
 
 
+@pytest.mark.slow
 def test_states_under_vmap_equal_a_loop(implementation) -> None:
     n, c, B, H, K, V = 3, 2, 1, 2, 4, 5
     arrays = draw((n, c, B, H, K), (n, c, B, H, K, K), (n, c, B, H, K, V), (n, B, H, K, V))
@@ -157,6 +158,7 @@ def test_a_large_step_size_leaves_later_ones_their_digits(monkeypatch) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_chunk_size_does_not_change_the_scan() -> None:
     """Chunks of a CPU, which do not divide the length."""
     arrays = scan_arrays(2, 21, 5, 3)
@@ -228,6 +230,7 @@ def test_scan_is_causal_and_repeats_its_bits(implementation) -> None:
     np.testing.assert_array_equal(with_gradients(run, changed)[0][0][:, :17], first[0][0][:, :17])
 
 
+@pytest.mark.slow
 def test_scan_under_vmap_equals_a_loop(implementation) -> None:
     each = [scan_arrays(1, 9, 4, 4, seed=seed) for seed in range(2)]
     run = partial(selective_scan, implementation=implementation)

@@ -162,6 +162,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
     np.testing.assert_array_equal(with_gradients(run, changed)[0][0][:, :29], first[0][0][:, :29])
 
 
+@pytest.mark.slow
 def test_chunk_size_changes_nothing(implementation) -> None:
     arrays = draw(1, 50, 2, 6, 4)
     want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
@@ -170,6 +171,7 @@ def test_chunk_size_changes_nothing(implementation) -> None:
         assert_trees_close(got, want, "float32")
 
 
+@pytest.mark.slow
 def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
     each = [draw(1, 19, 2, 4, 4, seed=seed) for seed in range(2)]
     run = partial(op, implementation=implementation)

@@ -135,6 +135,7 @@ def test_earlier_inputs_continue_a_sequence(implementation) -> None:
         np.testing.assert_array_equal(jnp.concatenate([piece[n] for piece in pieces], axis=1), y)
 
 
+@pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
     """Values and gradients, also of mus that are mapped, and of those that are shared."""
     case = Case(19, 12, 2, moves=True)

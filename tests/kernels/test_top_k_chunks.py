@@ -337,6 +337,7 @@ def test_a_random_selection_reads_positions_and_heads_alone() -> None:
     assert abs((share < 0.25).mean() - 0.25) < 4 * np.sqrt(3 / 16 / share.size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", support.slow_unless(lambda schedule: schedule == "sorted", SCHEDULES))
 def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
@@ -346,6 +347,7 @@ def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
     assert four < 2.2 * two
 
 
+@pytest.mark.slow
 def test_saved_residuals_give_the_same_gradients(small_tiles) -> None:
     """But for a unit of float32 at their scale: XLA of jax 0.12 fuses a backward pass that has no forward otherwise."""
     op, (q, k, v) = partial(chunk_attention, how="sorted", top_k=2), qkv(Shape(T=40))

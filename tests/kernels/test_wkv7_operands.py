@@ -210,6 +210,7 @@ def test_the_first_layer_keeps_its_values(implementation) -> None:
     assert not any(np.asarray(x, np.float32).any() for name, x in got.items() if "share" in name)
 
 
+@pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
     """Values and gradients, also of parameters that are mapped, and of those that are shared."""
     case = Case(5, H=2)

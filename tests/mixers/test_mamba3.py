@@ -133,6 +133,7 @@ def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
     assert np.abs(between - want).max() > 1e-2 * np.abs(want).max(), "the rule changes nothing here"
 
 
+@pytest.mark.slow
 def test_strong_and_weak_decays_beside_each_other():
     """Log decays from -130 to the least rate's: values and gradients are the recurrence's."""
     made = template()

@@ -72,6 +72,7 @@ def test_attention_and_its_gradients_are_those_of_a_dense_mask(length, block_siz
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 def test_all_blocks_are_full_attention():
     with jax.enable_x64(True):
         operands = qkv(53)

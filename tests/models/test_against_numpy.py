@@ -121,7 +121,7 @@ SLOW |= {"top1_element-no_norm", "mamba1-none", "mamba1-no_conv", "mamba2-none",
 # Defaults where another case has more of the mixer, and settings that come again in the company of others.
 SLOW |= {f"{name}-default" for name in ("fox", "nsa", "gated_deltaproduct", "gated_deltanet", "kda", "gla", "rwkv6")}
 SLOW |= {"transformer_pp-bias", "transformer_pp-conv_norm", "transformer_pp-const_k", "nsa-alone", "mamba1-one"}
-SLOW |= {"gated_deltaproduct-one_step", "deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
+SLOW |= {"deltanet-no_conv", "mamba2-one", "mamba2-no_gate", "model-canon_gpt"}
 SLOW |= {"top1_element-default", "rwkv7_shell-best_key", "rwkv7_shell-full_norm"}
 every_case = pytest.mark.parametrize(
     ("name", "text"), [pytest.param(n, t, id=i, marks=[pytest.mark.slow] if i in SLOW else []) for n, i, t in CASES]

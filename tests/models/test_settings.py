@@ -201,21 +201,14 @@ def before(mixer: str, also: str, program: types.FunctionType) -> str:
     return program(build(mixer, also))
 
 
-# The logits with another value of these are compared in test_against_numpy.py, in every mixer that has them.
-COMPARED = ("norm_eps", "rope_base", "window", "core", "selection", "top_k", "shortlist", "block_size", "blocks")
-COMPARED += ("rate", "lower_bound")
+# test_against_numpy.py compares the logits with another value of these.
+COMPARED = ("norm_eps", "rope_base", "window", "selection", "top_k", "shortlist")
 
 
-def is_slow(mixer: str, key: str, setting) -> bool:
-    """Whether a mixer that is tried quickly has the setting from the same class, or its value is compared.
-
-    How a recurrence is computed is a matter of its op, which tests/kernels asks.
-    """
-    twin = {"transformer": "transformer_pp", "top1_element": "top1_chunk", "gated_deltanet": "deltanet"}.get(mixer, "")
-    same = MIXERS.get(twin, {}).get(key, ())[:2] == setting[:2]
-    if key in ("chunk_size", "implementation") and mixer not in support.REPRESENTATIVE:
-        return True
-    return setting[1] != "shapes" and (same or (key in COMPARED and mixer != "transformer_pp"))
+def is_slow(mixer: str, key: str, kind: str) -> bool:
+    """Of programs, the quick tests try one mixer of each kind, and there what is compared in numpy on one."""
+    of_program = kind in ("forward", "refused")
+    return of_program and (mixer not in support.REPRESENTATIVE or (key in COMPARED and mixer != "transformer_pp"))
 
 
 def cases():
@@ -223,7 +216,7 @@ def cases():
         yield "transformer_pp", f"model.{key}", value, kind, ",".join(also)
     for mixer, settings in MIXERS.items():
         for key, (value, kind, *also) in settings.items():
-            marks = [pytest.mark.slow] if is_slow(mixer, key, (value, kind, *also)) else []
+            marks = [pytest.mark.slow] if is_slow(mixer, key, kind) else []
             yield pytest.param(mixer, f"model.mixer.{key}", value, kind, ",".join(also), marks=marks)
 
 

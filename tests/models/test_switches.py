@@ -79,6 +79,7 @@ def test_flops_against_xla(name):
     testing.check_flops(case_of(name), 0.6 if name in ("window", "top1") else 0.75)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
 @pytest.mark.parametrize("split", ["2", pytest.param("2x2x2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["attention", pytest.param("delta", marks=pytest.mark.slow)])

@@ -189,6 +189,7 @@ def test_rates_then_references_then_seeds(judged, trainer, tmp_path):
     assert found.foretold == judge_page.foretold()
 
 
+@pytest.mark.slow
 def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
     judged()
     trainer.trained.clear()

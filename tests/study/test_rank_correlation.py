@@ -82,6 +82,7 @@ def test_the_interval_covers(of_u) -> None:
     assert np.isnan(interval(0.5, np.full(10, np.nan)).low)
 
 
+@pytest.mark.slow
 def test_permuted_models_have_no_small_p(monkeypatch) -> None:
     """With five tests of data without a correlation, the smallest p is below 5% in one of twenty studies."""
     monkeypatch.setattr(rank_correlation, "PERMUTATIONS", 400)
