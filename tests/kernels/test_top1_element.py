@@ -74,7 +74,7 @@ def check(shape, dtype, gain, v_grad, scale, seed, implementation="xla") -> None
 
 
 @case
-@hypothesis.settings(settings, max_examples=5)
+@hypothesis.settings(settings, max_examples=3)
 def test_equals_reference(small_tiles, shape, dtype, gain, v_grad, scale, seed) -> None:
     check(shape, dtype, gain, v_grad, scale, seed)
 

@@ -207,7 +207,7 @@ def marks_of(name: str, how: str) -> tuple[pytest.MarkDecorator, ...]:
         return (pytest.mark.gpu,)
     quick = ("exact-triton", "select-exact-triton")
     if "triton" not in name:
-        quick = (name,) if how == "automatic" else ("approx-sorted", "selective-scan-xla")
+        quick = (name,) if how == "automatic" else ("element", "selective-scan-xla")
     return () if name in quick else (pytest.mark.slow,)
 
 

@@ -124,6 +124,7 @@ def test_gradients_equal_those_of_the_recurrence(kind, chunk):
     assert_close(gradients(kind, chunk, "float32"), gradients(kind, 0, "float32"), 2e-5)
 
 
+@pytest.mark.slow
 @every_kind
 def test_in_float64(kind):
     """The two forms are the same function, not only the same to rounding of float32."""
@@ -136,6 +137,7 @@ def test_in_float64(kind):
 
 
 # ------------------------------------------------------------------------------------------------------ low precision
+@pytest.mark.slow
 @every_kind
 def test_bfloat16_stays_near_float32(kind):
     rounded = inputs(kind, 96, "bfloat16", key_dim=32, value_dim=32)
@@ -170,6 +172,7 @@ def test_stress_is_finite(kind):
     assert np.abs(np.asarray(o, np.float32)).max() < 100
 
 
+@pytest.mark.slow
 @every_kind
 def test_memory_of_the_backward_pass_is_linear(kind):
     def temp(seq_len):

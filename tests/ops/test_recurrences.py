@@ -131,6 +131,7 @@ def test_gradients_equal_those_of_the_recurrence(name, t, chunk):
     close(*both_gradients(name, t, chunk), 3e-5)
 
 
+@pytest.mark.slow
 @every_op
 def test_float64_agrees_to_its_own_precision(name):
     """A mistake of the size of float32's rounding cannot hide here."""
@@ -140,6 +141,7 @@ def test_float64_agrees_to_its_own_precision(name):
         close(*both_gradients(name, 37, 32, np.float64), 1e-11)
 
 
+@pytest.mark.slow
 @every_op
 @pytest.mark.parametrize("dtype", support.slow_unless(lambda x: x == jnp.float32, [jnp.float32, jnp.bfloat16]))
 def test_extreme_decays_stay_finite(name, dtype):
@@ -175,6 +177,7 @@ def peak_bytes(name, t):
     return grad.lower(arrays, state).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 @every_op
 def test_memory_grows_linearly(name):
     small, large = peak_bytes(name, 512), peak_bytes(name, 2048)
