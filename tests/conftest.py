@@ -75,6 +75,10 @@ from seqjax import store
 from seqjax.training import workdir
 from tests import object_servers, support
 
+# Here a small program is compiled in less time than it is written; the processes that tests start share all of theirs.
+if os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS") == "0":
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
 
 def _next_key(self: nnx.RngStream) -> jax.Array:
     """The keys of nnx, without its slow way to count, a quarter of the time in which the tests build models.

@@ -186,7 +186,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(KEYS), values, max_size=3))
 def test_any_value_is_taken_or_refused_in_words(changes):
     """Whatever a config file holds, the answer is a Config or a UserError that names a key of `config`."""

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import itertools
 import json
 import re
 
@@ -13,6 +14,7 @@ from seqjax.config import differences, from_config_dict, to_dict
 from seqjax.config.presets import REGIMES, SIZES
 from seqjax.models import Model, flops
 from seqjax.utils import UserError
+from tests import support
 from tests.models.test_settings import MIXERS
 from tests.support import ROOT
 
@@ -28,14 +30,17 @@ def load(name, arg=""):
     return from_config_dict(get(name, arg))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    support.slow_unless(lambda _, size: size in ("110m", "1b3"), itertools.product(NAMES, SIZES)),
+)
 def test_every_config_builds(name, size):
     """Shapes only: no array is made, so the 1.3B models build in a second. A regime is a matter of the data alone."""
+    plain = load(name, size)
     for regime in REGIMES:
         config = load(name, f"{size},{regime}")
         assert (config.name, config.size, config.data.regime) == (name, size, regime)
-        assert (config.model, config.train.seq_len) == (load(name, size).model, load(name, size).train.seq_len)
+        assert (config.model, config.train.seq_len) == (plain.model, plain.train.seq_len)
     model = Model(config.model, max_len=config.train.seq_len)
     assert flops.n_params(model) > 0
     assert flops.flops_per_token(model, config.train.seq_len) > 2 * flops.n_params(model)

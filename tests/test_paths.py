@@ -68,7 +68,7 @@ def test_weights(kind, tmp_path):
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("kind", [pytest.param(str, marks=pytest.mark.slow), Path])
 def test_a_finished_study(kind, tmp_path):
     shutil.copytree(support.ROOT / "docs" / "results" / "figure4", tmp_path / "study")
     analyse(kind(tmp_path / "study"))

@@ -55,6 +55,7 @@ def test_inference_is_timed_in_repeats_whose_spread_is_drawn(model_and_params, t
     ]
 
 
+@pytest.mark.slow
 def test_copies_of_a_cache_go_on_as_the_cache_itself(model_and_params):
     model, params = model_and_params
     tokens_BT = np.arange(40, dtype=np.int32)[None]

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from benchmarks import tune
-from tests import extras
+from tests import extras, support
 
 extras.need("torch", "triton")
 
@@ -39,7 +39,7 @@ def test_the_convolution_runs_alone(kernel: str) -> None:
     assert [t.shape for t in made] == (x if kernel == "conv" else [*x, (3, 4), (3, 4), (5, 4)])
 
 
-@pytest.mark.parametrize("kernel", tune.SHIFT_KERNELS)
+@pytest.mark.parametrize("kernel", support.slow_unless(lambda kernel: kernel.endswith("_moved"), tune.SHIFT_KERNELS))
 def test_the_token_shift_runs_alone(kernel: str) -> None:
     made = jax.tree.leaves(tune.shift_call(kernel, B=1, T=3, D=5)())
     N = 5 if kernel.endswith("_moved") else 6
@@ -60,7 +60,7 @@ def test_the_loss_runs_alone() -> None:
     assert (losses.shape, g.shape) == ((1, 3), (1, 3, 20))
 
 
-@pytest.mark.parametrize("kernel", tune.NORM_KERNELS)
+@pytest.mark.parametrize("kernel", support.slow_unless(lambda kernel: kernel.endswith("_all"), tune.NORM_KERNELS))
 def test_the_norms_run_alone(kernel: str) -> None:
     assert all(x.size for x in jax.tree.leaves(tune.norm_call(kernel, B=1, T=3)()))
 

@@ -40,10 +40,8 @@ def check_commands(workdir, config, prompt, capsys):
     assert min(margins) > 0, "a tie: either token would be right"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "ablations.position_absolute" else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.slow  # test_train.py does it for one
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_checkpoint_of_every_config_is_evaluated_and_generated_from(name, blocks_dir, tmp_path, capsys):
     # tables over positions end at 32 = BOS + 7 + 20 and a bit, so absolute positions and constant keys are used up
     overrides = {"train__steps": 2, "eval__every": 0, "checkpoint__every": 0, "log__sample_tokens": 200}

@@ -146,7 +146,7 @@ def test_the_run_stands_for_its_last_end(alone):
 @pytest.mark.parametrize(
     ("end", "row"),
     [
-        pytest.param(None, 7, id="trunk", marks=pytest.mark.slow),  # test_a_kill_and_a_stop has one, too
+        pytest.param(None, 7, id="trunk", marks=pytest.mark.slow),
         pytest.param(12, 3, id="first end", marks=pytest.mark.slow),
         pytest.param(18, 2, id="second end", marks=pytest.mark.slow),
         pytest.param(24, 12, id="last end", marks=pytest.mark.slow),
@@ -161,6 +161,7 @@ def test_a_killed_run_equals_one_that_was_left_alone(alone, blocks_dir, tmp_path
     assert contents(tmp_path) == contents(alone)
 
 
+@pytest.mark.slow  # three processes; of a run without ends test_resume.py kills one
 def test_a_kill_and_a_stop(alone, blocks_dir, tmp_path):
     """Killed in the trunk; then stopped in a cooldown, where it saves; and resumed."""
     status, stderr = support.interrupt(command(blocks_dir, tmp_path), tmp_path, at_row=7, number=signal.SIGKILL)

@@ -93,6 +93,7 @@ def test_the_blocks_are_described_again(damaged, capsys):
     assert "is missing" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_end_with_a_checkpoint_is_evaluated_again(blocks_dir, tmp_path, capsys):
     """The others are named: test_ends.py."""
     ends = {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}

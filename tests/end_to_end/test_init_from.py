@@ -165,6 +165,7 @@ def test_a_run_without_a_checkpoint_has_no_weights(source, blocks_dir, tmp_path)
         begin(blocks_dir, tmp_path / "run", f"--init_from={tmp_path / 'source'}", **SETTINGS)
 
 
+@pytest.mark.slow
 def test_of_a_run_with_ends_the_last_end_is_taken(blocks_dir, tmp_path):
     ends = SETTINGS | {"train__ends": (1.0,), "optim__warmup_steps": 1, "optim__cooldown": 0.5}
     begin(blocks_dir, tmp_path / "ends", **ends)

@@ -16,6 +16,8 @@ from seqjax.commands import train
 from tests import support
 from tests.end_to_end.kills import assert_equal_runs, fingerprint
 
+STEPS = 40
+
 
 class Stop(NamedTuple):
     """One interruption: what was sent when, and what came of it."""
@@ -29,7 +31,7 @@ class Stop(NamedTuple):
 
 def history(blocks_dir: Path, workdir: Path, stops: list[tuple[int, int, float]]):
     """Start the run, interrupt it as told (signal, row, delay), each time from where it was, then let it end."""
-    args = support.command(blocks_dir, workdir)
+    args = support.command(blocks_dir, workdir, train__steps=STEPS)
     met = []
     for number, at_row, delay in stops:
         status, stderr = support.interrupt(args, workdir, at_row=at_row, number=number, delay=delay)
@@ -46,7 +48,7 @@ def histories(blocks_dir, tmp_path_factory):
     seed = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed of the kill point: {seed}\n")
     draw = random.Random(seed)
-    stops = [(signal.SIGKILL, draw.randrange(1, 60), draw.uniform(0, 0.2))]
+    stops = [(signal.SIGKILL, draw.randrange(1, STEPS), draw.uniform(0, 0.2))]
     met = {
         "alone": history(blocks_dir, root / "alone", []),
         "killed": history(blocks_dir, root / "killed", stops),
@@ -58,14 +60,14 @@ def test_rows_say_what_was_done(histories):
     """A row per step and one per evaluation: every 7 steps and at the end, never twice."""
     workdir = histories["alone"][0]
     rows = support.rows(workdir)
-    assert [r["step"] for r in rows if "train/lr" in r] == list(range(1, 61))
+    assert [r["step"] for r in rows if "train/lr" in r] == list(range(1, STEPS + 1))
     evaluations = [r for r in rows if any(k.startswith("eval/") for k in r)]
-    assert [r["step"] for r in evaluations] == [*range(7, 61, 7), 60]
+    assert [r["step"] for r in evaluations] == [*range(7, STEPS, 7), STEPS]
     losses = [r["train/loss"] for r in rows if "train/lr" in r]
     assert losses[-1] < losses[0] - 1, "a run that learns nothing compares equal too easily"
     # the training loss beside an evaluation is the mean since the one before
     assert evaluations[1]["train/loss"] == pytest.approx(sum(losses[7:14]) / 7, rel=1e-6)
-    assert evaluations[-1]["train/loss"] == pytest.approx(sum(losses[56:60]) / 4, rel=1e-6)
+    assert evaluations[-1]["train/loss"] == pytest.approx(sum(losses[35:40]) / 5, rel=1e-6)
 
 
 def assert_polite(workdir: Path, stop: Stop) -> None:
@@ -74,7 +76,7 @@ def assert_polite(workdir: Path, stop: Stop) -> None:
     step = stop.steps[-1]
     assert f"Stopped by {signal.Signals(stop.number).name} after step {step};" in stop.stderr
     assert f"--workdir={workdir}" in stop.stderr
-    assert step < 60
+    assert step < STEPS
 
 
 def test_a_killed_run_equals_one_that_was_left_alone(histories):
@@ -87,10 +89,10 @@ def test_a_killed_run_equals_one_that_was_left_alone(histories):
 def test_two_polite_stops(histories, blocks_dir, tmp_path):
     """Each saves and says how to go on."""
     workdir = tmp_path / "run"
-    stops, _ = history(blocks_dir, workdir, [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 37, 0.0)])
+    stops, _ = history(blocks_dir, workdir, [(signal.SIGTERM, 12, 0.0), (signal.SIGINT, 27, 0.0)])
     for stop in stops:
         assert_polite(workdir, stop)
-    assert f"Going on from step {stops[0].steps[-1]} of 60" in stops[1].stderr
+    assert f"Going on from step {stops[0].steps[-1]} of {STEPS}" in stops[1].stderr
     assert_equal_runs(workdir, histories["alone"][0])
 
 
@@ -100,7 +102,7 @@ def test_many_kills(histories, blocks_dir, tmp_path):
     seed = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed: {seed}\n")
     draw = random.Random(seed)
-    stops = [(signal.SIGKILL, row, draw.uniform(0, 0.3)) for row in sorted(draw.sample(range(1, 64), 6))]
+    stops = [(signal.SIGKILL, row, draw.uniform(0, 0.3)) for row in sorted(draw.sample(range(1, STEPS + 4), 6))]
     met, _ = history(blocks_dir, tmp_path / "run", stops)
     assert sum(stop.status == -signal.SIGKILL for stop in met) >= 3
     assert_equal_runs(tmp_path / "run", histories["alone"][0])
@@ -112,8 +114,8 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
     shutil.copytree(histories["alone"][0], workdir)
     before = support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)
     (workdir / "report.md").unlink()
-    train.main(support.command(blocks_dir, workdir)[3:])
-    assert "Going on from step 60 of 60" in capsys.readouterr().err
+    train.main(support.command(blocks_dir, workdir, train__steps=STEPS)[3:])
+    assert f"Going on from step {STEPS} of {STEPS}" in capsys.readouterr().err
     assert (support.rows(workdir), fingerprint(workdir), support.checkpoint_steps(workdir)) == before
     assert (workdir / "report.md").exists()
 
@@ -122,10 +124,12 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
 def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp_path):
     """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
     workdir = tmp_path / "eight"
-    stop = support.interrupt(support.command(blocks_dir, workdir), workdir, at_row=12, number=signal.SIGTERM)
+    stop = support.interrupt(
+        support.command(blocks_dir, workdir, train__steps=STEPS), workdir, at_row=12, number=signal.SIGTERM
+    )
     assert stop[0] == 0, stop[1]
     eight = support.environment("--xla_force_host_platform_device_count=8")
-    args = support.command(blocks_dir, workdir, mesh__fsdp=2, mesh__tensor=2)
+    args = support.command(blocks_dir, workdir, train__steps=STEPS, mesh__fsdp=2, mesh__tensor=2)
     result = support.run(args, env=eight)
     assert result.returncode == 0, result.stderr
     assert "on 8 x cpu" in result.stderr

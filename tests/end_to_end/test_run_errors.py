@@ -396,6 +396,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(blocks_dir, workdir, who):
     assert support.checkpoint_steps(workdir) == [12, 15]
 
 
+@pytest.mark.slow
 def test_after_a_full_disk_the_run_goes_on(blocks_dir, workdir):
     """What a save that failed left behind is no hindrance."""
     (workdir / "checkpoints" / "16.orbax-checkpoint-tmp" / "params").mkdir(parents=True)

@@ -91,7 +91,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     study, out = known
     drawn: list[Any] = []
     monkeypatch.setattr(foretell_page.figures, "save", lambda figure, path: drawn.append((figure, path)))
-    monkeypatch.setattr(foretell, "DRAWS", 400)
+    monkeypatch.setattr(foretell, "DRAWS", 200)
     command.main(["--size=small", f"--foretell={study}", f"--out={out}"])
     assert str(out / "foretell" / "report.md") in capsys.readouterr().out
     page = (out / "foretell" / "report.md").read_text()
@@ -124,6 +124,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     assert {text.get_text() for text in figure.axes[0].texts} == set(LABELS) and overlapping(figure.axes[0].texts) == []
 
 
+@pytest.mark.slow
 def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
     """One of twenty does by chance, so that of ten more than two are not expected (probability 1%)."""
     monkeypatch.setattr(foretell, "DRAWS", 20)

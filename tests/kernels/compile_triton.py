@@ -320,8 +320,8 @@ CASES = [
     Case("head-norm-rwkv7", partial(head_norm, "rwkv7")),
     Case("head-norm-rwkv6", partial(head_norm, "rwkv6"), again=True),
     Case("head-norm-gated", partial(head_norm, "gated"), again=True),
-    Case("head-norm-mamba2", partial(head_norm, "mamba2")),
-    Case("head-norm-residual", partial(head_norm, "residual")),
+    Case("head-norm-mamba2", partial(head_norm, "mamba2"), again=True),
+    Case("head-norm-residual", partial(head_norm, "residual"), again=True),
     Case("token-shift-6", partial(token_shift, 6)),  # RWKV-7
     Case("token-shift-moved", partial(token_shift, 5, moves=True), again=True),  # RWKV-6
     Case("token-shift-1", partial(token_shift, 1, last=True), again=True),  # ChannelMix
@@ -334,16 +334,16 @@ CASES = [
     Case("ssd-per-head", partial(ssd, per_head=True), again=True),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),
     Case("state-scan", state_scan),
-    Case("selective-scan", selective_scan),
+    Case("selective-scan", selective_scan, again=True),
     Case("selective-scan-1", partial(selective_scan, batch=1, bias=True)),
     Case("selective-scan-bias", partial(selective_scan, bias=True), again=True),  # as in Mamba-1
     Case("chunk", chunk),
     Case("chunk-256", partial(chunk, chunk_size=256), again=True),
-    Case("chunk-top-2", partial(several_chunks, 2)),  # as in MoBA
+    Case("chunk-top-2", partial(several_chunks, 2), again=True),  # as in MoBA
     Case("chunk-top-7", partial(several_chunks, 7, chunk_size=32, groups=1), again=True),  # as in NSA
     Case("chunk-top-16", partial(several_chunks, 16, chunk_size=64), again=True),
     Case("select-top-2", partial(several_selected, 2), again=True),
-    Case("select-top-4", partial(several_selected, 4)),
+    Case("select-top-4", partial(several_selected, 4), again=True),
     Case("select-top-8", partial(several_selected, 8), again=True),
     Case("select-top-16", partial(several_selected, 16, chunk_size=64), again=True),
     Case("shortlist", partial(shortlist, "mean")),

@@ -189,6 +189,7 @@ def test_starts_from_zero_without_a_state(implementation) -> None:
     assert_trees_close(got, fast_jit(reference.delta_rule)(*arrays, jnp.zeros_like(state)))
 
 
+@pytest.mark.slow
 def test_is_causal_and_repeats_its_bits(implementation) -> None:
     arrays = draw(70, 6, 4, decay=0.3)
     run = partial(op, implementation=implementation)

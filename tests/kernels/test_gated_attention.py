@@ -23,7 +23,7 @@ forward = fast_jit(partial(gated.attend, **OPTIONS))  # a third of the time in t
 @pytest.mark.parametrize(
     ("n_tokens", "n_kv", "dtype"),
     support.slow_unless(
-        lambda n_tokens, n_kv, dtype: (n_tokens, dtype) in ((50, "float32"), (37, "bfloat16"), (1, "float32")),
+        lambda n_tokens, n_kv, dtype: (n_tokens, dtype) in ((37, "bfloat16"), (1, "float32")),
         [(50, 4, "float32"), (37, 2, "bfloat16"), (1, 4, "float32"), (65, 1, "float32"), (64, 2, "float16")],
     ),
 )
@@ -36,7 +36,9 @@ def test_values_and_gradients(n_tokens, n_kv, dtype):
         np.testing.assert_allclose(x.astype(jnp.float32), want, atol=TOLERANCE[dtype] * scale, rtol=0)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-100, -90), (90, 100), (-100, 100)])
+@pytest.mark.parametrize(
+    ("low", "high"), support.slow_unless(lambda low, high: low < 0 < high, [(-100, -90), (90, 100), (-100, 100)])
+)
 def test_gates_near_zero_and_one(low, high):
     """Closed gates leave a query its own value, and nothing overflows; what is later changes no bit of an output."""
     inputs: Any = (*operands(50), log_gates(50, low, high))
@@ -68,6 +70,7 @@ def test_sums_of_both_parts_are_those_of_float64():
     np.testing.assert_allclose(np.diff(whole) + np.diff(rest), np.diff(want), atol=3e-7, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later_rows():
     rng = np.random.default_rng(0)
     q, k, v, do = (jnp.asarray(rng.standard_normal((1, 256, 1, 16)), jnp.bfloat16) for _ in range(4))
@@ -78,6 +81,7 @@ def test_the_gradient_of_gates_in_bfloat16_does_not_gather_the_rounding_of_later
     assert jnp.sqrt(jnp.mean((got - want) ** 2)) < 0.01 * jnp.sqrt(jnp.mean(want**2))
 
 
+@pytest.mark.slow
 def test_batches_under_vmap():
     """One launch for all mapped elements."""
     inputs: Any = (*operands(20, n_batch=4), jnp.concatenate([log_gates(20)] * 2))

@@ -75,7 +75,7 @@ def test_saving_all_names_leaves_only_the_backward_pass(small_tiles) -> None:
         assert saved == plain
 
 
-@pytest.mark.parametrize("name", ["exact-masked", "approx-sorted", "element"])
+@pytest.mark.parametrize("name", ["exact-masked", pytest.param("approx-sorted", marks=pytest.mark.slow), "element"])
 def test_memory_grows_linearly_with_length(name, monkeypatch) -> None:
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**14)  # a tile of scores is small beside q, k, v

@@ -442,12 +442,14 @@ def mesh_of(sizes: tuple[int, int, int]) -> jax.sharding.Mesh:
 
 MESHES = {"data8": (8, 1, 1), "heads4": (1, 1, 4), "2x2x2": (2, 2, 2)}
 GPU_MESHES = {"data2": (2, 1, 1), "heads2": (1, 1, 2), "data4": (4, 1, 1), "fsdp2-heads2": (1, 2, 2)}
-# by op and mesh: one with both splits of every rule; each split alone of the op that sums over both
-QUICK = {("selective_scan", mesh) for mesh in MESHES} | {(name, "2x2x2") for name in ("state_scan", "state_passing")}
-QUICK |= {("selective_scan_bias", "2x2x2"), ("short_conv_norm", "2x2x2")}
-QUICK |= {
+# with both splits, every rule once; selective_scan_bias sums over both
+QUICK = {
     (name, "2x2x2")
     for name in (
+        "state_scan",
+        "state_passing",
+        "selective_scan_bias",
+        "short_conv_norm",
         "ssd_per_head",
         "gated_delta_rule",
         "linear_attention_low_rank",

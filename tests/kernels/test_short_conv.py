@@ -170,6 +170,7 @@ def test_earlier_inputs_continue_a_sequence(implementation) -> None:
     np.testing.assert_array_equal(jnp.concatenate(pieces, axis=1), f(x, w, b, last))
 
 
+@pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
     """Values and gradients, also of taps and bias that are mapped, and of those that are shared."""
     case = Case(19, 12, heads=3)

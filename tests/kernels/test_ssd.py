@@ -14,6 +14,7 @@ from kernels_pallas.ssd import reference
 from kernels_pallas.ssd.triton import refusal, scan
 from kernels_pallas.triton import runtime
 from seqjax.ops.ssd import ssd
+from tests import support
 from tests.kernels.common import assert_close, fast_jit
 
 
@@ -83,19 +84,22 @@ CASES = [
 ]
 
 
+QUICK = [*CASES[:3], CASES[6], CASES[8]]
+
+
 @cache  # one for all implementations
 def wanted(shape: tuple[int, ...], decay: float) -> Any:
     return with_gradients(oracle, draw(*shape, decay=decay), wide=True)
 
 
-@pytest.mark.parametrize(("shape", "chunk", "decay"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "chunk", "decay"), support.slow_unless(lambda *case: case in QUICK, CASES), ids=str)
 def test_equals_the_recurrence(implementation, shape, chunk, decay) -> None:
     got = with_gradients(partial(op, chunk=chunk, implementation=implementation), draw(*shape, decay=decay))
     assert_trees_close(got, wanted(shape, decay), "float32")
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_16_bit_inputs_round_operands_only(implementation, dtype, per_head) -> None:
     arrays = draw(2, 45, 3, 8, 20, decay=0.1, dtype=dtype, per_head=per_head)
     f = partial(op, chunk=32, implementation=implementation)
@@ -158,6 +162,7 @@ def test_is_causal_and_repeats_its_bits(implementation) -> None:
     np.testing.assert_array_equal(with_gradients(run, changed)[0][0][:, :29], first[0][0][:, :29])
 
 
+@pytest.mark.slow
 def test_chunk_size_changes_nothing(implementation) -> None:
     arrays = draw(1, 50, 2, 6, 4)
     want = with_gradients(partial(op, chunk=16, implementation=implementation), arrays)
@@ -166,6 +171,7 @@ def test_chunk_size_changes_nothing(implementation) -> None:
         assert_trees_close(got, want, "float32")
 
 
+@pytest.mark.slow
 def test_under_vmap_and_checkpoint_equals_a_loop(implementation) -> None:
     each = [draw(1, 19, 2, 4, 4, seed=seed) for seed in range(2)]
     run = partial(op, implementation=implementation)

@@ -11,8 +11,9 @@ import kernels_pallas as kp
 from kernels_pallas.select_chunk import reference as select_reference
 from kernels_pallas.top1_chunk import reference
 from kernels_pallas.top1_chunk import triton as chunk_triton
-from tests import extras
+from tests import extras, support
 from tests.kernels.common import (
+    HOW,
     SCHEDULES,
     Shape,
     assert_close,
@@ -23,6 +24,15 @@ from tests.kernels.common import (
     qkv,
     selector,
     value_and_grads,
+)
+
+# Each schedule and the kernels once.
+each_way = pytest.mark.parametrize(
+    ("selection", "how"),
+    support.slow_unless(
+        lambda *case: case in [("best_key", "masked"), ("approx", "sorted"), ("exact", "triton")],
+        [(selection, how) for how in HOW for selection in ("exact", "best_key", "approx")],
+    ),
 )
 
 
@@ -43,7 +53,7 @@ def wanted_at(length: int):
     return value_and_grads(lambda *a: reference.top1_chunk_attention(*a, chunk_size=16), *qkv(Shape(T=length, B=1)))
 
 
-@pytest.mark.parametrize("length", [1, 16, 17, 33])
+@pytest.mark.parametrize("length", support.slow_unless(lambda length: length in (1, 33), [1, 16, 17, 33]))
 def test_lengths_around_the_chunk(small_tiles, how, length) -> None:
     q, k, v = qkv(Shape(T=length, B=1))
     got = value_and_grads(lambda *a: chunk_attention(*a, chunk_size=16, how=how), q, k, v)
@@ -67,7 +77,10 @@ def chosen_at_random(own):
     return np.random.default_rng(0).integers(0, np.maximum(own, 1))
 
 
-@pytest.mark.parametrize("choose", [chosen_by_all, odd_ones_by_none, chosen_latest, chosen_at_random])
+ADVERSARIAL = [chosen_by_all, odd_ones_by_none, chosen_latest, chosen_at_random]
+
+
+@pytest.mark.parametrize("choose", support.slow_unless(lambda choose: choose in ADVERSARIAL[:2], ADVERSARIAL))
 def test_adversarial_selections(small_tiles, how, choose) -> None:
     shape = Shape(T=75, C=8, R=3, B=1, G=1)
     q, k, v = qkv(shape)
@@ -88,7 +101,10 @@ def test_adversarial_selections(small_tiles, how, choose) -> None:
 
 @pytest.mark.parametrize(
     ("selection", "how"),
-    [("exact", "masked"), ("approx", "sorted"), ("exact", "triton"), ("approx", "triton")],
+    support.slow_unless(
+        lambda *case: case[1] == "triton",
+        [("exact", "masked"), ("approx", "sorted"), ("exact", "triton"), ("approx", "triton")],
+    ),
 )
 def test_one_chunk_attracts_every_query(small_tiles, selection, how) -> None:
     shape = Shape(T=60, C=8, B=1, G=1)
@@ -142,6 +158,7 @@ def test_means_for_the_kernel_add_up_to_float32_from_parts_in_their_dtype(dtype)
     np.testing.assert_allclose(np.asarray(parts, np.float64).sum(1)[:, 0], want, rtol=0, atol=3e-7)
 
 
+@each_way
 def test_first_chunk_is_local_only(selection, how) -> None:
     q, k, v = qkv(Shape(T=40, C=16, B=1))
     run = partial(chunk_attention, selection=selection, how=how)
@@ -153,7 +170,7 @@ def test_first_chunk_is_local_only(selection, how) -> None:
 @pytest.mark.parametrize(
     ("selection", "how", "dtype"),
     [
-        ("exact", "masked", "float32"),
+        pytest.param("exact", "masked", "float32", marks=pytest.mark.slow),
         ("exact", "sorted", "bfloat16"),
         ("approx", "sorted", "float32"),
         ("exact", "triton", "bfloat16"),
@@ -180,7 +197,7 @@ def test_extreme_scores_stay_finite(small_tiles, how) -> None:
 
 
 @pytest.mark.parametrize("gain", [1.0, 30.0, 1e3], ids=["bounded", "by-first-chunk", "by-maximum"])
-@pytest.mark.parametrize("length", [75, 128])
+@pytest.mark.parametrize("length", [75, pytest.param(128, marks=pytest.mark.slow)])
 def test_each_way_to_compare_masses(gain, length, implementation) -> None:
     """The exact kernel has three: by the sizes of the scores (select_chunk/triton/kernels.py)."""
     shape = Shape(T=length, B=1, G=1, C=16, K=16)
@@ -191,6 +208,7 @@ def test_each_way_to_compare_masses(gain, length, implementation) -> None:
     assert_selection(sel, np.asarray(select_reference.chunk_scores(q, k, **options)), 16)
 
 
+@each_way
 def test_two_runs_give_the_same_bits(how, selection) -> None:
     q, k, v = qkv(Shape(T=50, B=1, R=1))
     f = partial(chunk_attention, chunk_size=16, selection=selection, how=how)

@@ -74,7 +74,7 @@ def check(shape, dtype, gain, v_grad, scale, seed, implementation="xla") -> None
 
 
 @case
-@hypothesis.settings(settings, max_examples=5)
+@hypothesis.settings(settings, max_examples=3)
 def test_equals_reference(small_tiles, shape, dtype, gain, v_grad, scale, seed) -> None:
     check(shape, dtype, gain, v_grad, scale, seed)
 
@@ -88,7 +88,7 @@ def test_equals_reference_widely(small_tiles, shape, dtype, gain, v_grad, scale,
 
 @pytest.mark.parametrize("name", ["triton"])
 @case
-@hypothesis.settings(unshrunk, max_examples=4)
+@hypothesis.settings(unshrunk, max_examples=2)
 def test_kernels_equal_reference(name, shape, dtype, gain, v_grad, scale, seed) -> None:
     check(shape if ON_GPU else shape._replace(T=1 + shape.T // 2), dtype, gain, v_grad, scale, seed, name)
 

@@ -93,8 +93,7 @@ def check(f, shape: Shape, *, selection: str, top_k: int) -> None:
         jax.tree.map(lambda a, b: assert_close(a, b, "float64"), got, tuple(want))
 
 
-QUICK = {("exact", 2, "masked"), ("exact", 8, "sorted"), ("best_key", 4, "sorted"), ("approx", 4, "masked")}
-QUICK |= {("random", 1, "masked"), ("random", 2, "sorted")}
+QUICK = {("exact", 2, "masked"), ("best_key", 4, "sorted"), ("approx", 8, "masked"), ("random", 2, "sorted")}
 
 
 @pytest.mark.parametrize(
@@ -145,9 +144,9 @@ def test_chunks_of_the_caller(length, n_chunks) -> None:
 @pytest.mark.parametrize(
     ("shape", "n_chunks"),
     [
+        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than there are
         (Shape(B=1, T=45, C=8), 3),
         (Shape(B=1, T=29, C=8, R=3, G=1), 1),  # one for a query, or none
-        (Shape(B=2, T=29, C=8, R=1, G=1), 5),  # more than there are
         (Shape(B=1, T=90, C=40, R=1, G=1), 2),  # in pieces, and not a tile's multiple
         (Shape(B=1, T=7, C=8), 2),  # no second chunk
     ],
@@ -264,7 +263,9 @@ def test_ties_go_to_the_smallest_chunks(small_tiles, selection, implementation) 
 CAUSAL = [("exact", "masked"), ("approx", "sorted"), ("random", "sorted"), ("approx", "triton"), ("exact", "triton")]
 
 
-@pytest.mark.parametrize(("selection", "schedule"), CAUSAL)
+@pytest.mark.parametrize(
+    ("selection", "schedule"), support.slow_unless(lambda *case: case not in (CAUSAL[0], CAUSAL[2]), CAUSAL)
+)
 def test_causal_to_the_last_bit(small_tiles, selection, schedule) -> None:
     """Changing token t leaves every earlier output as it was: not nearly, exactly."""
     q, k, v = qkv(Shape(T=61, C=8, B=1, G=1 if schedule == "triton" else 2), gain=2)
@@ -288,7 +289,8 @@ DECODED = [
 
 @pytest.mark.parametrize(
     ("selection", "with_table", "top_k", "spare", "implementation"),
-    [(*case, "xla") for case in DECODED] + [(*case, "triton") for case in DECODED[:4]],
+    support.slow_unless(lambda *case: case[:4] in DECODED[2:5], [(*case, "xla") for case in DECODED])
+    + [(*case, "triton") for case in DECODED[:4]],
 )
 def test_decoding_equals_the_parallel_form(selection, with_table, top_k, spare, implementation) -> None:
     """Into a cache with `spare` slots that stay empty; every fourth case selects more chunks than there are."""
@@ -338,7 +340,8 @@ def test_a_random_selection_reads_positions_and_heads_alone() -> None:
     assert abs((share < 0.25).mean() - 0.25) < 4 * np.sqrt(3 / 16 / share.size)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", support.slow_unless(lambda schedule: schedule == "sorted", SCHEDULES))
 def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS", {})
     monkeypatch.setattr(xla_tiles, "TILE_ELEMENTS_DEFAULT", 2**14)
@@ -347,6 +350,7 @@ def test_memory_grows_linearly_with_length(schedule, monkeypatch) -> None:
     assert four < 2.2 * two
 
 
+@pytest.mark.slow
 def test_saved_residuals_give_the_same_gradients(small_tiles) -> None:
     """But for a unit of float32 at their scale: XLA of jax 0.12 fuses a backward pass that has no forward otherwise."""
     op, (q, k, v) = partial(chunk_attention, how="sorted", top_k=2), qkv(Shape(T=40))

@@ -19,10 +19,12 @@ from kernels_pallas.triton import interpreter
 from tests import support
 from tests.kernels.common import KERNELS, NAMES, ON_GPU, OPS, Shape, assert_trees_close, fast_jit, qkv, with_grads
 
+XLA = ("exact-masked", "approx-sorted", "element")
+
 
 @pytest.fixture(
     # both selections, both schedules; the interpreter takes seconds for each of the others
-    params=["exact-masked", "approx-sorted", "element", *support.slow_unless(lambda _: ON_GPU, KERNELS)]
+    params=support.slow_unless(lambda name: ON_GPU or name in XLA, [*XLA, *KERNELS])
 )
 def op(request: pytest.FixtureRequest):
     return (OPS | KERNELS)[request.param]
@@ -36,6 +38,11 @@ def test_vmap_equals_a_loop(op) -> None:
     assert_trees_close(got, jax.tree.map(lambda *x: jnp.stack(x), *want))
 
 
+@pytest.mark.parametrize(
+    "op",
+    support.slow_unless(lambda name: ON_GPU or name in ("exact-masked", "element"), [*XLA, *KERNELS]),
+    indirect=True,
+)
 def test_scan_over_layers_with_remat(op) -> None:
     """Three residual layers, scanned and rematerialised, equal three calls."""
     x = qkv(Shape(T=20, R=1, V=8))[0]
@@ -191,15 +198,23 @@ def on_one_device(name: str) -> tuple[Case, Any]:
     return case, jax.tree.map(np.asarray, with_case_grads(case.f, case)(*case.arrays))
 
 
-def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
-    """The interpreter runs on one device: two kernels, one with a gradient, show what it is handed."""
+def marks_of(name: str, how: str) -> tuple[pytest.MarkDecorator, ...]:
+    """The interpreter runs on one device: two kernels, one with a gradient, show what it is handed.
+
+    In shard_map an op is what it is on one device: an attention and a scan show it.
+    """
     if "pallas" in name:
         return (pytest.mark.gpu,)
-    return (pytest.mark.slow,) if "triton" in name and name not in ("exact-triton", "select-exact-triton") else ()
+    quick = ("exact-triton", "select-exact-triton")
+    if "triton" not in name:
+        quick = (name,) if how == "automatic" else ("element", "selective-scan-xla")
+    return () if name in quick else (pytest.mark.slow,)
 
 
-@pytest.mark.parametrize("how", ["shard_map", "automatic"])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in SHARDED])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [pytest.param(name, how, marks=marks_of(name, how)) for name in SHARDED for how in ("shard_map", "automatic")],
+)
 def test_sharded_over_batch_and_heads(name, how, mesh) -> None:
     """Values and gradients are one device's, and stay split."""
     if "pallas" in name and (refusal := mosaic_gpu.refusal("gpu")):

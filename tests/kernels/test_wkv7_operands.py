@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 # Tiles of up to 4 rows of tokens x heads in the interpreter, two to a program: parts of them, and several programs
 CASES = [
-    Case(37),
+    Case(13),
     Case(1, H=2, mix="none"),
     Case(21, H=2, K=64, mix="unused"),
     Case(9, H=4, K=96),
@@ -210,6 +210,7 @@ def test_the_first_layer_keeps_its_values(implementation) -> None:
     assert not any(np.asarray(x, np.float32).any() for name, x in got.items() if "share" in name)
 
 
+@pytest.mark.slow
 def test_under_vmap_equals_a_loop(implementation) -> None:
     """Values and gradients, also of parameters that are mapped, and of those that are shared."""
     case = Case(5, H=2)

@@ -18,6 +18,8 @@ from tests import support
 
 T = 23
 MIXERS = ("transformer", "transformer_pp", "top1_chunk", "top1_element")
+KINDS = ("transformer_pp", "top1_chunk")
+each_kind = pytest.mark.parametrize("mixer", support.slow_unless(lambda mixer: mixer in KINDS, MIXERS))
 SIZES = [{}, {"kv_heads": 2}, {"heads": 2, "kv_heads": 1, "head_dim": 6}]
 
 
@@ -52,7 +54,7 @@ def test_it_is_off_by_default_and_adds_four_parameters_a_channel(mixer, settings
     assert names == {f"blocks.0.mixer.conv.{of}.w" for of in "qkv"}
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@each_kind
 def test_the_other_parameters_of_the_mixer_start_alike(mixer):
     init = [jax.jit(model_of(mixer, conv=conv).init)(jax.random.key(0)) for conv in (False, True)]
     without, with_conv = (dict(params_lib.names(weights["blocks"]["0"]["mixer"])) for weights in init)
@@ -86,7 +88,7 @@ def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@each_kind
 def test_taps_of_zero_leave_the_model_without_it(mixer):
     plain, conv = model_of(mixer), model_of(mixer, conv=True)
     weights, tokens = support.random_params(conv), support.random_tokens((2, T))
@@ -123,7 +125,9 @@ DECODED = [
 
 
 @pytest.mark.parametrize(
-    ("mixer", "settings"), support.slow_unless(lambda mixer, settings: "kv_heads" in settings, DECODED), ids=str
+    ("mixer", "settings"),
+    support.slow_unless(lambda mixer, settings: mixer in KINDS and "kv_heads" in settings, DECODED),
+    ids=str,
 )
 def test_pieces_of_any_length_follow_each_other(mixer, settings):
     """Pieces shorter than the filter, than the window and longer than both, and single tokens; far past the window."""
@@ -146,12 +150,9 @@ def test_pieces_of_any_length_follow_each_other(mixer, settings):
 
 # ------------------------------------------------------------------------------------------------------------- devices
 @pytest.mark.skipif(jax.device_count() == 1, reason="several devices wanted")
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mixer", "variant"),
-    support.slow_unless(
-        lambda mixer, _: mixer == "transformer_pp",
-        [("transformer_pp", "conv_window_gqa"), ("top1_chunk", "conv"), ("top1_element", "conv")],
-    ),
+    ("mixer", "variant"), [("transformer_pp", "conv_window_gqa"), ("top1_chunk", "conv"), ("top1_element", "conv")]
 )
 def test_many_devices_equal_one(mixer, variant):
     """Batch, parameters and channels split; tests/models/test_sequence_split.py splits the time."""

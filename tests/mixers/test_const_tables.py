@@ -91,7 +91,7 @@ def test_scores_are_made_once_for_the_whole_batch():
     assert scores_and_softmax > 2 * 32 * length**2, "QK^T of a sequence, and its softmax, are gone"
 
 
-@pytest.mark.parametrize("const", ["k", "qk"])
+@pytest.mark.parametrize("const", [pytest.param("k", marks=pytest.mark.slow), "qk"])
 @pytest.mark.parametrize(
     "options",
     support.slow_unless(

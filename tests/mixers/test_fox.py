@@ -43,7 +43,13 @@ def test_saturated_gates_have_finite_gradients(logit):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
 
 
-@pytest.mark.parametrize("settings", [{"window": 5, "kv_heads": 2}, {"kv_shift": True, "qk_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    support.slow_unless(
+        lambda settings: "kv_shift" in settings, [{"window": 5, "kv_heads": 2}, {"kv_shift": True, "qk_norm": True}]
+    ),
+    ids=str,
+)
 def test_pieces_of_any_length_follow_each_other(settings):
     """Pieces shorter than the window and longer, single tokens, and a ring buffer that is overwritten several times."""
     model = support.tiny_model("fox", **{f"model__mixer__{key}": value for key, value in settings.items()})

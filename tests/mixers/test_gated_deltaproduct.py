@@ -12,6 +12,7 @@ from flax import nnx
 from seqjax import mixers
 from seqjax.nn.params import Template
 from seqjax.utils import UserError
+from tests import support
 from tests.models import oracle
 
 DIM, HEADS, T = 16, 2, 45  # 90 or 135 steps: a chunk of 64 or two, and a part of one
@@ -21,6 +22,9 @@ CASES = [
     {"steps": 3, "allow_negative_eigenvalues": False},
     {"steps": 2, "decay": False, "chunk_size": 7},
 ]
+every_case = pytest.mark.parametrize(
+    "settings", support.slow_unless(lambda settings: settings["steps"] == 3, CASES), ids=str
+)
 
 
 def template(mixer: Any = mixers.GatedDeltaProduct, **settings):
@@ -44,7 +48,7 @@ def expected(params, x_BTD, **settings):
     return np.stack([oracle.delta_product(types.SimpleNamespace(**known | settings), params, x) for x in x_BTD])
 
 
-@pytest.mark.parametrize("settings", CASES, ids=str)
+@every_case
 def test_outputs_are_those_of_the_equations(settings):
     """In float32; and in bfloat16, whose inputs and weights are rounded before, so that only products round."""
     made = template(**settings)
@@ -76,7 +80,7 @@ def test_one_step_with_positive_eigenvalues_is_gated_deltanet():
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("settings", CASES, ids=str)
+@every_case
 def test_gradients_are_those_of_a_loop_over_the_steps(settings):
     """A loop of jax over tokens and steps, differentiated by autodiff, inside the mixer's own convolutions and norm."""
     made = template(**settings)

@@ -32,7 +32,7 @@ def assert_close(got, want, tol=2e-5):
     np.testing.assert_allclose(got, want, rtol=0, atol=tol * max(1e-3, float(np.abs(want).max())))
 
 
-@pytest.mark.parametrize("chunk", [1, 8, None])
+@pytest.mark.parametrize("chunk", support.slow_unless(lambda chunk: chunk == 8, [1, 8, None]))
 @pytest.mark.parametrize("kind", ARGS)
 def test_ops_and_their_gradients(kind, chunk):
     """Against flash-linear-attention's naive recurrences and torch's autograd through them, from an initial state."""
@@ -119,7 +119,7 @@ def rwkv7_params(z):
     }
 
 
-@pytest.mark.parametrize("chunk", [4, 64])
+@pytest.mark.parametrize("chunk", [4, pytest.param(64, marks=pytest.mark.slow)])
 def test_rwkv7_model(chunk):
     """Logits of a whole model of the `rwkv` package."""
     z = golden("rwkv7")

@@ -14,6 +14,7 @@ from seqjax.mixers import mamba3
 from seqjax.nn.params import Template
 from seqjax.ops import ssd
 from seqjax.utils import UserError
+from tests import support
 from tests.models import oracle
 
 DIM, HEADS, T = 8, 4, 70  # a chunk of 64 and a part of one
@@ -94,7 +95,11 @@ def in_float64(form, params, x_BTD):
         return with_gradients(form, *jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (params, x_BTD)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"rate": "softplus", "angles": 4, "chunk_size": 5}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    support.slow_unless(bool, [{}, {"rate": "softplus", "angles": 4, "chunk_size": 5}]),
+    ids=str,
+)
 def test_values_and_gradients_are_those_of_the_recurrence(settings):
     made = template(**settings)
     params, x_BTD = drawn(made), inputs(2, T, DIM)
@@ -105,6 +110,7 @@ def test_values_and_gradients_are_those_of_the_recurrence(settings):
     assert_close(gradients, wanted, 1e-4)
 
 
+@pytest.mark.slow
 def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
     """A large l for every token, theta = 0 and no biases."""
     made = template()
@@ -127,6 +133,7 @@ def test_inputs_of_the_token_alone_without_turns_are_mamba_2_s():
     assert np.abs(between - want).max() > 1e-2 * np.abs(want).max(), "the rule changes nothing here"
 
 
+@pytest.mark.slow
 def test_strong_and_weak_decays_beside_each_other():
     """Log decays from -130 to the least rate's: values and gradients are the recurrence's."""
     made = template()

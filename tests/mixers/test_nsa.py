@@ -89,7 +89,11 @@ def dense(read, q, k, v, *, block_size, window):
 
 @pytest.mark.parametrize(
     ("length", "settings"),
-    [(53, {}), (31, {"block_size": 3, "blocks": 3, "window": 1}), (29, {"block_size": 1, "blocks": 4, "window": 40})],
+    [
+        (53, {}),
+        (31, {"block_size": 3, "blocks": 3, "window": 1}),
+        pytest.param(29, {"block_size": 1, "blocks": 4, "window": 40}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_branches_and_their_gradients_are_those_of_dense_masks(length, settings):

@@ -27,7 +27,7 @@ CLASSES = {mixers.load(name).__name__: name for name in mixers.names()}
 SETTINGS = {"heads": 4, "chunk_size": 8}
 SSM = {"head_dim": 16, "state": 8}
 OWN = {"Mamba2": SSM, "Mamba3": SSM, "RWKV5": {"head_dim": 8}, "RWKV6": {"head_dim": 8}}
-QUICK = ("Mamba2", "RWKV7", "Top1Chunk", "TransformerPP")
+QUICK = ("Top1Chunk", "TransformerPP")
 
 
 def settings(name):

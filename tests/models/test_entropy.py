@@ -80,7 +80,7 @@ def test_entropy_never_holds_all_scores():
 WITHOUT = [name for name in mixers.names() if name not in ("transformer", "transformer_pp", "fox")]
 
 
-@pytest.mark.parametrize("mixer", WITHOUT)
+@pytest.mark.parametrize("mixer", support.slow_unless(lambda mixer: mixer in support.REPRESENTATIVE, WITHOUT))
 def test_a_mixer_without_entropy_says_so(mixer):
     """The first variant of the shell is Top-1 Chunk; Top-1's own weights are not softmax over the past."""
     model = support.tiny_model(mixer, dict(support.FIRST)[mixer])

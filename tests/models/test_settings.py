@@ -17,6 +17,7 @@ import pytest
 from seqjax import mixers
 from seqjax.config import from_config_dict, to_dict
 from seqjax.models import Model
+from tests import support
 
 BATCH, LENGTH = 2, 13
 # value and kind; "also" is set before and after
@@ -200,10 +201,14 @@ def before(mixer: str, also: str, program: types.FunctionType) -> str:
     return program(build(mixer, also))
 
 
-def same_elsewhere(mixer: str, key: str, setting) -> bool:
-    """Whether a mixer that is tried quickly takes the setting from the same class: slow."""
-    twin = {"transformer": "transformer_pp", "top1_element": "top1_chunk", "gated_deltanet": "deltanet"}.get(mixer, "")
-    return MIXERS.get(twin, {}).get(key) == setting and setting[1] != "shapes"
+# test_against_numpy.py compares the logits with another value of these.
+COMPARED = ("norm_eps", "rope_base", "window", "selection", "top_k", "shortlist")
+
+
+def is_slow(mixer: str, key: str, kind: str) -> bool:
+    """Of programs, the quick tests try one mixer of each kind, and there what is compared in numpy on one."""
+    of_program = kind in ("forward", "refused")
+    return of_program and (mixer not in support.REPRESENTATIVE or (key in COMPARED and mixer != "transformer_pp"))
 
 
 def cases():
@@ -211,7 +216,7 @@ def cases():
         yield "transformer_pp", f"model.{key}", value, kind, ",".join(also)
     for mixer, settings in MIXERS.items():
         for key, (value, kind, *also) in settings.items():
-            marks = [pytest.mark.slow] if same_elsewhere(mixer, key, (value, kind, *also)) else []
+            marks = [pytest.mark.slow] if is_slow(mixer, key, kind) else []
             yield pytest.param(mixer, f"model.mixer.{key}", value, kind, ",".join(also), marks=marks)
 
 

@@ -121,7 +121,7 @@ def test_mlp(kind, approximate, bias):
     np.testing.assert_allclose(mlp(jnp.asarray(x)), linear(mlp.down, hidden), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_gelu_of_every_16_bit_number(dtype):
     """Values and derivatives, the latter rounded to 16 bits."""
     x = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), dtype)

@@ -13,6 +13,8 @@ from tests import support
 
 B, H, K, V = 2, 3, 8, 6
 KINDS = ("delta", "gated", "wkv7")
+# without a gate it is the gated rule with decays of 1
+every_kind = pytest.mark.parametrize("kind", support.slow_unless(lambda kind: kind != "delta", KINDS))
 
 
 def inputs(kind, seq_len, dtype="float32", seed=0, key_dim=K, value_dim=V):
@@ -89,7 +91,7 @@ def test_chunks_equal_the_recurrence(kind, seq_len, chunk):
     assert_close(zero, recurrent(kind, args, jnp.zeros_like(s))[0], 3e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_two_halves_make_a_whole(kind):
     args = inputs(kind, 21)
     first, second = [x[:, :9] for x in args], [x[:, 9:] for x in args]
@@ -116,13 +118,14 @@ def gradients(kind, chunk, dtype):
     return jax.jit(jax.grad(loss, argnums=(0, 1)))(args, s)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [8, 64])
+@every_kind
+@pytest.mark.parametrize("chunk", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_gradients_equal_those_of_the_recurrence(kind, chunk):
     assert_close(gradients(kind, chunk, "float32"), gradients(kind, 0, "float32"), 2e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@every_kind
 def test_in_float64(kind):
     """The two forms are the same function, not only the same to rounding of float32."""
     with jax.enable_x64(True):
@@ -134,7 +137,8 @@ def test_in_float64(kind):
 
 
 # ------------------------------------------------------------------------------------------------------ low precision
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@every_kind
 def test_bfloat16_stays_near_float32(kind):
     rounded = inputs(kind, 96, "bfloat16", key_dim=32, value_dim=32)
     exact = [x.astype(jnp.float32) for x in rounded]
@@ -144,7 +148,7 @@ def test_bfloat16_stays_near_float32(kind):
     assert np.sqrt(np.mean(error**2)) < 0.01 * np.std(want)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_stress_is_finite(kind):
     """Equal keys, full correction, decays at both ends of their range, in bfloat16, forward and backward."""
     args = inputs(kind, 130, "bfloat16")
@@ -168,7 +172,8 @@ def test_stress_is_finite(kind):
     assert np.abs(np.asarray(o, np.float32)).max() < 100
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@every_kind
 def test_memory_of_the_backward_pass_is_linear(kind):
     def temp(seq_len):
         args = [jax.ShapeDtypeStruct((*x.shape[:1], seq_len, *x.shape[2:]), x.dtype) for x in inputs(kind, 2)]

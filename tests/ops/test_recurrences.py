@@ -46,7 +46,8 @@ OPS = {
     "wkv5": (ops.wkv6, recurrences.wkv6, wkv5_inputs),
     "selective_scan": (ops.selective_scan, recurrences.selective_scan, scan_inputs),
 }
-every_op = pytest.mark.parametrize("name", OPS)
+# wkv5 is wkv6 with one decay for all positions.
+every_op = pytest.mark.parametrize("name", support.slow_unless(lambda name: name != "wkv5", OPS))
 
 
 def inputs(name, t, *, decay=0.3, seed=0, dtype=np.float32):
@@ -130,6 +131,7 @@ def test_gradients_equal_those_of_the_recurrence(name, t, chunk):
     close(*both_gradients(name, t, chunk), 3e-5)
 
 
+@pytest.mark.slow
 @every_op
 def test_float64_agrees_to_its_own_precision(name):
     """A mistake of the size of float32's rounding cannot hide here."""
@@ -139,6 +141,7 @@ def test_float64_agrees_to_its_own_precision(name):
         close(*both_gradients(name, 37, 32, np.float64), 1e-11)
 
 
+@pytest.mark.slow
 @every_op
 @pytest.mark.parametrize("dtype", support.slow_unless(lambda x: x == jnp.float32, [jnp.float32, jnp.bfloat16]))
 def test_extreme_decays_stay_finite(name, dtype):
@@ -174,6 +177,7 @@ def peak_bytes(name, t):
     return grad.lower(arrays, state).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 @every_op
 def test_memory_grows_linearly(name):
     small, large = peak_bytes(name, 512), peak_bytes(name, 2048)

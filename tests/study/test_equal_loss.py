@@ -145,6 +145,7 @@ def test_only_decayed_ends_are_points(known):
     assert found.runs[0].metadata["tokens_per_s"] == 5.0, "that of the last end, not of the trunk"
 
 
+@pytest.mark.slow
 def test_files_tell_the_same_again(known):
     _, tmp_path = known
     made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}

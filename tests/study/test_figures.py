@@ -36,21 +36,23 @@ def load(text: str) -> Study:
     return load_study(text)
 
 
-@pytest.mark.parametrize("name", presets.names("studies"))
-def test_every_size_builds(name):
-    for size in ("",) if name in WITHOUT_SIZE else SIZES:
-        found = load(f"{name}:{size}" if size else name)
-        assert len({run.workdir for run in found.runs}) == len(found.runs) >= 2, "runs in one directory"
-        configs = [run.config for run in found.runs if run.config is not None]
-        assert len(configs) in (0, len(found.runs))
-        whats = {(config.model, config.train, config.optim, config.data) for config in configs}
-        assert len(whats) == len(configs), "the same run twice"
-        for config in configs:
-            known = builtin.REGIMES if config.data.corpus == "builtin" else regimes.REGIMES
-            sets = {Path(path).name for path in config.eval.path}
-            own = {domain for domain in found.domains if domain.rpartition(".")[0] not in sets}
-            assert {*own, *found.against} <= {*(config.data.eval_domains or known[config.data.regime].eval)}
-            assert set(found.against) <= {*(config.data.train_domains or known[config.data.regime].train)}
+BUILT = [(name, size) for name in presets.names("studies") for size in (("",) if name in WITHOUT_SIZE else SIZES)]
+
+
+@pytest.mark.parametrize(("name", "size"), support.slow_unless(lambda _, size: size in ("", "paper"), BUILT))
+def test_every_size_builds(name, size):
+    found = load(f"{name}:{size}" if size else name)
+    assert len({run.workdir for run in found.runs}) == len(found.runs) >= 2, "runs in one directory"
+    configs = [run.config for run in found.runs if run.config is not None]
+    assert len(configs) in (0, len(found.runs))
+    whats = {(config.model, config.train, config.optim, config.data) for config in configs}
+    assert len(whats) == len(configs), "the same run twice"
+    for config in configs:
+        known = builtin.REGIMES if config.data.corpus == "builtin" else regimes.REGIMES
+        sets = {Path(path).name for path in config.eval.path}
+        own = {domain for domain in found.domains if domain.rpartition(".")[0] not in sets}
+        assert {*own, *found.against} <= {*(config.data.eval_domains or known[config.data.regime].eval)}
+        assert set(found.against) <= {*(config.data.train_domains or known[config.data.regime].train)}
 
 
 def test_the_figures_of_the_paper_are_there():
@@ -259,7 +261,8 @@ def test_many_models_have_a_panel_each(tmp_path, drawn, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["trunks_110m", "figure4", pytest.param("limited_110m", marks=pytest.mark.slow), "first_110m"]
+    "name",
+    support.slow_unless(lambda name: name == "figure4", ["trunks_110m", "figure4", "limited_110m", "first_110m"]),
 )
 def test_the_pictures_of_the_committed_studies_can_be_read(name, monkeypatch):
     found = records.read(support.ROOT / "docs" / "results" / name)

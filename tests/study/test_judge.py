@@ -189,6 +189,7 @@ def test_rates_then_references_then_seeds(judged, trainer, tmp_path):
     assert found.foretold == judge_page.foretold()
 
 
+@pytest.mark.slow
 def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
     judged()
     trainer.trained.clear()
@@ -219,7 +220,9 @@ def test_a_rate_far_behind_is_dropped_at_its_first_end(judged, trainer, tmp_path
     assert judged(seeds=1).sentence == found.sentence and not trainer.trained
 
 
-@pytest.mark.parametrize(("best", "tried"), [(32e-3, (32e-3, 64e-3)), (1e-3, (2e-3, 1e-3))])
+@pytest.mark.parametrize(
+    ("best", "tried"), [(32e-3, (32e-3, 64e-3)), pytest.param(1e-3, (2e-3, 1e-3), marks=pytest.mark.slow)]
+)
 def test_the_grid_is_extended_at_its_edge_at_most_twice(judged, trainer, best, tried):
     trainer.best = best
     found = judged(seeds=2)
@@ -239,7 +242,9 @@ def test_seeds_of_a_clearly_worse_mixer_have_one_end(judged, trainer, tmp_path):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("stop_after", "seeds"), [(1, 1), (4, 1), *(pytest.param(n, 2, marks=SLOW) for n in (2, 7))])
+@pytest.mark.parametrize(
+    ("stop_after", "seeds"), [(4, 1), *(pytest.param(*case, marks=SLOW) for case in ((1, 1), (2, 2), (7, 2)))]
+)
 def test_a_resumed_judgement_decides_the_same(judged, trainer, tmp_path, stop_after, seeds):
     trainer.per_octave = 0.2
     whole = judged(out=tmp_path / "whole", references=tmp_path / "whole" / "cache", seeds=seeds)

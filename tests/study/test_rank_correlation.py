@@ -62,7 +62,7 @@ def test_seeds_are_drawn_from_those_of_a_model() -> None:
     assert abs(np.corrcoef(values[:, 1], values[:, 3])[0, 1]) < 0.1, "a model that is drawn twice has other seeds"
 
 
-@pytest.mark.parametrize("of_u", [0.0, 0.7])
+@pytest.mark.parametrize("of_u", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 def test_the_interval_covers(of_u) -> None:
     """Of 200 studies of 20 models 95% are expected, 89% are three standard errors fewer, and 100% would be too wide."""
     rng = np.random.default_rng(1)
@@ -82,6 +82,7 @@ def test_the_interval_covers(of_u) -> None:
     assert np.isnan(interval(0.5, np.full(10, np.nan)).low)
 
 
+@pytest.mark.slow
 def test_permuted_models_have_no_small_p(monkeypatch) -> None:
     """With five tests of data without a correlation, the smallest p is below 5% in one of twenty studies."""
     monkeypatch.setattr(rank_correlation, "PERMUTATIONS", 400)

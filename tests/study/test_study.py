@@ -282,7 +282,13 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     assert min(outside) < row["eval_mean/out_of_domain/natural"] < max(outside)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="terminated"),
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path, number):
     """The runs save where they are and the same command goes on; the first is long: no signal comes too late."""
     text = trained_study.read_text()

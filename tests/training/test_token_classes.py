@@ -69,6 +69,7 @@ def test_classes_are_those_found_by_hand(rows, of_ids):
     assert_classes_are_those_by_hand(rows, rates)
 
 
+@pytest.mark.slow
 def test_classes_of_long_blocks():
     """A phrase that comes again at each distance where a class begins or ends."""
     tokens = np.arange(10, 1500, dtype=np.uint32)
