@@ -200,7 +200,8 @@ def _by_model(
             path = [np.stack([one.x[at], one.y[at]], 1) for one, at in zip(others, marked, strict=True)]
             path = [part for points in path for part in (points, np.full((1, 2), np.nan))]
             if path:
-                panel.plot(*np.concatenate(path).T, color="0.85", linewidth=0.7, zorder=1)
+                dot = "o" if all(len(points) == 1 for points in path) else ""  # lines of one point do not show
+                panel.plot(*np.concatenate(path).T, color="0.85", linewidth=0.7, marker=dot, markersize=3, zorder=1)
             for i, line in enumerate(lines.get(name, ())):
                 look = styles[name] | line_style(line.run) | {"markersize": 3}
                 look |= {"marker": ""} if i and len(line.x) > 1 else {}  # few markers keep it small, too
