@@ -24,7 +24,9 @@ PACKAGE = Path(__file__).parents[1]
 RESULTS = PACKAGE.parent / "docs" / "results" / "recall" / "foretell"
 # What `seqjax recall --foretell` wrote of the recorded results; the same file, installed by a wheel.
 FORETELL = (RESULTS if RESULTS.is_dir() else PACKAGE / "foretold") / "foretell.csv"
-FORETELL_COLUMNS = dict.fromkeys(("runs", "task", "mixers", "answer", "statistic", "value", "low", "high"), str)
+FORETELL_COLUMNS: dict[str, type] = dict.fromkeys(
+    ("runs", "task", "mixers", "answer", "statistic", "value", "low", "high"), str
+)
 FORETELL_FIX = "restore it, or write it again with `seqjax recall --foretell`"
 FILE = "judge.md"
 JOBS = "judge.json"  # in a workdir: how many runs shared its device
