@@ -13,44 +13,54 @@ has the losses by position, and by the distance of what a token repeats.
 Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
 """
 
-STEPS = 1560  # of 4 x 16,384 tokens: 102M
-COMMON = (
-    f"data.path=data/books-16384,data.train_domains=('book',),data.eval_domains=('book','arxiv','github'),"
-    f"train.seq_len=16384,train.steps={STEPS},train.batch_size=4,train.accumulate=1,train.ends=(1.0,),"
-    "optim.warmup_steps=150,eval.every=0,eval.tokens=655360,checkpoint.every=0,log.sample_tokens=0"
-)
-BASE = "model.mixer.rope_base=1e5"  # between the 1e4 of 2,048 tokens and the 1e6 of 102,400
-ATTENTION = f"transformer_pp:110m,model.mixer.qk_norm=True,{BASE}"
-TOP1 = f"top1_chunk:110m,{BASE}"
+# What differs with the length: 102M tokens, and RoPE's base between the 1e4 of 2,048 tokens and the 1e6 of 102,400.
+SHORT = "train.steps=1560,train.batch_size=4,optim.warmup_steps=150,eval.tokens=655360"
+BASE = "model.mixer.rope_base=1e5"
 LR = 1e-3
-MODELS = {  # config, and rate as a multiple of LR
-    "Transformer++, QK norm": (ATTENTION, 1),
-    "Top-1 Chunk, exact": (TOP1, 1),
-    "Top-1 Chunk, best key": (f"{TOP1},model.mixer.selection=best_key", 1),
-    "Top-1 Chunk, shortlist": (f"{TOP1},model.mixer.selection=shortlist", 1),
-    "Top-1 Chunk, approx": (f"{TOP1},model.mixer.selection=approx", 1),
-    "W=256, QK norm": (f"{ATTENTION},model.mixer.window=256", 1),
-    "Gated DeltaNet": ("gated_deltanet:110m", 2),
-    "RWKV-7": ("rwkv7:110m", 2),
-    "Mamba-2": ("mamba2:110m", 4),
-}
 
 
-def get_study():
-    """Return the title, references, domains and runs."""
+def models(base):
+    """Return each model's config, and its rate as a multiple of LR, with the settings `base` where it has RoPE."""
+    attention = f"transformer_pp:110m,model.mixer.qk_norm=True,{base}"
+    top1 = f"top1_chunk:110m,{base}"
+    return {
+        "Transformer++, QK norm": (attention, 1),
+        "Top-1 Chunk, exact": (top1, 1),
+        "Top-1 Chunk, best key": (f"{top1},model.mixer.selection=best_key", 1),
+        "Top-1 Chunk, shortlist": (f"{top1},model.mixer.selection=shortlist", 1),
+        "Top-1 Chunk, approx": (f"{top1},model.mixer.selection=approx", 1),
+        "W=256, QK norm": (f"{attention},model.mixer.window=256", 1),
+        "Gated DeltaNet": ("gated_deltanet:110m", 2),
+        "RWKV-7": ("rwkv7:110m", 2),
+        "Mamba-2": ("mamba2:110m", 4),
+    }
+
+
+def study(name, *, seq_len, base, common):
+    """Return the title, references, domains and runs of `seq_len` tokens, which are kept in runs/`name`."""
+    common = (
+        f"data.path=data/books-{seq_len},data.train_domains=('book',),data.eval_domains=('book','arxiv','github'),"
+        f"train.seq_len={seq_len},train.accumulate=1,train.ends=(1.0,),eval.every=0,checkpoint.every=0,"
+        f"log.sample_tokens=0,{common}"
+    )
     runs = {
         model: {
-            "workdir": f"runs/books_16k/{model}".replace(" ", "_"),
-            "config": f"{config},{COMMON},optim.lr={rate * LR:g}",
+            "workdir": f"runs/{name}/{model}".replace(" ", "_"),
+            "config": f"{config},{common},optim.lr={rate * LR:g}",
             "model": model,
             "rate": rate,
         }
-        for model, (config, rate) in MODELS.items()
+        for model, (config, rate) in models(base).items()
     }
     return {
-        "title": "110M parameters, 16,384 tokens, trained on books",
+        "title": f"110M parameters, {seq_len:,} tokens, trained on books",
         "references": ("Transformer++, QK norm",),
         "against": ("book",),
         "domains": ("arxiv", "github"),
         "runs": runs,
     }
+
+
+def get_study():
+    """Return the study at 16,384 tokens."""
+    return study("books_16k", seq_len=16384, base=BASE, common=SHORT)

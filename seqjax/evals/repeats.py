@@ -49,19 +49,21 @@ def sample(text: np.ndarray, passage: np.ndarray, distance: int | None) -> np.nd
 def drawn(corpus: Corpus, domain: str, *, length: int, n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return `n` texts of `length` + 1 tokens, each with a passage of another block of the domain.
 
-    Raises `UserError` if the domain has too little held-out text.
+    If the domain has fewer held-out texts of that length, they come again with other passages of their other block.
+    Raises `UserError` if it has none.
     """
     block = corpus.seq_len + 1
-    each = -(-(length + 1) // block)
-    tokens = corpus.eval_blocks(domain, count=n * (each + 1)).tokens
-    if len(tokens) < n * (each + 1):
+    each = 1 - -(length + 1) // block  # blocks of a text, and one for its passage
+    tokens = corpus.eval_blocks(domain, count=n * each).tokens
+    texts = tokens[: len(tokens) // each * each].reshape(-1, each, block)
+    if not len(texts):
         raise UserError(
-            f"--samples={n}: {domain} has {len(tokens)} held-out blocks of {block} tokens, enough for "
-            f"{len(tokens) // (each + 1)} samples of {length} tokens; choose fewer, shorter ones, or another domain."
+            f"--lengths={length}: {domain} has {len(tokens)} held-out blocks of {block} tokens, and a sample takes "
+            f"{each}; choose a shorter length, or another domain."
         )
     rng = np.random.default_rng(seed)
     found = []
-    for rows in tokens.reshape(n, each + 1, block):
+    for rows in (texts[i % len(texts)] for i in range(n)):
         start = rng.integers(block - PASSAGE + 1)
         found.append((rows[1:].reshape(-1)[: length + 1], rows[0, start : start + PASSAGE]))
     return found

@@ -27,7 +27,7 @@ from tests.study.conftest import MODULES
 from tests.study.synthetic import write_run, write_study
 
 SIZES = ("demo", "small", "paper")
-WITHOUT_SIZE = ("limited_110m", "trunks_110m", "demo_order", "switches", "books_16k")
+WITHOUT_SIZE = ("limited_110m", "trunks_110m", "demo_order", "switches", "books_16k", "books_100k")
 FIGURES = [name for name in presets.names("studies") if name not in WITHOUT_SIZE]
 
 
