@@ -17,6 +17,7 @@ Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
 SHORT = "train.steps=1560,train.batch_size=4,optim.warmup_steps=150,eval.tokens=655360"
 BASE = "model.mixer.rope_base=1e5"
 LR = 1e-3
+REFERENCE = "Transformer++, QK norm"
 
 
 def models(base):
@@ -24,7 +25,7 @@ def models(base):
     attention = f"transformer_pp:110m,model.mixer.qk_norm=True,{base}"
     top1 = f"top1_chunk:110m,{base}"
     return {
-        "Transformer++, QK norm": (attention, 1),
+        REFERENCE: (attention, 1),
         "Top-1 Chunk, exact": (top1, 1),
         "Top-1 Chunk, best key": (f"{top1},model.mixer.selection=best_key", 1),
         "Top-1 Chunk, shortlist": (f"{top1},model.mixer.selection=shortlist", 1),
@@ -36,7 +37,7 @@ def models(base):
     }
 
 
-def study(name, *, seq_len, base, common):
+def study(name, *, seq_len, base, common, references=(REFERENCE,)):
     """Return the title, references, domains and runs of `seq_len` tokens, which are kept in runs/`name`."""
     common = (
         f"data.path=data/books-{seq_len},data.train_domains=('book',),data.eval_domains=('book','arxiv','github'),"
@@ -54,7 +55,7 @@ def study(name, *, seq_len, base, common):
     }
     return {
         "title": f"110M parameters, {seq_len:,} tokens, trained on books",
-        "references": ("Transformer++, QK norm",),
+        "references": references,
         "against": ("book",),
         "domains": ("arxiv", "github"),
         "runs": runs,

@@ -5,7 +5,7 @@ interpolated; the better one is, by a monotone cubic (Fritsch and Carlson, SIAM 
 decayed ends, and never extrapolated. Documents are sampled as in protocol 1, by the linear weights of
 `protocol.Contrast`; the difference between the cubic and the lines widens the interval.
 
-The unit is a trunk. The variance of seeds is pooled over the models of a study (`statistics.seed_parts`). One gap per
+The unit is a trunk. Each model's variance of seeds is drawn towards that of all models (`statistics.seed_parts`). One gap per
 model and reference is the primary one, and these are tested together (`statistics.holm`). A verdict must hold at every
 learning rate whose loss in domain is as good as the best. docs/protocol.md has the formulas, coverage and power.
 """
@@ -111,8 +111,7 @@ class Row:
     has the in-domain losses between which these are matched, and `gaps` the gap of every quantity; both are None
     without overlap. `over_rates` has the lowest and highest gap of the main quantity over all pairs of eligible rates;
     `n_apart` of the `n_pairs` have no overlap. `again` is the gap between `again_rates`, the eligible rates that are
-    best out of domain. `outside` and `inside` are the gaps at equal tokens; None if the tokens differ. `pooled` says
-    whether variances of seeds agreed between models.
+    best out of domain. `outside` and `inside` are the gaps at equal tokens; None if the tokens differ.
     """
 
     model: str
@@ -127,7 +126,6 @@ class Row:
     again: Measured | None
     outside: Measured | None
     inside: Measured | None
-    pooled: bool
     verdict: Verdict = CANNOT_TELL
 
 
@@ -293,11 +291,9 @@ def _rows(records: Records, reference: str) -> list[Row]:
     overlapping = {model: found for model, found in matched.items() if found is not None}
     main = comparison.main_quantity(records)
     measured: dict[str, dict[str, Measured]] = {model: {} for model in overlapping}
-    pooled = True
     for name, weights in comparison.quantities(records).items():
         cells = [dict(zip(found.seeds, found.gaps @ weights, strict=True)) for found in overlapping.values()]
-        parts, agree = statistics.seed_parts(cells)
-        pooled = agree if name == main else pooled
+        parts = statistics.seed_parts(cells)
         for (model, found), part in zip(overlapping.items(), parts, strict=True):
             measured[model][name] = _measured(records, found, weights, part)
     outside, inside = _at_equal_tokens(records, pairs)
@@ -329,7 +325,6 @@ def _rows(records: Records, reference: str) -> list[Row]:
                 again=reread,
                 outside=outside.get(model),
                 inside=inside.get(model),
-                pooled=pooled,
             )
         )
     return rows
@@ -394,7 +389,7 @@ def _at_equal_tokens(
                 for pair in both
             ]
             of_model.append({pair[0].seed: float(a - b) for pair, (a, b) in zip(both, last, strict=True)})
-        parts, _ = statistics.seed_parts(of_model)
+        parts = statistics.seed_parts(of_model)
         measured = {}
         for (model, both), cells, part in zip(equal.items(), of_model, parts, strict=True):
             seeds = [[(a, _at_last(a)), (b, -_at_last(b))] for a, b in both]

@@ -99,11 +99,7 @@ def _gaps(records: Records, reference: str) -> str:
     if small:
         sections.append(f"Gaps below {equal_loss.SMALL * scale:.2g} want five seeds: {'; '.join(small)}.\n")
     if any(row.gaps is not None and row.seeds >= equal_loss.SEEDS for row in rows):
-        sections.append(
-            "The variance of seeds is pooled over the models.\n"
-            if rows[0].pooled
-            else "The variances of seeds differ between models, so that each interval has its own.\n"
-        )
+        sections.append("Each model's variance of seeds is drawn towards that of all models.\n")
     if len(quantities := comparison.quantities(records)) > 1:
         cells = [
             [row.model, *(_measured(row.gaps[name]) for name in quantities)] for row in rows if row.gaps is not None

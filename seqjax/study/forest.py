@@ -24,7 +24,7 @@ BEST_RATE = "each at its best learning rate"
 END_POINTS = "end points, both schedules ended"
 # Of protocol 2.
 ENOUGH = "gap with its 95% interval"
-FEW = "gap of fewer than three seeds, no interval"
+FEW = "gap without an interval"
 OVER_RATES = "over all learning rates as good in domain"
 EQUAL_TOKENS = "no overlap in domain: difference at equal tokens"
 CAUSES = {"learning rate": BEST_RATE, "schedule": END_POINTS}

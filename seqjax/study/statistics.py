@@ -10,8 +10,8 @@ is the estimate of a ratio with its linearised variance; with m_d = 1 it is var(
 gaps) / S is added, and Student's t takes Satterthwaite's degrees of freedom. Without several seeds the interval covers
 only documents, not another initialisation or order of the data.
 
-Three seeds alone leave two degrees of freedom. Where many models have the same seeds, `seed_parts` pools the variance
-of seeds over the models, and `holm` keeps the level of all tests of a study together.
+Three seeds alone leave two degrees of freedom. Where many models have the same seeds, `seed_parts` draws the variance
+of each model's seeds towards that of all models, and `holm` keeps the level of all tests of a study together.
 """
 
 import functools
@@ -19,14 +19,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 LEVEL = 0.95
-# The level at which variances of seeds are held to differ between models. Few seeds seldom show a difference, and a
-# pooled variance then misleads. At 5% and with three seeds, a model with three times the standard deviation of ten
-# others would go unnoticed in three of four studies.
-AGREEMENT = 0.2
-NULL_DRAWS = 4000
+NO_FREEDOM = 1e-6  # degrees of freedom that are none but for rounding
+# How sure the spread of the models' variances of seeds is not underestimated. Few seeds seldom show that variances
+# differ, and drawing one too far towards the others misleads.
+SURE = 0.85
 
 
 class Estimate(NamedTuple):
@@ -124,42 +123,65 @@ def combined(parts: Sequence[Part]) -> Part:
     return Part(float(variances.sum()), float(_freedom(variances, [part.freedom for part in parts])))
 
 
-def seed_parts(gaps: Sequence[Mapping[int, float]]) -> tuple[list[Part | None], bool]:
-    """Return the variance that seeds give each model's mean gap, and whether the variances of the models agree.
+def seed_parts(gaps: Sequence[Mapping[int, float]]) -> list[Part | None]:
+    """Return the variance that seeds give each model's mean gap.
 
     `gaps` holds, per model, the gap to one reference at every seed. With y the loss of a model at a seed, the layout is
 
-        y_ms = model_m + seed_s + e_ms,    e_ms of variance s^2,
+        y_ms = model_m + seed_s + e_ms,    e_ms of variance s_m^2,
 
-    for which the gaps, and zeros for the reference, suffice: subtracting the reference shifts every seed. s^2 is the
-    residual variance of the fit by least squares. It has (M - 1) (S - 1) degrees of freedom for M models (with the
-    reference) that all have S seeds, and the mean gap of a model over its S seeds has the variance 2 s^2 / S. A model
-    whose own var(gaps) / S is larger keeps that.
+    for which the gaps, and zeros for the reference, suffice: subtracting the reference shifts every seed. Q_m is the
+    sum of the squared residuals of the fit by least squares that are model m's, with f_m degrees of freedom, and s^2 =
+    sum Q / sum f is the pooled variance. Each model's own is drawn towards it,
 
-    The variances agree unless Bartlett's statistic of the models' residuals is among the largest 20% (`AGREEMENT`) of
-    layouts with one variance. These are simulated, because residuals of few seeds are neither independent nor many. If
-    they do not, each model has its own variance, with S - 1 degrees of freedom. None for a model without a second seed.
+        s_m^2 = (f_0 s^2 + Q_m) / (f_0 + f_m),    with f_0 + f_m degrees of freedom, sum f at most,
+
+    by the more, the less the Q_m / f_m differ beyond what chance does (`_prior_freedom`): Smyth's moderated variances
+    (2004, doi 10.2202/1544-6115.1027). The mean gap over S seeds has the variance (s_m^2 + s_reference^2) / S, or the
+    model's own var(gaps) / S if that is larger. None for a model without a second seed.
     """
     order = list(dict.fromkeys(seed for of_model in gaps for seed in of_model))
     values = np.array([[0.0] * len(order), *([of_model.get(seed, np.nan) for seed in order] for of_model in gaps)])
     present = ~np.isnan(values)
     residual, freedoms = _layout(present.tobytes(), present.shape)
-    residuals = residual @ values[present]
-    rows = np.nonzero(present)[0]
-    agree, freedom = True, freedoms.sum()
-    if freedom > 0.5:
-        sums = np.bincount(rows, residuals**2, len(freedoms))
-        agree = bool((_null(present.tobytes(), present.shape) >= _bartlett(sums, freedoms) - 1e-9).mean() > AGREEMENT)
+    sums = np.bincount(np.nonzero(present)[0], (residual @ values[present]) ** 2, len(freedoms))
+    most = freedoms.sum()
+    prior = _prior_freedom(sums, freedoms)
+    # An infinite prior leaves the pooled variance alone.
+    share = freedoms / (prior + freedoms)
+    own = sums / np.where(freedoms > NO_FREEDOM, freedoms, 1.0)
+    drawn = (1 - share) * sums.sum() / max(most, NO_FREEDOM) + share * own
     parts: list[Part | None] = []
-    for of_model in gaps:
+    for m, of_model in enumerate(gaps, start=1):
         n = len(of_model)
         if n < 2:
             parts.append(None)
             continue
-        own = float(np.var(list(of_model.values()), ddof=1)) / n
-        pooled = 2 * float((residuals**2).sum()) / freedom / n
-        parts.append(Part(max(own, pooled), float(freedom)) if agree else Part(own, n - 1))
-    return parts, agree
+        sides = [Part(drawn[i] / n, min(prior + freedoms[i], most)) for i in (0, m)]
+        both = combined(sides)
+        of_gaps = float(np.var(list(of_model.values()), ddof=1)) / n
+        parts.append(Part(max(of_gaps, both.variance), min(both.freedom, float(most))))
+    return parts
+
+
+def _prior_freedom(sums: np.ndarray, freedoms: np.ndarray) -> float:
+    """Return the degrees of freedom f_0 that all models lend to each one's variance; infinite if variances agree.
+
+    If the true variances are 1 / chi^2 with f_0 degrees of freedom, up to a factor, log(Q_m / f_m) has the variance
+    trigamma(f_m / 2) + trigamma(f_0 / 2), and the mean digamma(f_m / 2) - log(f_m / 2) and a constant. Its variance
+    over models is taken at the upper limit of `SURE`.
+    """
+    used = freedoms > NO_FREEDOM
+    half, total = freedoms[used] / 2, float(sums.sum())
+    if len(half) < 2 or total <= 0:
+        return np.inf
+    # The floor keeps the logarithm of a model without spread finite.
+    logs = np.log(np.maximum(sums[used] / total / half, 1e-6)) - special.digamma(half) + np.log(half)
+    limit = float(((logs - logs.mean()) ** 2).sum() / special.chdtri(len(logs) - 1, SURE))
+    beyond = limit - float(special.polygamma(1, half).mean())
+    if beyond <= special.polygamma(1, 1e6):
+        return np.inf
+    return 2 * float(optimize.brentq(lambda x: float(special.polygamma(1, x)) - beyond, 1e-6, 1e6))
 
 
 @functools.lru_cache(maxsize=64)
@@ -170,24 +192,6 @@ def _layout(mask: bytes, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray
     design = np.concatenate([np.eye(shape[0])[rows], np.eye(shape[1])[columns]], axis=1)
     residual = np.eye(len(rows)) - design @ np.linalg.pinv(design)
     return residual, np.bincount(rows, np.diag(residual), shape[0])
-
-
-@functools.lru_cache(maxsize=64)
-def _null(mask: bytes, shape: tuple[int, int]) -> np.ndarray:
-    """Return Bartlett's statistic of `NULL_DRAWS` layouts with one variance for all rows; always the same draws."""
-    residual, freedoms = _layout(mask, shape)
-    draws = np.random.default_rng(0).normal(size=(NULL_DRAWS, len(residual))) @ residual
-    rows = np.nonzero(np.frombuffer(mask, bool).reshape(shape))[0]
-    return _bartlett(draws**2 @ np.eye(shape[0])[rows], freedoms)
-
-
-def _bartlett(sums: np.ndarray, freedoms: np.ndarray) -> np.ndarray:
-    """Return Bartlett's statistic of sums of squares [..., rows]: large where their mean squares differ."""
-    used = freedoms > 1e-6
-    nu, total = freedoms[used], sums.sum(-1)
-    # Without any spread, all agree; a row without spread among others has a floor that keeps the logarithm finite.
-    shares = sums[..., used] / nu / np.where(total > 0, total / nu.sum(), 1.0)[..., None]
-    return np.where(total > 0, -(np.log(np.maximum(shares, 1e-30)) @ nu), 0.0)
 
 
 def holm(p_values: Sequence[float], *, level: float) -> list[bool]:

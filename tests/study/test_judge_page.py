@@ -15,7 +15,7 @@ from seqjax.utils import UserError
 
 CPU = frozenset({"cpu"})
 ROW = Row("ema", (1.0, 1.0), 3, (3.0, 3.0), {"mean, equal": Measured(0.31, 0.015, 50.0)}, None, 1, 0, (1.0, 1.0), None,
-          None, None, True)  # fmt: skip
+          None, None)  # fmt: skip
 
 
 def plan(size="debug"):

@@ -79,6 +79,11 @@ def test_results_with_other_settings_are_not_kept(runs, tmp_path, capsys):
     with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
     assert (out / "points.csv").read_bytes() == before
+    # Which backend computed is no such setting.
+    recorded["runs"]["fast"]["config"] = {"model": {"mixer": {"implementation": "triton"}}}
+    (out / "runs.json").write_text(json.dumps(recorded))
+    study.main([f"--study={path}", f"--out={out}", "--partial"])
+    assert (out / "points.csv").read_bytes() == before
     capsys.readouterr()
 
 
