@@ -202,7 +202,8 @@ def explained() -> Iterator[None]:
                 f"The memory of the device is not enough: {str(error).splitlines()[0]} Training needs less with a "
                 "smaller config.train.per_device_batch_size (a larger config.train.accumulate, where that is set), a "
                 "larger config.mesh.fsdp, or config.model.remat=full; "
-                "`seqjax train --dry_run` with the same settings shows how much."
+                "`seqjax train --dry_run` with the same settings shows how much. Evaluation needs less with a smaller "
+                "config.eval.batch_size, generation with a smaller --batch_size or --prefill_chunk, where it has them."
             ) from error
         platforms = os.environ.get("JAX_PLATFORMS", "")
         if not platforms or _has_devices():

@@ -26,7 +26,7 @@ from jax import lax
 from seqjax.mixers._attention import Attend, AttentionMixer, positions_of_slots
 from seqjax.mixers._rwkv import token_shift
 from seqjax.nn.layers import Linear, RMSNorm, project_float32, save_inputs
-from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention, in_groups
 from seqjax.sharding import heads_to_time, time_to_heads
 from seqjax.types import Array, Layer
 from seqjax.utils import UserError
@@ -167,8 +167,11 @@ class FoX(AttentionMixer):
             )
         )
         positions_S = jnp.concatenate([positions_of_slots(cache.length, cache.k_BSGK.shape[1]), new_T])
-        o_BTHK = attention_at(q_BTHK, k_BSGK, v_BSGK, new_T, positions_S, forgotten_BSH, window=self.window)
-        return o_BTHK, self.extend(cache, k_BTGK, v_BTGK, log_f_BTH)
+
+        def attend(q_BtHK: Array, positions_t: Array) -> Array:
+            return attention_at(q_BtHK, k_BSGK, v_BSGK, positions_t, positions_S, forgotten_BSH, window=self.window)
+
+        return in_groups(attend, q_BTHK, new_T), self.extend(cache, k_BTGK, v_BTGK, log_f_BTH)
 
     def attend_step(self, q_BHK: Array, cache: FoXCache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

@@ -21,6 +21,7 @@ from flax import nnx
 
 import kernels_pallas
 from seqjax.mixers._attention import AttentionMixer
+from seqjax.ops.attention import in_groups
 from seqjax.types import Array, Layer
 from seqjax.utils import UserError
 
@@ -141,9 +142,9 @@ class Top1Chunk(AttentionMixer):
         """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
         lengths_T = cache.length + 1 + jnp.arange(v_BTGK.shape[1])
         cache = self.extend(cache, k_BTGK, v_BTGK)
-        # Under vmap, XLA scores all queries in one product; a kernel would get the cache once per query.
+        # Under vmap, XLA scores a group of queries in one product; a kernel would get the cache once per query.
         attend = jax.vmap(functools.partial(self._decode, implementation="xla"), in_axes=(1, None, 0), out_axes=1)
-        return attend(q_BTHK, cache, lengths_T), cache
+        return in_groups(lambda q_BtHK, lengths_t: attend(q_BtHK, cache, lengths_t), q_BTHK, lengths_T), cache
 
     def attend_step(self, q_BHK: Array, cache: Top1Cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

@@ -15,6 +15,7 @@ from flax import nnx
 
 import kernels_pallas
 from seqjax.mixers._attention import AttentionMixer
+from seqjax.ops.attention import in_groups
 from seqjax.types import Array, Layer
 
 
@@ -67,10 +68,10 @@ class Top1Element(AttentionMixer):
         """Let T queries attend to the cache and to the keys before them; return [B, T, H, K] and the new cache."""
         lengths_T = cache.length + 1 + jnp.arange(v_BTGK.shape[1])
         cache = self.extend(cache, k_BTGK, v_BTGK)
-        # Under vmap, XLA scores all queries in one product; a kernel would get the cache once per query.
+        # Under vmap, XLA scores a group of queries in one product; a kernel would get the cache once per query.
         decode = functools.partial(kernels_pallas.top1_element_decode, implementation="xla")
         attend = jax.vmap(decode, in_axes=(1, None, None, 0), out_axes=1)
-        return attend(q_BTHK, cache.k_BSGK, cache.v_BSGK, lengths_T), cache
+        return in_groups(lambda q, lengths: attend(q, cache.k_BSGK, cache.v_BSGK, lengths), q_BTHK, lengths_T), cache
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

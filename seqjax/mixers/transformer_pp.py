@@ -20,7 +20,7 @@ from seqjax.mixers._attention import AttentionMixer, positions_of_slots
 from seqjax.nn.initializers import normal
 from seqjax.nn.layers import l2_normalize
 from seqjax.nn.params import param
-from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention, in_groups
 from seqjax.ops.positions import RopeScaling
 from seqjax.ops.shared_attention import shared_attention
 from seqjax.sharding import heads_to_time, time_to_heads
@@ -203,17 +203,12 @@ class TransformerPP(AttentionMixer):
             )
             positions_S = jnp.concatenate([positions_of_slots(start, slots), start + jnp.arange(n_new)])
         q_BTHK = jnp.broadcast_to(q_BTHK, (v_BTGK.shape[0], *q_BTHK.shape[1:]))
-        o_BTHK = attention_at(
-            q_BTHK,
-            k_BSGK,
-            v_BSGK,
-            start + jnp.arange(n_new),
-            positions_S,
-            window=self.window,
-            scale=self.scale,
-            slopes=self.slopes,
-        )
-        return o_BTHK, extended
+
+        def attend(q_BtHK: Array, positions_t: Array) -> Array:
+            options: Any = {"window": self.window, "scale": self.scale, "slopes": self.slopes}
+            return attention_at(q_BtHK, k_BSGK, v_BSGK, positions_t, positions_S, **options)
+
+        return in_groups(attend, q_BTHK, start + jnp.arange(n_new)), extended
 
     def attend_step(self, q_BHK: Array, cache) -> Array:
         """Let one query attend to the cache; return [B, H, K]."""

@@ -5,13 +5,18 @@ the query's own position, as Mistral's `sliding_window` does). `kernels_pallas.c
 whole sequences: cuDNN, splash attention, all scores at once, or chunks of them.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Float, Int
 
 import kernels_pallas
 from seqjax.sharding import heads_split
 from seqjax.types import Array
+
+GROUP = 256  # queries of a piece of a prompt whose scores of all keys exist at once
 
 
 def causal_attention(
@@ -111,6 +116,25 @@ def attention_at(
         visible_TS &= distance_TS < window
     p_BGRTS = jax.nn.softmax(jnp.where(visible_TS, s_BGRTS, -jnp.inf), axis=-1).astype(v_BSGK.dtype)
     return jnp.einsum("bgrts,bsgk->btgrk", p_BGRTS, v_BSGK).reshape(q_BTHK.shape)
+
+
+def in_groups(
+    attend: Callable[[Float[Array, "B t H K"], Int[Array, "t"]], Float[Array, "B t H V"]],
+    q_BTHK: Float[Array, "B T H K"],
+    positions_T: Int[Array, "T"],
+) -> Float[Array, "B T H V"]:
+    """Return `attend` of all queries, `GROUP` at a time: what it keeps of every pair, a group has of its own alone."""
+    whole = q_BTHK.shape[1] // GROUP * GROUP
+    parts = []
+    if whole > GROUP:  # one group needs no loop
+        groups = jnp.moveaxis(q_BTHK[:, :whole].reshape(len(q_BTHK), -1, GROUP, *q_BTHK.shape[2:]), 1, 0)
+        o_nBGHV = lax.map(lambda piece: attend(*piece), (groups, positions_T[:whole].reshape(-1, GROUP)))
+        parts.append(jnp.moveaxis(o_nBGHV, 0, 1).reshape(len(q_BTHK), whole, *o_nBGHV.shape[3:]))
+    elif whole:
+        parts.append(attend(q_BTHK[:, :whole], positions_T[:whole]))
+    if whole < q_BTHK.shape[1]:
+        parts.append(attend(q_BTHK[:, whole:], positions_T[whole:]))
+    return jnp.concatenate(parts, axis=1)
 
 
 def attention_entropy(

@@ -5,9 +5,10 @@ interpolated; the better one is, by a monotone cubic (Fritsch and Carlson, SIAM 
 decayed ends, and never extrapolated. Documents are sampled as in protocol 1, by the linear weights of
 `protocol.Contrast`; the difference between the cubic and the lines widens the interval.
 
-The unit is a trunk. Each model's variance of seeds is drawn towards that of all models (`statistics.seed_parts`). One gap per
-model and reference is the primary one, and these are tested together (`statistics.holm`). A verdict must hold at every
-learning rate whose loss in domain is as good as the best. docs/protocol.md has the formulas, coverage and power.
+The unit is a trunk. Each model's variance of seeds is drawn towards that of all models (`statistics.seed_parts`). One
+gap per model and reference is the primary one, and these are tested together (`statistics.holm`). A verdict must hold
+at every learning rate whose loss in domain is as good as the best. docs/protocol.md has the formulas, coverage and
+power.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ of each model's seeds towards that of all models, and `holm` keeps the level of 
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize, special
@@ -181,7 +181,8 @@ def _prior_freedom(sums: np.ndarray, freedoms: np.ndarray) -> float:
     beyond = limit - float(special.polygamma(1, half).mean())
     if beyond <= special.polygamma(1, 1e6):
         return np.inf
-    return 2 * float(optimize.brentq(lambda x: float(special.polygamma(1, x)) - beyond, 1e-6, 1e6))
+    half_prior: Any = optimize.brentq(lambda x: float(special.polygamma(1, x)) - beyond, 1e-6, 1e6)
+    return 2 * float(half_prior)
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from seqjax.mixers._attention import ConvKVCache, KVCache
 from seqjax.mixers.top1_chunk import Top1Cache
 from seqjax.models import flops
 from seqjax.nn import params as params_lib
+from seqjax.ops import attention
 from seqjax.utils import UserError
 from tests import support
 
@@ -129,8 +130,9 @@ DECODED = [
     support.slow_unless(lambda mixer, settings: mixer in KINDS and "kv_heads" in settings, DECODED),
     ids=str,
 )
-def test_pieces_of_any_length_follow_each_other(mixer, settings):
+def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):
     """Pieces shorter than the filter, than the window and longer than both, and single tokens; far past the window."""
+    monkeypatch.setattr(attention, "GROUP", 4)
     model = model_of(mixer, conv=True, **settings)
     layer, x_BTD = bound(model, support.random_params(model)), random_inputs(41)
     want, step = jax.jit(layer)(x_BTD), jax.jit(lambda x_BD, cache: layer.step(x_BD, cache))

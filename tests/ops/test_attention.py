@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from kernels_pallas import BackendError, backend, device, validation
 from kernels_pallas.attention.api import BACKENDS, ORDER
 from kernels_pallas.triton import runtime
-from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention
+from seqjax import mixers
+from seqjax.ops import attention
+from seqjax.ops.attention import attention_at, attention_entropy, attention_step, causal_attention, in_groups
 from seqjax.ops.shared_attention import shared_attention
 from tests import support
 from tests.kernels.common import fast_jit
@@ -82,6 +85,29 @@ def test_alibi_and_the_entropy_of_the_weights(window, slopes):
     entropy = attention_entropy(*args[:2], window=window, scale=1.5, slopes=slopes, block=4)
     dense = -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
     np.testing.assert_allclose(entropy, np.moveaxis(dense, 1, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize("n_queries", [3, 4, 7, 8, 13])
+def test_groups_of_queries_are_all_of_them(monkeypatch, n_queries):
+    q, k, v = (jnp.asarray(rng.standard_normal((2, 13, 2, 8), np.float32)) for _ in range(3))
+    positions = jnp.arange(13)
+
+    def attend(q_BtHK, positions_t):
+        return attention_at(q_BtHK, k, v, positions_t, positions)
+
+    want = attend(q[:, :n_queries], positions[:n_queries])
+    monkeypatch.setattr(attention, "GROUP", 4)
+    np.testing.assert_allclose(in_groups(attend, q[:, :n_queries], positions[:n_queries]), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", ["transformer_pp", "top1_chunk", "top1_element", "fox"])
+def test_a_piece_of_a_prompt_needs_the_scores_of_a_group(mixer):
+    """[4096, 12288] floats, of all queries after 8,192 tokens, are 192 MiB a head; the piece takes less than half."""
+    layer = mixers.load(mixer)(8, heads=1, rngs=nnx.Rngs(0))
+    x_BTD = jax.ShapeDtypeStruct((1, 4096, 8), jnp.float32)
+    cache = jax.eval_shape(lambda: layer.init_cache(1, 12288, jnp.float32))
+    compiled = jax.jit(layer.prefill_next).lower(x_BTD, cache).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4096 * 12288 * 4 / 2
 
 
 def test_gates_must_fit_the_queries():
