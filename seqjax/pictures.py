@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
 # Okabe and Ito's colours without their yellow, which white paper swallows; colour-blind readers tell them apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -120,12 +119,12 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
 
 
 class _Spot(NamedTuple):
-    """A place for a name, in pixels: its centre, the index of its point, its box, the line between, if it is far."""
+    """A place for a name, in pixels: its centre, the index of its point, two corners, the line between, if far."""
 
     cost: float
     centre: np.ndarray
     index: int
-    box: Bbox
+    box: np.ndarray
     leader: np.ndarray
     is_far: bool
 
@@ -139,24 +138,27 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
     pixels = {name: to_display.transform(np.array(one.points)) for name, one in named.items()}
     every = np.concatenate([*pixels.values(), np.zeros((0, 2))])
     crowd = {name: np.sort(np.hypot(*(every - at[0]).T))[:4].sum() for name, at in pixels.items()}
+    spots: dict[str, list[_Spot]] = {}
+    for name, at in pixels.items():
+        extent = texts[name].get_window_extent()
+        spots[name] = list(_spots(at, np.array([extent.width, extent.height]) + 2 * PAD * scale, scale))
     chosen: dict[str, _Spot] = {}
     for _ in range(ROUNDS):  # In later rounds each has another look, at all others.
         for name in sorted(named, key=crowd.__getitem__):  # A name among many has few places, so it chooses first.
             others = [spot for other, spot in chosen.items() if other != name]
             leaders = np.concatenate([spot.leader for spot in others if spot.is_far] or [np.zeros((0, 2, 2))])
-            extent = texts[name].get_window_extent()
-            size = np.array([extent.width, extent.height]) + 2 * PAD * scale
+            boxes = np.array([spot.box for spot in others]).reshape(-1, 2, 2)
             best: _Spot | None = None
-            for spot in _spots(pixels[name], size, scale):
+            for spot in spots[name]:
                 box, cost = spot.box, spot.cost
-                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-                cost += 0 if inside else BAD
+                cost += 0 if (frame.min <= box[0]).all() and (box[1] <= frame.max).all() else BAD
                 if best is not None and cost >= best.cost:
                     continue
-                cost += ON_NAME * sum(box.overlaps(other.box) for other in others) + BAD * _crossed(box, leaders)
+                overlap = ((box[0] <= boxes[:, 1]) & (boxes[:, 0] <= box[1])).all(1)
+                cost += ON_NAME * int(overlap.sum()) + BAD * _crossed(box, leaders)
                 cost += ON_MARKER * _inside(box, markers) + ON_LINE * _crossed(box, segments)
                 if spot.is_far:
-                    cost += BAD * sum(_crossed(other.box, spot.leader) for other in others)
+                    cost += BAD * _crossed(boxes, spot.leader)
                     cost += ON_MARKER * _near(spot.leader[0], markers)
                 if best is None or cost < best.cost:
                     best = spot._replace(cost=cost)
@@ -179,7 +181,7 @@ def _spots(points: np.ndarray, size: np.ndarray, scale: float) -> Iterator[_Spot
                 reach = float(np.min(size / 2 / np.maximum(np.abs(towards), 1e-9)))
                 tip = at + towards * distance * scale
                 centre = tip + towards * reach
-                box = Bbox([centre - size / 2, centre + size / 2])
+                box = np.array([centre - size / 2, centre + size / 2])
                 yield _Spot(distance + 4 * i, centre, i, box, np.array([[at, tip]]), distance > LEADER)
 
 
@@ -199,10 +201,9 @@ def _drawn(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(markers), np.concatenate(lines)
 
 
-def _inside(box: Bbox, points: np.ndarray, margin: float = 4.0) -> int:
+def _inside(box: np.ndarray, points: np.ndarray, margin: float = 4.0) -> int:
     """Return how many points lie in a box, or close to it."""
-    low, high = np.array(box.min) - margin, np.array(box.max) + margin
-    return int(((points > low) & (points < high)).all(1).sum())
+    return int(((points > box[0] - margin) & (points < box[1] + margin)).all(1).sum())
 
 
 def _near(segment: np.ndarray, points: np.ndarray, margin: float = 7.0) -> int:
@@ -213,10 +214,13 @@ def _near(segment: np.ndarray, points: np.ndarray, margin: float = 7.0) -> int:
     return int((close & (np.hypot(*(points - start).T) > margin / 2)).sum())
 
 
-def _crossed(box: Bbox, segments: np.ndarray) -> int:
-    """Return how many segments meet a box: the part of each that its two sides leave, along x and y, is not empty."""
+def _crossed(box: np.ndarray, segments: np.ndarray) -> int:
+    """Return how many segments meet a box: the part of each that its two sides leave, along x and y, is not empty.
+
+    Or how many boxes, [n, 2, 2], one segment meets.
+    """
     start, along = segments[:, 0], segments[:, 1] - segments[:, 0]
     along = np.where(np.abs(along) < 1e-9, 1e-9, along)
-    one, other = (box.min - start) / along, (box.max - start) / along
+    one, other = (box[..., 0, :] - start) / along, (box[..., 1, :] - start) / along
     enter, leave = np.minimum(one, other).max(1), np.maximum(one, other).min(1)
     return int(((enter <= leave) & (leave >= 0) & (enter <= 1)).sum())

@@ -8,7 +8,7 @@ from benchmarks import scans
 from benchmarks.harness import torch_fla
 from tests import extras, support
 
-QUICK = ("ssd", "selective_scan_softplus", "state_scan", "short_conv_norm", "norm_mamba2")
+QUICK = ("ssd", "state_scan", "short_conv_norm", "norm_mamba2")
 
 
 @pytest.mark.parametrize("case", support.slow_unless(lambda case: case in QUICK, scans.CASES))

@@ -13,8 +13,10 @@ extras.need("torch", "triton")
 
 @pytest.mark.parametrize(
     ("make", "names"),
-    [(tune.delta_calls, tune.DELTA_KERNELS), (tune.channel_calls, tune.CHANNEL_KERNELS)],
-    ids=["delta", "channel"],
+    [
+        pytest.param(tune.delta_calls, tune.DELTA_KERNELS, id="delta"),
+        pytest.param(tune.channel_calls, tune.CHANNEL_KERNELS, id="channel", marks=pytest.mark.slow),
+    ],
 )
 def test_every_kernel_of_a_recurrence_runs_alone(make: Callable, names: tuple[str, ...]) -> None:
     calls = make(B=1, T=16, H=1, K=16, V=16)

@@ -432,7 +432,7 @@ def every(
 ) -> Iterator[dict[str, Any]]:
     """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64.
 
-    `dtype` keeps to one; `quick` leaves out the cases that compile kernels again.
+    `dtype` keeps to one; `quick` leaves out the cases that compile kernels again, and other constants of a kernel.
     """
     cases = [case for case in CASES if named in case.name and not (quick and case.again)]
     kinds = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128)]
@@ -441,7 +441,9 @@ def every(
         for kind, dim in kinds if thorough else kinds[:1]:
             for case in cases if dtype in ("", kind) else ():
                 for launch in record(case, capability, dim=dim, dtype=kind):
-                    key = (launch.kernel.__name__, launch.dtypes, tuple(sorted(launch.constants.items())))
+                    key = (launch.kernel.__module__, launch.kernel.__name__)
+                    if not quick:
+                        key = (*key, launch.dtypes, tuple(sorted(launch.constants.items())))
                     if key in done or case.only not in launch.kernel.__name__:
                         continue
                     done.add(key)
@@ -456,7 +458,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--dtype", default="", help="bfloat16 or float32 alone, with --all")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    parser.add_argument("--quick", action="store_true", help="leave out the cases that compile kernels again")
+    parser.add_argument("--quick", action="store_true", help="each kernel once")
     given = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
     for report in every(given.capabilities, thorough=given.all, dtype=given.dtype, named=given.case, quick=given.quick):

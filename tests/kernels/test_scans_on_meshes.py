@@ -454,7 +454,6 @@ QUICK = {
         "gated_delta_rule",
         "linear_attention_low_rank",
         "head_norm",
-        "token_shift",
         "wkv7_operands",
     )
 }

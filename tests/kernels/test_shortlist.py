@@ -71,8 +71,8 @@ CASES = [
     ("mean_eigen", 16, 4, 2),
     ("mean_eigen", 32, 2, 2),
 ]
-# with test_equals_the_reference, for the mean
-QUICK = {("sub_means", 16, 2, 2), ("mean_eigen", 16, 5, 1)}
+# With test_equals_the_reference, for the mean; ties and decoding have the eigenvectors.
+QUICK = {("sub_means", 16, 2, 2)}
 
 
 def separated_keys(shape: Shape) -> jax.Array:

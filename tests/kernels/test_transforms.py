@@ -208,6 +208,8 @@ def marks_of(name: str, how: str) -> tuple[pytest.MarkDecorator, ...]:
     quick = ("exact-triton", "select-exact-triton")
     if "triton" not in name:
         quick = (name,) if how == "automatic" else ("element", "selective-scan-xla")
+        if name.startswith("ssd"):  # test_scans_on_meshes.py has it
+            quick = ()
     return () if name in quick else (pytest.mark.slow,)
 
 

@@ -55,7 +55,7 @@ def check(results: list[dict]) -> None:
 
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_kernels_of_the_common_case(capability) -> None:
-    """Every kernel; the sizes for which some are compiled again are in the slow test below."""
+    """Every kernel once; the sizes and constants for which some are compiled again are in the slow test below."""
     check(reports(str(capability), "--quick"))
 
 

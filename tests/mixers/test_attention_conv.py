@@ -63,7 +63,7 @@ def test_the_other_parameters_of_the_mixer_start_alike(mixer):
         np.testing.assert_array_equal(with_conv[name], x, err_msg=name)
 
 
-@pytest.mark.parametrize("settings", SIZES, ids=str)
+@pytest.mark.parametrize("settings", support.slow_unless(lambda settings: "heads" in settings, SIZES), ids=str)
 def test_q_k_and_v_are_projections_plus_their_convolutions(settings):
     """q and k after QK norm, v through the cache that a prompt leaves, against loops over channels, taps and tokens."""
     model = model_of("transformer_pp", conv=True, qk_norm=True, position="none", **settings)
@@ -127,7 +127,7 @@ DECODED = [
 
 @pytest.mark.parametrize(
     ("mixer", "settings"),
-    support.slow_unless(lambda mixer, settings: mixer in KINDS and "kv_heads" in settings, DECODED),
+    support.slow_unless(lambda mixer, settings: "selection" in settings, DECODED),
     ids=str,
 )
 def test_pieces_of_any_length_follow_each_other(mixer, settings, monkeypatch):

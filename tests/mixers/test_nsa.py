@@ -90,7 +90,7 @@ def dense(read, q, k, v, *, block_size, window):
 @pytest.mark.parametrize(
     ("length", "settings"),
     [
-        (53, {}),
+        pytest.param(53, {}, marks=pytest.mark.slow),
         (31, {"block_size": 3, "blocks": 3, "window": 1}),
         pytest.param(29, {"block_size": 1, "blocks": 4, "window": 40}, marks=pytest.mark.slow),
     ],
@@ -134,7 +134,7 @@ def test_blocks_and_windows_of_everything_are_full_attention():
     np.testing.assert_allclose(window, want, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("piece", [1, 5, 53])
+@pytest.mark.parametrize("piece", support.slow_unless(lambda piece: piece == 5, [1, 5, 53]))
 def test_queries_may_come_in_pieces(piece):
     made = layer()
     q, k, v = qkv(53, "float32")

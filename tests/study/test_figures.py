@@ -60,7 +60,7 @@ def test_the_figures_of_the_paper_are_there():
     assert {f"figure{n}" for n in numbers} | {"rebuttal", "held_out", "hybrids", "mixed_six"} == set(FIGURES)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", support.slow_unless(lambda size: size != "small", SIZES))
 def test_no_run_is_trained_twice(size):
     """Over all studies of a size, and limited_110m: equal configs have one directory, and a directory one config."""
     runs = [run for name in FIGURES for run in load(f"{name}:{size}").runs] + load("limited_110m").runs
