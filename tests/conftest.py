@@ -5,7 +5,6 @@
 # ruff: noqa: E402 - the order of the imports is the point of this file
 
 import collections
-import functools
 import gc
 import importlib.metadata
 import itertools
@@ -71,7 +70,6 @@ jaxtyping.install_import_hook(_checked_modules(), "tests.typecheck.check")
 import jax
 import pytest
 from flax import nnx
-from jax._src.interpreters import mlir
 
 from seqjax import store
 from seqjax.training import workdir
@@ -93,8 +91,6 @@ def _next_key(self: nnx.RngStream) -> jax.Array:
 
 
 nnx.RngStream.__call__ = _next_key
-# One for all programs: JAX makes one for each, a thirtieth of the time in which the tests compile.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 
 def pytest_report_header() -> str:
