@@ -100,6 +100,7 @@ def test_the_core_dependencies():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_kernels_need_jax_and_jaxtyping_alone(tmp_path):
     code = CALL.format(allowed=KERNELS_NEED)
     env = {**support.environment(), "PYTHONPATH": str(ROOT)}

@@ -147,6 +147,7 @@ def check(mixer, *names, **options):
     return testing.check_mixer(mixer, dim=16, skip=set(testing.CHECKS) - set(names), **options)
 
 
+@pytest.mark.slow
 def test_layers_of_flax_are_replicated():
     names = ["parameters", "causality", "step", *(["sharding"] if jax.device_count() > 1 else [])]
     assert check(OfFlax, *names) == names

@@ -19,6 +19,7 @@ def test_without_the_plugin_for_cuda_it_says_what_is_missing(monkeypatch) -> Non
         described.described(2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() != 8, reason="eight devices wanted (XLA_FLAGS was given)")
 def test_the_report_has_one_device_and_several(monkeypatch, tmp_path) -> None:
     """With CPU devices in place of those that are described."""

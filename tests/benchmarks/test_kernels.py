@@ -38,6 +38,7 @@ def test_counts_are_those_of_the_roofline_table() -> None:
         limits.phases("dense", n)
 
 
+@pytest.mark.slow
 def test_a_tiny_run_measures_every_case(tmp_path) -> None:
     rows = list(kernels.run(kernels.CASES, {32: 1}, TINY, dtype="float32", repeats=1, call_s=0, budget_s=60))
     if jax.default_backend() == "cpu":

@@ -57,6 +57,7 @@ def test_a_group_by_hand(keys):
     np.testing.assert_array_equal(found["rank/exact/shared/mean"], expected)
 
 
+@pytest.mark.slow
 def test_a_run_is_measured(blocks_dir, tmp_path, capsys):
     config = support.run_config(blocks_dir, train__steps=2)
     train(config, tmp_path / "run")

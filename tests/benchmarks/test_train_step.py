@@ -43,6 +43,7 @@ def test_its_step_is_sharded_and_computes_as_the_trainers() -> None:
     assert jax.tree.leaves(before.params)[0].is_deleted(), "the step does not reuse the buffers of its state"
 
 
+@pytest.mark.slow
 def test_a_tiny_run_is_written_plotted_and_compared(tmp_path, capsys) -> None:
     path = tmp_path / "new.json"
     name = "transformer_pp:train.batch_size=8"  # one sequence per device of the tests

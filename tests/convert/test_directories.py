@@ -254,7 +254,8 @@ def test_import_needs_no_config_and_export_gives_back_the_directory(exported, tm
         command.main(args)
 
 
-@pytest.mark.parametrize("tokenizer", [pytest.param("byte", marks=pytest.mark.slow), "huggingface"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["byte", "huggingface"])
 def test_the_commands_that_an_import_prints_run_anywhere(exported, tokenizer, tmp_path, monkeypatch, capsys):
     """As they are printed, with what makes a run small added; from another directory than the import's.
 

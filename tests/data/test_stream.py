@@ -137,6 +137,7 @@ def test_bad_lines_and_torn_shards_do_not_end_a_run(tmp_path: Path):
     iterator.close()
 
 
+@pytest.mark.slow
 def test_workers_resume_and_refuse_another_number(corpus_dir: Path, manager: ocp.CheckpointManager):
     corpus = open_stream(corpus_dir, workers=2)
     iterator = corpus.train_iterator(batch_size=4)

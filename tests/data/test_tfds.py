@@ -375,6 +375,7 @@ def run(datasets: Path, cache: str, tmp_path_factory: pytest.TempPathFactory):
     return workdir, config
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_every_domain(run):
     workdir, _ = run
     rows = support.rows(workdir)
@@ -386,6 +387,7 @@ def test_a_run_evaluates_every_domain(run):
     assert "Streamed from tensorflow-datasets (slim_pajama)" in (workdir / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_exactly(run, tmp_path: Path):
     workdir, config = run
     later = tmp_path / "later"

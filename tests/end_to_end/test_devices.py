@@ -99,7 +99,8 @@ DIVIDED = [  # mesh, micro-batches
 ]
 
 
-@pytest.mark.parametrize(("mesh", "n_micro"), support.slow_unless(lambda mesh, n: mesh == {"fsdp": 2}, DIVIDED))
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "n_micro"), DIVIDED)
 def test_it_goes_on_with_another_number_of_devices(mesh, n_micro, blocks_dir, alone, midway, monkeypatch, capsys):
     n_devices = mesh.get("data", 1) * mesh.get("fsdp", 1) * mesh.get("tensor", 1)
     settings = {f"mesh__{axis}": n for axis, n in mesh.items()}

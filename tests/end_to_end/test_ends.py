@@ -83,7 +83,8 @@ def test_an_end_is_that_of_a_run_that_was_planned_to_be_as_long(alone, short):
         np.testing.assert_array_equal(mine[12][name], losses)
 
 
-@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
 def test_an_extended_run_is_one_that_had_its_ends_from_the_start(alone, short, blocks_dir, tmp_path, kill):
     """Of its settings, too; run.json says that it was extended, also after a kill and another process."""
     workdir = tmp_path / "extended"
@@ -146,7 +147,7 @@ def test_the_run_stands_for_its_last_end(alone):
 @pytest.mark.parametrize(
     ("end", "row"),
     [
-        pytest.param(None, 7, id="trunk", marks=pytest.mark.slow),
+        pytest.param(None, 7, id="trunk"),
         pytest.param(12, 3, id="first end", marks=pytest.mark.slow),
         pytest.param(18, 2, id="second end", marks=pytest.mark.slow),
         pytest.param(24, 12, id="last end", marks=pytest.mark.slow),
@@ -194,6 +195,7 @@ def test_a_finished_run_changes_nothing_and_a_lost_end_is_named(alone, blocks_di
         train(support.run_config(blocks_dir, "transformer_pp", **ENDS), workdir)
 
 
+@pytest.mark.slow
 def test_a_branch_compiles_nothing(blocks_dir, tmp_path, monkeypatch):
     traced, loss = [], Model.loss
     monkeypatch.setattr(Model, "loss", lambda self, *args: traced.append(True) or loss(self, *args))

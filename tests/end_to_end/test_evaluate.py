@@ -58,6 +58,7 @@ def rough_blocks(rough: Run) -> Blocks:
     return Blocks(rough)
 
 
+@pytest.mark.slow
 def test_a_workdir_that_cannot_be_written_is_evaluated(run: Run, capsys, monkeypatch):
     def read_only(path, value):
         raise OSError(errno.EROFS, "Read-only file system", str(path))

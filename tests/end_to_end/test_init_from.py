@@ -52,6 +52,7 @@ def begun(source, blocks_dir, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_and_says_so(source, begun):
     assert sha256(begun) == sha256(source)
     assert [row["step"] for row in support.rows(begun) if "train/lr" in row] == [1, 2, 3, 4]

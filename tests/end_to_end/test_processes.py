@@ -18,6 +18,7 @@ from seqjax.utils import LOST
 from tests import support
 from tests.end_to_end.reference import Reference
 
+pytestmark = pytest.mark.slow  # two processes for a minute
 SETTINGS = {"train__steps": 100_000, "optim__warmup_steps": 0, "eval__every": 0, "checkpoint__every": 0}
 SETTINGS |= {"train__seed": 2, "log__every": 3, "eval__tokens": support.SEQ_LEN}
 SETTINGS |= {"train__batch_size": 12}  # for two processes and for three
@@ -102,7 +103,6 @@ def alone(blocks_dir, stopped):
     return support.rows(workdir)
 
 
-@pytest.mark.slow  # three starts of a run for each, and those of the fixtures
 @pytest.mark.parametrize(("killed", "processes"), [(0, 1), (1, 3)], ids=["the coordinator", "another"])
 def test_it_goes_on_with_another_number_of_processes(blocks_dir, stopped, alone, killed, processes):
     """After one of two was killed and the other ended, it reads what it would have read: the metrics are those of a
@@ -129,7 +129,6 @@ def test_it_goes_on_with_another_number_of_processes(blocks_dir, stopped, alone,
         assert got == pytest.approx(want, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_the_error_of_one_ends_the_others(blocks_dir, tmp_path):
     """The first process alone finds that the workdir is another run's; the second would wait for it."""
     workdirs.save_config(tmp_path / "run", support.run_config(blocks_dir, "transformer_pp"))

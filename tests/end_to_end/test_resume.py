@@ -16,6 +16,7 @@ from seqjax.commands import train
 from tests import support
 from tests.end_to_end.kills import assert_equal_runs, fingerprint
 
+pytestmark = pytest.mark.slow  # a run of a minute, killed and stopped; test_ends.py kills one in the fast set
 STEPS = 40
 
 
@@ -85,7 +86,6 @@ def test_a_killed_run_equals_one_that_was_left_alone(histories):
     assert_equal_runs(workdir, histories["alone"][0])
 
 
-@pytest.mark.slow
 def test_two_polite_stops(histories, blocks_dir, tmp_path):
     """Each saves and says how to go on."""
     workdir = tmp_path / "run"
@@ -96,7 +96,6 @@ def test_two_polite_stops(histories, blocks_dir, tmp_path):
     assert_equal_runs(workdir, histories["alone"][0])
 
 
-@pytest.mark.slow
 def test_many_kills(histories, blocks_dir, tmp_path):
     """Six kills at random points, also while a checkpoint is being written."""
     seed = random.SystemRandom().randrange(10**6)
@@ -120,7 +119,6 @@ def test_a_finished_run_that_is_started_again_changes_nothing(histories, blocks_
     assert (workdir / "report.md").exists()
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices(histories, blocks_dir, tmp_path):
     """Stopped on one device, finished on eight: near the same, as sums are taken in another order."""
     workdir = tmp_path / "eight"

@@ -79,6 +79,7 @@ def test_another_config_is_refused_by_its_keys(blocks_dir, workdir):
     assert (workdir / "config.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_what_does_not_decide_a_run_may_change(blocks_dir, workdir, tmp_path):
     shutil.copytree(blocks_dir, tmp_path / "moved")
     changed = settings(tmp_path / "moved", log__every=10, checkpoint__every=7, mesh__fsdp=2)
@@ -340,6 +341,7 @@ def test_overrides_are_told_from_flags():
         train_command.split_overrides(["--config.train.steps"])
 
 
+@pytest.mark.slow
 def test_exit_status_and_no_traceback(blocks_dir, workdir):
     """Through real processes: the words on stderr, status 2, nothing of Python's."""
     said = {

@@ -142,6 +142,7 @@ def test_permuted_scores_foretell_nothing(known, monkeypatch) -> None:
     assert all("of one task alone a |rho| of 0.46 would be told from none" in text for text in honest)
 
 
+@pytest.mark.slow
 def test_few_mixers_are_not_correlated(known) -> None:
     study, out = known
     command.main(["--size=small", f"--foretell={study}", f"--out={out}", f"--models={';'.join(LABELS[:9])}"])

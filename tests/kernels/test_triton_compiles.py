@@ -37,23 +37,24 @@ def reports(*arguments: str, module: str = "compile_triton") -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(results: list[dict]) -> None:
-    assert {r["kernel"] for r in results} >= {
-        "forward_kernel",
-        "dq_kernel",
-        "dk_kernel",
-        "exact_kernel",
-        "best_key_kernel",
-        "table_kernel",
-        "listed_kernel",
-    }
+OF_TOP1_CHUNK = {"exact_kernel", "best_key_kernel", "table_kernel", "listed_kernel", "remote_bwd_kernel"}
+OF_ALL = OF_TOP1_CHUNK | {"forward_kernel", "dq_kernel", "dk_kernel"}
+
+
+def check(results: list[dict], *, named: set[str] = OF_ALL) -> None:
+    assert {r["kernel"] for r in results} >= named
     for r in results:
         assert r["shared"] <= SHARED_BYTES[r["capability"]], r
         most = SPILLED_IN.get(r["case"], SPILLED.get(r["kernel"], 64))
         assert r["dtype"] == "float32" or r["spilled"] <= most, r  # fp32 is for tests
 
 
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_kernels_of_top1_chunk() -> None:
+    check(reports("90", "--quick", "--case=chunk"), named=OF_TOP1_CHUNK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_of_the_common_case(capability) -> None:
     """Every kernel once; the sizes and constants for which some are compiled again are in the slow test below."""
     check(reports(str(capability), "--quick"))

@@ -53,6 +53,7 @@ def with_decays(params):
     }
 
 
+@pytest.mark.slow
 def test_strong_and_weak_decays_beside_each_other():
     """Outputs are the equations' in float64; gradients are finite, and those of the recurrent form."""
     template = Template(lambda rngs, _: mixers.KDA(DIM, heads=HEADS, rngs=rngs))

@@ -66,6 +66,7 @@ seqjax.mixers.TransformerPP(dim=8, heads=2, rope_scaling="yarn", rngs=nnx.Rngs(0
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_names_what_is_no_setting_and_no_value(tmp_path):
     """In a file of a user, outside the repository."""
     (tmp_path / "own.py").write_text(EDITED)

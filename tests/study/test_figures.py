@@ -156,6 +156,7 @@ def entry(root: Path, label: str, *, noise: int, offset: Mapping[str, float] | f
     return {label: {"workdir": str(run), **fields}}
 
 
+@pytest.mark.slow
 def test_seeds_share_a_colour_rates_have_a_picture_of_their_own_and_pictures_are_the_same_bytes_each_time(
     tmp_path, drawn
 ):
@@ -237,6 +238,7 @@ def test_some_models_are_drawn_as_they_are_among_all(tmp_path, undrawn_pictures,
         figures.against_loss_in_domain(tmp_path / "losses.png", found, models=["z"])
 
 
+@pytest.mark.slow
 def test_many_models_have_a_panel_each(tmp_path, drawn, monkeypatch):
     """Named and in its colour, the others grey, with the gap below; the first evaluation that is drawn is not cut."""
     monkeypatch.setattr(figures, "TOGETHER", 2)

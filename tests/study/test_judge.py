@@ -197,6 +197,7 @@ def test_a_second_mixer_costs_its_own_runs_alone(judged, trainer, tmp_path):
     assert len(trainer.trained) == 5 and all(label.startswith("deltanet") for label in trainer.trained)
 
 
+@pytest.mark.slow
 def test_more_seeds_are_appended(judged, trainer, tmp_path):
     judged(seeds=1)
     before = [run.label for run in load_study(tmp_path / "out" / "study.py").runs]

@@ -268,6 +268,7 @@ def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_pat
     assert "slow: ended early" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     runs = load_study(str(trained_study)).runs
     config = runs[0].config
@@ -287,12 +288,10 @@ def test_losses_of_blocks_are_kept(trained_study, tmp_path):
     assert min(outside) < row["eval_mean/out_of_domain/natural"] < max(outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(signal.SIGTERM, id="terminated"),
-        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.slow),
-    ],
+    [pytest.param(signal.SIGTERM, id="terminated"), pytest.param(signal.SIGKILL, id="killed")],
 )
 def test_a_signal_stops_all_runs_and_starts_none(trained_study, tmp_path, number):
     """The runs save where they are and the same command goes on; the first is long: no signal comes too late."""
