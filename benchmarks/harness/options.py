@@ -32,7 +32,9 @@ def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.
 
 def add_models(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which configs, at which size: mixers, size, batch, seq_len, remat."""
-    parser.add_argument("--mixers", type=words, default=[], help="only these configs; all by default")
+    parser.add_argument(
+        "--mixers", type=configs, default=[], help="only these configs (a,b or a:x=1,y=2;b); all by default"
+    )
     parser.add_argument("--size", default="110m", help="size of the configs (110m)")
     parser.add_argument("--batch", type=int, default=16, help="sequences per step, with --devices on each (16)")
     parser.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
@@ -48,6 +50,11 @@ def parse_early(parser: argparse.ArgumentParser, module: str) -> None:
 def words(text: str) -> list[str]:
     """The type of a flag that holds a list: "a,b" -> ["a", "b"]."""
     return [word for word in text.split(",") if word]
+
+
+def configs(text: str) -> list[str]:
+    """The type of a flag that names configs: "a,b", or where one has several settings "a:x=1,y=2;b"."""
+    return labels(text) if ";" in text else words(text)
 
 
 def labels(text: str) -> list[str]:

@@ -111,6 +111,9 @@ def test_names_of_models() -> None:
         == "transformer_pp window=256 float32"
     )
     assert configs.chosen([]) == presets.names()
+    assert options.configs("mamba2,top1_chunk:x=1") == ["mamba2", "top1_chunk:x=1"]
+    assert options.configs("top1_chunk:x=1,y=2;mamba2") == ["top1_chunk:x=1,y=2", "mamba2"]
+    assert options.configs("top1_chunk:x=1,y=2;") == ["top1_chunk:x=1,y=2"]
     with pytest.raises(UserError, match=r"--mixers=mamba22: .* Did you mean 'mamba2'"):
         configs.chosen(["rwkv7", "mamba22:x=1"])
     config = configs.configured("top1_chunk:model.mixer.selection=exact", "110m", batch=16, seq_len=0, remat="dots")
