@@ -32,9 +32,8 @@ def flags(doc: str | None, *, quick: str = "", writes: bool = True) -> argparse.
 
 def add_models(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which configs, at which size: mixers, size, batch, seq_len, remat."""
-    parser.add_argument(
-        "--mixers", type=configs, default=[], help="only these configs (a,b or a:x=1,y=2;b); all by default"
-    )
+    several = "only these configs, a,b or a:x=1,y=2;b; all by default"
+    parser.add_argument("--mixers", type=configs, default=[], help=several)
     parser.add_argument("--size", default="110m", help="size of the configs (110m)")
     parser.add_argument("--batch", type=int, default=16, help="sequences per step, with --devices on each (16)")
     parser.add_argument("--seq_len", type=int, default=2048, help="tokens per sequence (2048)")
