@@ -7,9 +7,9 @@
 The step of `seqjax.training.loop`, compiled and sharded as there (`step.jit_train_step`) over the mesh of the config,
 which takes every device of the machine. Shipped configs (with settings: --mixers="top1_chunk:
 model.mixer.selection=best_key,model.mixer.top_k=4;mamba2") at size 110m, batch 16 of 2,048 random tokens, without
-accumulation and, unless --remat says otherwise, without rematerialisation: forward, backward and the optimiser, compiled ahead, then the median over
-repeats of some steps. On a CPU, or with --quick, the debug size. Compare numbers of one run only, or with --against
-those of a recorded one: another run has another clock, and perhaps another XLA.
+accumulation and, unless --remat says otherwise, without rematerialisation: forward, backward and the optimiser,
+compiled ahead, then the median over repeats of some steps. On a CPU, or with --quick, the debug size. Compare numbers
+of one run only, or with --against those of a recorded one: another run has another clock, and perhaps another XLA.
 
 With --devices=N every architecture is measured on one device and then on N, data parallel (mesh.data=N) and fully
 sharded (mesh.fsdp=N), with --batch sequences (the debug size: those of its config) on each device. The layout seq
