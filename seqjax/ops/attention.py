@@ -126,12 +126,10 @@ def in_groups(
     """Return `attend` of all queries, `GROUP` at a time: what it keeps of every pair, a group has of its own alone."""
     whole = q_BTHK.shape[1] // GROUP * GROUP
     parts = []
-    if whole > GROUP:  # one group needs no loop
+    if whole:
         groups = jnp.moveaxis(q_BTHK[:, :whole].reshape(len(q_BTHK), -1, GROUP, *q_BTHK.shape[2:]), 1, 0)
         o_nBGHV = lax.map(lambda piece: attend(*piece), (groups, positions_T[:whole].reshape(-1, GROUP)))
         parts.append(jnp.moveaxis(o_nBGHV, 0, 1).reshape(len(q_BTHK), whole, *o_nBGHV.shape[3:]))
-    elif whole:
-        parts.append(attend(q_BTHK[:, :whole], positions_T[:whole]))
     if whole < q_BTHK.shape[1]:
         parts.append(attend(q_BTHK[:, whole:], positions_T[whole:]))
     return jnp.concatenate(parts, axis=1)
