@@ -1,7 +1,7 @@
 """Write docs/results/runs.csv, a row for each run whose results are in this folder: `python docs/results/runs.py`.
 
-The minutes are those of training and evaluation, on one device but for demo_order, without compiling. A run that two
-studies show is listed with the first.
+The minutes are those of training and evaluation, without compiling, on one device but for demo_order, and for full
+attention of books_100k (two). A run that two studies show is listed with the first.
 """
 
 import csv
