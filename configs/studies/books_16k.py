@@ -37,8 +37,8 @@ def models(base):
     }
 
 
-def study(name, *, seq_len, base, common, references=(REFERENCE,)):
-    """Return the title, references, domains and runs of `seq_len` tokens, which are kept in runs/`name`."""
+def study(name, models, *, seq_len, common, references=(REFERENCE,)):
+    """Return the title, references, domains and runs of `models` at `seq_len` tokens, which are kept in runs/`name`."""
     common = (
         f"data.path=data/books-{seq_len},data.train_domains=('book',),data.eval_domains=('book','arxiv','github'),"
         f"train.seq_len={seq_len},train.accumulate=1,train.ends=(1.0,),eval.every=0,checkpoint.every=0,"
@@ -51,7 +51,7 @@ def study(name, *, seq_len, base, common, references=(REFERENCE,)):
             "model": model,
             "rate": rate,
         }
-        for model, (config, rate) in models(base).items()
+        for model, (config, rate) in models.items()
     }
     return {
         "title": f"110M parameters, {seq_len:,} tokens, trained on books",
@@ -64,4 +64,9 @@ def study(name, *, seq_len, base, common, references=(REFERENCE,)):
 
 def get_study():
     """Return the study at 16,384 tokens."""
-    return study("books_16k", seq_len=16384, base=BASE, common=SHORT)
+    # QK norm bounds a score to 8 at first, whatever the length: attention without it, and with scores of 32 at most.
+    unbounded = {
+        "Transformer++": (f"transformer_pp:110m,{BASE}", 1),
+        "Transformer++, temperature 0.25": (f"transformer_pp:110m,model.mixer.temperature=0.25,{BASE}", 1),
+    }
+    return study("books_16k", models(BASE) | unbounded, seq_len=16384, common=SHORT)
