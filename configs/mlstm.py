@@ -1,0 +1,20 @@
+"""mLSTM, the matrix memory of xLSTM (arXiv 2405.04517), in the block of xLSTM 7B (2503.13427).
+
+    seqjax train --config=mlstm
+    seqjax train --config=mlstm:110m
+
+Results: none yet; those of the other mixers are in docs/results/mixers.md
+"""
+
+from seqjax import presets
+
+SETTINGS = {
+    "model.norm_eps": 1e-6,
+    "model.mlp.kind": "swiglu",
+    "model.mixer.heads": 4,  # at every width
+}
+
+
+def get_config(arg: str = ""):
+    """Return the config; `arg` is `SIZE[,REGIME][,key=value ...]` (seqjax/config/presets.py)."""
+    return presets.get_config(arg, name="mlstm", mixer={"name": "mlstm"}, settings=SETTINGS)
