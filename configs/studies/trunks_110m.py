@@ -40,6 +40,7 @@ MODELS = {
     "Top-1 Chunk, best key, 32, k=4": "top1_chunk:110m,model.mixer.selection=best_key,model.mixer.top_k=4,"
     "model.mixer.chunk_size=32",
     "FoX": "fox:110m",
+    "mLSTM": "mlstm:110m",
     "Mamba-3": "mamba3:110m",
     "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, {'name': 'transformer_pp'})}",
 }
@@ -69,6 +70,7 @@ ENDS = {
     "Top-1 Chunk, best key, k=4": {1: (0.8, 1.0)},
     "Top-1 Chunk, best key, 32, k=4": {1: (0.8, 1.0)},
     "FoX": {2: (1.0,)},
+    "mLSTM": {2: (1.0,)},
     "Mamba-3": {2: (1.0,)},
     "KDA, attention 1 in 4": {2: (1.0,)},
 }

@@ -5,8 +5,8 @@
     y_t = C_t^T q_t / max(|n_t . q_t|, 1);   out = (LayerNorm(y) * sigmoid(x W_o)) W         per head, gain, no bias
 
 Beck et al., arXiv 2405.04517; the layer of xLSTM 7B, 2503.13427, whose public implementation is `xlstm_large` and
-transformers' `xlstm`. They divide C, n and 1 by the running maximum of the gates and add 1e-6 to the denominator; as the
-gates are capped, float32 needs neither. n is one more value of 1 at every key (ops/linear_attention.py). At 768 x 12: 4
+transformers' `xlstm`. They divide C, n and 1 by a running maximum of the gates and add 1e-6 to the denominator; gates that
+are capped need neither in float32. n is one more value of 1 at every key (ops/linear_attention.py). At 768 x 12: 4
 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied. Not taken over:
 the cap of the logits. Gates, states and the division are float32.
 """
@@ -43,6 +43,7 @@ class MLSTM(base.RecurrentMixer):
         heads: int,
         key_dim: int | None = None,  # of all heads together; None = half the model width
         value_dim: int | None = None,  # of all heads together; None = model width
+        gate: bool = True,  # of the output
         gate_cap: float = 15.0,  # input gates are between e^-cap and e^cap
         norm_eps: float = 1e-6,
         chunk_size: int = 64,  # tokens per chunk; affects the speed, not the result
@@ -62,7 +63,8 @@ class MLSTM(base.RecurrentMixer):
         def linear(width: int) -> Linear:
             return Linear(dim, width, axes=("embed", "heads"), init=small, rngs=rngs)
 
-        self.q, self.k, self.v, self.gate = linear(key_dim), linear(key_dim), linear(value_dim), linear(value_dim)
+        self.q, self.k, self.v = linear(key_dim), linear(key_dim), linear(value_dim)
+        self.gate = linear(value_dim) if gate else None
         self.input = Linear(dim, heads, axes=("embed", "heads"), init=zero, rngs=rngs)
         self.forget = Linear(dim, heads, axes=("embed", "heads"), init=zero, rngs=rngs)
         self.input_bias_H = param(rngs, constant(-10.0), (heads,), ("heads",))
@@ -90,7 +92,7 @@ class MLSTM(base.RecurrentMixer):
         o_BTHV, s_BHKV = result
         y_BTE = head_norm(
             save_inputs(_normalised)(o_BTHV),
-            self.gate(x_BTD),
+            None if self.gate is None else self.gate(x_BTD),
             gain=self.gain_E[...],
             bias=jnp.zeros_like(self.gain_E[...]),  # with it the norm subtracts the mean
             activation="sigmoid",

@@ -13,7 +13,7 @@ from transformers import xLSTMConfig
 from transformers.models.xlstm import modeling_xlstm
 
 torch.manual_seed(0)
-config = xLSTMConfig(hidden_size=16, num_heads=2, num_hidden_layers=2, mode="inference", autocast_kernel_dtype="float32")
+config = xLSTMConfig(hidden_size=16, num_heads=2, mode="inference", autocast_kernel_dtype="float32")
 layer = modeling_xlstm.xLSTMLayer(config)
 state, steps = None, []
 for name, p in layer.named_parameters():

@@ -158,6 +158,7 @@ STATE = {
     "gated_deltaproduct": lambda n: 4 * 4 * 10 + 3 * (16 + 2 * 16 + 2 * 40),
     "gated_deltaproduct/three_steps": lambda n: 4 * 4 * 10 + 3 * (16 + 3 * 16 + 3 * 40),
     "gla": lambda n: 4 * 4 * 8,
+    "mlstm": lambda n: 4 * 4 * (8 + 1),  # values and the normaliser
     "kda": lambda n: 4 * 8 * 8 + 3 * (32 + 32 + 32),
     "mamba1": lambda n: 64 * 16 + 3 * 64,
     "mamba1/bare": lambda n: 64 * 16,

@@ -135,7 +135,7 @@ def test_rwkv7_model(chunk):
 
 
 @pytest.mark.parametrize(
-    "name", ["deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "rwkv5", "rwkv6", "rwkv7"]
+    "name", ["deltanet", "gated_deltanet", "gated_deltaproduct", "gla", "kda", "mlstm", "rwkv5", "rwkv6", "rwkv7"]
 )
 def test_the_named_implementation_is_asked(name):
     heads = {"head_dim": 8} if name in ("rwkv5", "rwkv6") else {"heads": 2}

@@ -435,6 +435,24 @@ def gla(m, p, x):
     return linear(p["out"], y * silu(linear(p["gate"], x)) if m.gate else y)
 
 
+def mlstm(m, p, x):
+    q, k, v = (heads_of(linear(p[name], x), m.heads) for name in "qkv")
+    i, f = (
+        m.gate_cap * np.tanh((linear(p[name], x) + p[f"{name}_bias_H"]) / m.gate_cap) for name in ("input", "forget")
+    )
+    y = np.zeros_like(v)
+    for h in range(m.heads):
+        c, n = np.zeros((q.shape[-1], v.shape[-1])), np.zeros(q.shape[-1])
+        for t in range(len(x)):
+            c = sigmoid(f[t, h]) * c + np.exp(i[t, h]) * np.outer(k[t, h], v[t, h])
+            n = sigmoid(f[t, h]) * n + np.exp(i[t, h]) * k[t, h]
+            q_h = q[t, h] / math.sqrt(q.shape[-1])
+            y[t, h] = q_h @ c / max(abs(q_h @ n), 1)
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + m.norm_eps)
+    y = y.reshape(len(x), -1) * p["gain_E"]
+    return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.gate else y)
+
+
 def kda(m, p, x):
     q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
@@ -548,7 +566,7 @@ MIXERS = {
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
     "mamba3": mamba3,
     "fox": fox, "nsa": nsa, "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
-    "kda": kda, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
+    "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}
 

@@ -81,6 +81,9 @@ VARIANTS = {
         "default": "", "one_step": "steps=1,allow_negative_eigenvalues=False,conv_width=2",
         "sizes": "heads=2,steps=3,decay=False,key_dim=12,value_dim=8,norm_eps=0.3", "bare": "conv=False,gate=False",
     },
+    "mlstm": {
+        "default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3,gate_cap=2.0", "no_gate": "gate=False",
+    },
     "gla": {"default": "", "sizes": "heads=2,key_dim=12,value_dim=8,norm_eps=0.3", "no_gate": "gate=False"},
     "kda": {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",

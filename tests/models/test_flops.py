@@ -43,6 +43,8 @@ BESIDE = {
     # scores and their product with v, then S <- S + k v^T and q^T S
     "gla": 2 * 4 * (96 + 192) * 65 / 2 + 2 * 2 * 4 * 96 * 192,
     "kda": 3 * 2 * 6 * 128 * 128,
+    # as GLA, with the normaliser as one more value
+    "mlstm": 2 * 4 * (96 + 193) * 65 / 2 + 2 * 2 * 4 * 96 * 193,
     # nine operations per channel and state
     "mamba1": 9 * 1536 * 16,
     # C B^T once for all heads and its product with x, then S <- S + B x^T and C S

@@ -164,6 +164,11 @@ CASES = {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(0, 16, np.exp), r"mixer\.step_bias_H": STEP,
     },
     "gla:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
+    "mlstm:": NORMS | OUTSIDE | MLP | {
+        r"mixer\.[qkv]\.w|mixer\.gate\.w": normal((2 / (5 * D)) ** 0.5), r"mixer\.out\.w": normal(2 / (L * D**0.5)),
+        r"mixer\.(input|forget)\.w": exactly(0.0), r"mixer\.input_bias_H": exactly(-10.0),
+        r"mixer\.forget_bias_H": exactly(np.linspace(3, 6, 4)), r"mixer\.gain_E": exactly(1.0),
+    },
     "kda:model.mixer.heads=32": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.log_rate_H": uniform(1, 16, np.exp), r"mixer\.step_bias_E": STEP,
     },

@@ -1,4 +1,4 @@
-"""Parameter counts of the delta-rule family and GLA, as the public implementations have them."""
+"""Parameter counts of the delta-rule family, GLA and mLSTM, as the public implementations have them."""
 
 import importlib
 
@@ -16,6 +16,7 @@ COUNTS = {
     ("gated_deltaproduct", "110m"): 109.7,  # Transformer++ has 109.5
     ("gated_deltaproduct", "135m_100k"): 134.3,
     ("gla", "110m"): 109.8,
+    ("mlstm", "110m"): 109.6,
     ("kda", "110m"): 114.4,
     ("kda", "110m,model.mixer.heads=12"): 112.1,
     ("rwkv7", "110m"): 114.9,

@@ -136,6 +136,11 @@ MIXERS = {
         "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused"),
         "gate": (False, "shapes"),
     },
+    "mlstm": {
+        "heads": (2, "shapes"), "key_dim": (4, "shapes"), "value_dim": (32, "shapes"), "gate_cap": (2.0, "forward"),
+        "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused"),
+        "gate": (False, "shapes"),
+    },
     "kda": DELTA | {"lower_bound": (-5.0, "forward"), "gate": (False, "shapes")},
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},

@@ -49,7 +49,7 @@ PRIMARY = (
 FAMILIES = {
     "attention": ("transformer", "transformer_pp", "fox"),
     "selection": ("top1_element", "top1_chunk", "moba", "nsa"),
-    "linear attention": ("based", "gla"),
+    "linear attention": ("based", "gla", "mlstm"),
     "Mamba": ("mamba1", "mamba2", "mamba3"),
     "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
     "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),

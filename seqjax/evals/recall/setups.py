@@ -70,6 +70,8 @@ MODELS = {
     # A decay per channel from the data without the correction of the delta rule, and with it.
     "GLA": "gla",
     "KDA": "kda",
+    # xLSTM: exponential input gates, forget gates and a normaliser.
+    "mLSTM": "mlstm",
     # Two steps of the delta rule a token: transitions that one step does not have.
     "Gated DeltaProduct": "gated_deltaproduct",
     # Rotations from the data, in place of Mamba-2's real decay.
