@@ -5,8 +5,8 @@
     y_t = C_t^T q_t / max(|n_t . q_t|, 1);   out = (LayerNorm(y) * sigmoid(x W_o)) W         per head, gain, no bias
 
 Beck et al., arXiv 2405.04517; the layer of xLSTM 7B, 2503.13427, whose public implementation is `xlstm_large` and
-transformers' `xlstm`. They divide C, n and 1 by a running maximum of the gates and add 1e-6 to the denominator; gates that
-are capped need neither in float32. n is one more value of 1 at every key (ops/linear_attention.py). At 768 x 12: 4
+transformers' `xlstm`. They divide C, n and 1 by a running maximum of the gates and add 1e-6 to the denominator; capped
+gates need neither in float32. n is one more value of 1 at every key (ops/linear_attention.py). At 768 x 12: 4
 heads with keys of 96 and values of 192, SwiGLU of 2048, RMSNorm with eps 1e-6; 109.6M parameters, tied. Not taken over:
 the cap of the logits. Gates, states and the division are float32.
 """

@@ -1,12 +1,14 @@
-"""mLSTM against the layer of transformers' xLSTM (tests/golden/make_xlstm.py)."""
+"""mLSTM against the layer of transformers' xLSTM (tests/golden/make_xlstm.py), and at its limits."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from seqjax import mixers
 from seqjax.nn.params import Template
+from seqjax.utils import UserError
 from tests import support
 
 NAMES = {
@@ -44,3 +46,20 @@ def test_layer(chunk):
     for name, one in jax.tree_util.tree_leaves_with_path(want):
         of_got = dict(jax.tree_util.tree_leaves_with_path(got))[name]
         np.testing.assert_allclose(of_got, one, rtol=0, atol=2e-5 * float(np.abs(one).max()), err_msg=str(name))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gates_at_their_caps_leave_everything_finite(dtype):
+    """Nothing is forgotten and every token weighs e^15; then e^-15, where the norm has next to nothing to divide by."""
+    for bias in (1e3, -1e3):
+        mixer = mixers.MLSTM(16, heads=2, rngs=nnx.Rngs(0))
+        mixer.input_bias_H[...], mixer.forget_bias_H[...] = jnp.full(2, bias), jnp.full(2, 1e3)
+        x = jax.random.normal(jax.random.key(1), (1, 512, 16), dtype)
+        y, d_x = jax.value_and_grad(lambda x, m=mixer: jnp.sum(m(x).astype(jnp.float32) ** 2))(x)
+        assert np.isfinite(y) and np.isfinite(d_x.astype(jnp.float32)).all()
+
+
+@pytest.mark.parametrize("cap", [0.0, 31.0])
+def test_a_cap_that_does_not_fit(cap):
+    with pytest.raises(UserError, match=r"gate_cap=.*at most 30"):
+        mixers.MLSTM(16, heads=2, gate_cap=cap, rngs=nnx.Rngs(0))
