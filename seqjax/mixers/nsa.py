@@ -34,7 +34,7 @@ import kernels_pallas
 from seqjax.mixers import base
 from seqjax.mixers._attention import Attend, AttentionMixer
 from seqjax.nn.layers import Linear, project_float32, save_inputs
-from seqjax.ops.attention import attention_at, causal_attention
+from seqjax.ops.attention import attention_at, causal_attention, in_groups
 from seqjax.types import Array, Layer
 from seqjax.utils import UserError
 
@@ -242,17 +242,20 @@ class NSA(AttentionMixer):
 
     def _attend_last(self, q_BTHK: Array, cache: NSACache) -> Array:
         """Let the queries of the last T tokens of the cache attend to it."""
-        n_queries, slots = q_BTHK.shape[1], cache.k_BSGK.shape[1]
-        positions_T = cache.length - n_queries + jnp.arange(n_queries)
-        compressed_BTHK, sel_BTGn = self.compress(q_BTHK, cache.k_mean_BcGK, cache.v_mean_BcGK, positions_T)
-        selected_BTHK = selected_attention_at(
-            q_BTHK, cache.k_BSGK, cache.v_BSGK, positions_T, sel_BTGn, block_size=self.block_size
-        )
-        width = min(slots, self.near + n_queries - 1)
-        start = jnp.maximum(cache.length - width, 0)
-        k_BWGK, v_BWGK = (lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in (cache.k_BSGK, cache.v_BSGK))
-        window_BTHK = attention_at(q_BTHK, k_BWGK, v_BWGK, positions_T, start + jnp.arange(width), window=self.near)
-        return jnp.concatenate([compressed_BTHK, selected_BTHK, window_BTHK], axis=-1)
+
+        def attend(q_BtHK: Array, positions_t: Array) -> Array:
+            compressed_BtHK, sel_BtGn = self.compress(q_BtHK, cache.k_mean_BcGK, cache.v_mean_BcGK, positions_t)
+            selected_BtHK = selected_attention_at(
+                q_BtHK, cache.k_BSGK, cache.v_BSGK, positions_t, sel_BtGn, block_size=self.block_size
+            )
+            width = min(cache.k_BSGK.shape[1], self.near + q_BtHK.shape[1] - 1)
+            start = jnp.maximum(positions_t[-1] + 1 - width, 0)
+            k_BWGK, v_BWGK = (lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in (cache.k_BSGK, cache.v_BSGK))
+            window_BtHK = attention_at(q_BtHK, k_BWGK, v_BWGK, positions_t, start + jnp.arange(width), window=self.near)
+            return jnp.concatenate([compressed_BtHK, selected_BtHK, window_BtHK], axis=-1)
+
+        n_queries = q_BTHK.shape[1]
+        return in_groups(attend, q_BTHK, cache.length - n_queries + jnp.arange(n_queries))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the FLOPs of QK^T and PV of the three branches, averaged over positions."""

@@ -122,6 +122,7 @@ DECODED = [
     ("top1_chunk", {}),
     ("top1_chunk", {"selection": "approx", "kv_heads": 2}),
     ("top1_element", {"kv_heads": 2}),
+    ("nsa", {"block_size": 4, "blocks": 4, "window": 5, "kv_heads": 2}),
 ]
 
 
