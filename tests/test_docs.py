@@ -116,6 +116,15 @@ def test_the_numbers_of_all_mixers_are_those_of_the_files(all_mixers):
     assert known.states["W=256, QK norm"] == (12 * 2 * 768 * 256, 12 * 2 * 768 * 256)
 
 
+def test_the_picture_of_selections_has_the_speeds_of_its_models(all_mixers):
+    script, known = all_mixers
+    selection = runpy.run_path(str(DOCS / "results" / "selection.py"))
+    for label, name in selection["STEPS"].items():
+        model = "Transformer++" if label == selection["REFERENCE"] else label  # timed without QK norm
+        assert script["_config"](name).model == known.configs[model].model, label
+    assert set(selection["losses"]()) < set(selection["speeds"]())
+
+
 def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(all_mixers, monkeypatch):
     script, known = all_mixers
     hops, noisy = result("FoX", "hops", 0.5), result("FoX", "noisy", 0.25)
