@@ -23,7 +23,8 @@ DISTANCES = (7.0, 12.0, 18.0, 26.0, 36.0, 48.0, 62.0, 78.0, 96.0, 120.0, 150.0) 
 DIRECTIONS = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 LEADER = 11.0  # points: names further away than this have a line to their point
 ROUNDS = 3
-ON_NAME, BAD, ON_MARKER, ON_LINE = 1e4, 1e3, 400.0, 40.0  # costs of a place, beside its distance in points
+# Costs of a place, beside its distance in points.
+ON_NAME, OUTSIDE, CROSSED, ON_MARKER, ON_LINE = 1e4, 5e3, 1e3, 400.0, 40.0
 
 
 class End(NamedTuple):
@@ -104,7 +105,10 @@ class Named(NamedTuple):
 
 
 def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float = FONT_SIZE) -> None:
-    """Write names beside points, where they cover no other name and, if there is room, nothing else that is drawn."""
+    """Write names beside points, where they cover no other name and, if there is room, nothing else that is drawn.
+
+    The layout of the figure leaves no room for names, else it would change when they have moved.
+    """
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": fontsize, "ha": "center", "va": "center"}
     texts = {
         panel: {
@@ -113,6 +117,8 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
         }
         for panel, named in panels.items()
     }
+    for text in (text for of_panel in texts.values() for text in of_panel.values()):
+        text.set_in_layout(False)
     _lay_out(panels)
     for panel, named in panels.items():
         _place(panel, named, texts[panel])
@@ -151,14 +157,14 @@ def _place(panel: Axes, named: Mapping[str, Named], texts: Mapping[str, Annotati
             best: _Spot | None = None
             for spot in spots[name]:
                 box, cost = spot.box, spot.cost
-                cost += 0 if (frame.min <= box[0]).all() and (box[1] <= frame.max).all() else BAD
+                cost += 0 if (frame.min <= box[0]).all() and (box[1] <= frame.max).all() else OUTSIDE
                 if best is not None and cost >= best.cost:
                     continue
                 overlap = ((box[0] <= boxes[:, 1]) & (boxes[:, 0] <= box[1])).all(1)
-                cost += ON_NAME * int(overlap.sum()) + BAD * _crossed(box, leaders)
+                cost += ON_NAME * int(overlap.sum()) + CROSSED * _crossed(box, leaders)
                 cost += ON_MARKER * _inside(box, markers) + ON_LINE * _crossed(box, segments)
                 if spot.is_far:
-                    cost += BAD * _crossed(boxes, spot.leader)
+                    cost += CROSSED * _crossed(boxes, spot.leader)
                     cost += ON_MARKER * _near(spot.leader[0], markers)
                 if best is None or cost < best.cost:
                     best = spot._replace(cost=cost)

@@ -73,6 +73,24 @@ def test_points_of_a_cluster_are_all_named_inside_the_panel():
         assert not any(box.contains(*marker) for marker in markers), f"{text.get_text()} covers a point"
 
 
+def test_long_names_at_the_edge_do_not_change_the_layout_when_they_have_moved():
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    panels = list(figure.subplots(1, 2))
+    for panel in panels:
+        for i in range(4):
+            panel.plot(i / 10, i / 10, marker="o", linestyle="none")
+        panel.margins(0.05)
+    names = {f"a very long name of point {i}": pictures.Named([(i / 10, i / 10)], "black") for i in range(4)}
+    pictures.label_points(dict.fromkeys(panels, names))
+    before = [panel.get_window_extent().get_points() for panel in panels]
+    figure.draw_without_rendering()
+    assert np.allclose(before, [panel.get_window_extent().get_points() for panel in panels])  # pixels
+    for panel in panels:
+        frame = panel.get_window_extent()
+        for box in (text.get_window_extent() for text in panel.texts):
+            assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+
+
 def test_a_name_stands_closest_to_its_own_point_where_there_is_room():
     figure = Figure(figsize=(8, 5), layout="constrained")
     panel = figure.subplots()

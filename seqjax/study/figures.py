@@ -1,8 +1,9 @@
 """The figure of a study: per domain the loss over the loss in domain, and below it the gap to each reference.
 
 Few models share a panel per domain, or one for the mean if the domains are many, and stand by name at the ends of their
-lines. Of many models each has a panel of its own with the mean over domains, where the others are grey. A model is a
-colour, one of Okabe and Ito's, and a marker where these begin anew; its seeds are line styles, the same for all models.
+lines. Of many models each has a panel of its own with the mean over domains, where the others are grey; but if every
+run has one evaluation alone, all share the panels, however many, and stand by name at their points. A model is a colour,
+one of Okabe and Ito's, and a marker where these begin anew; its seeds are line styles, the same for all models.
 Learning rates have a picture of their own (end_points.py).
 """
 
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL.PngImagePlugin import PngImageFile
 
-from seqjax.pictures import COLORS, End, label_ends
+from seqjax.pictures import COLORS, End, Named, label_ends, label_points
 from seqjax.study import comparison, equal_loss
 from seqjax.study.protocol import Record
 from seqjax.study.records import Records
@@ -79,7 +80,10 @@ def against_loss_in_domain(path: str | Path, records: Records, *, models: Collec
             section = _gaps(records, runs, runs[reference], limit=limit)
             if next(section(records.domains), None) is not None:  # some model overlaps in domain
                 sections[f"gap to {reference} ({records.unit.name})"] = section
-    draw = _by_domain if len(runs) <= TOGETHER else _by_model
+    if all(len(run.points) == 1 for of_model in runs.values() for run in of_model):
+        draw = _by_point
+    else:
+        draw = _by_domain if len(runs) <= TOGETHER else _by_model
     figure = draw(records, sections, {name: styles[name] for name in runs}, limit=limit)
     first = figure.axes[0]
     handles = _seed_handles(first, [run for of_model in runs.values() for run in of_model])
@@ -163,6 +167,32 @@ def _by_domain(
     _set_limits(axes.flat)
     figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
     label_ends(ends)
+    return figure
+
+
+def _by_point(
+    records: Records, sections: Mapping[str, Section], styles: Mapping[str, dict[str, Any]], *, limit: float
+) -> Figure:
+    """Return a figure with a panel per domain, in which every run is a point. Points have no gaps at equal loss."""
+    title, section = next(iter(sections.items()))
+    columns = _columns(records.domains)
+    figure = Figure(figsize=(5.2 * len(columns) + 0.6, 4.4), layout="constrained")
+    axes = figure.subplots(1, len(columns), squeeze=False)[0]
+    named: dict[Axes, dict[str, Named]] = {panel: {} for panel in axes}
+    for panel, (heading, domains) in zip(axes, columns.items(), strict=True):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for name, line in section(domains):
+            panel.plot(line.x, line.y, **styles[name] | line_style(line.run))
+            points.setdefault(name, []).append((float(line.x[0]), float(line.y[0])))
+        named[panel] = {name: Named(at, styles[name]["color"]) for name, at in points.items()}
+        panel.margins(y=0.1)
+        panel.set_title(heading, loc="left", fontsize=10)
+        panel.set_xlabel(f"{_wrapped(comparison.x_label(records))}\n({records.unit.name})")
+        _clean(panel)
+    axes[0].set_ylabel(title.replace(" (", "\n("))
+    _set_limits(axes)
+    figure.suptitle(records.title, x=0.01, ha="left", fontsize=11)
+    label_points(named)
     return figure
 
 
