@@ -3,7 +3,7 @@
     seqjax train --config=rwkv6
     seqjax train --config=rwkv6:110m
 
-Results: docs/results/mixers.md, docs/results/limited_110m
+Results: docs/results/mixers.md, docs/results/trunks_110m
 """
 
 from seqjax import presets

@@ -2,8 +2,8 @@
 
 Few models share a panel per domain, or one for the mean if the domains are many, and stand by name at the ends of their
 lines. Of many models each has a panel of its own with the mean over domains, where the others are grey; but if every
-run has one evaluation alone, all share the panels, however many, and stand by name at their points. A model is a colour,
-one of Okabe and Ito's, and a marker where these begin anew; its seeds are line styles, the same for all models.
+run has one evaluation alone, all share the panels, however many, and stand by name at their points. A model is a
+colour, one of Okabe and Ito's, and a marker where these begin anew; its seeds are line styles, the same for all models.
 Learning rates have a picture of their own (end_points.py).
 """
 
