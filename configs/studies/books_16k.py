@@ -8,7 +8,8 @@ r"""Figure 7 at 16,384 tokens: 110M models trained on books, and what they lose 
 The paper trains on CommonCrawl and C4, which have hardly a document of that length; books have hundreds. So held-out
 books are in domain here, arXiv and GitHub outside. One trunk with a cooldown at its end for each model, at the rate
 that is its best in trunks_110m, and checkpoints, which `seqjax repeats` and `seqjax niah` read. gaps.md of the results
-has the losses by position, and by the distance of what a token repeats.
+has the losses by position, and by the distance of what a token repeats. RWKV-7's shell, at the rate of limited_110m,
+has its block around attention with QK norm: what of RWKV-7's loss is the block's.
 
 Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
 """
@@ -24,6 +25,7 @@ def models(base):
     """Return each model's config, and its rate as a multiple of LR, with the settings `base` where it has RoPE."""
     attention = f"transformer_pp:110m,model.mixer.qk_norm=True,{base}"
     top1 = f"top1_chunk:110m,{base}"
+    shell = f"rwkv7_shell:110m,model.mixer.qk_norm=True,{base}"
     return {
         REFERENCE: (attention, 1),
         "Top-1 Chunk, exact": (top1, 1),
@@ -34,6 +36,8 @@ def models(base):
         "Gated DeltaNet": ("gated_deltanet:110m", 2),
         "RWKV-7": ("rwkv7:110m", 2),
         "Mamba-2": ("mamba2:110m", 4),
+        "RWKV-7 shell, Top-1 exact": (shell, 1),
+        "RWKV-7 shell, W=256": (f"{shell},model.mixer.core=window,model.mixer.window=256", 1),
     }
 
 
@@ -65,8 +69,12 @@ def study(name, models, *, seq_len, common, references=(REFERENCE,)):
 def get_study():
     """Return the study at 16,384 tokens."""
     # QK norm bounds a score to 8 at first, whatever the length: attention without it, and with scores of 32 at most.
-    unbounded = {
-        "Transformer++": (f"transformer_pp:110m,{BASE}", 1),
-        "Transformer++, temperature 0.25": (f"transformer_pp:110m,model.mixer.temperature=0.25,{BASE}", 1),
+    # And attention in RWKV-7's block, and with the convolution that Gated DeltaNet and Mamba-2 have.
+    attention = f"transformer_pp:110m,{BASE}"
+    full = {
+        "Transformer++": (attention, 1),
+        "Transformer++, temperature 0.25": (f"{attention},model.mixer.temperature=0.25", 1),
+        "RWKV-7 shell, full attention": (f"rwkv7_shell:110m,{BASE},model.mixer.core=full,model.mixer.qk_norm=True", 1),
+        "Transformer++, QK norm, conv": (f"{attention},model.mixer.qk_norm=True,model.mixer.conv=True", 2),
     }
-    return study("books_16k", models(BASE) | unbounded, seq_len=16384, common=SHORT)
+    return study("books_16k", models(BASE) | full, seq_len=16384, common=SHORT)
