@@ -110,6 +110,7 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
     The layout of the figure leaves no room for names, else it would change when they have moved.
     """
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": fontsize, "ha": "center", "va": "center"}
+    look["in_layout"] = False
     texts = {
         panel: {
             name: panel.annotate(name, one.points[0], xytext=(0, 0), color=one.color, zorder=4, **look)
@@ -117,8 +118,6 @@ def label_points(panels: Mapping[Axes, Mapping[str, Named]], *, fontsize: float 
         }
         for panel, named in panels.items()
     }
-    for text in (text for of_panel in texts.values() for text in of_panel.values()):
-        text.set_in_layout(False)
     _lay_out(panels)
     for panel, named in panels.items():
         _place(panel, named, texts[panel])
