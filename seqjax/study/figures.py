@@ -178,7 +178,7 @@ def _by_point(
     columns = _columns(records.domains)
     figure = Figure(figsize=(5.2 * len(columns) + 0.6, 4.4), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
-    named: dict[Axes, dict[str, Named]] = {panel: {} for panel in axes}
+    named: dict[Axes, dict[str, Named]] = {}
     for panel, (heading, domains) in zip(axes, columns.items(), strict=True):
         points: dict[str, list[tuple[float, float]]] = {}
         for name, line in section(domains):

@@ -271,10 +271,10 @@ def test_runs_of_one_evaluation_are_points_that_share_panels(tmp_path, drawn):
         runs |= {name: {"workdir": str(run)}}
     path = write_study(tmp_path / "study.py", runs, references=["model 0"])
     study.main([f"--study={path}", f"--out={tmp_path / 'out'}"])
+    assert_readable(drawn["losses.png"])
     arxiv, github = drawn["losses.png"].axes
     for panel, sign in ((arxiv, 1), (github, -1)):
         assert [text.get_text() for text in panel.texts] == list(losses)
-        assert_readable(drawn["losses.png"])
         assert overlapping(panel.texts) == []
         points = [line for line in panel.lines if line.get_marker() not in ("", "None")]
         for i, (line, loss) in enumerate(zip(points, losses.values(), strict=True)):
