@@ -61,7 +61,7 @@ ENDS = {
     "Based": {1: (1.0,), 2: (1.0,)},
     "Top-1 Chunk, approx": {1: (1.0,), 2: (1.0,)},
     "GLA": {2: (1.0,)},
-    "KDA": {2: (1.0,)},
+    "KDA": {1: (1.0,), 2: (0.65, 0.8, 1.0)},
     "Gated DeltaProduct": {2: (1.0,)},
     "RWKV-5": {2: (1.0,)},
     "Top-1 Chunk, best key": {1: (0.8, 1.0), 2: (0.8, 1.0)},
@@ -69,10 +69,10 @@ ENDS = {
     "Top-1 Chunk, approx, k=4": {1: (0.8, 1.0)},
     "Top-1 Chunk, best key, k=4": {1: (0.8, 1.0)},
     "Top-1 Chunk, best key, 32, k=4": {1: (0.8, 1.0)},
-    "FoX": {2: (1.0,)},
+    "FoX": {1: (1.0,), 2: (1.0,)},
     "mLSTM": {2: (1.0,)},
-    "Mamba-3": {2: (1.0,)},
-    "KDA, attention 1 in 4": {2: (1.0,)},
+    "Mamba-3": {2: (0.65, 0.8, 1.0), 4: (1.0,)},
+    "KDA, attention 1 in 4": {1: (1.0,), 2: (0.65, 0.8, 1.0)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)
@@ -86,6 +86,9 @@ BEST = {
     "Transformer++": (1, (1.0,)),
     "Top-1 Chunk, best key": (1, (0.8, 1.0)),
     "Top-1 Chunk, shortlist": (1, (0.8, 1.0)),
+    "KDA": (2, (0.65, 0.8, 1.0)),
+    "KDA, attention 1 in 4": (2, (0.65, 0.8, 1.0)),
+    "FoX": (2, (1.0,)),
 }
 
 # At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves
