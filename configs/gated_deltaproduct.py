@@ -3,7 +3,7 @@
     seqjax train --config=gated_deltaproduct
     seqjax train --config=gated_deltaproduct:110m
 
-Results: none yet; those of the other mixers are in docs/results/mixers.md
+Results: docs/results/mixers.md (not trained yet)
 """
 
 from seqjax import presets
