@@ -314,7 +314,7 @@ def _task_table(known: Known) -> str:
 
 
 def _shown(task: str, score: Score) -> str:
-    text = f"{score.value:.2f}" if SETUP.task(task).kind.score else f"{100 * score.value:.0f}"
+    text = f"{score.value:.3f}" if SETUP.task(task).kind.score else f"{100 * score.value:.0f}"
     return text if score.trained else f"({text})"
 
 

@@ -67,8 +67,8 @@ def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for name in runs[0]["tests"]:
         of_runs = [run["tests"][name] for run in runs]
         mean = {key: statistics.mean(test[key] for test in of_runs) for key in set.intersection(*map(set, of_runs))}
-        accuracies = [test["accuracy"] for test in of_runs]
-        tests[name] = {**mean, "lowest": min(accuracies), "highest": max(accuracies)}
+        ranges = {key: [test[key] for test in of_runs] for key in ("accuracy", "score") if key in mean}
+        tests[name] = mean | {f"{key}_range": (min(values), max(values)) for key, values in ranges.items()}
     seconds = [run["seconds"] for run in runs]
     return {**runs[0], "tests": tests, "runs": len(runs), "seconds": (min(seconds), max(seconds))}
 
@@ -173,8 +173,8 @@ def _training(results: Results) -> str:
     return f"Trained for {steps} steps of {sizes} sequences{on}; a run with its tests took {took}."
 
 
-def _cell(test: Mapping[str, float]) -> str:
-    accuracy, whole, lowest, highest = (100 * test[key] for key in ("accuracy", "whole", "lowest", "highest"))
+def _cell(test: Mapping[str, Any]) -> str:
+    accuracy, whole, lowest, highest = (100 * x for x in (test["accuracy"], test["whole"], *test["accuracy_range"]))
     if highest - lowest >= 1:
         return f"{accuracy:.1f} [{lowest:.1f}, {highest:.1f}]"
     shown, of_sequences = f"{accuracy:.1f}", f"{whole:.1f}"
@@ -237,34 +237,36 @@ def _by_state(tasks: Sequence[TaskSetup], results: Mapping[str, Results]) -> lis
 def _draw_task(panel: Axes, task: TaskSetup, results: Results, order: Sequence[str]) -> None:
     hardest = list(task.tests)[-1]
     tests = (task.own,) if hardest == task.own else (task.own, hardest)
-    chance = 100 * next(iter(results.values()))[0]["chance"]
-    panel.axvline(chance, color="0.4", linewidth=1, linestyle=":")
+    by, unit = ("score", 1) if task.kind.score else ("accuracy", 100)
     for y, label in enumerate(order):
         of_model = results.get(label, ())
         for k, result in enumerate(of_model):
             at = y + 0.26 * (len(of_model) - 1 - k)
-            shares = [100 * result["tests"][test]["accuracy"] for test in tests]
-            panel.plot(shares, [at] * len(tests), color="0.8", linewidth=1, zorder=1)
-            for test, share, look in zip(tests, shares, LOOKS, strict=False):
-                ends = [100 * result["tests"][test][end] for end in ("lowest", "highest")]
+            values = [unit * result["tests"][test][by] for test in tests]
+            panel.plot(values, [at] * len(tests), color="0.8", linewidth=1, zorder=1)
+            for test, value, look in zip(tests, values, LOOKS, strict=False):
+                ends = [unit * end for end in result["tests"][test][f"{by}_range"]]
                 panel.plot(ends, [at, at], color=look["color"], linewidth=1.2)
-                panel.plot(share, at, markersize=SIZES[k < len(of_model) - 1], markeredgewidth=1, **look)
+                panel.plot(value, at, markersize=SIZES[k < len(of_model) - 1], markeredgewidth=1, **look)
         states = [_short(of_model[-1]["state"][test]) for test in tests] if of_model else ["not run"]
         told = " to ".join(dict.fromkeys(states))
         panel.annotate(
             told, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=7.5, color="0.35",
             annotation_clip=False,
         )  # fmt: skip
-    panel.text(1.02, 1.01, "state (elements)", transform=panel.transAxes, fontsize=7.5, color="0.35")
-    panel.set_xlim(-5, 105)
-    panel.set_xticks(range(0, 101, 25))
+    # Below the column, because a title may reach over it.
+    panel.text(1.02, -0.005, "state\n(elements)", transform=panel.transAxes, fontsize=7.5, color="0.35", va="top")
+    if by == "accuracy":
+        panel.axvline(100 * next(iter(results.values()))[0]["chance"], color="0.4", linewidth=1, linestyle=":")
+        panel.set_xlim(-5, 105)
+        panel.set_xticks(range(0, 101, 25))
     panel.tick_params(axis="x", labelsize=8)
     panel.tick_params(axis="y", length=0, labelsize=8.5)
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
     panel.spines[["top", "right", "left"]].set_visible(False)
-    panel.set_title(f"{task.name}: {' and '.join(tests)}", fontsize=9, loc="left")
-    panel.set_xlabel("right answers (%)", fontsize=9)
+    panel.set_title(f"{task.name}\n{' and '.join(tests)}", fontsize=9, loc="left")
+    panel.set_xlabel(task.kind.score or "right answers (%)", fontsize=9)
 
 
 def _short(n: int) -> str:
