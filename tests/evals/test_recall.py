@@ -18,9 +18,10 @@ from seqjax.config import OptimConfig
 from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import report, setups, train
 from seqjax.evals.recall.setups import Setup
-from seqjax.evals.recall.tasks import IGNORED, Examples, TaskSetup
+from seqjax.evals.recall.tasks import IGNORED, Batch, Examples, TaskSetup
 from seqjax.evals.recall.tasks.capacity import Capacity
 from seqjax.evals.recall.tasks.s5 import S5
+from seqjax.evals.recall.tasks.toposort import TopoSort
 from seqjax.models import Model
 from seqjax.training.schedule import optimizer as make_optimizer
 from seqjax.utils import UserError
@@ -50,21 +51,24 @@ def test_answers_are_measured_where_something_is_asked() -> None:
     batch = train.batch(Examples(np.zeros((2, 3), np.int32), targets), 2)
     model = Fixed(train.model_config("transformer_pp", dim=32, vocab_size=3), max_len=3)
     answers = train.make_answers(model)
-    right, bits = answers({}, batch)
-    assert right.tolist() == [[True, True], [True, False]]
+    guesses, bits = answers({}, batch)
+    assert guesses.tolist() == [[1, 1], [1, 1]]
     likely, unlikely = np.log2((math.e + 2) / math.e), np.log2(math.e + 2)
     np.testing.assert_allclose(bits, [[likely, likely], [likely, unlikely]], rtol=1e-6)
     found = train.measure(answers, {}, S5(length=3), itertools.repeat(batch), sequences=3, parameters=7)
     expected = {"accuracy": 3 / 4, "whole": 1 / 2, "bits": (3 * likely + unlikely) / 4}
     assert found == pytest.approx(expected, rel=1e-6), "S5 has no score"
     one = batch._replace(targets=np.array([[1, IGNORED], [IGNORED, IGNORED]]))
-    right, bits = answers({}, one)
-    assert right.tolist() == [[True, False], [False, False]]
-    np.testing.assert_allclose(bits, [[likely, 0], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(answers({}, one)[1], [[likely, 0], [0, 0]], rtol=1e-6)
     task = Capacity(length=8, people=50, among=25)
     found = train.measure(answers, {}, task, itertools.repeat(one), sequences=2, parameters=50)
     expected = {"accuracy": 1, "whole": 1, "bits": likely, "score": 2 * (6 - likely)}
     assert found == pytest.approx(expected, rel=1e-6)
+    # A node after two without parents, 1 and 2, of which 2 comes first in the drawn order: 1 may, and then only 0.
+    graph = Batch(np.array([[1, 0, 2, 0, 3, 0, 2, 1]]), np.array([[5, 6, 7]]), np.array([[2, 1, 0]]))
+    task = TopoSort(length=10, shortest=2, longest=3, ids=3)
+    found = train.measure(answers, {}, task, itertools.repeat(graph), sequences=1, parameters=1)
+    assert found["accuracy"] == pytest.approx(2 / 3) and found["whole"] == 0
 
 
 def test_the_loss_is_that_of_the_answers_alone() -> None:

@@ -26,6 +26,7 @@ from seqjax.evals.recall.tasks.ngram import Ngram
 from seqjax.evals.recall.tasks.noisy import Noisy
 from seqjax.evals.recall.tasks.position import Position
 from seqjax.evals.recall.tasks.s5 import S5
+from seqjax.evals.recall.tasks.toposort import TopoSort
 from seqjax.evals.recall.tasks.where import Where
 from seqjax.evals.recall.train import batch, batches, model_config, padded
 from seqjax.models import Model
@@ -90,6 +91,8 @@ TASKS: list[Task] = [
     Grammar(length=30, fewest=1, most=3, seed=4, levels=1, forced=True),
     Capacity(length=64, people=40_000, among=40_000),
     Capacity(length=32, people=300, among=9),
+    TopoSort(length=71, shortest=4, longest=10),
+    TopoSort(length=40, shortest=2, longest=6, ids=7),
 ]
 
 
@@ -132,6 +135,8 @@ def answers(task: Task, row: list[int]) -> dict[int, int]:
         return grammar(task, row)
     if isinstance(task, Capacity):
         return capacity(task, row)
+    if isinstance(task, TopoSort):
+        return toposort(task, row)
     permutations = list(itertools.permutations(range(5)))
     so_far, found = list(range(5)), {}
     for i, number in enumerate(row):
@@ -269,6 +274,33 @@ def capacity(task: Capacity, row: list[int]) -> dict[int, int]:
     return dict(zip(range(2, task.length, 4), found, strict=True))
 
 
+def graph(task: TopoSort, row: list[int]) -> tuple[dict[int, set[int]], set[int], int]:
+    """The parents of every node, a node with all of its ancestors, and the place of the former."""
+    end = row.index(task.ids)
+    parents: dict[int, set[int]] = {node: set() for node in row[:end]}
+    for parent, child in zip(row[0:end:2], row[1:end:2], strict=True):
+        parents[child].add(parent)
+
+    def with_ancestors(node: int) -> set[int]:
+        return {node}.union(*(with_ancestors(parent) for parent in parents[node]))
+
+    return parents, with_ancestors(row[end + 1]), end + 1
+
+
+def toposort(task: TopoSort, row: list[int]) -> dict[int, int]:
+    """The answers of `toposort`: the order that is given, of which the node asked for is the last."""
+    parents, ancestors, at = graph(task, row)
+    edges = list(zip(row[0 : at - 1 : 2], row[1 : at - 1 : 2], strict=True))
+    assert len(set(edges)) == len(edges) and all(1 <= len(found) <= 4 for found in parents.values() if found)
+    assert max(row[0 : at - 1 : 2].count(node) for node in parents) <= 4
+    assert sum(not found for found in parents.values()) <= (task.longest - 1) // 4 + 1
+    assert len(parents) <= task.longest and row[at] not in row[0 : at - 1 : 2], "no node comes after the last"
+    order = [*row[at + 1 : at + len(ancestors)], row[at]]
+    assert sorted(order) == sorted(ancestors) and not any(row[at + len(ancestors) :])
+    assert all(order.index(parent) < order.index(node) for node in order for parent in parents[node])
+    return dict(enumerate(order, start=at))
+
+
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{type(task).__name__}-{task.length}")
 def test_targets_are_the_answers_and_nothing_else_is_asked(task) -> None:
     inputs, targets = task.examples(np.random.default_rng(0), 50)
@@ -338,6 +370,8 @@ DRAWN = {
         lambda x, y: x[:, 0::4] * NAMES + x[:, 1::4],
         (table(9)[0][:3] @ [NAMES, 1]).tolist(),
     ),
+    "TopoSort, nodes": (TopoSort(length=17, shortest=2, longest=4, ids=6), lambda x, y: y[y >= 0], range(6)),
+    "TopoSort, answers": (TopoSort(length=17, shortest=2, longest=4), lambda x, y: (y >= 0).sum(1), range(2, 5)),
     "Where, lengths": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: first(x, 6), range(3, 6)),
     "Where, places": (Where(length=9, shortest=3, longest=5, queries=1, ids=6), lambda x, y: y[y >= 0], range(7, 12)),
 }
@@ -650,3 +684,41 @@ def test_the_page_lists_the_tasks_with_the_papers_of_their_modules() -> None:
         module = sys.modules[kind.__module__].__doc__ or ""
         papers = re.findall(r"arXiv (\d+\.\d+)", rows[kind.name])
         assert papers == re.findall(r"arXiv (\d+\.\d+)", module)[: len(papers) or None], kind.name
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if isinstance(task, TopoSort)], ids=str)
+def test_a_node_is_right_if_an_order_goes_on_with_it(task) -> None:
+    """Of all orders of the ancestors, each a permutation with parents first, that begin as the given one."""
+    sequences = asked_of(task, 20, length=task.length + 3)
+    may_come = task.may_come(sequences)
+    several = 0
+    for row, targets, found in zip(sequences.inputs.tolist(), sequences.targets.tolist(), may_come, strict=True):
+        parents, ancestors, _ = graph(task, row)
+        if len(ancestors) > 7:
+            continue
+        orders = [
+            order
+            for order in itertools.permutations(ancestors)
+            if all(order.index(parent) < order.index(node) for node in order for parent in parents[node])
+        ]
+        for i in range(len(ancestors)):
+            expected = {order[i] for order in orders if list(order[:i]) == targets[:i]}
+            assert set(np.nonzero(found[i])[0].tolist()) == expected
+            several += len(expected) > 1
+    assert several > 5
+    every = np.broadcast_to(np.arange(task.vocab_size), (*sequences.targets.shape, task.vocab_size))
+    by_guess = np.stack([task.right(sequences, every[..., i]) for i in range(task.vocab_size)], 2)
+    assert (by_guess == may_come).all()
+
+
+@pytest.mark.parametrize("nodes", [4, 10])
+def test_a_node_that_has_not_come_is_right_as_often_as_the_floor_says(nodes) -> None:
+    task, rng = TopoSort(length=80, shortest=nodes, longest=nodes), np.random.default_rng(0)
+    sequences = asked_of(task, 1_000)
+    guessed = np.zeros_like(sequences.targets)
+    for row, targets, guess in zip(sequences.inputs.tolist(), sequences.targets.tolist(), guessed, strict=True):
+        nodes_of = graph(task, row)[0]
+        for i in range(sum(target != IGNORED for target in targets)):
+            guess[i] = rng.choice([node for node in nodes_of if node not in targets[:i]])
+    right = task.right(sequences, guessed)[sequences.targets != IGNORED]
+    assert abs(right.mean() - task.floor) < 5 * right.std() / np.sqrt(len(right))

@@ -110,9 +110,9 @@ def make_steps(model: Model, optimizer: optax.GradientTransformation) -> Any:
 
 
 def make_answers(model: Model) -> Any:
-    """Return (params, batch) -> of every answer, [B, A], whether it is right, and its negative log2 likelihood.
+    """Return (params, batch) -> of each answer, [B, A], the likeliest id and the negative log2 likelihood of the right.
 
-    Both are 0 where nothing is asked.
+    The latter is 0 where nothing is asked.
     """
 
     def answers(params: Params, batch: Batch) -> tuple[Array, Array]:
@@ -120,7 +120,7 @@ def make_answers(model: Model) -> Any:
         asked_BA = targets_BA != IGNORED
         logits_BAO = model.logits(params, inputs_BT, positions_BA)
         nats_BA = optax.softmax_cross_entropy_with_integer_labels(logits_BAO, jnp.maximum(targets_BA, 0))
-        return (jnp.argmax(logits_BAO, -1) == targets_BA) & asked_BA, jnp.where(asked_BA, nats_BA / np.log(2), 0)
+        return jnp.argmax(logits_BAO, -1), jnp.where(asked_BA, nats_BA / np.log(2), 0)
 
     return jax.jit(answers)
 
@@ -137,8 +137,9 @@ def measure(
     bits = score = 0.0
     while n < sequences:
         batch = next(stream)
-        right_BA, bits_BA = jax.device_get(answers(params, batch))
+        guesses_BA, bits_BA = jax.device_get(answers(params, batch))
         asked_BA = batch.targets != IGNORED
+        right_BA = task.right(batch, guesses_BA) & asked_BA
         right += int(right_BA.sum())
         asked += int(asked_BA.sum())
         whole += int((right_BA == asked_BA).all(1).sum())

@@ -82,6 +82,13 @@ class Task(abc.ABC):
     def examples(self, rng: np.random.Generator, n: int) -> Examples:
         """Draw `n` sequences."""
 
+    def right(self, batch: Batch, guesses: np.ndarray) -> np.ndarray:
+        """Return whether each guess, an id for every answer [B, A], is right; a task with several right ones overrides.
+
+        Where nothing is asked any value will do.
+        """
+        return guesses == batch.targets
+
     def scores(self, batch: Batch, bits: np.ndarray, *, parameters: int) -> np.ndarray:
         """Return a score of every answer, [B, A], that is not accuracy; more is better.
 
