@@ -197,7 +197,7 @@ def draw(path: Path, tasks: Sequence[TaskSetup], results: Mapping[str, Results],
     order = _by_state(tasks, results)
     columns = min(PANELS, len(tasks))
     rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(3.0 * columns + 1.6, (0.22 * len(order) + 1.0) * rows + 0.8), layout="constrained")
+    figure = Figure(figsize=(3.0 * columns + 1.6, (0.22 * len(order) + 1.3) * rows + 0.8), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for i, panel in enumerate(grid.flat):
         if i < len(tasks):
