@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for a GPU that need not be there:
 
-    python -m tests.kernels.compile_triton [80] [90] [--all [--dtype=float32] | --quick]
+    python -m tests.kernels.compile_triton [80] [90] [--kind=all | --quick]
 
 `CASES` lists calls of the backends. Each is traced with `runtime.launch` replaced by a recorder and the compute
 capability pretended, so tile sizes, warps and stages are those of that GPU; what was recorded is compiled down to
@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -427,19 +427,27 @@ def compiled(launch: Recorded, capability: int) -> dict[str, Any]:
     return {"shared": binary.metadata.shared, "registers": registers, "spilled": spilled}
 
 
-def every(
-    capabilities: list[int], *, thorough: bool, dtype: str = "", named: str = "", quick: bool = False
-) -> Iterator[dict[str, Any]]:
-    """One report per distinct kernel; `thorough` adds fp32, dims of 128 and 96 to bf16 of 64.
+# dtype and dim; fp32 is for tests
+KINDS = (("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128))
 
-    `dtype` keeps to one; `quick` leaves out the cases that compile kernels again, and other constants of a kernel.
+
+def kind_name(kind: tuple[str, int]) -> str:
+    """The name of a dtype with a dim, for the command line."""
+    return "-".join(map(str, kind))
+
+
+def every(
+    capabilities: list[int], *, kinds: Sequence[tuple[str, int]], named: str = "", quick: bool = False
+) -> Iterator[dict[str, Any]]:
+    """One report per distinct kernel of the (dtype, dim) in `kinds` that no earlier one of `KINDS` has.
+
+    `quick` leaves out the cases that compile kernels again, and other constants of a kernel.
     """
     cases = [case for case in CASES if named in case.name and not (quick and case.again)]
-    kinds = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 96), ("float32", 64), ("float32", 128)]
     for capability in capabilities:
         done = set()
-        for kind, dim in kinds if thorough else kinds[:1]:
-            for case in cases if dtype in ("", kind) else ():
+        for kind, dim in KINDS[: max(KINDS.index(kind) for kind in kinds) + 1]:
+            for case in cases:
                 for launch in record(case, capability, dim=dim, dtype=kind):
                     key = (launch.kernel.__module__, launch.kernel.__name__)
                     if not quick:
@@ -447,6 +455,8 @@ def every(
                     if key in done or case.only not in launch.kernel.__name__:
                         continue
                     done.add(key)
+                    if (kind, dim) not in kinds:
+                        continue
                     where = {"kernel": launch.kernel.__name__, "case": case.name, "capability": capability}
                     shape = {"dtype": kind, "dim": dim, "warps": launch.warps, "stages": launch.stages}
                     yield where | shape | compiled(launch, capability)
@@ -455,13 +465,13 @@ def every(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90])
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--dtype", default="", help="bfloat16 or float32 alone, with --all")
+    parser.add_argument("--kind", default="bfloat16-64", help=f"all, or one of {', '.join(map(kind_name, KINDS))}")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="each kernel once")
     given = parser.parse_args()
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
-    for report in every(given.capabilities, thorough=given.all, dtype=given.dtype, named=given.case, quick=given.quick):
+    kinds = [kind for kind in KINDS if given.kind in ("all", kind_name(kind))]
+    for report in every(given.capabilities, kinds=kinds, named=given.case, quick=given.quick):
         sys.stdout.write(json.dumps(report) + "\n")
 
 
