@@ -9,7 +9,8 @@ The paper trains on CommonCrawl and C4, which have hardly a document of that len
 books are in domain here, arXiv and GitHub outside. One trunk with a cooldown at its end for each model, at the rate
 that is its best in trunks_110m, and checkpoints, which `seqjax repeats` and `seqjax niah` read. gaps.md of the results
 has the losses by position, and by the distance of what a token repeats. RWKV-7's shell, at the rate of limited_110m,
-has its block around attention with QK norm: what of RWKV-7's loss is the block's.
+has its block around attention with QK norm: what of RWKV-7's loss is the block's. Runs with the convolution have the
+rate at which attention with it is best.
 
 Paper: arXiv 2505.18522, figure 7. Results: docs/results/books_16k
 """
@@ -69,12 +70,19 @@ def study(name, models, *, seq_len, common, references=(REFERENCE,)):
 def get_study():
     """Return the study at 16,384 tokens."""
     # QK norm bounds a score to 8 at first, whatever the length: attention without it, and with scores of 32 at most.
-    # And attention in RWKV-7's block, and with the convolution that Gated DeltaNet and Mamba-2 have.
-    attention = f"transformer_pp:110m,{BASE}"
+    # And attention in RWKV-7's block, whole and without its token shift.
+    attention, normed = f"transformer_pp:110m,{BASE}", f"transformer_pp:110m,{BASE},model.mixer.qk_norm=True"
+    shell = f"rwkv7_shell:110m,{BASE},model.mixer.core=full,model.mixer.qk_norm=True"
     full = {
         "Transformer++": (attention, 1),
         "Transformer++, temperature 0.25": (f"{attention},model.mixer.temperature=0.25", 1),
-        "RWKV-7 shell, full attention": (f"rwkv7_shell:110m,{BASE},model.mixer.core=full,model.mixer.qk_norm=True", 1),
-        "Transformer++, QK norm, conv": (f"{attention},model.mixer.qk_norm=True,model.mixer.conv=True", 2),
+        "RWKV-7 shell, full attention": (shell, 1),
+        "RWKV-7 shell, full attention, no shift": (f"{shell},model.mixer.token_shift=False", 1),
     }
-    return study("books_16k", models(BASE) | full, seq_len=16384, common=SHORT)
+    # What looks at keys, with the convolution that Gated DeltaNet and Mamba-2 have.
+    conv = {
+        "Transformer++, QK norm, conv": (f"{normed},model.mixer.conv=True", 2),
+        "Top-1 Chunk, exact, conv": (f"top1_chunk:110m,{BASE},model.mixer.conv=True", 2),
+        "W=256, QK norm, conv": (f"{normed},model.mixer.window=256,model.mixer.conv=True", 2),
+    }
+    return study("books_16k", models(BASE) | full | conv, seq_len=16384, common=SHORT)
