@@ -424,6 +424,13 @@ def test_seeds_come_after_one_another() -> None:
     assert len({*runs}) == len(runs)
 
 
+def test_a_width_can_be_chosen(tmp_path, monkeypatch) -> None:
+    asked: list[command.Run] = []
+    monkeypatch.setattr(command, "_train", lambda setup, runs, out, **_: asked.extend(runs))
+    command.main(["--size=small", "--models=Based", "--tasks=s5", "--widths=128", f"--out={tmp_path}"])
+    assert [(run.dim, run.rate) for run in asked] == [(128, 3.2e-3), (128, 1e-3), (128, 1e-2)]
+
+
 def test_labels_hold_commas() -> None:
     given = "Transformer++, QK norm,Mamba-2;Top-1 Chunk, exact,Transformer++"
     assert command._labels(given) == ["Transformer++, QK norm", "Mamba-2", "Top-1 Chunk, exact", "Transformer++"]
@@ -436,6 +443,7 @@ def test_labels_hold_commas() -> None:
         (["--size=demo", "--models=Mamba"], "--models=Mamba: there is no such thing"),
         (["--size=demo", "--tasks=mqr"], "--tasks=mqr: there is no such thing. Did you mean 'mqar'"),
         (["--size=large"], "--size=large"),
+        (["--size=small", "--widths=128,96"], "--widths=96: there is no such thing"),
         (["--size=demo", "--jobs=0"], "--jobs=0: give at least 1"),
         (["--size=demo", "--seeds=0"], "--seeds=0: give at least 1"),
         (["--size=demo", "--together=0"], "--together=0: give at least 1"),

@@ -3,7 +3,7 @@
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
-    seqjax recall --size=small --seeds=3                   each run with three seeds
+    seqjax recall --size=small --seeds=3 --widths=128      each run with three seeds, at one width
     seqjax recall --size=small --report                    the report of what is there; nothing is trained
     seqjax recall --size=small --foretell=STUDY            which task foretells the losses of a study
 
@@ -42,6 +42,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--size", required=True, help=" or ".join(SETUPS))
     parser.add_argument("--models", default="", help=f"labels with ; or , between them: {'; '.join(MODELS)} (all)")
     parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
+    parser.add_argument("--widths", default="", help="numbers with commas, of the widths of the size (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of each run, from 0 on (1)")
     parser.add_argument(
@@ -60,6 +61,8 @@ def main(argv: list[str]) -> None:
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
     models = _known("models", _labels(args.models), MODELS)
     tasks = _known("tasks", [word for word in args.tasks.split(",") if word], [task.name for task in setup.tasks])
+    dims = [str(dim) for dim in dict.fromkeys(dim for dim, _ in setup.rounds)]
+    widths = _known("widths", [word for word in args.widths.split(",") if word], dims)
     for option, given in (("jobs", args.jobs), ("seeds", args.seeds), ("together", args.together)):
         if given < 1:
             raise UserError(f"--{option}={given}: give at least 1.")
@@ -73,7 +76,7 @@ def main(argv: list[str]) -> None:
         written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
         sys.stdout.write(f"Wrote {written}\n")
         return
-    runs = list(_runs(setup, models, tasks, seeds=args.seeds))
+    runs = [run for run in _runs(setup, models, tasks, seeds=args.seeds) if str(run.dim) in widths]
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
@@ -84,7 +87,7 @@ def main(argv: list[str]) -> None:
     jobs = min(args.jobs, len({*runs} - _done(out)))
     if jobs > 1 and not args.report:
         command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
-        command += [f"--seeds={args.seeds}", f"--together={args.together}"]
+        command += [f"--widths={','.join(widths)}", f"--seeds={args.seeds}", f"--together={args.together}"]
         failed = _in_processes(command, runs, out, until=until, jobs=jobs)
     elif not args.report:
         _train(setup, runs, out, until=until, together=args.together)
