@@ -20,7 +20,10 @@ LONG = "train.steps=1000,train.batch_size=1,optim.warmup_steps=100,eval.tokens=8
 def get_study():
     """Return the study at 102,400 tokens."""
     books = presets.load("studies/books_16k")
-    models = books.models("model.mixer.rope_base=1e6")
+    base = "model.mixer.rope_base=1e6"
+    models = books.models(base)
     models["RWKV-7"] = ("rwkv7:110m", 1)  # at 2e-3 its loss is not finite at step 117
+    shell = f"rwkv7_shell:110m,{base},model.mixer.core=full,model.mixer.qk_norm=True"
+    models["RWKV-7 shell, full attention"] = (shell, 1)
     references = (books.REFERENCE, "Top-1 Chunk, exact")
     return books.study("books_100k", models, seq_len=102400, common=LONG, references=references)
