@@ -61,7 +61,7 @@ def test_kernels_of_the_common_case(capability) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", map(kind_name, KINDS))
+@pytest.mark.parametrize("kind", [kind_name(kind) for kind in KINDS])
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_kernels_of_every_dtype_and_dim(capability, kind) -> None:
     """Each alone: the hundreds of kernels of one take minutes."""

@@ -255,9 +255,9 @@ def test_several_runs_in_the_order_of_their_names():
     chosen = runner.select(runs, f"{runs[3].label}; 1;{runs[3].label}")
     assert [run.index for run in chosen] == [3, 1] and runner.select(runs, "") == runs
     with pytest.raises(
-        UserError, match=r"--only=17: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"
+        UserError, match=r"--only=99: the study has no such run\. Its runs: 0 'Transformer\+\+, QK norm'"
     ):
-        runner.select(runs, "1; 17")
+        runner.select(runs, "1; 99")
 
 
 def test_a_run_that_ended_early_is_not_taken_for_complete(trained_study, tmp_path, monkeypatch, capsys):
