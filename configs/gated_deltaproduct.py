@@ -3,7 +3,7 @@
     seqjax train --config=gated_deltaproduct
     seqjax train --config=gated_deltaproduct:110m
 
-Results: docs/results/mixers.md (not trained yet)
+Results: docs/results/mixers.md (not trained at 110m yet)
 """
 
 from seqjax import presets
