@@ -28,10 +28,8 @@ def get_study():
     trunks = presets.load("studies/trunks_110m")
     study, runs = trunks.get_study(), {}
     del study["speeds"]  # of models that are not here, and without switches
-    for label, run in study["runs"].items():
+    for label, run in trunks.at_best(*MODELS, trunks.SAME_BLOCK).items():
         model = run["model"]
-        if model not in (*MODELS, trunks.SAME_BLOCK) or run["seed"] or run["rate"] != trunks.BEST[model][0]:
-            continue
         runs[label] = run
         for name, text in MODELS.get(model, {}).items():
             own = label.replace(model, f"{model}, {name}")

@@ -43,6 +43,8 @@ MODELS = {
     "mLSTM": "mlstm:110m",
     "Mamba-3": "mamba3:110m",
     "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, {'name': 'transformer_pp'})}",
+    "MoBA": "moba:110m",
+    "NSA": "nsa:110m",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
@@ -73,6 +75,8 @@ ENDS = {
     "mLSTM": {2: (1.0,)},
     "Mamba-3": {2: (0.8, 1.0), 4: (0.8, 1.0)},
     "KDA, attention 1 in 4": {1: (1.0,), 2: (0.65, 0.8, 1.0)},
+    "MoBA": {1: (0.8, 1.0)},
+    "NSA": {1: (0.8, 1.0)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)
@@ -88,8 +92,10 @@ BEST = {
     "Top-1 Chunk, shortlist": (1, (0.8, 1.0)),
     "KDA": (2, (0.65, 0.8, 1.0)),
     "KDA, attention 1 in 4": (2, (0.65, 0.8, 1.0)),
-    "FoX": (2, (1.0,)),
+    "FoX": (1, (0.8, 1.0)),
 }
+# And of a rate that was the best until another one ran.
+MORE = {"FoX": (2, (1.0,))}
 
 # At 16 x 2,048 tokens on one H200, all with the same kernels: benchmarks/results/train_step.json. The runs themselves
 # have had slower ones.
@@ -123,7 +129,8 @@ def get_study():
     """Return the title, references, domains and runs."""
     runs = {}
     first = [(model, rate, 0, ends) for model, of_rate in ENDS.items() for rate, ends in of_rate.items()]
-    more = [(model, rate, seed, ends) for seed in SEEDS for model, (rate, ends) in BEST.items()]
+    best = (*BEST.items(), *MORE.items())
+    more = [(model, rate, seed, ends) for seed in SEEDS for model, (rate, ends) in best]
     for model, rate, seed, ends in first + more:
         label = f"{model}, rate {rate * LR:g}" + (f", seed {seed}" if seed else "")
         own = f"optim.lr={rate * LR:g},train.seed={seed},data.seed={seed},train.ends={ends}"
@@ -144,4 +151,14 @@ def get_study():
             "the same at 102,400 tokens (tokens/s)": LONG_SPEEDS,
         },
         "runs": runs,
+    }
+
+
+def at_best(*models):
+    """Return the runs of `models` at their best rates, by label, each with its first seed."""
+    runs = get_study()["runs"].items()
+    return {
+        label: run
+        for label, run in runs
+        if run["model"] in models and run["rate"] == BEST[run["model"]][0] and not run["seed"]
     }

@@ -243,7 +243,7 @@ def test_the_tasks_and_families_are_there() -> None:
 
 
 def test_mixers_of_the_studies_are_those_of_recall() -> None:
-    for name in ("trunks_110m", "hybrids:small"):
+    for name in ("trunks_110m", "hybrids"):
         assert {run.model for run in load_study(name).runs} <= set(MODELS), name
     found = records.read(support.ROOT / "docs" / "results" / "trunks_110m")
     labels = [mixer.label for mixer in foretell.read_study(found, None)]
