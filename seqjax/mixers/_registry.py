@@ -174,4 +174,5 @@ def check(settings: Any, *, dim: int, n_layers: int, seq_len: int) -> None:
 @functools.lru_cache(maxsize=512)
 def _check(settings: Any, mixer: type[base.Mixer], dim: int, layer: Layer) -> None:
     del mixer  # part of the key: a registered class may have been replaced
-    Template(lambda rngs, index: build(settings, dim, layer=layer._replace(index=index), rngs=rngs))
+    template = Template(lambda rngs, index: build(settings, dim, layer=layer._replace(index=index), rngs=rngs))
+    template.bind(template.shapes).check_length(layer.max_len)

@@ -59,6 +59,10 @@ class Mixer(nnx.Module):
     def step(self, x_BD: Array, cache: Cache) -> tuple[Array, Cache]:
         """Apply the recurrent form to one token; it equals the parallel form over the tokens seen so far."""
 
+    def check_length(self, seq_len: int) -> None:
+        """Raise `UserError` where settings make no sense in training on `seq_len` tokens; by default they always do."""
+        del seq_len
+
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:
         """Apply the mixer to a prompt [B, T, D] and fill an empty cache; by default token by token."""
         return self.prefill_next(x_BTD, cache)

@@ -103,6 +103,15 @@ class Top1Chunk(AttentionMixer):
             rngs=rngs,
         )
 
+    def check_length(self, seq_len: int) -> None:
+        """Raise `UserError` where `top_k` is more past chunks than there are, so that nothing would be selected."""
+        past = max(1, (seq_len - 1) // self.chunk_size)  # before the last query's own
+        if self.top_k > past:
+            raise UserError(
+                f"top_k={self.top_k} is more than the {past} past chunks of chunk_size={self.chunk_size} in max_len="
+                f"{seq_len}: choose at most {past}, or smaller chunks; all of them are full attention, transformer_pp."
+            )
+
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array) -> Array:
         """Return `kernels_pallas.top1_chunk_attention` of the inputs, [B, T, H, K]."""
         return kernels_pallas.top1_chunk_attention(
