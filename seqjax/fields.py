@@ -1,6 +1,7 @@
 """Checks values against the fields of a frozen dataclass: unknown and missing keys, types, bounds, allowed values."""
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -32,10 +33,11 @@ def plain(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
-def hints_of(cls: Any) -> dict[str, Any]:
+@functools.cache  # typing resolves the hints anew at each call: half the time in which a config is read
+def hints_of(cls: Any) -> Mapping[str, Any]:
     """Return the types of the settings of a dataclass, by name."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return types.MappingProxyType({field.name: hints[field.name] for field in dataclasses.fields(cls)})
 
 
 def is_group(value: Any) -> bool:

@@ -136,7 +136,8 @@ def test_scores_are_those_of_the_runs_and_in_brackets_where_the_training_failed(
     other = result("Transformer++, QK norm", "hops", 0.125)
     monkeypatch.setattr(report, "results", lambda directory: [hops, noisy, *grammar, other])
     configs = known.configs | {"Transformer++, QK norm": known.configs["Transformer++"]}  # without the norm
-    scores = known._replace(configs=configs, tasks=script["_scores"](configs))
+    of_twin = {"Transformer++, QK norm": known.parameters["Transformer++"]}
+    scores = known._replace(configs=configs, parameters=known.parameters | of_twin, tasks=script["_scores"](configs))
     [*_, shown] = tables(script["page"](scores))
     assert shown["FoX"] == ["(30)", "(50)", ""]
     assert shown["KDA"] == ["", "", "-0.250"] and shown["Transformer++, QK norm"] == [""] * 3

@@ -62,6 +62,7 @@ class Known(NamedTuple):
     study: Records
     speeds: dict[str, Speed]
     long_speeds: dict[str, Speed]
+    parameters: dict[str, int]
     states: dict[str, tuple[int, int]]
     tasks: dict[str, dict[str, Score]]
 
@@ -73,14 +74,13 @@ def read() -> Known:
     of_gaps = forest.order(study)
     others = sorted((label for label in configs if label not in of_gaps), key=lambda label: _slowness(speeds, label))
     configs = {label: configs[label] for label in (*of_gaps, *others)}
+    models = {label: Model(config.model, max_len=SHORT) for label, config in configs.items()}
     states = {
-        label: (
-            state_size(Model(config.model, max_len=SHORT), SHORT),
-            state_size(Model(config.model, max_len=LONG), LONG),
-        )
-        for label, config in configs.items()
+        label: (state_size(model, SHORT), state_size(Model(model.config, max_len=LONG), LONG))
+        for label, model in models.items()
     }
-    return Known(configs, study, speeds, _speeds(LONG_SPEEDS, configs), states, _scores(configs))
+    parameters = {label: flops.n_params(model) for label, model in models.items()}
+    return Known(configs, study, speeds, _speeds(LONG_SPEEDS, configs), parameters, states, _scores(configs))
 
 
 def _slowness(speeds: Mapping[str, Speed], label: str) -> tuple[float, str]:
@@ -262,8 +262,7 @@ def _cost_table(known: Known) -> str:
     header += ["state of a layer (k)", f"of all at {SHORT:,} (M)", f"at {LONG:,} (M)"]
     rows = []
     for label, config in known.configs.items():
-        parameters = flops.n_params(Model(config.model, max_len=SHORT)) / 1e6
-        cells = [f"{parameters:.1f}", "", "", "", ""]
+        cells = [f"{known.parameters[label] / 1e6:.1f}", "", "", "", ""]
         if speed := known.speeds.get(label):
             times = "" if speed.ratio is None else f" ({speed.ratio:.2f})"
             cells[1] = f"{speed.tokens_per_s / 1e3:.0f}k{times}{SPEEDS[speed.file]}"

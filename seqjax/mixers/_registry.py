@@ -30,8 +30,15 @@ def names() -> list[str]:
 
     base.py is the contract, and a leading underscore marks a file of shared code.
     """
-    files = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])} - {"base"}
-    return sorted(name for name in files if not name.startswith("_"))
+    directory = Path(__file__).parent
+    return list(_names_in(directory, directory.stat().st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)  # every reading of a config asks; a new file changes the time of its directory
+def _names_in(directory: Path, changed: int) -> tuple[str, ...]:
+    del changed
+    files = {module.name for module in pkgutil.iter_modules([str(directory)])} - {"base"}
+    return tuple(sorted(name for name in files if not name.startswith("_")))
 
 
 def known() -> list[str]:
