@@ -4,6 +4,7 @@ With TRITON_INTERPRET=1 in the environment before triton is first imported, a ca
 torch CPU tensors. The interpreter is slow (microseconds per array operation) and keeps global state, hence the lock.
 """
 
+import inspect
 import os
 import threading
 import warnings
@@ -66,7 +67,8 @@ def _patch_interpreter() -> None:
     """Mend what triton 3.6's interpreter does wrong.
 
     bf16 becomes as on a GPU: it multiplies matrices of its bits, turns 1 into bits 1, and rounds down. The bounds of a
-    loop are arrays of one element, which numpy 2.5 and later do not turn into an integer.
+    loop are arrays of one element, which numpy 2.5 and later do not turn into an integer. At every call of a function
+    inside a kernel it looks for the built-ins of the language among all its names, a quarter of the time of a kernel.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -96,3 +98,15 @@ def _patch_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_tensor_with_index
+
+    @cache
+    def builtins(module: Any) -> list[str]:
+        return [name for name, member in inspect.getmembers(module) if tl.core.is_builtin(member)]
+
+    def patch_builtin(module: Any, builder: Any, scope: Any) -> None:
+        for name in builtins(module):
+            member = getattr(module, name)
+            if tl.core.is_builtin(member):  # not yet patched
+                interpreter._patch_attr(module, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtin
