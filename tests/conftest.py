@@ -72,7 +72,7 @@ import pytest
 from flax import nnx
 
 from seqjax import store
-from seqjax.training import workdir
+from seqjax.training import report, workdir
 from tests import object_servers, support
 
 # Here a small program is compiled in less time than it is written; the processes that tests start share all of theirs.
@@ -163,6 +163,17 @@ def verbosity() -> Iterator[None]:
     before = logging.get_verbosity()
     yield
     logging.set_verbosity(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drawing takes longer than the steps of the tests' runs: a report's picture is an empty file, but where it is
+    looked at.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.name.endswith(("test_train.py", "test_report.py")):
+            patch.setattr(report, "_plot", lambda path, *args: path.write_bytes(b""))
+        yield
 
 
 MAPS = Path("/proc/self/maps")  # on Linux

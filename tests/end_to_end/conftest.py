@@ -1,7 +1,6 @@
 """One run none of whose settings has its default value, for tests that each setting and flag reaches what it is for."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from seqjax.config import Config
 from seqjax.models import Model
-from seqjax.training import report
 from seqjax.training import workdir as workdirs
 from seqjax.training.checkpoint import Checkpoints
 from seqjax.training.loop import train
@@ -57,15 +55,6 @@ class Run:
     batch_shapes: list[tuple[str, tuple[int, ...]]]  # (train | eval, shape) of the tokens that a loss was made for
     profile: list[tuple[str, int]]  # (start | stop, complete steps at that moment)
     saved: dict[str, Any]  # the last checkpoint's arrays by path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing takes longer than the steps of these runs: a report's picture is an empty file, but in test_train.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not request.node.name.endswith("test_train.py"):
-            patch.setattr(report, "_plot", lambda path, *args: path.write_bytes(b""))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 
 import seqjax
 from seqjax.config import from_config_dict, presets
-from seqjax.study import judge, judge_page, judge_plan, runner
+from seqjax.study import end_points, figures, forest, judge, judge_page, judge_plan, runner
 from seqjax.study.judge_plan import MODEL_ENDS, PUBLISHED, REFERENCE_ENDS, SAME_BLOCK
 from seqjax.study.studies import load_study
 from seqjax.utils import UserError
@@ -69,8 +69,11 @@ class Trainer:
 
 
 @pytest.fixture
-def trainer(monkeypatch, undrawn_pictures):
+def trainer(monkeypatch):
+    """Without the study's pictures, of which the page says nothing; test_figures.py looks at them."""
     made = Trainer()
+    for module, name in ((figures, "against_loss_in_domain"), (forest, "gaps"), (end_points, "by_rate")):
+        monkeypatch.setattr(module, name, lambda path, records: path.touch())
     corpus = SimpleNamespace(eval_domains=DOMAINS, in_domain=DOMAINS[:2], manifest_hash="m")
     monkeypatch.setattr(judge_plan, "open_corpus", lambda *args, **kwargs: corpus)
     monkeypatch.setattr(runner, "train_all", made.train_all)
