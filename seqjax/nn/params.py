@@ -22,10 +22,16 @@ from seqjax.types import Array, Params, PRNGKey
 Build = Callable[[nnx.Rngs, Any], nnx.Module]
 
 
+class _ShapesAlone(nnx.Rngs):
+    """Nothing is drawn, since tracing the initial values takes most of the time in which a structure is found."""
+
+
 def param(rngs: nnx.Rngs, init: Init, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
     """Return a float32 parameter with its logical axes, one name (or None) per dimension."""
     assert len(shape) == len(axes), f"{len(shape)} dimensions, {len(axes)} axis names"
-    return nnx.Param(init(rngs.params(), shape, jnp.float32), logical_axes=axes)
+    shapes_alone = isinstance(rngs, _ShapesAlone)
+    value = jnp.zeros(shape, jnp.float32) if shapes_alone else init(rngs.params(), shape, jnp.float32)
+    return nnx.Param(value, logical_axes=axes)
 
 
 class Template:
@@ -33,7 +39,7 @@ class Template:
 
     def __init__(self, build: Build):
         self._build = build
-        module = nnx.eval_shape(lambda: build(nnx.Rngs(params=0), 0))
+        module = nnx.eval_shape(lambda: build(_ShapesAlone(params=0), 0))
         self._graph, self._state = nnx.split(module)
         self.shapes: Params = nnx.to_pure_dict(self._state)
         self.axes: Params = _axes(self._state)
