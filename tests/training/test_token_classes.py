@@ -190,11 +190,3 @@ def test_of_several_ends_the_last_counts(run, tmp_path):
     found = eval_losses.read_classes(tmp_path)
     assert found is not None
     assert found.step == 10
-
-
-def test_a_run_without_classes(blocks_dir, tmp_path):
-    config = support.run_config(
-        blocks_dir, "transformer_pp", train__steps=2, eval__classes=False, checkpoint__every=0, optim__warmup_steps=1
-    )
-    assert train(config, tmp_path / "run") is True
-    assert eval_losses.read_classes(tmp_path / "run") is None
