@@ -100,7 +100,7 @@ def pytest_report_header() -> str:
 def pytest_collection_finish() -> None:
     """Traced programs are many objects that stay: looking for garbage among all of them takes 5 % of the time."""
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_unconfigure() -> None:
