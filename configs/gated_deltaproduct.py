@@ -3,7 +3,7 @@
     seqjax train --config=gated_deltaproduct
     seqjax train --config=gated_deltaproduct:110m
 
-Results: docs/results/mixers.md (not trained at 110m yet)
+Results: docs/results/mixers.md, docs/results/trunks_110m
 """
 
 from seqjax import presets

@@ -167,9 +167,7 @@ def verbosity() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Drawing takes longer than the steps of the tests' runs: a report's picture is an empty file, but where it is
-    looked at.
-    """
+    """A report's picture is an empty file, but in the tests that look at it: drawing takes longer than a test's run."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.name.endswith(("test_train.py", "test_report.py")):
             patch.setattr(report, "_plot", lambda path, *args: path.write_bytes(b""))

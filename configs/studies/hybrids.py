@@ -13,17 +13,26 @@ Results: docs/results/index.md
 
 from seqjax import presets
 
+
+def _groups(mixer, other, *, every):
+    return f"model.mixer={(*[mixer] * (every - 1), other)}"
+
+
+# As in their own configs: a size gives groups of mixers its number of heads, and Mamba-2 none.
+DELTANET, KDA, MAMBA2 = {"name": "gated_deltanet", "heads": 6}, {"name": "kda", "heads": 6}, {"name": "mamba2"}
 ATTENTION = {"name": "transformer_pp"}
-# base -> what differs -> the last mixer of a group, and the layers of a group
 MODELS = {
     "Gated DeltaNet": {
-        "attention 1 in 2": (ATTENTION, 2),
-        "attention 1 in 4": (ATTENTION, 4),
-        "W=256 1 in 4": (ATTENTION | {"window": 256}, 4),
-        "Top-1 Chunk 1 in 4": ({"name": "top1_chunk", "chunk_size": 128}, 4),
+        "attention 1 in 2": _groups(DELTANET, ATTENTION, every=2),
+        "attention 1 in 4": _groups(DELTANET, ATTENTION, every=4),
+        "W=256 1 in 4": _groups(DELTANET, ATTENTION | {"window": 256}, every=4),
+        "Top-1 Chunk 1 in 4": _groups(DELTANET, {"name": "top1_chunk", "chunk_size": 128}, every=4),
     },
-    "KDA": {"attention 1 in 2": (ATTENTION, 2)},
-    "Mamba-2": {"attention 1 in 4": (ATTENTION, 4), "attention 1 in 8": (ATTENTION, 8)},
+    "KDA": {"attention 1 in 2": _groups(KDA, ATTENTION, every=2)},
+    "Mamba-2": {
+        "attention 1 in 4": _groups(MAMBA2, ATTENTION, every=4),
+        "attention 1 in 8": _groups(MAMBA2, ATTENTION, every=8),
+    },
 }
 ENDS = (0.65, 0.8, 1.0)  # at the second one a hybrid may be below attention's last loss in domain
 
@@ -31,20 +40,6 @@ ENDS = (0.65, 0.8, 1.0)  # at the second one a hybrid may be below attention's l
 def get_study():
     """Return the title, references, domains and runs."""
     trunks = presets.load("studies/trunks_110m")
-    parts = trunks.at_best(*MODELS, trunks.PUBLISHED, trunks.SAME_BLOCK, "Top-1 Chunk, exact", "KDA, attention 1 in 4")
-    runs = {}
-    for label, run in parts.items():
-        runs[label] = run
-        base = trunks.MODELS[run["model"]].partition(":")[0]
-        # As in its own config: a size gives groups of mixers its number of heads, and Mamba-2 none.
-        own = {"name": base} if base == "mamba2" else {"name": base, "heads": 6}
-        for name, (other, every) in MODELS.get(run["model"], {}).items():
-            hybrid = label.replace(run["model"], f"{run['model']}, {name}")
-            runs[hybrid] = run | {
-                "workdir": f"runs/hybrids/{hybrid}".replace(" ", "_"),
-                "config": f"{run['config']},train.ends={ENDS},model.mixer={(*[own] * (every - 1), other)}",
-                "model": f"{run['model']}, {name}",
-            }
-    study = trunks.get_study() | {"title": "110M parameters, limited regime: hybrids by ratio", "runs": runs}
-    del study["speeds"]  # of models that are not here
-    return study
+    beside = (trunks.PUBLISHED, trunks.SAME_BLOCK, "Top-1 Chunk, exact", "KDA, attention 1 in 4")
+    title = "110M parameters, limited regime: hybrids by ratio"
+    return trunks.variants("hybrids", MODELS, title=title, ends=ENDS, beside=beside)

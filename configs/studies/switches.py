@@ -26,16 +26,5 @@ ENDS = (0.8, 1.0)
 def get_study():
     """Return the title, references, domains and runs."""
     trunks = presets.load("studies/trunks_110m")
-    study, runs = trunks.get_study(), {}
-    del study["speeds"]  # of models that are not here, and without switches
-    for label, run in trunks.at_best(*MODELS, trunks.SAME_BLOCK).items():
-        model = run["model"]
-        runs[label] = run
-        for name, text in MODELS.get(model, {}).items():
-            own = label.replace(model, f"{model}, {name}")
-            runs[own] = run | {
-                "workdir": f"runs/switches/{own}".replace(" ", "_"),
-                "config": f"{run['config']},train.ends={ENDS},{text}",
-                "model": f"{model}, {name}",
-            }
-    return study | {"title": "110M parameters, limited regime: parts of the block", "runs": runs}
+    title = "110M parameters, limited regime: parts of the block"
+    return trunks.variants("switches", MODELS, title=title, ends=ENDS, beside=(trunks.SAME_BLOCK,))

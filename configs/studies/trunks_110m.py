@@ -154,11 +154,24 @@ def get_study():
     }
 
 
-def at_best(*models):
-    """Return the runs of `models` at their best rates, by label, each with its first seed."""
-    runs = get_study()["runs"].items()
-    return {
-        label: run
-        for label, run in runs
-        if run["model"] in models and run["rate"] == BEST[run["model"]][0] and not run["seed"]
-    }
+def variants(name, changes, *, title, ends, beside=()):
+    """Return the study `name`: models at their best rates, each followed by itself with other settings.
+
+    `changes` has them by model and by what is said of them; `beside` are models without any. All runs have the first
+    seed, those with other settings the ends `ends`.
+    """
+    study, runs = get_study(), {}
+    del study["speeds"]  # of models that are not here, and without changes
+    for label, run in study["runs"].items():
+        model = run["model"]
+        if model not in (*changes, *beside) or run["seed"] or run["rate"] != BEST[model][0]:
+            continue
+        runs[label] = run
+        for what, settings in changes.get(model, {}).items():
+            own = label.replace(model, f"{model}, {what}")
+            runs[own] = run | {
+                "workdir": f"runs/{name}/{own}".replace(" ", "_"),
+                "config": f"{run['config']},train.ends={ends},{settings}",
+                "model": f"{model}, {what}",
+            }
+    return study | {"title": title, "runs": runs}

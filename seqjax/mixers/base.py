@@ -60,7 +60,7 @@ class Mixer(nnx.Module):
         """Apply the recurrent form to one token; it equals the parallel form over the tokens seen so far."""
 
     def check_length(self, seq_len: int) -> None:
-        """Raise `UserError` where settings make no sense in training on `seq_len` tokens; by default they always do."""
+        """Raise `UserError` where the settings do not fit training on `seq_len` tokens; by default all of them do."""
         del seq_len
 
     def prefill(self, x_BTD: Array, cache: Cache) -> tuple[Array, Cache]:

@@ -1,4 +1,4 @@
-"""A new mixer is two files, as docs/add_a_mixer.md says: no other file is touched, and no test of the others fails."""
+"""A new mixer is two files, as docs/add_a_mixer.md says: no other one is edited, and no test of the others fails."""
 
 import os
 import re
