@@ -50,4 +50,7 @@ def test_the_two_files_of_the_page_are_enough(tmp_path: Path):
     ran = run("tests/mixers/test_contract.py", "-k", "ema", "-rA")
     for check in ("a_token_changes_nothing_before_it", "step_equals_the_parallel_form", "flops_against_xla"):
         assert re.search(rf"PASSED .*{check}.*\[ema-", ran), check
+    # As the page says, for the row on the page of all mixers.
+    page = [sys.executable, "docs/results/all_mixers.py"]
+    subprocess.run(page, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, check=True)
     run("-m", "not slow and not gpu", *LOOK)
