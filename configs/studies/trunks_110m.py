@@ -93,6 +93,7 @@ BEST = {
     "KDA": (2, (0.65, 0.8, 1.0)),
     "KDA, attention 1 in 4": (2, (0.65, 0.8, 1.0)),
     "FoX": (1, (0.8, 1.0)),
+    "Mamba-3": (2, (0.8, 1.0)),
 }
 # And of a rate that was the best until another one ran.
 MORE = {"FoX": (2, (1.0,))}
