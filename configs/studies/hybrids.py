@@ -8,7 +8,7 @@ hybrid. Kimi Linear (arXiv 2510.26692) is KDA with attention in one layer of fou
 are those of that study, the rate of a hybrid is the best one there of what most of its layers are, and the models that
 it is made of are that study's runs.
 
-Results: docs/results/index.md
+Results: docs/results/hybrids
 """
 
 from seqjax import presets
