@@ -3,7 +3,7 @@
     seqjax train --config=nsa
     seqjax train --config=nsa:110m
 
-Results: none yet; those of the other mixers are in docs/results/mixers.md
+Results: docs/results/mixers.md, docs/results/trunks_110m
 """
 
 from seqjax import presets

@@ -169,6 +169,9 @@ def test_mixers_of_other_names_or_settings_are_named(known, tmp_path) -> None:
         UserError, match=r"'Transformer\+\+' of the study is another mixer .*: qk_norm is True, not False"
     ):
         foretell_page.write(out, study, SMALL)
+    windows = {"name": "transformer_pp", "qk_norm": True, "window": 128}
+    assert foretell.other_settings({"model": {"mixer": windows}}, "W=256, QK norm") == "window is 128, not 256"
+    assert foretell.other_settings({"model": {"mixer": {"name": "nsa", "window": 256}}}, "NSA") == ""  # of a size
     with pytest.raises(UserError, match="No mixer has both losses in"):
         foretell_page.write(write_results(tmp_path / "none", []), known[0], SMALL)
 

@@ -228,7 +228,8 @@ def read_study(found: Records, chosen: Sequence[str] | None) -> list[Mixer]:
 def other_settings(recorded: Mapping[str, Any], label: str) -> str:
     """Return a setting in which a recorded config's mixer is not that of a label, or "".
 
-    Compared are names, switches and windows; other numbers, such as of heads, follow from a model's size.
+    Compared are names, switches and windows; other numbers, such as of heads, follow from a model's size, and so does
+    a window that the label does not name (NSA's).
     """
     name, _, settings = MODELS[label].partition(":")
     model: Any = presets.read_config(f"{name}:{','.join(filter(None, ('debug', settings)))}").model
@@ -239,8 +240,10 @@ def other_settings(recorded: Mapping[str, Any], label: str) -> str:
     for one, other in zip(was, now, strict=True):
         for key in (key for key in one if key in other and key != "implementation"):
             pair = one[key], other[key]
+            sized = key == "window" and all(pair) and "window" not in settings
             compared = key == "window" or any(isinstance(value, bool | str) for value in pair)
-            if compared and (pair[0] or None) != (pair[1] or None):  # an old config has 0 for no window
+            # an old config has 0 for no window
+            if compared and not sized and (pair[0] or None) != (pair[1] or None):
                 return f"{key} is {pair[0]!r}, not {pair[1]!r}"
     return ""
 
