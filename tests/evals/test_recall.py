@@ -131,7 +131,8 @@ def test_runs_in_one_program_are_those_alone(tiny, text) -> None:
 
 
 def test_runs_of_a_model_are_grouped_in_the_order_of_the_first() -> None:
-    runs = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar"], seeds=2))
+    first = list(command._runs(setups.SETUPS["small"], ["Based", "Mamba-2"], ["mqar"]))
+    runs = first + [run._replace(seed=1) for run in first]
     assert command._groups(runs, 1) == [[run] for run in runs]
     groups = command._groups(runs, 4)
     assert [(group[0][:3], len(group)) for group in groups] == [
@@ -157,9 +158,9 @@ def test_results_are_written_kept_and_reported(tiny, tmp_path, capsys) -> None:
     command.main(["--size=demo", "--models=Transformer++", f"--out={tmp_path}"])
     assert "Transformer++" not in capsys.readouterr().out, "what has a result is not trained again"
     command.main(["--size=demo", "--models=Transformer++", "--seeds=2", f"--out={tmp_path}"])
-    other = report.results(tmp_path)[2]
-    assert (result["seed"], other["seed"]) == (0, 1) and other["curve"] != result["curve"]
-    assert "(of 2), 2 runs |" in (tmp_path / "report.md").read_text()
+    *_, other = every = report.results(tmp_path)
+    assert [r["seed"] for r in every] == [0, 0, 1] and other["curve"] not in (result["curve"], second["curve"])
+    assert other["rate"] == report.validated_rate([result, second], "4", "accuracy")
 
 
 def untrained(*_: Any, dim: int, runs: list[tuple[float, int]]) -> list[dict[str, Any]]:
@@ -247,7 +248,7 @@ def test_a_run_is_taken_once_and_none_after_the_time(tiny, tmp_path, monkeypatch
     command._train(tiny, runs, tmp_path, until=math.inf)
     assert trained == [[(2e-3, 0)], [(1e-3, 0)]], "what has a result is not trained again"
     trained.clear()
-    runs = list(command._runs(tiny, ["Based"], ["s5"], seeds=2))
+    runs += [run._replace(seed=1) for run in runs]
     (tmp_path / command._claim(runs[3])).touch()
     command._train(tiny, runs, tmp_path, until=math.inf, together=4, claims=tmp_path)
     assert trained == [[(1e-3, 1)]], "of a group what is left"
@@ -276,7 +277,7 @@ def test_a_process_that_fails_is_replaced(tmp_path, monkeypatch) -> None:
 def result(rate: float, *, easy: float, hard: float, seconds: float = 1.0) -> dict:
     """A run's result with two tests."""
     tests = {name: {"accuracy": share, "whole": share / 2} for name, share in (("easy", easy), ("hard", hard))}
-    return {"model": "Based", "dim": 32, "rate": rate, "tests": tests, "seconds": seconds}
+    return {"model": "Based", "dim": 32, "rate": rate, "seed": 0, "tests": tests, "seconds": seconds}
 
 
 def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:
@@ -285,6 +286,16 @@ def test_the_best_rate_is_that_of_the_test_like_the_training() -> None:
     assert (best["rate"], best["tried"], best["runs"]) == (2e-3, 3, 1)
     assert report.best_rate(results, "hard")["rate"] == 1e-3
     assert report._cell(best["tests"]["easy"]) == "70.0 (35.0)"
+
+
+def test_rates_are_compared_on_the_seeds_that_all_have() -> None:
+    lines = [result(1e-3, easy=0.6, hard=0.5), result(2e-3, easy=0.7, hard=0.9)]
+    lines += [result(2e-3, easy=0.1, hard=0.1) | {"seed": seed} for seed in (1, 2)]
+    best = report.best_rate(lines, "easy")
+    assert (best["rate"], best["runs"], best["tried"]) == (2e-3, 3, 2)
+    assert report.validated_rate(lines, "easy", "accuracy") == 2e-3
+    validated = [line | {"validation": {"accuracy": 0.5, "bits": line["rate"]}} for line in lines]
+    assert report.validated_rate(validated, "easy", "accuracy") == 1e-3, "of equal ones that with fewer bits"
 
 
 def test_several_runs_of_a_rate_are_their_mean_and_range() -> None:
@@ -306,8 +317,8 @@ def test_a_score_decides_the_rate_and_has_a_column(tmp_path, monkeypatch) -> Non
     common = {"task": of, "asked": setup.asked(of), "chance": 0.1, "device": "cpu", "steps": 1, "batch_size": 2}
     lines = []
     for seed, rate, accuracy, score in (
-        (0, 1e-3, 0.9, 1.25),
-        (1, 1e-3, 0.9, 1.75),
+        (0, 1e-3, 0.9, 1.45),
+        (1, 1e-3, 0.9, 1.55),
         (0, 2e-3, 0.95, 1.4),
         (0, 3e-3, 0.99, math.nan),
     ):
@@ -416,12 +427,24 @@ def test_every_model_has_a_row_in_every_task(name, size, tmp_path, monkeypatch) 
         assert len(absent) == len(labels) - len(of_tasks[task.name])
 
 
-def test_seeds_come_after_one_another() -> None:
-    runs = list(command._runs(setups.SETUPS["small"], ["Based"], ["s5"], seeds=2))
-    half = len(runs) // 2
-    assert [run.seed for run in runs] == [0] * half + [1] * half
-    assert runs[half] == runs[0]._replace(seed=1)
-    assert len({*runs}) == len(runs)
+def test_further_seeds_are_of_the_best_rate() -> None:
+    """Once all rates of the first seed have run, where the task has a score by that."""
+    setup, models, tasks = setups.SETUPS["small"], ["Based", "Mamba-2"], ["s5", "grammar"]
+    first = list(command._runs(setup, models, tasks))
+    assert {run.seed for run in first} == {0} and len({*first}) == len(first) == len(models) * len(tasks) * 6
+
+    def found(run: command.Run) -> dict[str, Any]:
+        accuracy = {1e-3: 0.9, 3.2e-3: 0.8, 1e-2: 0.7}[run.rate]
+        return run._asdict() | {"validation": {"accuracy": accuracy, "score": -accuracy}}
+
+    absent = command.Run("Mamba-2", "s5", 64, 1e-2, 0)
+    results = [found(run) for run in first if run != absent]
+    runs = list(command._runs(setup, models, tasks, seeds=3, found=results))
+    assert runs[: len(first)] == first
+    best = {"s5": 1e-3, "grammar": 1e-2}
+    kinds = [(model, task, dim) for task in tasks for model in models for dim in (128, 64)]
+    kinds.remove(absent[:3])
+    assert runs[len(first) :] == [command.Run(*kind, best[kind[1]], seed) for seed in (1, 2) for kind in kinds]
 
 
 def test_a_width_can_be_chosen(tmp_path, monkeypatch) -> None:

@@ -3,16 +3,18 @@
     seqjax recall --size=demo                                  two CPU cores
     seqjax recall --size=small --jobs=4 --out=runs/recall      four GPUs, or four processes on one
     seqjax recall --size=demo --models="Transformer++,Mamba-2" --tasks=mqar,s5
-    seqjax recall --size=small --seeds=3 --widths=128      each run with three seeds, at one width
+    seqjax recall --size=small --seeds=3 --widths=128      three seeds at the best rate, at one width
     seqjax recall --size=small --report                    the report of what is there; nothing is trained
     seqjax recall --size=small --foretell=STUDY            which task foretells the losses of a study
 
-Every model is trained on every task for every width and learning rate of the size, ordered by seed, then by width and
-rate. Each file in seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths
-and rates. A run's result is a line of OUT/runs.jsonl, added as it ends. Finished runs are not repeated, so the same
-command resumes after an interruption. report.md and accuracy.png are written from all results in OUT.
+Every model is trained on every task for every width and learning rate of the size, ordered by width and rate. Further
+seeds follow, at the rate that is best of the first seed's on sequences that no test has. Each file in
+seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths and rates. A run's
+result is a line of OUT/runs.jsonl, added as it ends. Finished runs are not repeated, so the same command resumes after
+an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -44,7 +46,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
     parser.add_argument("--widths", default="", help="numbers with commas, of the widths of the size (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds of each run, from 0 on (1)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="seeds, from 0 on, those after 0 at the best rate of 0 (1)"
+    )
     parser.add_argument(
         "--together", type=int, default=1, help="runs of a model and task, of several rates and seeds, in a program (1)"
     )
@@ -76,21 +80,24 @@ def main(argv: list[str]) -> None:
         written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
         sys.stdout.write(f"Wrote {written}\n")
         return
-    runs = [run for run in _runs(setup, models, tasks, seeds=args.seeds) if str(run.dim) in widths]
+    setup = dataclasses.replace(setup, rounds=tuple(pair for pair in setup.rounds if str(pair[0]) in widths))
     until = time.time() + 60 * args.minutes
     claims = os.environ.get(_CHILD)
     if claims:
         # The process that started this one reports on all.
+        runs = list(_runs(setup, models, tasks, seeds=args.seeds, found=report.results(out)))
         _train(setup, runs, out, until=until, together=args.together, claims=Path(claims))
         return
     failed = 0
-    jobs = min(args.jobs, len({*runs} - _done(out)))
-    if jobs > 1 and not args.report:
-        command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}", f"--out={out}"]
-        command += [f"--widths={','.join(widths)}", f"--seeds={args.seeds}", f"--together={args.together}"]
-        failed = _in_processes(command, runs, out, until=until, jobs=jobs)
-    elif not args.report:
-        _train(setup, runs, out, until=until, together=args.together)
+    for seeds in [] if args.report else sorted({1, args.seeds}):  # the first seed tells the rate of the others
+        runs = list(_runs(setup, models, tasks, seeds=seeds, found=report.results(out)))
+        jobs = min(args.jobs, len({*runs} - _done(out)))
+        if jobs > 1:
+            command = [f"--size={args.size}", f"--models={';'.join(models)}", f"--tasks={','.join(tasks)}"]
+            command += [f"--widths={','.join(widths)}", f"--seeds={seeds}", f"--together={args.together}"]
+            failed += _in_processes([*command, f"--out={out}"], runs, out, until=until, jobs=jobs)
+        else:
+            _train(setup, runs, out, until=until, together=args.together)
     written = report.write(out, setup.tasks, title=f"Recall and state, size {args.size}")
     if args.report and not written:
         raise UserError(
@@ -114,10 +121,31 @@ class Run(NamedTuple):
     seed: int
 
 
-def _runs(setup: Setup, models: Sequence[str], tasks: Sequence[str], *, seeds: int = 1) -> Iterator[Run]:
-    """Yield all runs: all models with one seed, width and rate first, so that an early end leaves a table."""
-    for seed, (dim, rate), task, model in itertools.product(range(seeds), setup.rounds, tasks, models):
-        yield Run(model, task, dim, rate, seed)
+def _runs(
+    setup: Setup,
+    models: Sequence[str],
+    tasks: Sequence[str],
+    *,
+    seeds: int = 1,
+    found: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[Run]:
+    """Yield all runs: all models with one width and rate first, so that an early end leaves a table.
+
+    Seeds after the first are those of the best rate, where `found` has all rates of the first seed.
+    """
+    for (dim, rate), task, model in itertools.product(setup.rounds, tasks, models):
+        yield Run(model, task, dim, rate, 0)
+    first: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    for result in found:
+        if result["seed"] == 0 and (result["dim"], result["rate"]) in setup.rounds:
+            first.setdefault((result["model"], result["task"], result["dim"]), []).append(result)
+    for seed, task, model in itertools.product(range(1, seeds), tasks, models):
+        for dim in dict.fromkeys(dim for dim, _ in setup.rounds):
+            results = first.get((model, task, dim), [])
+            if {result["rate"] for result in results} == {rate for width, rate in setup.rounds if width == dim}:
+                asked = setup.task(task)
+                by = "score" if asked.kind.score else "accuracy"
+                yield Run(model, task, dim, report.validated_rate(results, asked.own, by), seed)
 
 
 def _done(out: Path) -> set[Run]:
@@ -160,8 +188,9 @@ def _train(
 ) -> None:
     """Train the runs without a result, starting none after `until`; with `claims`, skip runs of other processes."""
     use_compile_cache()
-    begun, before = time.time(), len(_done(out))
-    for group in _groups(runs, together):
+    begun, done = time.time(), _done(out)
+    before = len(done)
+    for group in _groups([run for run in runs if run not in done], together):
         if time.time() > until:
             return
         done = _done(out)

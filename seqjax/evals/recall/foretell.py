@@ -270,23 +270,19 @@ def with_scores(
 def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *, passed: bool) -> Scores | None:
     """Return the scores of a mixer's runs of a task at the best rate; None if none are left.
 
-    The rate is that with the best mean in the sequences for it or, in results that have none, in the test like the
-    training. A run whose loss was not a number has no score.
+    The rate is `report.validated_rate`. A run whose loss was not a number has no score.
     """
     task = setup.task(primary.task)
     tests = primary.tests or tuple(task.tests)
     form = {"state": {task.own: int}, "parameters": int, "chance": float}
     form |= {"tests": {test: {primary.number: Float} for test in (*tests, task.own)}}
-    by_rate: dict[float, list[Mapping[str, Any]]] = {}
+    told = []
     for run in runs:
         check(run, form, f"{report.RESULTS}: {primary.task}, {run['model']}", fix=report.FIX)
         if all(np.isfinite(run["tests"][test][primary.number]) for test in (*tests, task.own)):
-            by_rate.setdefault(run["rate"], []).append(run)
-
-    def chosen_by(rate: float) -> float:
-        return np.mean([run.get("validation", run["tests"][task.own])[primary.number] for run in by_rate[rate]]).item()
-
-    best = by_rate[max(by_rate, key=chosen_by)] if by_rate else []
+            told.append(run)
+    rate = report.validated_rate(told, task.own, primary.number) if told else None
+    best = [run for run in told if run["rate"] == rate]
     best = [run for run in best if not (passed and task.easy) or run["tests"][task.easy]["accuracy"] >= report.PASSED]
     if not best:
         return None
@@ -294,7 +290,7 @@ def _scored(runs: Sequence[Mapping[str, Any]], primary: Primary, setup: Setup, *
     values = [[(run["tests"][t][primary.number], -run["tests"][t].get("bits", 0.0)) for t in tests] for run in best]
     return Scores(
         np.array(values, float).mean(1),
-        n_rates=len(by_rate),
+        n_rates=len({run["rate"] for run in told}),
         state=best[0]["state"][task.own],
         parameters=best[0]["parameters"],
         edges=(best[0]["chance"], 1.0) if primary.number == "accuracy" else (),

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,35 @@ def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accura
 
     `by` is "accuracy" or "score".
     """
+    best = max(compared := _compared(of_width), key=lambda rate: _number(compared[rate], lambda r: r["tests"][own][by]))
+    return {**_together([result for result in of_width if result["rate"] == best]), "tried": len(compared)}
+
+
+def validated_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str) -> float:
+    """Return the rate that is best on sequences that no test has; results without such have the test `own` for it.
+
+    Of rates as good as each other it is the one whose answers have fewer bits.
+    """
+
+    def chosen_by(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+        tests = [run["validation"] if "validation" in run else run["tests"][own] for run in runs]
+        return _number(tests, lambda test: test[by]), _number(tests, lambda test: -test.get("bits", 0.0))
+
+    return max(compared := _compared(of_width), key=lambda rate: chosen_by(compared[rate]))
+
+
+def _compared(of_width: Sequence[Mapping[str, Any]]) -> dict[float, list[Mapping[str, Any]]]:
+    """Return the results by rate, from the lowest on, of the seeds that all rates have (of all seeds if none is)."""
     rates = sorted({result["rate"] for result in of_width})
-    by_rate = [_together([result for result in of_width if result["rate"] == rate]) for rate in rates]
-    values = [result["tests"][own][by] for result in by_rate]  # a score is NaN if the loss was
-    best = max(range(len(rates)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
-    return {**by_rate[best], "tried": len(rates)}
+    by_rate = {rate: [result for result in of_width if result["rate"] == rate] for rate in rates}
+    shared = set.intersection(*({result["seed"] for result in results} for results in by_rate.values()))
+    return {rate: [r for r in results if not shared or r["seed"] in shared] for rate, results in by_rate.items()}
+
+
+def _number(results: Sequence[Mapping[str, Any]], number: Callable[[Mapping[str, Any]], float]) -> float:
+    """Return the mean of a number of results, the worst there is if a loss was not a number."""
+    mean = statistics.mean(map(number, results))
+    return -math.inf if math.isnan(mean) else mean
 
 
 def _together(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
