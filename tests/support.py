@@ -103,7 +103,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "three_steps": {"steps": 3, "decay": False, "allow_negative_eigenvalues": False},
     },
     "gated_deltanet": {"default": {}, "bare": {"conv": False, "gate": False}},
-    "kda": {"default": {}, "bounded": {"lower_bound": -5.0}},
+    "kda": {"default": {}, "bounded": {"lower_bound": -5.0}, "channel_gates": {"channel_gates": True}},
     "based_linear": {"default": {"feature_dim": 6}, "odd": {"feature_dim": 5}},
     "mamba1": {
         "full": {},
@@ -134,6 +134,7 @@ SLOW = {
     ("based_linear", "odd"),
     ("gated_deltaproduct", "three_steps"),
     ("kda", "bounded"),
+    ("kda", "channel_gates"),
     ("fox", "conv"),
     ("mamba1", "one"),
     ("mamba1", "one_dt"),

@@ -40,19 +40,27 @@ def close(got, want, tolerance=2e-5):
     )
 
 
+DELTA = {"heads": 2, "key_dim": 6, "value_dim": 8, "chunk_size": 8, "norm_eps": 1e-5}
 SETTINGS = {
     "mamba1": {"state": 4, "dt_rank": 2, "chunk_size": 3},
     "mamba2": {"state": 4, "head_dim": 4, "chunk_size": 8},
     "mamba3": {"state": 8, "head_dim": 4, "chunk_size": 8},
     "mamba3_norm": {"state": 8, "head_dim": 4, "chunk_size": 8, "angles": 4, "norm": True},
     "nsa": {"heads": 32, "kv_heads": 2, "head_dim": 4, "block_size": 3, "blocks": 4, "window": 5},
+    "kda": DELTA,
+    "kda_bounded": DELTA | {"lower_bound": -5.0},
+    "gdn2": DELTA | {"channel_gates": True},
+    "gla": {"heads": 2, "chunk_size": 8, "norm_eps": 1e-5},
+    "fox": {"heads": 2, "qk_norm": True, "norm_eps": 1e-5},
+    "gated_deltaproduct": DELTA,
 }
+MIXERS = {"mamba3_norm": "mamba3", "kda_bounded": "kda", "gdn2": "kda"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_layers(name):
     arrays = golden(name)
-    mixer = mixers.load(name.removesuffix("_norm"))
+    mixer = mixers.load(MIXERS.get(name, name))
     template = Template(lambda rngs, _: mixer(8, **SETTINGS[name], rngs=rngs))
     params, x = tree(arrays, "p."), jnp.asarray(arrays["x"])
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, template.shapes)

@@ -1,4 +1,4 @@
-"""What KDA has beside the contract: Gated DeltaNet as a special case, decays of every strength, its bound."""
+"""What KDA has beside the contract: special cases, decays of every strength, its bound."""
 
 import types
 
@@ -43,6 +43,16 @@ def test_equal_decays_of_all_channels_are_gated_deltanet_s():
         np.testing.assert_allclose(g, w, rtol=0, atol=1e-5 * np.abs(w).max())
 
 
+def test_equal_gates_of_all_channels_are_beta():
+    """Gated DeltaNet-2 whose gates have the columns of a head's beta for all of its channels is KDA."""
+    x_BTD = inputs(1, T, DIM)
+    kda, gdn2 = made(), made(channel_gates=True)
+    nnx.update(gdn2, nnx.state(kda, lambda path, _: path[0] != "beta"))
+    gdn2.beta.w[...] = gdn2.write.w[...] = jnp.repeat(kda.beta.w[...], DIM // HEADS, axis=1)
+    want = kda(x_BTD)
+    np.testing.assert_allclose(gdn2(x_BTD), want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
 def with_decays(params):
     """Log decays of about -100 beside -0.001 in every head, and keys that are far from orthogonal."""
     strong = jnp.arange(DIM) % 2 == 0
@@ -76,7 +86,7 @@ def test_strong_and_weak_decays_beside_each_other():
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params, x_BTD)
 
     (_, got), gradients = run(lambda mixer, x_BTD: mixer(x_BTD))
-    settings = types.SimpleNamespace(heads=HEADS, lower_bound=None, gate=True, norm_eps=1e-6)
+    settings = types.SimpleNamespace(heads=HEADS, lower_bound=None, channel_gates=False, gate=True, norm_eps=1e-6)
     want = oracle.kda(settings, oracle.as_float64(params), np.asarray(x_BTD[0], np.float64))
     np.testing.assert_allclose(got[0], want, rtol=0, atol=1e-4 * np.abs(want).max())
     (_, same), wanted = run(recurrent)

@@ -456,6 +456,10 @@ def mlstm(m, p, x):
 def kda(m, p, x):
     q, k, v = (heads_of(short_conv(p.get(f"{name}_conv"), linear(p[name], x)), m.heads) for name in "qkv")
     q, k, beta = unit(q) / math.sqrt(q.shape[-1]), unit(k), sigmoid(linear(p["beta"], x))
+    if m.channel_gates:
+        erase, v = heads_of(beta, m.heads), heads_of(sigmoid(linear(p["write"], x)), m.heads) * v
+    else:
+        erase, v = np.repeat(beta[..., None], k.shape[-1], -1), beta[..., None] * v
     step = heads_of(linear(p["decay_out"], linear(p["decay_in"], x)) + p["step_bias_E"], m.heads)
     rate = np.exp(p["log_rate_H"])[:, None]
     g = -rate * softplus(step) if m.lower_bound is None else m.lower_bound * sigmoid(rate * step)
@@ -464,7 +468,7 @@ def kda(m, p, x):
         s = np.zeros((q.shape[-1], v.shape[-1]))
         for t in range(len(x)):
             s = np.diag(np.exp(g[t, h])) @ s
-            s = s + np.outer(k[t, h], beta[t, h] * (v[t, h] - k[t, h] @ s))
+            s = s + np.outer(k[t, h], v[t, h] - (erase[t, h] * k[t, h]) @ s)
             y[t, h] = q[t, h] @ s
     y = rms_norm(y, p["norm"]["g"], m.norm_eps).reshape(len(x), -1)
     return linear(p["out"], y * sigmoid(linear(p["gate_out"], linear(p["gate_in"], x))) if m.gate else y)

@@ -88,6 +88,7 @@ VARIANTS = {
     "kda": {
         "default": "", "bounded": "lower_bound=-5.0,conv_width=2",
         "sizes": "heads=2,key_dim=8,value_dim=12,norm_eps=0.3", "bare": "conv=False,gate=False",
+        "channel_gates": "channel_gates=True,heads=2,key_dim=8,value_dim=12",
     },
     "rwkv5": {"default": ""},
     "rwkv6": {"default": "", "head_dim": "head_dim=8"},

@@ -19,6 +19,7 @@ COUNTS = {
     ("mlstm", "110m"): 109.6,
     ("kda", "110m"): 114.4,
     ("kda", "110m,model.mixer.heads=12"): 112.1,
+    ("kda", "110m,model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536"): 112.0,
     ("rwkv7", "110m"): 114.9,
     ("rwkv7", "135m_100k"): 139.5,
 }

@@ -141,7 +141,9 @@ MIXERS = {
         "norm_eps": (0.3, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused"),
         "gate": (False, "shapes"),
     },
-    "kda": DELTA | {"lower_bound": (-5.0, "forward"), "gate": (False, "shapes")},
+    "kda": DELTA | {
+        "lower_bound": (-5.0, "forward"), "channel_gates": (True, "shapes"), "gate": (False, "shapes"),
+    },
     "rwkv5": RWKV,
     "rwkv6": RWKV | {"shift_rank": (2, "shapes"), "decay_rank": (2, "shapes")},
     "rwkv7": {"heads": (2, "forward"), "chunk_size": (5, "forward"), "implementation": ("nowhere", "refused")}

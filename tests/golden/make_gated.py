@@ -1,0 +1,167 @@
+"""Makes kda, kda_bounded, gdn2, gla, fox and gated_deltaproduct.npz: layers of flash-linear-attention, with gradients.
+
+    git clone https://github.com/fla-org/flash-linear-attention FLA && git -C FLA checkout bc3b101
+    pip install torch==2.13.0 numpy einops transformers==5.23.0; python tests/golden/make_gated.py FLA
+
+fla's kernels need a GPU. In their place are its own naive forms, with what its kernels do besides written here: the
+norm of q and k, KDA's decay, and the modules for convolutions and norms.
+"""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HERE, FLA, EPS, HEADS, DIM = Path(__file__).parent, Path(sys.argv[1]), 1e-5, 2, 8
+
+
+def stub(name: str, **contents: Any) -> None:
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(contents)
+
+
+def load(path: str) -> Any:
+    spec: Any = importlib.util.spec_from_file_location(path.replace("/", "."), FLA / f"fla/{path}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class ShortConvolution(nn.Conv1d):
+    def __init__(self, hidden_size, kernel_size, bias, activation):
+        super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias)
+        assert activation == "silu"
+
+    def forward(self, x, **unused):
+        before = self.kernel_size[0] - 1
+        return F.silu(super().forward(F.pad(x.transpose(1, 2), (before, 0)))).transpose(1, 2), None
+
+
+class GatedNorm(nn.RMSNorm):
+    def __init__(self, hidden_size, activation="silu", elementwise_affine=True, eps=EPS):
+        super().__init__(hidden_size, eps=eps)
+        self.activation = getattr(F, activation)
+
+    def forward(self, x, gate):
+        return super().forward(x) * self.activation(gate)
+
+
+class GroupNorm(nn.Module):
+    def __init__(self, num_groups, hidden_size, is_rms_norm, eps=EPS):
+        super().__init__()
+        assert is_rms_norm
+        self.weight, self.groups, self.eps = nn.Parameter(torch.ones(hidden_size)), num_groups, eps
+
+    def forward(self, x):
+        y = x.unflatten(-1, (self.groups, -1))
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2) * self.weight
+
+
+def unit(x):
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def kda(q, k, v, g, beta, A_log, dt_bias, lower_bound, **unused):
+    g, rate = g + dt_bias.view(g.shape[-2:]), A_log.exp()[:, None]
+    g = -rate * F.softplus(g) if lower_bound is None else lower_bound * torch.sigmoid(rate * g)
+    return load("ops/kda/naive").naive_recurrent_kda(unit(q), unit(k), v, g, torch.sigmoid(beta))
+
+
+def gdn2(q, k, v, g, b, w, **unused):
+    return load("ops/gdn2/naive").naive_recurrent_gdn2(unit(q), unit(k), v, g, b, w)
+
+
+def gla(q, k, v, gk, **unused):
+    return load("ops/gla/naive").naive_recurrent_gla(q, k, v, gk)
+
+
+def forgetting(q, k, v, g, **unused):
+    return load("ops/forgetting_attn/naive").naive_forgetting_attn(q, k, v, g)
+
+
+def product(q, k, v, g, beta, num_householder, **unused):
+    naive = load("ops/gated_delta_product/naive").naive_recurrent_gated_delta_product
+    q = unit(q) * q.shape[-1] ** -0.5
+    return naive(q, unit(k), v, g, beta, None, None, num_householder=num_householder)
+
+
+stub(
+    "fla.layers.utils", pad_input=None, unpad_input=None, get_layer_cache=lambda *_: None,
+    update_layer_cache=lambda *_, **__: None, unpad_hidden_states=lambda x, cu, *_: (x, None, cu),
+    repad_hidden_states=lambda x, *_: x,
+)  # fmt: skip
+stub("fla.modules", ShortConvolution=ShortConvolution, FusedRMSNormGated=GatedNorm, RMSNorm=None, GroupNorm=GroupNorm)
+stub("fla.modules.activations", ACT2FN={})
+stub("fla.ops.kda", chunk_kda=kda, fused_recurrent_kda=None)
+stub("fla.ops.gdn2", chunk_gdn2=gdn2, fused_recurrent_gdn2=None)
+stub("fla.ops.gla", chunk_gla=None, fused_chunk_gla=None, fused_recurrent_gla=gla)  # of short sequences
+stub("fla.ops.attn.decoding", attn_decoding_one_step=None)
+stub("fla.ops.forgetting_attn.parallel", parallel_forgetting_attn=forgetting)
+stub("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
+stub("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
+
+CONVOLVED = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
+CONVOLVED |= {f"{name}_conv": f"{name}_conv1d" for name in "qkv"}
+DELTA = {"beta": "b_proj", "norm.g": "o_norm.weight", "log_rate_H": "A_log"}
+KDA = CONVOLVED | DELTA | {
+    "step_bias_E": "dt_bias", "decay_in": "f_proj.0", "decay_out": "f_proj.1", "gate_in": "g_proj.0",
+    "gate_out": "g_proj.1", "gate_out.b": "g_proj.1.bias",
+}  # fmt: skip
+SIZES: Any = {"hidden_size": DIM, "num_heads": HEADS}
+DELTA_SIZES: Any = SIZES | {"head_dim": 3, "expand_v": 4 / 3, "norm_eps": EPS}
+LAYERS: Any = {
+    "kda": ("kda", "KimiDeltaAttention", DELTA_SIZES, KDA),
+    "kda_bounded": ("kda", "KimiDeltaAttention", DELTA_SIZES | {"safe_gate": True, "lower_bound": -5.0}, KDA),
+    "gdn2": ("gdn2", "GatedDeltaNet2", DELTA_SIZES, KDA | {"write": "w_proj"}),
+    "gla": ("gla", "GatedLinearAttention", SIZES | {"norm_eps": EPS}, {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "gate": "g_proj", "decay_in": "gk_proj.0",
+        "decay_out": "gk_proj.1", "decay_out.b": "gk_proj.1.bias", "norm.g": "g_norm_swish_gate.weight",
+    }),
+    "fox": ("forgetting_attn", "ForgettingAttention", SIZES | {"qk_norm": True}, {
+        "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "forget": "f_proj", "forget.b": "f_proj.bias",
+        "q_norm.g": "q_norm.weight", "k_norm.g": "k_norm.weight",
+    }),
+    "gated_deltaproduct": ("gated_deltaproduct", "GatedDeltaProduct", DELTA_SIZES, CONVOLVED | DELTA | {
+        "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj",
+    }),
+}  # fmt: skip
+BY_STEP = ("k_proj", "v_proj", "b_proj", "k_conv1d", "v_conv1d")  # two steps: ours has a head's side by side
+
+
+def ours(name: str, theirs: str, x: torch.Tensor) -> torch.Tensor:
+    """Our orientation, [in, out] of a matrix and [channels, taps] of a convolution, and our order of columns."""
+    if name == "gated_deltaproduct" and theirs in BY_STEP:
+        x = x.unflatten(0, (2, HEADS, -1)).transpose(0, 1).flatten(0, 2)
+    return x[:, 0] if x.ndim == 3 else x.T if x.ndim == 2 else x
+
+
+def arrays_of(name: str) -> dict[str, torch.Tensor]:
+    """Input, output, and the gradients of sum(output * weight), with parameters in our names and orientation."""
+    file, layer, settings, names = LAYERS[name]
+    torch.manual_seed(0)
+    module = getattr(load(f"layers/{file}"), layer)(**settings)
+    for parameter in module.parameters():
+        parameter.data += 0.5 * torch.randn_like(parameter)
+    x, weight = torch.randn(2, 19, DIM, requires_grad=True), torch.randn(2, 19, DIM)
+    y = module(x)[0]
+    (y * weight).sum().backward()
+    arrays = {"x": x, "y": y, "weight": weight, "dx": x.grad}
+    parameters = dict(module.named_parameters())
+    for mine, theirs in names.items():
+        whole = theirs if theirs in parameters else f"{theirs}.weight"
+        mine = mine if theirs in parameters else f"{mine}.w"
+        parameter = parameters.pop(whole)
+        arrays |= {f"p.{mine}": ours(name, theirs, parameter), f"g.{mine}": ours(name, theirs, parameter.grad)}
+    assert not parameters, parameters.keys()
+    return arrays
+
+
+for name in LAYERS:
+    kept = {key: value.detach().numpy() for key, value in arrays_of(name).items()}
+    np.savez_compressed(HERE / f"{name}.npz", **kept)
