@@ -227,12 +227,15 @@ def foretold(path: Path = FORETELL) -> str:
     """Return which task of minutes foretells the loss out of domain best, and how surely, or that none is known to.
 
     `path` is a table of `seqjax recall --foretell`. A task foretells if the permutations of all tasks say so and the
-    interval of its rank correlation is below zero: higher scores lose less. Raises `UserError` if the table is damaged.
+    interval of its rank correlation is below zero: higher scores lose less. A score that was fixed later is told beside
+    the others if it does. Raises `UserError` if the table is damaged.
     """
     if not path.is_file():
         return f"Whether a task of minutes foretells the loss out of domain is not known here: {path} is missing."
-    lines = [line for line in read_table(path, FORETELL_COLUMNS, fix=FORETELL_FIX) if line["runs"] == "all"]
-    answers = {line["task"]: line["answer"] for line in lines}
+    table = read_table(path, FORETELL_COLUMNS, fix=FORETELL_FIX)
+    lines = [line for line in table if line["runs"] in ("all", "later")]
+    answers = {line["task"]: line["answer"] for line in lines if line["runs"] == "all"}
+    later = {line["task"]: line["answer"] for line in lines if line["runs"] == "later"}
     found = {(line["task"], line["statistic"]): line for line in lines}
 
     def number(task: str, statistic: str, column: str) -> float:
@@ -244,20 +247,35 @@ def foretold(path: Path = FORETELL) -> str:
                 f"{path}: {column} of {statistic} of {task} is {text!r}, not a number; {FORETELL_FIX}."
             ) from None
 
+    def numbers(task: str) -> str:
+        value, low, high = (number(task, "rho", name) for name in ("value", "low", "high"))
+        zero = ", which contains zero" if low <= 0 <= high else ""
+        return (
+            f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; p = "
+            f"{number(task, 'p', 'value'):.3f}, {found[task, 'p']['mixers']} mixers"
+        )
+
+    def foretells(task: str, answer: str) -> bool:
+        return answer == "foretells" and number(task, "rho", "high") < 0
+
+    beside = "".join(
+        f" A score that was fixed later, for new seeds of the same mixers, does: `{task}` ({numbers(task)})."
+        for task, answer in later.items()
+        if foretells(task, answer)
+    )
     p = {task: number(task, "p", "value") for task in answers if (task, "p") in found}
     tested = [task for task in p if not answers[task].startswith("uninformative")]
     if not tested:
         why = "; ".join(f"`{task}`: {answer}" for task, answer in answers.items())
-        return f"No task of minutes is known to foretell the loss out of domain ({why})."
-    surely = [task for task in tested if answers[task] == "foretells" and number(task, "rho", "high") < 0]
+        return f"No task of minutes is known to foretell the loss out of domain ({why}).{beside}"
+    surely = [task for task in tested if foretells(task, answers[task])]
     best = min(surely or tested, key=p.__getitem__)
-    value, low, high = (number(best, "rho", name) for name in ("value", "low", "high"))
-    zero = ", which contains zero" if low <= 0 <= high else ""
-    numbers = f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; p = {p[best]:.3f}"
-    numbers += f", {found[best, 'p']['mixers']} mixers"
     if surely:
-        return f"The task of minutes that foretells the loss out of domain best is `{best}` ({numbers})."
-    return f"No task of minutes is shown to foretell the loss out of domain; the nearest is `{best}` ({numbers})."
+        return f"The task of minutes that foretells the loss out of domain best is `{best}` ({numbers(best)}).{beside}"
+    return (
+        "No task of minutes that was fixed beforehand is shown to foretell the loss out of domain; the nearest is "
+        f"`{best}` ({numbers(best)}).{beside}"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces

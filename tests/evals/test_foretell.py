@@ -12,7 +12,7 @@ import pytest
 from seqjax.config import presets
 from seqjax.evals.recall import __main__ as command
 from seqjax.evals.recall import foretell, foretell_page, report
-from seqjax.evals.recall.foretell import PRIMARY, Mixer, Scores
+from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer, Scores
 from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.study import judge_page, records
 from seqjax.study.studies import load_study
@@ -102,9 +102,9 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
         "The task of minutes that foretells the loss out of domain best is `mqar` (rank correlation -0."
     )
     rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
-    assert {row["runs"] for row in rows} == {"all", "trained"} and {row["task"] for row in rows} == {
-        p.task for p in PRIMARY
-    }
+    assert {row["runs"] for row in rows} == {"all", "later", "trained"} and {
+        row["task"] for row in rows if row["runs"] == "all"
+    } == {p.task for p in PRIMARY}
     found = {(row["task"], row["statistic"]): row for row in rows if row["runs"] == "all"}
     of_mqar, of_fuzzy = found["mqar", "rho"], found["fuzzy", "rho"]
     assert (of_mqar["mixers"], of_mqar["answer"], of_fuzzy["answer"]) == ("20", "foretells", "cannot tell")
@@ -120,7 +120,7 @@ def test_the_page_says_which_task_foretells(known, monkeypatch, capsys) -> None:
     ((figure, _),) = drawn
     assert_readable(figure)
     assert [panel.get_title(loc="left").partition(":")[0] for panel in figure.axes[:4]] == [p.task for p in PRIMARY[:4]]
-    assert sum(panel.axison for panel in figure.axes) == 4 and "not run: capacity" in figure.get_suptitle()
+    assert sum(panel.axison for panel in figure.axes) == 5 and "not run: capacity" in figure.get_suptitle()
     assert {text.get_text() for text in figure.axes[0].texts} == set(LABELS) and overlapping(figure.axes[0].texts) == []
 
 
@@ -160,7 +160,7 @@ def test_mixers_of_other_names_or_settings_are_named(known, tmp_path) -> None:
     with pytest.raises(
         UserError, match=r"none of the mixers of `seqjax recall`: ema\. .*--models=Transformer\+\+;Mamba-2"
     ):
-        foretell_page.write(out, study, SMALL)
+        foretell_page.write(out, [study], SMALL)
     mixers = foretell.read_study(records.read(study), ["Transformer++", "Mamba-2", "Based"])
     assert [mixer.label for mixer in mixers] == ["Transformer++", "Mamba-2"]
     mixer = {"name": "transformer_pp", "heads": 12, "qk_norm": True, "window": None}
@@ -168,12 +168,33 @@ def test_mixers_of_other_names_or_settings_are_named(known, tmp_path) -> None:
     with pytest.raises(
         UserError, match=r"'Transformer\+\+' of the study is another mixer .*: qk_norm is True, not False"
     ):
-        foretell_page.write(out, study, SMALL)
+        foretell_page.write(out, [study], SMALL)
     windows = {"name": "transformer_pp", "qk_norm": True, "window": 128}
     assert foretell.other_settings({"model": {"mixer": windows}}, "W=256, QK norm") == "window is 128, not 256"
     assert foretell.other_settings({"model": {"mixer": {"name": "nsa", "window": 256}}}, "NSA") == ""  # of a size
     with pytest.raises(UserError, match="No mixer has both losses in"):
-        foretell_page.write(write_results(tmp_path / "none", []), known[0], SMALL)
+        foretell_page.write(write_results(tmp_path / "none", []), [known[0]], SMALL)
+
+
+def test_mixers_of_a_second_study_are_added(known, tmp_path, monkeypatch) -> None:
+    """Those that both have are of the first one."""
+    study, out = known
+    monkeypatch.setattr(foretell_page, "draw", lambda *_, **__: None)
+    labels = [*LABELS[:2], "Mamba-3"]
+    other = write_study(tmp_path / "other", np.full(3, 5.0), np.ones(3), labels=labels)
+    write_results(out, [*report.results(out), result("Mamba-3", "mqar", 0.5)])
+    command.main(["--size=small", f"--foretell={study}", f"--foretell={other}", f"--out={out}"])
+    page = (out / "foretell" / "report.md").read_text()
+    assert "21 mixers of **t and t**" in page
+    losses = {line.split(" | ")[0].strip("| "): line.split(" | ")[2] for line in page.splitlines() if " | " in line}
+    assert float(losses["Mamba-3"]) == pytest.approx(3.5, abs=0.02), "3 + 5 / 10, but for noise"
+    first = foretell.read_study(records.read(study), None)[0]
+    assert losses[first.label] == f"{first.inside.mean():.3f}" != losses["Mamba-3"]
+    told = json.loads((other / "runs.json").read_text())
+    told["study"]["domains"] = ["arxiv"]
+    (other / "runs.json").write_text(json.dumps(told))
+    with pytest.raises(UserError, match=r"other has other domains than .*study; give studies of the same data"):
+        foretell_page.write(out, [study, other], SMALL)
 
 
 def scores_of(lines: list[dict[str, Any]], task: str, **options: Any) -> Scores | None:
@@ -198,6 +219,32 @@ def test_the_rate_is_chosen_on_sequences_of_no_test() -> None:
     lines[2]["tests"]["4 in 64"]["accuracy"] = 0.1
     found = scores_of(lines, "mqar")
     assert found is not None and found.mean == pytest.approx((6 * 0.8 + 0.1) / 7), "the mean of seven tests"
+
+
+def test_a_later_score_has_its_seeds_alone_at_the_rate_of_all() -> None:
+    worse: Any = {"validation": {"accuracy": 0.1}}
+    lines = [result("Based", "fuzzy", accuracy, seed=seed) for seed, accuracy in enumerate((0.9, 0.5, 0.7))]
+    lines += [result("Based", "fuzzy", 0.95, seed=seed, rate=3e-3, **worse) for seed in range(3)]
+    mixer = Mixer("Based", np.ones(1), np.ones((1, 1)))
+    found = foretell.with_scores([mixer], lines, SMALL)[0].scores
+    assert found["fuzzy"].values[:, 0] == pytest.approx([0.9, 0.5, 0.7])
+    assert found[LATER.name].values[:, 0] == pytest.approx([0.5, 0.7]) and found[LATER.name].n_rates == 2
+    assert LATER.name not in foretell.with_scores([mixer], lines[:1], SMALL)[0].scores, "seed 0 had been seen"
+    assert set(LATER.tests) <= set(SMALL.task(LATER.task).tests) and 0 not in LATER.seeds
+
+
+def test_a_later_score_has_a_p_of_its_own(known) -> None:
+    """The fixture's seed 1 of `fuzzy` is as that of seed 0: what is in domain, and so nothing of what is outside."""
+    study, out = known
+    foretell_page.write(out, [study], SMALL)
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
+    later = {row["statistic"]: row for row in rows if row["runs"] == "later"}
+    every = {row["statistic"]: row for row in rows if (row["runs"], row["task"]) == ("all", "fuzzy")}
+    assert {row["task"] for row in later.values()} == {LATER.name}
+    assert later["rho"]["value"] == every["rho"]["value"]
+    assert float(later["p"]["value"]) < float(every["p"]["value"]), "one test, not the largest of five"
+    page = (out / "foretell" / "report.md").read_text()
+    assert f"## A score fixed later\n\n**`{LATER.name}`: cannot tell**" in page
 
 
 def test_runs_that_were_not_trained_are_left_out_where_asked() -> None:
@@ -257,6 +304,6 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path, monkeypat
     monkeypatch.setattr(foretell_page, "draw", lambda *_, **__: None)
     results = support.ROOT / "docs" / "results"
     write_results(tmp_path, report.results(results / "recall"))
-    written = foretell_page.write(tmp_path, results / "trunks_110m", SMALL)
+    written = foretell_page.write(tmp_path, [results / "trunks_110m"], SMALL)
     for name in (written.name, foretell_page.TABLE):
         assert (written.parent / name).read_text() == (results / "recall" / "foretell" / name).read_text()

@@ -447,6 +447,17 @@ def test_further_seeds_are_of_the_best_rate() -> None:
     assert runs[len(first) :] == [command.Run(*kind, best[kind[1]], seed) for seed in (1, 2) for kind in kinds]
 
 
+def test_further_seeds_are_of_the_rate_of_the_report() -> None:
+    """Where all rates have a second seed, it counts for the choice, as it does in the report."""
+    setup = setups.SETUPS["small"]
+    results: list[dict[str, Any]] = []
+    for rate, accuracies in {1e-3: (0.7, 0.7), 3.2e-3: (0.9, 0.9), 1e-2: (1.0, 0.2)}.items():
+        of_rate = [{"model": "Based", "task": "s5", "dim": 128, "rate": rate, "seed": seed} for seed in (0, 1)]
+        results += [run | {"validation": {"accuracy": share}} for run, share in zip(of_rate, accuracies, strict=True)]
+    runs = [run for run in command._runs(setup, ["Based"], ["s5"], seeds=3, found=results) if run.seed]
+    assert {run.rate for run in runs} == {3.2e-3} == {report.validated_rate(results, "", "accuracy")}
+
+
 def test_a_width_can_be_chosen(tmp_path, monkeypatch) -> None:
     asked: list[command.Run] = []
     monkeypatch.setattr(command, "_train", lambda setup, runs, out, **_: asked.extend(runs))

@@ -173,13 +173,27 @@ def test_too_few_mixers_foretell_nothing(tmp_path):
             "cannot tell",
             "the nearest is `mqar` (rank correlation -0.50, 95% interval -0.80 to -0.10; p = 0.200",
         ),
-        ((0.7, 0.3, 0.9, 0.01), "higher scores lose more", "No task of minutes is shown to foretell"),
+        ((0.7, 0.3, 0.9, 0.01), "higher scores lose more", "No task of minutes that was fixed beforehand is shown to"),
         ((-0.9, -0.95, -0.5, 0.01), "uninformative: 12 of 12 at the floor or the ceiling", "the nearest is `hops`"),
     ],
 )
 def test_a_task_foretells_only_with_an_interval_below_zero(tmp_path, of_mqar, answer, said):
     rows = [("mqar", 12, answer, statistics(*of_mqar)), ("hops", 11, "cannot tell", statistics(-0.1, -0.6, 0.5, 0.9))]
     assert said in judge_page.foretold(foretell_csv(tmp_path / "f.csv", [*rows, ("grammar", 0, "not run", [])]))
+
+
+def test_a_score_that_was_fixed_later_is_told_beside_the_others_if_it_foretells(tmp_path):
+    rows = [("mqar", 12, "cannot tell", statistics(-0.1, -0.6, 0.5, 0.9))]
+    path = foretell_csv(tmp_path / "f.csv", [*rows, ("fuzzy-24", 12, "foretells", statistics(-0.7, -0.9, -0.3, 0.01))])
+    path.write_text(path.read_text().replace("all,fuzzy", "later,fuzzy"))
+    said = judge_page.foretold(path)
+    assert "the nearest is `mqar`" in said
+    assert said.endswith(
+        "A score that was fixed later, for new seeds of the same mixers, does: `fuzzy-24` (rank correlation -0.70, "
+        "95% interval -0.90 to -0.30; p = 0.010, 12 mixers)."
+    )
+    path.write_text(path.read_text().replace("foretells", "cannot tell"))
+    assert judge_page.foretold(path).endswith("which contains zero; p = 0.900, 12 mixers).")
 
 
 def test_the_recorded_table_is_there_and_another_place_is_named(tmp_path):

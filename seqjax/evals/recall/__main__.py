@@ -8,10 +8,10 @@
     seqjax recall --size=small --foretell=STUDY            which task foretells the losses of a study
 
 Every model is trained on every task for every width and learning rate of the size, ordered by width and rate. Further
-seeds follow, at the rate that is best of the first seed's on sequences that no test has. Each file in
-seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths and rates. A run's
-result is a line of OUT/runs.jsonl, added as it ends. Finished runs are not repeated, so the same command resumes after
-an interruption. report.md and accuracy.png are written from all results in OUT.
+seeds follow, at the rate that is best on sequences that no test has, compared on the seeds that all rates have. Each
+file in seqjax/evals/recall/tasks is a task with its source and its sizes; setups.py has the models, widths and rates. A
+run's result is a line of OUT/runs.jsonl, added as it ends. Finished runs are not repeated, so the same command resumes
+after an interruption. report.md and accuracy.png are written from all results in OUT.
 """
 
 import dataclasses
@@ -46,9 +46,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tasks", default="", help=f"names with commas, of {names} (all of the size)")
     parser.add_argument("--widths", default="", help="numbers with commas, of the widths of the size (all)")
     parser.add_argument("--out", default="runs/recall", help="where results go (runs/recall)")
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="seeds, from 0 on, those after 0 at the best rate of 0 (1)"
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="seeds, from 0 on, those after 0 at the best rate (1)")
     parser.add_argument(
         "--together", type=int, default=1, help="runs of a model and task, of several rates and seeds, in a program (1)"
     )
@@ -59,7 +57,9 @@ def main(argv: list[str]) -> None:
         "--foretell",
         type=Path,
         metavar="STUDY",
-        help="train nothing; write OUT/foretell: which task foretells the losses in this directory of `seqjax study`",
+        action="append",
+        help="train nothing; write OUT/foretell: which task foretells the losses in this directory of `seqjax study`; "
+        "give it again for mixers of another",
     )
     args = parser.parse_args(argv)
     setup = SETUPS[_known("size", [args.size], SETUPS)[0]]
@@ -76,7 +76,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--out={out} is a file; give a directory.")
     _require_asked(setup, out)
     if args.foretell is not None:
-        store.require_local(args.foretell, "--foretell")
+        for study in args.foretell:
+            store.require_local(study, "--foretell")
         written = foretell_page.write(out, args.foretell, setup, chosen=models if args.models else None)
         sys.stdout.write(f"Wrote {written}\n")
         return
@@ -131,18 +132,19 @@ def _runs(
 ) -> Iterator[Run]:
     """Yield all runs: all models with one width and rate first, so that an early end leaves a table.
 
-    Seeds after the first are those of the best rate, where `found` has all rates of the first seed.
+    Seeds after the first are those of the best rate, where `found` has all rates of the first seed. The rate is that
+    of the report, so that no seed is run at another.
     """
     for (dim, rate), task, model in itertools.product(setup.rounds, tasks, models):
         yield Run(model, task, dim, rate, 0)
-    first: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    of_width: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
     for result in found:
-        if result["seed"] == 0 and (result["dim"], result["rate"]) in setup.rounds:
-            first.setdefault((result["model"], result["task"], result["dim"]), []).append(result)
+        of_width.setdefault((result["model"], result["task"], result["dim"]), []).append(result)
     for seed, task, model in itertools.product(range(1, seeds), tasks, models):
         for dim in dict.fromkeys(dim for dim, _ in setup.rounds):
-            results = first.get((model, task, dim), [])
-            if {result["rate"] for result in results} == {rate for width, rate in setup.rounds if width == dim}:
+            results = of_width.get((model, task, dim), [])
+            first = {result["rate"] for result in results if result["seed"] == 0}
+            if first >= {rate for width, rate in setup.rounds if width == dim}:
                 asked = setup.task(task)
                 by = "score" if asked.kind.score else "accuracy"
                 yield Run(model, task, dim, report.validated_rate(results, asked.own, by), seed)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from seqjax.evals.recall import report
-from seqjax.evals.recall.foretell import LEAST, PRIMARY, SEEDS, Mixer, Row, foretell, read_study, with_scores
+from seqjax.evals.recall.foretell import LATER, LEAST, PRIMARY, SEEDS, Mixer, Row, foretell, read_study, with_scores
 from seqjax.evals.recall.setups import Setup
 from seqjax.pictures import COLORS, Named, label_points
 from seqjax.study import comparison, end_points, equal_loss, figures, records
@@ -35,46 +35,58 @@ MORE = (
 TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
 
 
-def write(directory: Path, study: Path, setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
-    """Write report.md, foretell.csv and foretell.png of the recall results in `directory` and a study beside them.
+def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Sequence[str] | None = None) -> Path:
+    """Write report.md, foretell.csv and foretell.png of the recall results in `directory` and the losses of studies.
 
     Returns the former, which is in a folder of `directory`. `chosen` are the labels of mixers to compare, by default
-    all of the study. Raises `UserError` as `read_study` does, or if no mixer is in both.
+    all of the studies. A mixer of several studies is that of the first of them. Raises `UserError` as `read_study`
+    does, if no mixer is in both, or if the studies have other domains.
     """
-    found = records.read(study)
-    mixers, results = read_study(found, chosen), report.results(directory)
+    read = {study: records.read(study) for study in studies}
+    found = read[studies[0]]
+    by_label: dict[str, Mixer] = {}
+    gaps: dict[str, float] = {}
+    for study, of_study in read.items():
+        if (of_study.domains, of_study.against) != (found.domains, found.against):
+            raise UserError(f"{study} has other domains than {studies[0]}; give studies of the same data.")
+        by_label = {mixer.label: mixer for mixer in read_study(of_study, chosen)} | by_label
+        reference = next(name for name in of_study.references if equal_loss.shown_runs(of_study, name))
+        gaps = {name: gap for name, (gap, _) in end_points.gaps_to(of_study, reference).items()} | gaps
+    mixers, results = list(by_label.values()), report.results(directory)
     every = [mixer for mixer in with_scores(mixers, results, setup) if mixer.scores]
     if not every:
         raise UserError(
-            f"No mixer has both losses in {study} and a result in {directory / report.RESULTS} of the tasks "
-            f"{', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
+            f"No mixer has both losses in {', '.join(map(str, studies))} and a result in {directory / report.RESULTS} "
+            f"of the tasks {', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
         )
-    reference = next(name for name in found.references if equal_loss.shown_runs(found, name))
-    gaps = {name: gap for name, (gap, _) in end_points.gaps_to(found, reference).items()}
     rows = foretell(every, found.domains, gaps)
     trained = [mixer for mixer in with_scores(mixers, results, setup, passed=True) if mixer.scores]
     again = foretell(trained, found.domains, gaps)
+    later = [row for row in foretell(every, found.domains, gaps, [LATER]) if row.found]
     out = directory / FOLDER
     out.mkdir(exist_ok=True)
     sections = [
         f"# Which task foretells base capabilities?\n\n{_headline(rows)}\n",
-        _about(found, every),
+        _about(found, every, " and ".join(of_study.title for of_study in read.values())),
         ABOUT,
         _table(rows),
     ]
     if any(row.found for row in rows):
         sections += [f"{MORE.format(reference=reference)}\n", _more(rows, found.domains)]
+    if later:
+        sections += [f"## A score fixed later\n\n{_later(later)}", _table(later), ""]
+        sections += [f"{MORE.format(reference=reference)}\n", _more(later, found.domains)]
     sections += ["## Trained runs alone\n", _without_untrained(rows, again), "## Mixers\n", _mixers(every)]
     (out / "report.md").write_text("\n".join(sections), encoding="utf-8")
     with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("runs", "task", "mixers", "near_an_edge", "answer", "statistic", "value", "low", "high"))
-        for runs, of_runs in (("all", rows), ("trained", again)):
+        for runs, of_runs in (("all", rows), ("later", later), ("trained", again)):
             for row in of_runs:
-                start = (runs, row.task, len(row.mixers), row.near, row.answer)
+                start = (runs, row.name, len(row.mixers), row.near, row.answer)
                 for name, numbers in (row.found or {"": Found(np.nan)}).items():
                     writer.writerow([*start, name, *("" if np.isnan(x) else f"{x:.4f}" for x in numbers)])
-    draw(out / PICTURE, rows, title=found.title, unit=found.unit.name)
+    draw(out / PICTURE, [*rows, *later], title=found.title, unit=found.unit.name)
     return out / "report.md"
 
 
@@ -83,7 +95,7 @@ def _headline(rows: Sequence[Row]) -> str:
     n = max(len(row.mixers) for row in rows)
     tested = [row for row in rows if row.found and row.informative]
     lacking = [row for row in rows if row not in tested]
-    rest = f" {'; '.join(f'`{row.task}`: {row.answer}' for row in lacking)}." if lacking else ""
+    rest = f" {'; '.join(f'`{row.name}`: {row.answer}' for row in lacking)}." if lacking else ""
     if n < LEAST:
         return (
             f"**Nobody can tell yet: {n} mixers are in both the study and these results, which is too few.** With "
@@ -96,21 +108,33 @@ def _headline(rows: Sequence[Row]) -> str:
     rho, p = best.found["rho"], best.found["p"].value
     numbers = f"rho {_number(rho)}, p = {p:.3f}, {len(best.mixers)} mixers"
     if best.answer != "cannot tell":
-        others = [row.task for row in tested if row.answer == best.answer and row is not best]
+        others = [row.name for row in tested if row.answer == best.answer and row is not best]
         also = f" So does {', '.join(others)}." if others else ""
         does = "foretells base capabilities best" if rho.value < 0 else "foretells the reverse: higher scores lose more"
-        return f"**`{best.task}` {does}** ({numbers}).{also}{rest}"
+        return f"**`{best.name}` {does}** ({numbers}).{also}{rest}"
     return (
-        f"**No task is shown to foretell base capabilities.** The nearest is `{best.task}` ({numbers}); of one "
+        f"**No task is shown to foretell base capabilities.** The nearest is `{best.name}` ({numbers}); of one "
         f"task alone a |rho| of {least(len(best.mixers)):.2f} would be told from none.{rest}"
     )
 
 
-def _about(found: Records, every: Sequence[Mixer]) -> str:
+def _later(rows: Sequence[Row]) -> str:
+    """Return what the later score is, and what its correlation can and cannot say."""
+    (row,) = rows
+    rho, p = row.found["rho"], row.found["p"].value
+    return (
+        f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, p = {p:.3f}). It was fixed when seed 0 had been seen "
+        "(docs/recall.md), for the other seeds alone; p is that of one test. The seeds are new, the mixers and their "
+        "losses are the same, so p does not know of the scores that were passed over when it was found.\n"
+    )
+
+
+def _about(found: Records, every: Sequence[Mixer], titles: str) -> str:
     """Return what is compared, and what of it is less than was meant."""
-    scores = [of_task for mixer in every for of_task in mixer.scores.values()]
+    names = {primary.name for primary in PRIMARY}
+    scores = [of_task for mixer in every for name, of_task in mixer.scores.items() if name in names]
     text = [
-        f"{len(every)} mixers of **{found.title}**. Losses are in {found.unit.name}: out of domain the mean over "
+        f"{len(every)} mixers of **{titles}**. Losses are in {found.unit.name}: out of domain the mean over "
         f"{', '.join(found.domains)}, in domain the {comparison.x_label(found)}."
     ]
     if few := sum(min(len(of_task.values), of_task.n_rates) < SEEDS for of_task in scores):
@@ -136,13 +160,13 @@ def _number(found: Found | None) -> str:
 def _table(rows: Sequence[Row]) -> str:
     header = ["task", "score", "answer", "mixers", "runs", "rates", *TOLD, "p", "reliable"]
     lines = []
-    for row, primary in zip(rows, PRIMARY, strict=True):
-        scores = [mixer.scores[row.task] for mixer in row.mixers]
+    for row in rows:
+        scores = [mixer.scores[row.name] for mixer in row.mixers]
         p, reliable = (row.found.get(name, Found(np.nan)).value for name in ("p", "reliability of the score"))
         lines.append(
             [
-                row.task,
-                f"{primary.number}, {'; '.join(primary.tests) or 'mean of all tests'}",
+                row.primary.task,
+                row.primary.about,
                 row.answer,
                 str(len(row.mixers)),
                 _span([len(found.values) for found in scores]),
@@ -162,7 +186,9 @@ def _span(numbers: Sequence[int]) -> str:
 
 def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
     names = ("without attention", "state taken out too", "parameters taken out too", "plain", "plain, with the gap")
-    lines = [[row.task, *(_number(row.found.get(name)) for name in (*names, *domains))] for row in rows if row.found]
+    lines = [
+        [row.primary.task, *(_number(row.found.get(name)) for name in (*names, *domains))] for row in rows if row.found
+    ]
     return markdown(["task", *names, *domains], lines)
 
 
@@ -172,7 +198,7 @@ def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
     if not pairs:
         return "No run failed the easiest test of its training, so that all of the above is of trained runs.\n"
     lines = [
-        [other.task, other.answer, str(len(other.mixers)), *(_number(of.found.get("rho")) for of in (other, row))]
+        [other.name, other.answer, str(len(other.mixers)), *(_number(of.found.get("rho")) for of in (other, row))]
         for row, other in pairs
     ]
     return (
@@ -182,28 +208,29 @@ def _without_untrained(rows: Sequence[Row], again: Sequence[Row]) -> str:
 
 
 def _counted(row: Row) -> list[tuple[str, int]]:
-    return [(mixer.label, len(mixer.scores[row.task].values)) for mixer in row.mixers]
+    return [(mixer.label, len(mixer.scores[row.name].values)) for mixer in row.mixers]
 
 
 def _mixers(every: Sequence[Mixer]) -> str:
-    tasks = [primary.task for primary in PRIMARY if any(primary.task in mixer.scores for mixer in every)]
+    named = {primary.name: primary for primary in (*PRIMARY, LATER)}
+    names = [name for name in named if any(name in mixer.scores for mixer in every)]
     lines = [
         [
             mixer.label,
             mixer.family,
             f"{mixer.inside.mean():.3f}",
             f"{mixer.outside.mean():.3f}",
-            *(f"{mixer.scores[task].mean:.3f}" if task in mixer.scores else DASH for task in tasks),
+            *(f"{mixer.scores[name].mean:.3f}" if name in mixer.scores else DASH for name in names),
         ]
         for mixer in sorted(every, key=lambda mixer: mixer.outside.mean())
     ]
     return "Sorted by the loss out of domain.\n\n" + markdown(
-        ["mixer", "family", "loss in domain", "outside", *tasks], lines, left=2
+        ["mixer", "family", "loss in domain", "outside", *names], lines, left=2
     )
 
 
 def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
-    """Draw, for each task, mixers' losses out of domain, less their regression on those in domain, over the score.
+    """Draw, for each score, mixers' losses out of domain, less their regression on those in domain, over the score.
 
     Lines lead from a mixer's lowest run to its highest. The correlation in a panel's title is that of ranks. Writes a
     PNG at `path`, and an SVG beside it.
@@ -218,7 +245,7 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
         panel.set_axis_off()
     for panel in panels[::columns]:
         panel.set_ylabel(f"loss out of domain, above what\nthat in domain says ({unit})", fontsize=9)
-    not_run = ", ".join(row.task for row in rows if not row.mixers)
+    not_run = ", ".join(row.name for row in rows if not row.mixers)
     about = "which task foretells the loss out of domain" + (f"\nnot run: {not_run}" if not_run else "")
     figure.suptitle(f"{textwrap.fill(title, 70 * columns)}\n{about}", x=0.01, ha="left", fontsize=10)
     label_points(named)
@@ -229,7 +256,7 @@ def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
     """Draw the points of a panel; return them by name."""
     told = f"rho {_number(row.found['rho'])}, p = {row.found['p'].value:.3f}" if row.found else row.answer
     told += ", uninformative" if row.found and not row.informative else ""
-    panel.set_title(f"{row.task}: {told}", fontsize=9.5, loc="left")
+    panel.set_title(f"{row.name}: {told}", fontsize=9.5, loc="left")
     panel.spines[["top", "right"]].set_visible(False)
     inside, outside = (np.array([getattr(m, name).mean() for m in row.mixers]) for name in ("inside", "outside"))
     line = np.polyfit(inside, outside, 1) if np.ptp(inside) > 0 else [0.0, outside.mean()]
@@ -238,13 +265,12 @@ def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
     named = {}
     for mixer, y in zip(row.mixers, above, strict=True):
         color = COLORS[families.index(mixer.family) % len(COLORS)]
-        scores = mixer.scores[row.task].values[:, 0]
+        scores = mixer.scores[row.name].values[:, 0]
         panel.plot([scores.min(), scores.max()], [y, y], color=color, linewidth=1)
-        panel.plot(mixer.scores[row.task].mean, y, color=color, marker="o", markersize=5, linestyle="none")
-        named[mixer.label] = Named([(mixer.scores[row.task].mean, float(y))], color)
+        panel.plot(mixer.scores[row.name].mean, y, color=color, marker="o", markersize=5, linestyle="none")
+        named[mixer.label] = Named([(mixer.scores[row.name].mean, float(y))], color)
     panel.margins(0.12)
     panel.grid(color="0.93")
     panel.set_axisbelow(True)
-    primary = next(primary for primary in PRIMARY if primary.task == row.task)
-    panel.set_xlabel(f"{primary.number}, {'; '.join(primary.tests) or 'mean of all tests'}", fontsize=9)
+    panel.set_xlabel(row.primary.about, fontsize=9)
     return named

@@ -38,7 +38,7 @@ def results(directory: Path) -> list[dict[str, Any]]:
 
 
 def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the results of a task: for every model and width, the rate that is best in the test like the training."""
+    """Return the results of a task: for every model and width, those of the rate that `validated_rate` chooses."""
     chosen: dict[str, list[Mapping[str, Any]]] = {}
     for label in MODELS:
         of_model = [result for result in found if (result["task"], result["model"]) == (task.name, label)]
@@ -50,12 +50,12 @@ def by_model(found: Sequence[Mapping[str, Any]], task: TaskSetup) -> dict[str, l
 
 
 def best_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str = "accuracy") -> Mapping[str, Any]:
-    """Return the result of the rate that is best in the test `own`, with the mean of its runs and their range.
+    """Return the result of the rate that `validated_rate` chooses, with the mean of its runs and their range.
 
     `by` is "accuracy" or "score".
     """
-    best = max(compared := _compared(of_width), key=lambda rate: _number(compared[rate], lambda r: r["tests"][own][by]))
-    return {**_together([result for result in of_width if result["rate"] == best]), "tried": len(compared)}
+    best = validated_rate(of_width, own, by)
+    return {**_together([r for r in of_width if r["rate"] == best]), "tried": len({r["rate"] for r in of_width})}
 
 
 def validated_rate(of_width: Sequence[Mapping[str, Any]], own: str, by: str) -> float:
@@ -122,10 +122,11 @@ BITS = "Bits are the mean negative log2 likelihood of the right answers in the t
 ABOUT = (
     "Share of right answers in percent, over sequences that were not trained on; beside it, where a sequence has "
     "several answers, the share of sequences without a wrong one. In italics is the test that is like the training; "
-    "the learning rate is the best there of so many. Several runs of a model are shown as their mean, with the lowest "
-    "and the highest where these are a percent or more apart. The last column is the mean of all tests. The state is "
-    "how many numbers decoding keeps at the end of the test in italics, over all layers and with those of "
-    "convolutions; for attention they grow with the sequence."
+    "the learning rate is the best of so many on further sequences like it that no test has (of results without such, "
+    "in the test itself). Several runs of a model are shown as their mean, with the lowest and the highest where these "
+    "are a percent or more apart. The last column is the mean of all tests. The state is how many numbers decoding "
+    "keeps at the end of the test in italics, over all layers and with those of convolutions; for attention they grow "
+    "with the sequence."
 )
 
 
