@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from seqjax.config import Config, from_config_dict, presets, to_dict
 from seqjax.evals.recall import foretell, report
-from seqjax.evals.recall.foretell import PRIMARY, Mixer
+from seqjax.evals.recall.foretell import LATER, PRIMARY, Mixer
 from seqjax.evals.recall.setups import MODELS, SETUPS
 from seqjax.evals.recall.tasks import TaskSetup
 from seqjax.evals.recall.train import state_size
@@ -130,7 +130,10 @@ def _speeds(files: Iterable[str], configs: Mapping[str, Config]) -> dict[str, Sp
 
 
 def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
-    """Return the scores by task: the primary one where there is one, otherwise the mean accuracy of all tests."""
+    """Return the scores by task: the primary one where there is one, otherwise the mean accuracy of all tests.
+
+    The one that was fixed later is beside its task's, by its own name.
+    """
     results = report.results(HERE / "recall")
     # A label's mixer may have other settings in the study: its scores are those of another mixer then.
     same = [label for label, config in configs.items() if label in MODELS and not _differs(label, config)]
@@ -141,17 +144,16 @@ def _scores(configs: Mapping[str, Config]) -> dict[str, dict[str, Score]]:
     )
     found: dict[str, dict[str, Score]] = {}
     for task in SETUP.tasks:
-        if any(primary.task == task.name for primary in PRIMARY):
-            of_task = {
-                label: Score(scores[task.name].mean, task.name in passed[label])
+        of_task = [primary.name for primary in (*PRIMARY, LATER) if primary.task == task.name]
+        for name in of_task:
+            found[name] = {
+                label: Score(scores[name].mean, name in passed[label])
                 for label, scores in every.items()
-                if task.name in scores
+                if name in scores
             }
-        else:
-            of_task = _mean_accuracies(results, task, same)
-        if of_task:
-            found[task.name] = of_task
-    return found
+        if not of_task:
+            found[task.name] = _mean_accuracies(results, task, same)
+    return {name: scores for name, scores in found.items() if scores}
 
 
 def _differs(label: str, config: Config) -> str:
@@ -292,12 +294,10 @@ def _recorded(file: str) -> Any:
 
 
 def _about_tasks(known: Known) -> str:
-    tests = {primary.task: primary for primary in PRIMARY if primary.tests}
-    named = [
-        f"`{task}`, {tests[task].number} in {', '.join(tests[task].tests)}" for task in known.tasks if task in tests
-    ]
+    tests = {primary.name: primary for primary in (*PRIMARY, LATER) if primary.tests}
+    named = [f"`{name}` ({tests[name].about})" for name in known.tasks if name in tests]
     means = "Scores are the mean share of right answers over all tests, in percent" + (
-        f", but for {'; '.join(named)}." if named else "."
+        f", but for {', '.join(named)}." if named else "."
     )
     untrained = any(not score.trained for of_task in known.tasks.values() for score in of_task.values())
     said = "In brackets: runs that failed the easiest test of their training, so that the score says little.\n"
@@ -312,8 +312,13 @@ def _task_table(known: Known) -> str:
     return markdown(["mixer", *known.tasks], rows)
 
 
+def _has_score(name: str) -> bool:
+    """Return whether the task of a score, after which it is named, has one of its own instead of an accuracy."""
+    return bool(SETUP.task(name.partition(",")[0]).kind.score)
+
+
 def _shown(task: str, score: Score) -> str:
-    text = f"{score.value:.3f}" if SETUP.task(task).kind.score else f"{100 * score.value:.0f}"
+    text = f"{score.value:.3f}" if _has_score(task) else f"{100 * score.value:.0f}"
     return text if score.trained else f"({text})"
 
 
@@ -405,7 +410,7 @@ def _draw_tasks(panel: Axes, known: Known, lines: Sequence[str]) -> None:
     for x, (task, of_task) in enumerate(known.tasks.items()):
         values = [score.value for score in of_task.values()]
         # Shares of right answers begin at none; other scores at the worst one.
-        low, high = (min(values), max(values)) if SETUP.task(task).kind.score else (0.0, 1.0)
+        low, high = (min(values), max(values)) if _has_score(task) else (0.0, 1.0)
         for y, label in enumerate(lines):
             if label in of_task:
                 shades[y, x] = (of_task[label].value - low) / max(high - low, 1e-9)
