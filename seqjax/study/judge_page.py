@@ -258,8 +258,11 @@ def foretold(path: Path = FORETELL) -> str:
     def foretells(task: str, answer: str) -> bool:
         return answer == "foretells" and number(task, "rho", "high") < 0
 
+    known = "attending taken out too"
     beside = "".join(
-        f" A score that was fixed later, for new seeds of the same mixers, does: `{task}` ({numbers(task)})."
+        f" A score that was fixed later, for new seeds of the same mixers, does: `{task}` ({numbers(task)}); without "
+        f"what follows from whether a mixer reads tokens of the past themselves or a state of them it is "
+        f"{number(task, known, 'value'):+.2f}."
         for task, answer in later.items()
         if foretells(task, answer)
     )

@@ -184,13 +184,17 @@ def test_a_task_foretells_only_with_an_interval_below_zero(tmp_path, of_mqar, an
 
 def test_a_score_that_was_fixed_later_is_told_beside_the_others_if_it_foretells(tmp_path):
     rows = [("mqar", 12, "cannot tell", statistics(-0.1, -0.6, 0.5, 0.9))]
-    path = foretell_csv(tmp_path / "f.csv", [*rows, ("fuzzy-24", 12, "foretells", statistics(-0.7, -0.9, -0.3, 0.01))])
+    attends = ("attending taken out too", "-0.4200", "", "")
+    path = foretell_csv(
+        tmp_path / "f.csv", [*rows, ("fuzzy-24", 12, "foretells", [*statistics(-0.7, -0.9, -0.3, 0.01), attends])]
+    )
     path.write_text(path.read_text().replace("all,fuzzy", "later,fuzzy"))
     said = judge_page.foretold(path)
     assert "the nearest is `mqar`" in said
     assert said.endswith(
         "A score that was fixed later, for new seeds of the same mixers, does: `fuzzy-24` (rank correlation -0.70, "
-        "95% interval -0.90 to -0.30; p = 0.010, 12 mixers)."
+        "95% interval -0.90 to -0.30; p = 0.010, 12 mixers); without what follows from whether a mixer reads tokens "
+        "of the past themselves or a state of them it is -0.42."
     )
     path.write_text(path.read_text().replace("foretells", "cannot tell"))
     assert judge_page.foretold(path).endswith("which contains zero; p = 0.900, 12 mixers).")

@@ -72,6 +72,7 @@ FAMILIES = {
     "RWKV": ("rwkv5", "rwkv6", "rwkv7"),
     "delta rule": ("deltanet", "gated_deltanet", "gated_deltaproduct", "kda"),
 }
+ATTENDS = ("attention", "selection")  # families whose mixers read tokens of the past themselves, not a state of them
 LEAST = 10  # mixers: of fewer a single |rho| below 0.7 is nothing, and a draw of them is often four or five
 SEEDS = 3  # and learning rates, which the means are meant to have
 NEAR = 0.02  # of the floor or the ceiling: there a score says nothing of a mixer
@@ -186,7 +187,7 @@ def _statistics(
     x, y, z = _variables(mixers, name)
     rho = float(rank_correlation(x, y, z))
 
-    def of(keep: np.ndarray, *others: Sequence[int]) -> float:
+    def of(keep: np.ndarray, *others: Sequence[int] | np.ndarray) -> float:
         """The correlation of the mixers `keep` [mixers] alone, also less `others`; nan for fewer than five."""
         more = [np.array(values)[keep] for values in others]
         return float(rank_correlation(x[keep], y[keep], z[keep], *more)) if keep.sum() > 4 else np.nan
@@ -200,6 +201,7 @@ def _statistics(
         return rank_correlation(told_apart(of_x.drawn(indices, rng)), losses[..., 0], losses[..., 1])
 
     families = np.array([mixer.family for mixer in mixers])
+    attends = np.isin(families, ATTENDS)
     members = [np.flatnonzero(families == name) for name in sorted(set(families))]
     clusters: dict[int, list[np.ndarray]] = {}  # by the number of mixers, so that draws are computed together
     for choice in rng.integers(len(members), size=(DRAWS, len(members))):
@@ -214,7 +216,8 @@ def _statistics(
         "rho, by family": interval(rho, by_family),
         "one mixer left out": _range(rho, [of(~one) for one in alone]),
         "one family left out": _range(rho, [of(families != name) for name in set(families)]),
-        "without attention": Found(of(families != "attention")),
+        "attending taken out too": Found(of(everyone, attends)),
+        "without those that attend": Found(of(~attends)),
         "state taken out too": Found(of(everyone, [found.state for found in scores])),
         "parameters taken out too": Found(of(everyone, [found.parameters for found in scores])),
         "plain": Found(float(rank_correlation(x, y))),
@@ -224,6 +227,24 @@ def _statistics(
     }
     of_domains = zip(domains, np.array([mixer.outside.mean(0) for mixer in mixers]).T, strict=True)
     return found | {name: Found(float(rank_correlation(x, losses, z))) for name, losses in of_domains}
+
+
+def of_every_test(
+    every: Sequence[Mixer], results: Sequence[Mapping[str, Any]], setup: Setup
+) -> list[tuple[Primary, int, float, float]]:
+    """Return each test's score, its mixers, and rho, also with whether a mixer attends taken out; nothing is tested."""
+    found = []
+    for primary in PRIMARY:
+        for test in setup.task(primary.task).tests:
+            score = primary._replace(tests=(test,))
+            scored = with_scores(every, results, setup, primaries=[score])
+            mixers = [mixer for mixer in scored if mixer.scores]
+            if len(mixers) >= LEAST:
+                variables = _variables(mixers, score.name)
+                attends = np.array([mixer.family in ATTENDS for mixer in mixers])
+                rhos = (float(rank_correlation(*variables, *others)) for others in ((), (attends,)))
+                found.append((score, len(mixers), *rhos))
+    return found
 
 
 def _range(value: float, values: Sequence[float]) -> Found:
@@ -278,7 +299,12 @@ def other_settings(recorded: Mapping[str, Any], label: str) -> str:
 
 
 def with_scores(
-    mixers: Sequence[Mixer], results: Sequence[Mapping[str, Any]], setup: Setup, *, passed: bool = False
+    mixers: Sequence[Mixer],
+    results: Sequence[Mapping[str, Any]],
+    setup: Setup,
+    *,
+    passed: bool = False,
+    primaries: Sequence[Primary] = (*PRIMARY, LATER),
 ) -> list[Mixer]:
     """Return the mixers with the scores of their runs at the first width of a size.
 
@@ -287,7 +313,7 @@ def with_scores(
     told = []
     for mixer in mixers:
         scores = {}
-        for primary in (*PRIMARY, LATER):
+        for primary in primaries:
             wanted = (mixer.label, primary.task, setup.rounds[0][0])
             runs = [run for run in results if (run["model"], run["task"], run["dim"]) == wanted]
             if runs and (found := _scored(runs, primary, setup, passed=passed)):

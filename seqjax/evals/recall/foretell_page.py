@@ -10,7 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from seqjax.evals.recall import report
-from seqjax.evals.recall.foretell import LATER, LEAST, PRIMARY, SEEDS, Mixer, Row, foretell, read_study, with_scores
+from seqjax.evals.recall.foretell import (
+    LATER,
+    LEAST,
+    PRIMARY,
+    SEEDS,
+    Mixer,
+    Row,
+    foretell,
+    of_every_test,
+    read_study,
+    with_scores,
+)
 from seqjax.evals.recall.setups import Setup
 from seqjax.pictures import COLORS, Named, label_points
 from seqjax.study import comparison, end_points, equal_loss, figures, records
@@ -29,8 +40,14 @@ ABOUT = (
     "were fixed beforehand (docs/recall.md)."
 )
 MORE = (
-    "Without a test: rho of the mixers that are not attention; with the size of the state, or the parameters, taken "
-    "out too; the correlation with nothing taken out, and that with the gap to {reference}; and rho by domain."
+    "Without a test: rho with it taken out whether a mixer attends, that is, reads tokens of the past themselves "
+    "(attention and selection), because that is known of a mixer without a task; of the mixers that do not; with the "
+    "size of the state, or the parameters, taken out; the correlation with nothing taken out, and that with the gap to "
+    "{reference}; and rho by domain."
+)
+EVERY = (
+    "rho of every test, to look at: among so many some are large by chance, and a test that only tells mixers that "
+    "attend from those that do not has a large one, in either direction. Beside it is rho with that taken out too.\n\n"
 )
 TOLD = ("rho", "rho, by family", "one mixer left out", "one family left out")
 
@@ -76,7 +93,14 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     if later:
         sections += [f"## A score fixed later\n\n{_later(later)}", _table(later), ""]
         sections += [f"{MORE.format(reference=reference)}\n", _more(later, found.domains)]
-    sections += ["## Trained runs alone\n", _without_untrained(rows, again), "## Mixers\n", _mixers(every)]
+    sections += ["## Trained runs alone\n", _without_untrained(rows, again)]
+    if tests := of_every_test(mixers, results, setup):
+        lines = [
+            [primary.task, primary.about, str(n), *(_number(Found(rho)) for rho in rhos)] for primary, n, *rhos in tests
+        ]
+        header = ["task", "score", "mixers", "rho", "attending taken out too"]
+        sections += [f"## Every test\n\n{EVERY}" + markdown(header, lines, left=2)]
+    sections += ["## Mixers\n", _mixers(every)]
     (out / "report.md").write_text("\n".join(sections), encoding="utf-8")
     with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -121,11 +145,13 @@ def _headline(rows: Sequence[Row]) -> str:
 def _later(rows: Sequence[Row]) -> str:
     """Return what the later score is, and what its correlation can and cannot say."""
     (row,) = rows
-    rho, p = row.found["rho"], row.found["p"].value
+    rho, p, known = row.found["rho"], row.found["p"].value, row.found["attending taken out too"]
     return (
         f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, p = {p:.3f}). It was fixed when seed 0 had been seen "
         "(docs/recall.md), for the other seeds alone; p is that of one test. The seeds are new, the mixers and their "
-        "losses are the same, so p does not know of the scores that were passed over when it was found.\n"
+        "losses are the same, so p does not know of the scores that were passed over when it was found. With it taken "
+        f"out too whether a mixer attends, which is known without a task, rho is {_number(known)}, where "
+        f"{least(len(row.mixers), others=2):.2f} either way would be told from none.\n"
     )
 
 
@@ -185,7 +211,8 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _more(rows: Sequence[Row], domains: Sequence[str]) -> str:
-    names = ("without attention", "state taken out too", "parameters taken out too", "plain", "plain, with the gap")
+    names = ("attending taken out too", "without those that attend", "state taken out too", "parameters taken out too")
+    names += ("plain", "plain, with the gap")
     lines = [
         [row.primary.task, *(_number(row.found.get(name)) for name in (*names, *domains))] for row in rows if row.found
     ]
