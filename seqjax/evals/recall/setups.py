@@ -70,6 +70,8 @@ MODELS = {
     # A decay per channel from the data without the correction of the delta rule, and with it.
     "GLA": "gla",
     "KDA": "kda",
+    # KDA with a gate per channel of what is erased and what is written.
+    "Gated DeltaNet-2": "kda:model.mixer.channel_gates=True",
     # xLSTM: exponential input gates, forget gates and a normaliser.
     "mLSTM": "mlstm",
     # Two steps of the delta rule a token: transitions that one step does not have.
