@@ -85,6 +85,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "pro": {"kv_shift": True, "qk_norm": True, "output_gate": True},
         "conv": {"conv": True},
     },
+    "path": {
+        "full": {"chunk_size": 4, "path_rank": 3},
+        "gqa_gates": {"chunk_size": 5, "kv_heads": 2, "forget_gate": True, "qk_norm": True},
+    },
     "nsa": {
         "gqa": {"kv_heads": 2, "blocks": 4, "window": 5},
         "conv_gqa": {"kv_heads": 2, "blocks": 4, "window": 5, "conv": True, "qk_norm": True},

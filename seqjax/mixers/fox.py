@@ -52,6 +52,13 @@ def _shift(x_BTE: Array, last_BE: Array | None, gate_BTG: Array) -> Array:
     return y_BTGK.reshape(x_BTE.shape).astype(x_BTE.dtype)
 
 
+def forget(forgotten_BSH: Array, log_f_BTH: Array) -> tuple[Array, Array]:
+    """Return the sums of the log gates after each key in a cache and after each of T more, [B, S, H] and [B, T, H]."""
+    next_BTH = jnp.pad(log_f_BTH[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    after_BTH = lax.cumsum(next_BTH, axis=1, reverse=True)
+    return forgotten_BSH + (log_f_BTH[:, :1] + after_BTH[:, :1]), after_BTH
+
+
 class FoX(AttentionMixer):
     """Causal softmax attention with forget gates."""
 
@@ -143,10 +150,7 @@ class FoX(AttentionMixer):
 
     def extend(self, cache: FoXCache, k_BTGK: Array, v_BTGK: Array, *gates: Array) -> FoXCache:
         """Return the cache with T more keys and values, and every key forgotten by what comes after it."""
-        (log_f_BTH,) = gates
-        next_BTH = jnp.pad(log_f_BTH[:, 1:], ((0, 0), (0, 1), (0, 0)))
-        after_BTH = lax.cumsum(next_BTH, axis=1, reverse=True)
-        forgotten_BSH = cache.forgotten_BSH + (log_f_BTH[:, :1] + after_BTH[:, :1])
+        forgotten_BSH, after_BTH = forget(cache.forgotten_BSH, *gates)
         forgotten_BSH = self.store(forgotten_BSH, after_BTH, cache.length)
         return super().extend(cache, k_BTGK, v_BTGK)._replace(forgotten_BSH=forgotten_BSH)
 

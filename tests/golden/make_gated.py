@@ -1,4 +1,4 @@
-"""Makes kda, kda_bounded, gdn2, gla, fox and gated_deltaproduct.npz: layers of flash-linear-attention, with gradients.
+"""Makes NAME.npz of the layers of flash-linear-attention in `LAYERS`, with gradients.
 
     git clone https://github.com/fla-org/flash-linear-attention FLA && git -C FLA checkout bc3b101
     pip install torch==2.13.0 numpy einops transformers==5.23.0; python tests/golden/make_gated.py FLA
@@ -91,6 +91,12 @@ def product(q, k, v, g, beta, num_householder, **unused):
     return naive(q, unit(k), v, g, beta, None, None, num_householder=num_householder)
 
 
+def path(q, k, v, w, beta, g, **unused):
+    naive = load("ops/path_attn/naive").naive_path_attn
+    g = torch.zeros(q.shape[:3]) if g is None else g
+    return naive(q, k, v, w, beta, g, q.shape[-1] ** -0.5, chunk_size=4), None
+
+
 stub(
     "fla.layers.utils", pad_input=None, unpad_input=None, get_layer_cache=lambda *_: None,
     update_layer_cache=lambda *_, **__: None, unpad_hidden_states=lambda x, cu, *_: (x, None, cu),
@@ -103,6 +109,8 @@ stub("fla.ops.gdn2", chunk_gdn2=gdn2, fused_recurrent_gdn2=None)
 stub("fla.ops.gla", chunk_gla=None, fused_chunk_gla=None, fused_recurrent_gla=gla)  # of short sequences
 stub("fla.ops.attn.decoding", attn_decoding_one_step=None)
 stub("fla.ops.forgetting_attn.parallel", parallel_forgetting_attn=forgetting)
+stub("fla.modules.l2norm", l2_norm=lambda x, **_: unit(x))
+stub("fla.ops.path_attn.parallel", parallel_path_attn=path)
 stub("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
 stub("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
 
@@ -112,6 +120,10 @@ DELTA = {"beta": "b_proj", "norm.g": "o_norm.weight", "log_rate_H": "A_log"}
 KDA = CONVOLVED | DELTA | {
     "step_bias_E": "dt_bias", "decay_in": "f_proj.0", "decay_out": "f_proj.1", "gate_in": "g_proj.0",
     "gate_out": "g_proj.1", "gate_out.b": "g_proj.1.bias",
+}  # fmt: skip
+PATH = {
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "w_in": "w_proj.0", "w_out": "w_proj.1",
+    "w_conv": "w_conv1d", "beta": "bt_proj", "beta.b": "bt_proj.bias",
 }  # fmt: skip
 SIZES: Any = {"hidden_size": DIM, "num_heads": HEADS}
 DELTA_SIZES: Any = SIZES | {"head_dim": 3, "expand_v": 4 / 3, "norm_eps": EPS}
@@ -126,6 +138,10 @@ LAYERS: Any = {
     "fox": ("forgetting_attn", "ForgettingAttention", SIZES | {"qk_norm": True}, {
         "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "forget": "f_proj", "forget.b": "f_proj.bias",
         "q_norm.g": "q_norm.weight", "k_norm.g": "k_norm.weight",
+    }),
+    "path": ("path_attn", "PaTHAttention", SIZES, PATH),
+    "path_fox": ("path_attn", "PaTHAttention", SIZES | {"use_forget_gate": True}, PATH | {
+        "forget": "g_proj", "forget.b": "g_proj.bias",
     }),
     "gated_deltaproduct": ("gated_deltaproduct", "GatedDeltaProduct", DELTA_SIZES, CONVOLVED | DELTA | {
         "step_bias_H": "dt_bias", "decay": "a_proj", "gate": "g_proj",

@@ -52,9 +52,11 @@ SETTINGS = {
     "gdn2": DELTA | {"channel_gates": True},
     "gla": {"heads": 2, "chunk_size": 8, "norm_eps": 1e-5},
     "fox": {"heads": 2, "qk_norm": True, "norm_eps": 1e-5},
+    "path": {"heads": 2, "chunk_size": 8},
+    "path_fox": {"heads": 2, "chunk_size": 8, "forget_gate": True},
     "gated_deltaproduct": DELTA,
 }
-MIXERS = {"mamba3_norm": "mamba3", "kda_bounded": "kda", "gdn2": "kda"}
+MIXERS = {"path_fox": "path", "mamba3_norm": "mamba3", "kda_bounded": "kda", "gdn2": "kda"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

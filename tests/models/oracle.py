@@ -290,6 +290,27 @@ def fox(m, p, x):
     return linear(p["out"], y * sigmoid(linear(p["gate"], x)) if m.output_gate else y)
 
 
+# --------------------------------------------------------------------------------------------------------------- PaTH
+def path(m, p, x):
+    """Every key goes through the matrices of the tokens after it, one after the other."""
+    n_kv = m.kv_heads or m.heads
+    q, k, v = (heads_of(linear(p[name], x), n) for name, n in (("q", m.heads), ("k", n_kv), ("v", n_kv)))
+    if m.qk_norm:
+        q, k = (rms_norm(y, p[f"{name}_norm"]["g"], m.norm_eps) for name, y in (("q", q), ("k", k)))
+    w = heads_of(short_conv(p["w_conv"], linear(p["w_out"], linear(p["w_in"], x))), n_kv)
+    w = w / np.sqrt((w**2).sum(-1, keepdims=True) + 1e-6)
+    beta, scale = 2 * sigmoid(linear(p["beta"], x)), 1 / math.sqrt(q.shape[-1])
+    gate = sigmoid(linear(p["forget"], x)) ** scale if m.forget_gate else np.ones((len(x), m.heads))
+    keys, kept, o, repeats = [], [], [], m.heads // n_kv
+    for t in range(len(x)):
+        keys = [key - beta[t, :, None] * (key * w[t]).sum(-1, keepdims=True) * w[t] for key in keys] + [k[t]]
+        kept = [before * gate[t] for before in kept] + [np.ones(m.heads)]
+        score = np.array([(q[t] * np.repeat(key, repeats, 0)).sum(-1) * scale for key in keys])
+        weight = np.array(kept) * np.exp(score)
+        o.append(np.einsum("sh,shv->hv", weight / weight.sum(0), np.repeat(v[: t + 1], repeats, 1)))
+    return linear(p["out"], np.array(o).reshape(len(x), -1))
+
+
 # ----------------------------------------------------------------------------------------------- convolution, Taylor
 def based_conv(m, p, x):
     return linear(p["out"], short_conv(p["conv"], linear(p["enter"], x)) * linear(p["gate"], x))
@@ -568,8 +589,8 @@ def rwkv7_shell(m, p, x, v_first):
 MIXERS = {
     **dict.fromkeys(CORES, attention),
     "based_conv": based_conv, "based_linear": based_linear, "mamba1": mamba1, "mamba2": mamba2,
-    "mamba3": mamba3,
-    "fox": fox, "nsa": nsa, "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
+    "mamba3": mamba3, "fox": fox, "path": path, "nsa": nsa,
+    "deltanet": delta, "gated_deltanet": delta, "gated_deltaproduct": delta_product, "gla": gla,
     "kda": kda, "mlstm": mlstm, "rwkv5": rwkv5_or_6, "rwkv6": rwkv5_or_6,
 }  # fmt: skip
 CARRYING = {"rwkv7": rwkv7, "rwkv7_shell": rwkv7_shell}

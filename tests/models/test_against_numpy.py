@@ -60,6 +60,10 @@ VARIANTS = {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,window=5", "conv": "conv=True,qk_norm=True,norm_eps=0.3",
         "pro": "kv_shift=True,qk_norm=True,output_gate=True,kv_heads=2,norm_eps=0.3",
     },
+    "path": {
+        "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,path_rank=3,conv_width=2",
+        "gates": "forget_gate=True,qk_norm=True,norm_eps=0.3,kv_heads=2",
+    },
     "nsa": {
         "default": "", "sizes": "heads=6,kv_heads=2,head_dim=4,rope_base=37.0,block_size=3,window=5",
         "conv": "conv=True,qk_norm=True,position=none,block_size=1,blocks=3", "alone": "kv_heads=4,window=40",

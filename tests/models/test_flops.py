@@ -34,6 +34,8 @@ BESIDE = {
     "transformer_pp": 4 * 768 * (T + 1) / 2,
     "top1_element": 4 * 768 * (T + 1) / 2,
     "fox": 4 * 768 * (T + 1) / 2,
+    # as attention; six triangles of 128 x 64 and three of 128 x 128, the product of a chunk, and that of 7.5 on average
+    "path": 4 * 768 * (T + 1) / 2 + 12 * (6 * 64 * 128 + 3 * 128**2 + 2 * 64**2 + 7.5 * 2 * 64**2),
     "nsa": 4 * 768 * (MEANS + SELECTED + 256 - 256 * 255 / (2 * T)),
     # k^T S, the correction of S, q^T S
     "deltanet": 3 * 2 * 8 * 96 * 96,

@@ -178,6 +178,9 @@ CASES = {
     "fox:model.mixer.kv_shift=True,model.mixer.qk_norm=True,model.mixer.output_gate=True": NORMS | OUTSIDE | MLP | {
         r"mixer\.\w+\.w|mlp\.down\.w": GPT,
     },
+    "path:model.mixer.forget_gate=True": NORMS | OUTSIDE | MLP | {
+        r"mixer\.\w+\.w|mlp\.down\.w": GPT, r"mixer\.w_conv\.w": around(3**-0.5),
+    },
     "nsa:": NORMS | OUTSIDE | MLP | {r"mixer\.\w+\.w|mlp\.down\.w": GPT},
     "rwkv5:model.mixer.head_dim=16": RWKV_56 | {
         r"mixer\.mu": exactly(1 - np.stack([FAST, SLOW, SLOW + 0.3 * RHO, FAST], axis=1)), r"mlp\.mu_[kr]": mix(KAPPA),

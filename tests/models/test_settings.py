@@ -115,6 +115,11 @@ MIXERS = {
         "output_gate": (True, "shapes"), "norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"),
         "implementation": ("chunked", "forward"),
     },
+    "path": {
+        "heads": (2, "shapes"), "kv_heads": (2, "shapes"), "head_dim": (6, "shapes"), "path_rank": (2, "shapes"),
+        "conv_width": (2, "shapes"), "forget_gate": (True, "shapes"), "qk_norm": (True, "shapes"),
+        "norm_eps": (0.3, "forward", "model.mixer.qk_norm=True"), "chunk_size": (5, "forward"),
+    },
     "nsa": {key: ATTENTION[key] for key in ATTENTION if key not in ("bias", "gate")} | {
         "heads": (2, "shapes"), "block_size": (5, "forward"), "blocks": (3, "forward"), "window": (3, "forward"),
     },
@@ -172,7 +177,8 @@ SIZES = {
     "heads": 4, "head_dim": 4, "chunk_size": 4, "state": 3, "dt_rank": 3, "shift_rank": 3, "decay_rank": 3,
     "eta_rank": 3, "value_rank": 3, "gate_rank": 3, "rope_base": 1e4,
 }  # fmt: skip
-NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "top1_chunk", "top1_element"}  # theirs is width / heads
+# theirs is width / heads
+NO_HEAD_DIM = {"transformer", "transformer_pp", "fox", "nsa", "path", "top1_chunk", "top1_element"}
 
 
 @functools.cache

@@ -1,0 +1,171 @@
+"""PaTH attention: between a key and a query stands the product of matrices that the tokens between them choose.
+
+    H_t = I - beta_t w_t w_t^T,  |w_t| = 1;   s_ij = q_i^T H_i H_{i-1} ... H_{j+1} k_j * scale + c_i - c_j
+    o_i = sum_j softmax_j(s_ij) v_j   for j <= i
+
+(Yang et al., arXiv 2505.16381; `fla/ops/path_attn/naive.py` of flash-linear-attention has the same chunks). c is the
+sum of the logarithms of forget gates, if there are any (FoX, arXiv 2503.02130).
+
+Of a chunk with the rows W, B = diag(beta) and S the part of W W^T below its diagonal, the product of all is
+
+    H_C ... H_1 = I - W^T T W,   T = (I + B S)^{-1} B
+
+and T serves parts of it too: the query in row i sees u = lower(Q W^T)_i T, of which the matrices after a key j are
+those below row j. Queries are brought to the beginning of their chunk and keys to the end of theirs; then all queries
+walk back over the chunks, one matrix K x K at each. Everything but the products of queries, keys and values is float32.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float
+
+import kernels_pallas
+from seqjax.types import Array
+
+_float32 = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+
+class Chunk(NamedTuple):
+    """What the products of every chunk need: the rows W [..., C, K], T [..., C, C], and lower(W K^T) [..., C, C]."""
+
+    w_CK: Array
+    t_CC: Array
+    wk_CC: Array
+
+
+def path_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGK: Float[Array, "B T G V"],
+    w_BTGK: Float[Array, "B T G K"],
+    beta_BTG: Float[Array, "B T G"],
+    log_f_BTH: Float[Array, "B T H"] | None = None,
+    *,
+    chunk_size: int = 128,
+) -> Float[Array, "B T H V"]:
+    """Return PaTH attention, scaled by 1 / sqrt(K); w has unit length and beta is in (0, 2), both float32.
+
+    G key-value heads, each with its own path, serve H query heads. The backward pass computes the scores again.
+    """
+    attend = jax.checkpoint(functools.partial(_attend, chunk_size=min(chunk_size, q_BTHK.shape[1])))
+    return attend(q_BTHK, k_BTGK, v_BTGK, w_BTGK, beta_BTG, log_f_BTH)
+
+
+def _attend(
+    q_BTHK: Array,
+    k_BTGK: Array,
+    v_BTGK: Array,
+    w_BTGK: Array,
+    beta_BTG: Array,
+    log_f_BTH: Array | None,
+    *,
+    chunk_size: int,
+) -> Array:
+    seq_len, heads, width = q_BTHK.shape[1:]
+    repeats = heads // k_BTGK.shape[2]
+    k_BTGK, v_BTGK, w_BTGK, beta_BTG = (jnp.repeat(x, repeats, axis=2) for x in (k_BTGK, v_BTGK, w_BTGK, beta_BTG))
+    chunks = functools.partial(_chunks, size=chunk_size)
+    q_cBHCK, k_cBHCK, v_cBHCV = chunks(q_BTHK * width**-0.5), chunks(k_BTGK), chunks(v_BTGK)
+    chunk = _chunk(k_cBHCK, chunks(w_BTGK), chunks(beta_BTG[..., None]))
+    forgotten_BTH = jnp.zeros((*q_BTHK.shape[:3],)) if log_f_BTH is None else jnp.cumsum(log_f_BTH, axis=1)
+    forgotten_cBHC1 = chunks(forgotten_BTH[..., None])
+
+    def scores(q_CK: Array, k_CK: Array, forgotten_C1: Array) -> Array:
+        s_CC = _float32(q_CK.astype(k_BTGK.dtype), k_CK.mT.astype(k_BTGK.dtype))
+        return s_CC + forgotten_cBHC1 - forgotten_C1.mT
+
+    def weigh(weights_CC: Array, v_CV: Array) -> Array:
+        return _float32(weights_CC.astype(v_CV.dtype), v_CV)
+
+    # A chunk's own keys
+    u_cBHCC = _float32(jnp.tril(_float32(q_cBHCK, chunk.w_CK.mT)), chunk.t_CC)
+    s_cBHCC = scores(q_cBHCK, k_cBHCK, forgotten_cBHC1) - _float32(u_cBHCC, chunk.wk_CC)
+    s_cBHCC = jnp.where(jnp.tri(chunk_size, dtype=bool), s_cBHCC, -jnp.inf)
+    most_cBHC1 = s_cBHCC.max(-1, keepdims=True)
+    weights_cBHCC = jnp.exp(s_cBHCC - most_cBHC1)
+    sum_cBHC1 = weights_cBHCC.sum(-1, keepdims=True)
+    o_cBHCV = weigh(weights_cBHCC, v_cBHCV)
+    # And those of the chunks before, the nearest first
+    q_cBHCK = q_cBHCK - _float32(u_cBHCC, chunk.w_CK)
+    product_cBHKK = _float32(chunk.w_CK.mT, _float32(chunk.t_CC, chunk.w_CK))
+    numbers_c = jnp.arange(len(q_cBHCK))
+
+    @jax.checkpoint
+    def body(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
+        q_cBHCK, most_cBHC1, sum_cBHC1, o_cBHCV = carry
+        number, k_BHCK, v_BHCV, product_BHKK, forgotten_BHC1 = xs
+        later_c = (numbers_c > number)[:, None, None, None, None]
+        s_cBHCC = jnp.where(later_c, scores(q_cBHCK, k_BHCK, forgotten_BHC1), -jnp.inf)
+        more_cBHC1 = jnp.maximum(most_cBHC1, s_cBHCC.max(-1, keepdims=True))
+        weights_cBHCC, kept_cBHC1 = jnp.exp(s_cBHCC - more_cBHC1), jnp.exp(most_cBHC1 - more_cBHC1)
+        sum_cBHC1 = sum_cBHC1 * kept_cBHC1 + weights_cBHCC.sum(-1, keepdims=True)
+        o_cBHCV = o_cBHCV * kept_cBHC1 + weigh(weights_cBHCC, v_BHCV)
+        q_cBHCK = jnp.where(later_c, q_cBHCK - _float32(q_cBHCK, product_BHKK), q_cBHCK)
+        return (q_cBHCK, more_cBHC1, sum_cBHC1, o_cBHCV), None
+
+    xs = (numbers_c, _at_end(k_cBHCK, chunk), v_cBHCV, product_cBHKK, forgotten_cBHC1)
+    carry = (q_cBHCK, most_cBHC1, sum_cBHC1, o_cBHCV)
+    (_, _, sum_cBHC1, o_cBHCV), _ = lax.scan(body, carry, xs, reverse=True)
+    return _tokens(o_cBHCV / sum_cBHC1)[:, :seq_len].astype(q_BTHK.dtype)
+
+
+def path_keys(
+    old_BSGK: Float[Array, "B S G K"],
+    k_BTGK: Float[Array, "B T G K"],
+    w_BTGK: Float[Array, "B T G K"],
+    beta_BTG: Float[Array, "B T G"],
+    *,
+    chunk_size: int = 128,
+) -> tuple[Float[Array, "B S G K"], Float[Array, "B T G K"]]:
+    """Return the keys before T more tokens and the keys of these, both after the paths of the T tokens, float32.
+
+    The scores of the last token's query are then its products with them. Keys of zero stay zero.
+    """
+    seq_len = k_BTGK.shape[1]
+    chunks = functools.partial(_chunks, size=min(chunk_size, seq_len))
+    k_cBGCK = chunks(k_BTGK)
+    chunk = _chunk(k_cBGCK, chunks(w_BTGK), chunks(beta_BTG[..., None]))
+
+    def body(carry: tuple[Array, Array], xs: tuple[Any, ...]) -> tuple[tuple[Array, Array], None]:
+        number, k_BGCK, w_BGCK, t_BGCC = xs
+
+        def walk(x_SK: Array) -> Array:
+            return x_SK - _float32(_float32(_float32(x_SK, w_BGCK.mT), t_BGCC.mT), w_BGCK)
+
+        old_BGSK, new_cBGCK = map(walk, carry)
+        return (old_BGSK, new_cBGCK.at[number].set(k_BGCK)), None
+
+    old_BGSK = jnp.moveaxis(old_BSGK.astype(jnp.float32), 1, 2)
+    carry = old_BGSK, jnp.zeros(k_cBGCK.shape, jnp.float32)
+    xs = jnp.arange(len(k_cBGCK)), _at_end(k_cBGCK, chunk), chunk.w_CK, chunk.t_CC
+    (old_BGSK, new_cBGCK), _ = lax.scan(body, carry, xs)
+    return jnp.moveaxis(old_BGSK, 2, 1), _tokens(new_cBGCK)[:, :seq_len]
+
+
+def _chunk(k_CK: Array, w_CK: Array, beta_C1: Array) -> Chunk:
+    """Return what the products of chunks [c, B, H, C, ...] need."""
+    below = jnp.tri(w_CK.shape[-2], k=-1, dtype=jnp.float32)
+    inverse_CC = kernels_pallas.unit_lower_inverse(below * beta_C1 * _float32(w_CK, w_CK.mT))
+    return Chunk(w_CK, inverse_CC * beta_C1.mT, below * _float32(w_CK, k_CK.mT))
+
+
+def _at_end(k_CK: Array, chunk: Chunk) -> Array:
+    """Return keys [c, B, H, C, K] after the rest of their chunk, float32."""
+    return k_CK - _float32(_float32(chunk.t_CC, chunk.wk_CC).mT, chunk.w_CK)
+
+
+def _chunks(x_BTHK: Array, *, size: int) -> Array:
+    """Return [c, B, H, C, K]; tokens of zero fill the last chunk, whose matrices are I and which no query sees."""
+    n_batch, seq_len, heads, width = x_BTHK.shape
+    x_BTHK = jnp.pad(x_BTHK, ((0, 0), (0, -seq_len % size), (0, 0), (0, 0)))
+    return x_BTHK.reshape(n_batch, -1, size, heads, width).transpose(1, 0, 3, 2, 4)
+
+
+def _tokens(x_cBHCK: Array) -> Array:
+    """Return [B, T, H, K] of chunks."""
+    count, n_batch, heads, size, width = x_cBHCK.shape
+    return x_cBHCK.transpose(1, 0, 3, 2, 4).reshape(n_batch, count * size, heads, width)
