@@ -45,6 +45,7 @@ MODELS = {
     "KDA, attention 1 in 4": f"kda:110m,model.mixer={(*[{'name': 'kda', 'heads': 6}] * 3, {'name': 'transformer_pp'})}",
     "MoBA": "moba:110m",
     "NSA": "nsa:110m",
+    "PaTH": "path:110m",
     "Gated DeltaNet-2": "kda:110m,model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -78,6 +79,7 @@ ENDS = {
     "KDA, attention 1 in 4": {1: (1.0,), 2: (0.65, 0.8, 1.0)},
     "MoBA": {1: (0.8, 1.0)},
     "NSA": {1: (0.8, 1.0)},
+    "PaTH": {1: (0.8, 1.0)},
     "Gated DeltaNet-2": {2: (0.65, 0.8, 1.0)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.

@@ -65,7 +65,7 @@ PRIMARY = (
 LATER = Primary("fuzzy", ("24, first token",), seeds=(1, 2))
 # Family -> configs, hybrids with their most frequent mixer; of others each is its own.
 FAMILIES = {
-    "attention": ("transformer", "transformer_pp", "fox"),
+    "attention": ("transformer", "transformer_pp", "fox", "path"),
     "selection": ("top1_element", "top1_chunk", "moba", "nsa"),
     "linear attention": ("based", "gla", "mlstm"),
     "Mamba": ("mamba1", "mamba2", "mamba3"),

@@ -64,6 +64,8 @@ MODELS = {
     "W=256, QK norm": "transformer_pp:model.mixer.qk_norm=True,model.mixer.window=256",
     # Softmax with a forget gate and no positions: a decay without a state of fixed size.
     "FoX": "fox",
+    # Positions that are products of reflections from the data: attention that can follow permutations.
+    "PaTH": "path",
     # Softmax over selected blocks: by their mean keys, and beside means of blocks and a window.
     "MoBA": "moba",
     "NSA": "nsa",
