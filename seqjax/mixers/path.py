@@ -3,10 +3,10 @@
     w_t = silu(conv3(x W_1 W_2)) of unit length per head;  beta_t = 2 sigmoid(x W_b + b_b), one per head
     H_t = I - beta_t w_t w_t^T;   o_i = sum_j softmax_j(q_i^T H_i H_{i-1} ... H_{j+1} k_j / sqrt(K)) v_j   for j <= i
 
-W_1 W_2 has the rank 32. Beta is up to 2, so that H can reflect: such products follow permutations, as
-neither rotary positions nor a decay can (Yang et al., arXiv 2505.16381; `fla/layers/path_attn.py` of
-flash-linear-attention). `forget_gate` makes it the paper's PaTH-FoX: scores have FoX's sums of log gates as well, which
-the public code divides by sqrt(K), too. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm with eps 1e-6; 110.3M
+W_1 W_2 has the rank 32. Beta is up to 2, so that H can reflect: by the paper such products follow permutations, and
+rotary positions cannot (Yang et al., arXiv 2505.16381; `fla/layers/path_attn.py` of flash-linear-attention).
+`forget_gate` makes it the paper's PaTH-FoX: scores have FoX's sums of log gates as well, which the public code divides
+by sqrt(K), too. At 768 x 12: 12 heads of 64, SwiGLU of 2048, RMSNorm with eps 1e-6; 110.3M
 parameters, tied.
 
 w, beta and the products are float32. Decoding keeps every key after the tokens that came since, float32, because each

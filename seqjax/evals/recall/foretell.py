@@ -61,7 +61,7 @@ PRIMARY = (
     Primary("grammar", ("3-4 rules",), "score"),
     Primary("capacity", ("40,000",), "score"),
 )
-# Fixed when seed 0 had been seen, before the other seeds ran: names of more tokens than the training has.
+# Fixed when seed 0 had been seen, before the other seeds ran: twice as many values as in the training.
 LATER = Primary("fuzzy", ("24, first token",), seeds=(1, 2))
 # Family -> configs, hybrids with their most frequent mixer; of others each is its own.
 FAMILIES = {

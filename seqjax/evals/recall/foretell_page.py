@@ -76,6 +76,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
             f"No mixer has both losses in {', '.join(map(str, studies))} and a result in {directory / report.RESULTS} "
             f"of the tasks {', '.join(primary.task for primary in PRIMARY)} at width {setup.rounds[0][0]}."
         )
+    titles = " and ".join(of_study.title for of_study in read.values())
     rows = foretell(every, found.domains, gaps)
     trained = [mixer for mixer in with_scores(mixers, results, setup, passed=True) if mixer.scores]
     again = foretell(trained, found.domains, gaps)
@@ -84,7 +85,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     out.mkdir(exist_ok=True)
     sections = [
         f"# Which task foretells base capabilities?\n\n{_headline(rows)}\n",
-        _about(found, every, " and ".join(of_study.title for of_study in read.values())),
+        _about(found, every, titles),
         ABOUT,
         _table(rows),
     ]
@@ -110,7 +111,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
                 start = (runs, row.name, len(row.mixers), row.near, row.answer)
                 for name, numbers in (row.found or {"": Found(np.nan)}).items():
                     writer.writerow([*start, name, *("" if np.isnan(x) else f"{x:.4f}" for x in numbers)])
-    draw(out / PICTURE, [*rows, *later], title=found.title, unit=found.unit.name)
+    draw(out / PICTURE, [*rows, *later], title=titles, unit=found.unit.name)
     return out / "report.md"
 
 
