@@ -13,6 +13,7 @@ from seqjax.reading import read_json, read_table
 from seqjax.study import comparison, equal_loss, made_of, records
 from seqjax.study.equal_loss import Row
 from seqjax.study.judge_plan import IN_WORDS, SAME_BLOCK, Plan
+from seqjax.study.rank_correlation import p_text
 from seqjax.study.records import Records
 from seqjax.study.runner import Run
 from seqjax.study.tables import DASH, cell, markdown
@@ -228,15 +229,15 @@ def foretold(path: Path = FORETELL) -> str:
 
     `path` is a table of `seqjax recall --foretell`. A task foretells if the permutations of all tasks say so and the
     interval of its rank correlation is below zero: higher scores lose less. A score that was fixed later is told beside
-    the others if it does. Raises `UserError` if the table is damaged.
+    the others if it does, with what it is of mixers that had not run then. Raises `UserError` if the table is damaged.
     """
     if not path.is_file():
         return f"Whether a task of minutes foretells the loss out of domain is not known here: {path} is missing."
     table = read_table(path, FORETELL_COLUMNS, fix=FORETELL_FIX)
-    lines = [line for line in table if line["runs"] in ("all", "later")]
+    lines = [line for line in table if line["runs"] in ("all", "later", "new")]
     answers = {line["task"]: line["answer"] for line in lines if line["runs"] == "all"}
     later = {line["task"]: line["answer"] for line in lines if line["runs"] == "later"}
-    found = {(line["task"], line["statistic"]): line for line in lines}
+    found = {(line["task"] + ", new" * (line["runs"] == "new"), line["statistic"]): line for line in lines}
 
     def number(task: str, statistic: str, column: str) -> float:
         text = found[task, statistic][column] if (task, statistic) in found else ""
@@ -251,16 +252,25 @@ def foretold(path: Path = FORETELL) -> str:
         value, low, high = (number(task, "rho", name) for name in ("value", "low", "high"))
         zero = ", which contains zero" if low <= 0 <= high else ""
         return (
-            f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; p = "
-            f"{number(task, 'p', 'value'):.3f}, {found[task, 'p']['mixers']} mixers"
+            f"rank correlation {value:+.2f}, 95% interval {low:+.2f} to {high:+.2f}{zero}; "
+            f"{p_text(number(task, 'p', 'value'))}, {found[task, 'p']['mixers']} mixers"
         )
 
     def foretells(task: str, answer: str) -> bool:
         return answer == "foretells" and number(task, "rho", "high") < 0
 
     known = "attending taken out too"
+
+    def unseen(task: str) -> str:
+        if (new := f"{task}, new") not in {name for name, _ in found}:
+            return ""
+        return (
+            f"of the {found[new, 'p']['mixers']} mixers that it was not found with alone it is "
+            f"{number(new, 'rho', 'value'):+.2f}, {p_text(number(new, 'p', 'value'))}; "
+        )
+
     beside = "".join(
-        f" A score that was fixed later, for new seeds of the same mixers, does: `{task}` ({numbers(task)}); without "
+        f" A score that was fixed later, for new seeds, does: `{task}` ({numbers(task)}); {unseen(task)}without "
         f"what follows from whether a mixer reads tokens of the past themselves or a state of them it is "
         f"{number(task, known, 'value'):+.2f}."
         for task, answer in later.items()

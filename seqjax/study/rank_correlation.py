@@ -117,6 +117,11 @@ def p_values(
     return [float((1 + np.sum(largest >= value - 1e-9)) / (1 + len(largest))) for value in observed]
 
 
+def p_text(p: float) -> str:
+    """Return a p-value in words, as 'p = 0.015' or 'p < 0.001'."""
+    return "p < 0.001" if p < 0.0005 else f"p = {p:.3f}"
+
+
 def reliability(values: Sequence[np.ndarray]) -> float:
     """Return the share of the variance of means over seeds that is between models; nan without models of two seeds."""
     several = [of_model for of_model in values if len(of_model) > 1]

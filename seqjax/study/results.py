@@ -91,13 +91,13 @@ def _stored(study: Study, out: Path, labels: Collection[str]) -> dict[str, Recor
     return {run.label: stored[run.label] for run in study.runs if run.label in stored}
 
 
-def _settings_of(now: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
-    """Return `now` without the settings that did not exist yet when `was` was recorded."""
-    return {
-        key: _settings_of(value, was[key]) if isinstance(value, dict) and isinstance(was[key], dict) else value
-        for key, value in now.items()
-        if key in was
-    }
+def _settings_of(now: Any, was: Any) -> Any:
+    """Return `now`, of groups in lists as well, without the settings that did not exist when `was` was recorded."""
+    if isinstance(now, dict) and isinstance(was, dict):
+        return {key: _settings_of(value, was[key]) for key, value in now.items() if key in was}
+    if isinstance(now, list) and isinstance(was, list) and len(now) == len(was):
+        return [_settings_of(*pair) for pair in zip(now, was, strict=True)]
+    return now
 
 
 def analyse(directory: str | Path, *, quiet: bool = False) -> str:

@@ -245,6 +245,25 @@ def test_a_later_score_has_a_p_of_its_own(known) -> None:
     assert float(later["p"]["value"]) < float(every["p"]["value"]), "one test, not the largest of five"
     page = (out / "foretell" / "report.md").read_text()
     assert f"## A score fixed later\n\n**`{LATER.name}`: cannot tell**" in page
+    assert "The seeds are new, the mixers and their losses are the same" in page, "too few others"
+
+
+def test_a_later_score_is_tested_on_mixers_that_it_was_not_found_with(known, monkeypatch) -> None:
+    study, out = known
+    scores = shares(np.random.default_rng(5).normal(size=len(LABELS))).tolist()
+    by_label = list(zip(LABELS, scores, strict=True))
+    write_results(out, [result(label, "fuzzy", score, seed=seed) for seed in range(2) for label, score in by_label])
+    monkeypatch.setattr(foretell_page, "FOUND_WITH", tuple(LABELS[:8]))
+    foretell_page.write(out, [study], SMALL)
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
+    (rho,) = [row for row in rows if (row["runs"], row["statistic"]) == ("new", "rho")]
+    foretell_page.write(out, [study], SMALL, chosen=LABELS[8:])
+    rows = list(csv.DictReader((out / "foretell" / "foretell.csv").read_text().splitlines()))
+    (alone,) = [row for row in rows if (row["runs"], row["statistic"]) == ("later", "rho")]
+    assert rho == alone | {"runs": "new"} and rho["mixers"] == "12"
+    foretell_page.write(out, [study], SMALL)
+    page = (out / "foretell" / "report.md").read_text()
+    assert f"**Of the 12 others alone: cannot tell** (rho {float(rho['value']):+.2f} [" in page
 
 
 def test_runs_that_were_not_trained_are_left_out_where_asked() -> None:
@@ -304,6 +323,6 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path, monkeypat
     monkeypatch.setattr(foretell_page, "draw", lambda *_, **__: None)
     results = support.ROOT / "docs" / "results"
     write_results(tmp_path, report.results(results / "recall"))
-    written = foretell_page.write(tmp_path, [results / "trunks_110m"], SMALL)
+    written = foretell_page.write(tmp_path, [results / "trunks_110m", results / "hybrids"], SMALL)
     for name in (written.name, foretell_page.TABLE):
         assert (written.parent / name).read_text() == (results / "recall" / "foretell" / name).read_text()

@@ -192,10 +192,15 @@ def test_a_score_that_was_fixed_later_is_told_beside_the_others_if_it_foretells(
     said = judge_page.foretold(path)
     assert "the nearest is `mqar`" in said
     assert said.endswith(
-        "A score that was fixed later, for new seeds of the same mixers, does: `fuzzy-24` (rank correlation -0.70, "
+        "A score that was fixed later, for new seeds, does: `fuzzy-24` (rank correlation -0.70, "
         "95% interval -0.90 to -0.30; p = 0.010, 12 mixers); without what follows from whether a mixer reads tokens "
         "of the past themselves or a state of them it is -0.42."
     )
+    new = "".join(f"new,fuzzy-24,11,0,cannot tell,{line}\n" for line in ("rho,-0.5500,-0.8200,0.2300", "p,0.0960,,"))
+    path.write_text(path.read_text() + new)
+    assert (
+        "12 mixers); of the 11 mixers that it was not found with alone it is -0.55, p = 0.096; without what follows"
+    ) in judge_page.foretold(path)
     path.write_text(path.read_text().replace("foretells", "cannot tell"))
     assert judge_page.foretold(path).endswith("which contains zero; p = 0.900, 12 mixers).")
 

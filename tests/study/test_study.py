@@ -79,6 +79,19 @@ def test_results_with_other_settings_are_not_kept(runs, tmp_path, capsys):
     with pytest.raises(UserError, match=r"results of 'fast' with other settings: model\.dim: 1 -> "):
         study.main([f"--study={path}", f"--out={out}", "--partial"])
     assert (out / "points.csv").read_bytes() == before
+    # Nor is a setting that the record does not know, in a hybrid's groups as well; what it knows is compared.
+    hybrid = "transformer_pp:debug,model.mixer=({'name':'kda','heads':2},{'name':'transformer_pp'})"
+    path = write_study(tmp_path / "study.py", runs | {"fast": fast | {"config": hybrid}})
+    mixer = [{"name": "kda", "heads": 2}, {"name": "transformer_pp"}]
+    recorded["runs"]["fast"]["config"] = {"model": {"mixer": mixer}}
+    (out / "runs.json").write_text(json.dumps(recorded))
+    study.main([f"--study={path}", f"--out={out}", "--partial"])
+    assert (out / "points.csv").read_bytes() == before
+    mixer[0]["heads"] = 4
+    (out / "runs.json").write_text(json.dumps(recorded))
+    with pytest.raises(UserError, match=r"other settings: model\.mixer\[0\]\.heads: 4 -> 2"):
+        study.main([f"--study={path}", f"--out={out}", "--partial"])
+    path = write_study(tmp_path / "study.py", runs | {"fast": fast})
     # Which backend computed is no such setting.
     recorded["runs"]["fast"]["config"] = {"model": {"mixer": {"implementation": "triton"}}}
     (out / "runs.json").write_text(json.dumps(recorded))

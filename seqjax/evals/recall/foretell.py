@@ -1,12 +1,13 @@
 """Which task of minutes foretells base capabilities: its score against the losses of a study, over mixers.
 
-    seqjax recall --size=small --foretell=docs/results/trunks_110m --out=docs/results/recall
+    studies="--foretell=docs/results/trunks_110m --foretell=docs/results/hybrids"
+    seqjax recall --size=small $studies --out=docs/results/recall
 
 The five tasks and their scores were fixed before anything was run (`PRIMARY`), one more when seed 0 had been seen, for
-the other seeds alone (`LATER`). The unit is a mixer. x is its score, at the learning rate that is best on sequences
-that no test has, the mean over seeds. y is its mean loss out of domain in the study, at the rate best in domain, the
-mean over seeds and over the study's domains. A better model is better at everything, so z, its loss in domain, is
-taken out of both: with ranks R,
+the other seeds alone (`LATER`), which is tested again on the mixers that had not run then. The unit is a mixer. x is
+its score, at the learning rate that is best on sequences that no test has, the mean over seeds. y is its mean loss out
+of domain in the study, at the rate best in domain, the mean over seeds and over the study's domains. A better model is
+better at everything, so z, its loss in domain, is taken out of both: with ranks R,
 
     rho = corr(e_x, e_y),    e_x = R(x) - its regression on 1 and R(z),    e_y likewise
 
@@ -63,6 +64,13 @@ PRIMARY = (
 )
 # Fixed when seed 0 had been seen, before the other seeds ran: twice as many values as in the training.
 LATER = Primary("fuzzy", ("24, first token",), seeds=(1, 2))
+# The mixers that had run then. What the score is worth is told by the others alone.
+FOUND_WITH = (
+    *("Transformer++", "Transformer++, QK norm", "Transformer++, QK norm, conv", "W=256, QK norm", "FoX"),
+    *("Top-1 Chunk, exact", "Top-1 Chunk, approx", "Top-1 Chunk, best key", "Top-1 Chunk, shortlist"),
+    *("Based", "GLA", "mLSTM", "Mamba-2", "Mamba-3", "RWKV-5", "RWKV-6", "RWKV-7"),
+    *("DeltaNet", "Gated DeltaNet", "Gated DeltaProduct", "KDA", "KDA, attention 1 in 4"),
+)
 # Family -> configs, hybrids with their most frequent mixer; of others each is its own.
 FAMILIES = {
     "attention": ("transformer", "transformer_pp", "fox", "path"),

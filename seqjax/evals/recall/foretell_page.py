@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from seqjax.evals.recall import report
 from seqjax.evals.recall.foretell import (
+    FOUND_WITH,
     LATER,
     LEAST,
     PRIMARY,
@@ -25,7 +26,7 @@ from seqjax.evals.recall.foretell import (
 from seqjax.evals.recall.setups import Setup
 from seqjax.pictures import COLORS, Named, label_points
 from seqjax.study import comparison, end_points, equal_loss, figures, records
-from seqjax.study.rank_correlation import Found, least
+from seqjax.study.rank_correlation import Found, least, p_text
 from seqjax.study.records import Records
 from seqjax.study.tables import DASH, markdown
 from seqjax.utils import UserError
@@ -81,6 +82,8 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     trained = [mixer for mixer in with_scores(mixers, results, setup, passed=True) if mixer.scores]
     again = foretell(trained, found.domains, gaps)
     later = [row for row in foretell(every, found.domains, gaps, [LATER]) if row.found]
+    unseen = [mixer for mixer in every if mixer.label not in FOUND_WITH]
+    new = [row for row in foretell(unseen, found.domains, gaps, [LATER]) if row.found]
     out = directory / FOLDER
     out.mkdir(exist_ok=True)
     sections = [
@@ -92,7 +95,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     if any(row.found for row in rows):
         sections += [f"{MORE.format(reference=reference)}\n", _more(rows, found.domains)]
     if later:
-        sections += [f"## A score fixed later\n\n{_later(later)}", _table(later), ""]
+        sections += [f"## A score fixed later\n\n{_later(later, new)}", _table([*later, *new]), ""]
         sections += [f"{MORE.format(reference=reference)}\n", _more(later, found.domains)]
     sections += ["## Trained runs alone\n", _without_untrained(rows, again)]
     if tests := of_every_test(mixers, results, setup):
@@ -106,7 +109,7 @@ def write(directory: Path, studies: Sequence[Path], setup: Setup, *, chosen: Seq
     with (out / TABLE).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("runs", "task", "mixers", "near_an_edge", "answer", "statistic", "value", "low", "high"))
-        for runs, of_runs in (("all", rows), ("later", later), ("trained", again)):
+        for runs, of_runs in (("all", rows), ("later", later), ("new", new), ("trained", again)):
             for row in of_runs:
                 start = (runs, row.name, len(row.mixers), row.near, row.answer)
                 for name, numbers in (row.found or {"": Found(np.nan)}).items():
@@ -131,7 +134,7 @@ def _headline(rows: Sequence[Row]) -> str:
         return f"**None of the tasks can tell.**{rest}"
     best = min(tested, key=lambda row: row.found["p"].value)
     rho, p = best.found["rho"], best.found["p"].value
-    numbers = f"rho {_number(rho)}, p = {p:.3f}, {len(best.mixers)} mixers"
+    numbers = f"rho {_number(rho)}, {p_text(p)}, {len(best.mixers)} mixers"
     if best.answer != "cannot tell":
         others = [row.name for row in tested if row.answer == best.answer and row is not best]
         also = f" So does {', '.join(others)}." if others else ""
@@ -143,16 +146,31 @@ def _headline(rows: Sequence[Row]) -> str:
     )
 
 
-def _later(rows: Sequence[Row]) -> str:
-    """Return what the later score is, and what its correlation can and cannot say."""
+def _later(rows: Sequence[Row], new: Sequence[Row]) -> str:
+    """Return what the later score is, and what its correlation can and cannot say, of all mixers and of new ones."""
     (row,) = rows
     rho, p, known = row.found["rho"], row.found["p"].value, row.found["attending taken out too"]
     return (
-        f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, p = {p:.3f}). It was fixed when seed 0 had been seen "
-        "(docs/recall.md), for the other seeds alone; p is that of one test. The seeds are new, the mixers and their "
-        "losses are the same, so p does not know of the scores that were passed over when it was found. With it taken "
-        f"out too whether a mixer attends, which is known without a task, rho is {_number(known)}, where "
-        f"{least(len(row.mixers), others=2):.2f} either way would be told from none.\n"
+        f"**`{row.name}`: {row.answer}** (rho {_number(rho)}, {p_text(p)}). It was fixed when seed 0 of "
+        f"{len(FOUND_WITH)} mixers had been seen (docs/recall.md), for the other seeds alone; p is that of one test. "
+        f"{_unseen(new)} With it taken out too whether a mixer attends, which is known without a task, rho is "
+        f"{_number(known)}, where {least(len(row.mixers), others=2):.2f} either way would be told from none.\n"
+    )
+
+
+def _unseen(rows: Sequence[Row]) -> str:
+    """Return what the later score is worth on the mixers that it was not found with, or that this is not known."""
+    if not rows:
+        return (
+            "The seeds are new, the mixers and their losses are the same, so p does not know of the scores that were "
+            "passed over when it was found."
+        )
+    (row,) = rows
+    n = len(row.mixers)
+    return (
+        "Of the mixers that it was found with only the seeds are new, so this p does not know of the scores that were "
+        f"passed over then. **Of the {n} others alone: {row.answer}** (rho {_number(row.found['rho'])}, "
+        f"{p_text(row.found['p'].value)}; {least(n):.2f} either way would be told from none)."
     )
 
 
@@ -199,7 +217,7 @@ def _table(rows: Sequence[Row]) -> str:
                 _span([len(found.values) for found in scores]),
                 _span([found.n_rates for found in scores]),
                 *(_number(row.found.get(name)) for name in TOLD),
-                DASH if np.isnan(p) else f"{p:.3f}",
+                DASH if np.isnan(p) else p_text(p).removeprefix("p ").removeprefix("= "),
                 DASH if np.isnan(reliable) else f"{reliable:.2f}",
             ]
         )
@@ -266,7 +284,8 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
     shown = [row for row in rows if row.mixers]
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
-    figure = Figure(figsize=(5.6 * columns + 0.6, 4.6 * lines + 0.9), layout="constrained")
+    height = max(4.6, 0.2 * max(len(row.mixers) for row in shown))  # for their labels
+    figure = Figure(figsize=(5.6 * columns + 0.6, height * lines + 0.9), layout="constrained")
     panels = list(figure.subplots(lines, columns, squeeze=False).flat)
     named = {panel: _draw_task(panel, row) for panel, row in zip(panels, shown, strict=False)}
     for panel in panels[len(shown) :]:
@@ -282,7 +301,7 @@ def draw(path: Path, rows: Sequence[Row], *, title: str, unit: str) -> None:
 
 def _draw_task(panel: Axes, row: Row) -> dict[str, Named]:
     """Draw the points of a panel; return them by name."""
-    told = f"rho {_number(row.found['rho'])}, p = {row.found['p'].value:.3f}" if row.found else row.answer
+    told = f"rho {_number(row.found['rho'])}, {p_text(row.found['p'].value)}" if row.found else row.answer
     told += ", uninformative" if row.found and not row.informative else ""
     panel.set_title(f"{row.name}: {told}", fontsize=9.5, loc="left")
     panel.spines[["top", "right"]].set_visible(False)
