@@ -5,7 +5,7 @@
 docs/mixers.md has the parts: Canon's convolutions, token shift, the output gate. The settings are those of trunks_110m,
 each model's rate is its best one there, and the models without a change are that study's runs.
 
-Results: docs/results/index.md
+Results: docs/results/switches
 """
 
 from seqjax import presets

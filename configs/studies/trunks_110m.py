@@ -47,6 +47,8 @@ MODELS = {
     "NSA": "nsa:110m",
     "PaTH": "path:110m",
     "Gated DeltaNet-2": "kda:110m,model.mixer.heads=12,model.mixer.channel_gates=True,model.mlp.dim=1536",
+    # those of the public code, and with the parameters and the state of KDA
+    "Gated DeltaNet-2, heads of 128": "kda:110m,model.mixer.channel_gates=True,model.mlp.dim=1536",
 }
 TENTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 # Model -> rate, as a multiple of LR -> ends. A curve of six ends tells how well one is interpolated from the others.
@@ -81,6 +83,7 @@ ENDS = {
     "NSA": {1: (0.8, 1.0)},
     "PaTH": {1: (0.8, 1.0)},
     "Gated DeltaNet-2": {2: (0.65, 0.8, 1.0)},
+    "Gated DeltaNet-2, heads of 128": {2: (0.65, 0.8, 1.0)},
 }
 # More seeds, each at the best rate, with the ends that a comparison at equal loss reads.
 SEEDS = (1, 2)

@@ -18,6 +18,7 @@ STUDIES = {
     "figure4": "seqjax study --study=figure4:small --out=DIR",
     "trunks_110m": "seqjax study --study=trunks_110m --out=DIR",
     "hybrids": "seqjax study --study=hybrids --out=DIR",
+    "switches": "seqjax study --study=switches --out=DIR",
     "books_16k": "seqjax study --study=books_16k --out=DIR",
     "books_100k": "seqjax study --study=books_100k --out=DIR",
     "demo_order": "seqjax judge --config=NAME:demo --out=DIR",

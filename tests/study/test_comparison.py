@@ -270,7 +270,7 @@ def test_runs_evaluated_on_other_blocks_are_refused_by_name(tmp_path):
     "name",
     support.slow_unless(
         lambda name: name in ("first_110m", "figure4", "books_16k"),
-        ["first_110m", "limited_110m", "figure4", "trunks_110m", "demo_order", "books_16k", "hybrids"],
+        ["first_110m", "limited_110m", "figure4", "trunks_110m", "demo_order", "books_16k", "hybrids", "switches"],
     ),
 )
 def test_committed_results_give_the_committed_tables(name, tmp_path):

@@ -285,7 +285,7 @@ def test_runs_of_one_evaluation_are_points_that_share_panels(tmp_path, drawn):
     "name",
     support.slow_unless(
         lambda name: name == "figure4",
-        ["books_100k", "trunks_110m", "figure4", "hybrids", "limited_110m", "first_110m"],
+        ["books_100k", "trunks_110m", "figure4", "hybrids", "switches", "limited_110m", "first_110m"],
     ),
 )
 def test_the_pictures_of_the_committed_studies_can_be_read(name, monkeypatch):

@@ -74,6 +74,7 @@ MODELS = {
     "KDA": "kda",
     # KDA with a gate per channel of what is erased and what is written.
     "Gated DeltaNet-2": "kda:model.mixer.channel_gates=True",
+    "Gated DeltaNet-2, heads of 128": "kda:model.mixer.channel_gates=True,model.mixer.heads=1",
     # xLSTM: exponential input gates, forget gates and a normaliser.
     "mLSTM": "mlstm",
     # Two steps of the delta rule a token: transitions that one step does not have.
