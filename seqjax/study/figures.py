@@ -202,7 +202,7 @@ def _by_model(
     """Return a figure with a block per section, in which every model has a panel and the others are grey."""
     rows = -(-len(styles) // WIDEST)
     columns = -(-len(styles) // rows)
-    width = max(2.0, 0.064 * max(map(len, styles)))  # for the longest name over a panel
+    width = max(2.0, 0.066 * max(map(len, styles)))  # for the longest name over a panel
     figure = Figure(figsize=(width * columns + 0.6, (1.45 * rows + 0.6) * len(sections) + 0.6), layout="constrained")
     blocks = np.ravel(np.array(figure.subfigures(len(sections), 1)))
     every: list[Axes] = []
