@@ -16,6 +16,7 @@
     wkv7_operands           what RWKV-7 makes of its projections before the recurrence
     head_norm               what stands behind a recurrence: a norm per head and a gate
     residual_norm           the norm of a block beside the residual stream
+    path_walk               PaTH's queries on their way back over the chunks before theirs
     cross_entropy           losses of tokens, with the gradient of their logits as a result
 
 Each takes `implementation=None | "triton" | "pallas" | "xla"` (causal_attention: "cudnn", "splash", "xla", "chunked");
@@ -33,6 +34,7 @@ from kernels_pallas.head_norm.api import head_norm, residual_norm
 from kernels_pallas.linear_attention.api import linear_attention
 from kernels_pallas.numerics import accumulation_dtype
 from kernels_pallas.outside import register_backend
+from kernels_pallas.path_walk.api import path_walk
 from kernels_pallas.select_chunk.api import select_chunk
 from kernels_pallas.selective_scan.api import selective_scan
 from kernels_pallas.short_conv.api import short_conv
@@ -69,6 +71,7 @@ __all__ = [
     "head_norm",
     "join_chunks",
     "linear_attention",
+    "path_walk",
     "register_backend",
     "residual_norm",
     "select_chunk",

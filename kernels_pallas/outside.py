@@ -10,6 +10,7 @@ OPS = (
     "delta_rule",
     "head_norm",
     "linear_attention",
+    "path_walk",
     "select_chunk",
     "selective_scan",
     "short_conv",

@@ -55,11 +55,12 @@ class PaTH(AttentionMixer):
         qk_norm: bool = False,  # RMSNorm over each head's q and k
         norm_eps: float = 1e-6,  # of these norms
         chunk_size: int = 128,  # tokens whose matrices are multiplied at once; changes the speed alone
+        implementation: str | None = None,
         layer: Layer = Layer(),
         rngs: nnx.Rngs,
     ):
         at_least(1, path_rank=path_rank, conv_width=conv_width, chunk_size=chunk_size)
-        self.chunk_size = chunk_size
+        self.chunk_size, self.implementation = chunk_size, implementation
 
         super().__init__(
             dim,
@@ -102,7 +103,8 @@ class PaTH(AttentionMixer):
 
     def attend(self, q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, *path: Array) -> Array:
         """Return `ops.path_attention.path_attention`."""
-        return path_attention(q_BTHK, k_BTGK, v_BTGK, *path, chunk_size=self.chunk_size)
+        options = {"chunk_size": self.chunk_size, "implementation": self.implementation}
+        return path_attention(q_BTHK, k_BTGK, v_BTGK, *path, **options)
 
     def init_attention_cache(self, batch: int, max_len: int, dtype: Any) -> PaTHCache:
         """Return an empty cache of `max_len` entries."""

@@ -12,7 +12,8 @@ Of a chunk with the rows W, B = diag(beta) and S the part of W W^T below its dia
 
 and T serves parts of it too: the query in row i sees u = lower(Q W^T)_i T, of which the matrices after a key j are
 those below row j. Queries are brought to the beginning of their chunk and keys to the end of theirs; then all queries
-walk back over the chunks, one matrix K x K at each. Everything but the products of queries, keys and values is float32.
+walk back over the chunks, one matrix K x K at each (`kernels_pallas.path_walk`). Everything but the products of
+queries, keys and values is float32.
 """
 
 import functools
@@ -46,12 +47,15 @@ def path_attention(
     log_f_BTH: Float[Array, "B T H"] | None = None,
     *,
     chunk_size: int = 128,
+    implementation: str | None = None,
 ) -> Float[Array, "B T H V"]:
     """Return PaTH attention, scaled by 1 / sqrt(K); w has unit length and beta is in (0, 2), both float32.
 
     G key-value heads, each with its own path, serve H query heads. The backward pass computes the scores again.
+    `implementation` is of `kernels_pallas.path_walk`, which has what chunks see of those before them.
     """
-    attend = jax.checkpoint(functools.partial(_attend, chunk_size=min(chunk_size, q_BTHK.shape[1])))
+    options = {"chunk_size": min(chunk_size, q_BTHK.shape[1]), "implementation": implementation}
+    attend = jax.checkpoint(functools.partial(_attend, **options))
     return attend(q_BTHK, k_BTGK, v_BTGK, w_BTGK, beta_BTG, log_f_BTH)
 
 
@@ -64,53 +68,36 @@ def _attend(
     log_f_BTH: Array | None,
     *,
     chunk_size: int,
+    implementation: str | None,
 ) -> Array:
     seq_len, heads, width = q_BTHK.shape[1:]
+    dtype = k_BTGK.dtype
     repeats = heads // k_BTGK.shape[2]
     k_BTGK, v_BTGK, w_BTGK, beta_BTG = (jnp.repeat(x, repeats, axis=2) for x in (k_BTGK, v_BTGK, w_BTGK, beta_BTG))
     chunks = functools.partial(_chunks, size=chunk_size)
     q_cBHCK, k_cBHCK, v_cBHCV = chunks(q_BTHK * width**-0.5), chunks(k_BTGK), chunks(v_BTGK)
     chunk = _chunk(k_cBHCK, chunks(w_BTGK), chunks(beta_BTG[..., None]))
-    forgotten_BTH = jnp.zeros((*q_BTHK.shape[:3],)) if log_f_BTH is None else jnp.cumsum(log_f_BTH, axis=1)
-    forgotten_cBHC1 = chunks(forgotten_BTH[..., None])
-
-    def scores(q_CK: Array, k_CK: Array, forgotten_C1: Array) -> Array:
-        s_CC = _float32(q_CK.astype(k_BTGK.dtype), k_CK.mT.astype(k_BTGK.dtype))
-        return s_CC + forgotten_cBHC1 - forgotten_C1.mT
-
-    def weigh(weights_CC: Array, v_CV: Array) -> Array:
-        return _float32(weights_CC.astype(v_CV.dtype), v_CV)
+    forgotten_cBHC1 = None if log_f_BTH is None else chunks(jnp.cumsum(log_f_BTH, axis=1)[..., None])
 
     # A chunk's own keys
     u_cBHCC = _float32(jnp.tril(_float32(q_cBHCK, chunk.w_CK.mT)), chunk.t_CC)
-    s_cBHCC = scores(q_cBHCK, k_cBHCK, forgotten_cBHC1) - _float32(u_cBHCC, chunk.wk_CC)
+    s_cBHCC = _float32(q_cBHCK.astype(dtype), k_cBHCK.mT.astype(dtype)) - _float32(u_cBHCC, chunk.wk_CC)
+    if forgotten_cBHC1 is not None:
+        s_cBHCC = s_cBHCC + forgotten_cBHC1 - forgotten_cBHC1.mT
     s_cBHCC = jnp.where(jnp.tri(chunk_size, dtype=bool), s_cBHCC, -jnp.inf)
-    most_cBHC1 = s_cBHCC.max(-1, keepdims=True)
-    weights_cBHCC = jnp.exp(s_cBHCC - most_cBHC1)
-    sum_cBHC1 = weights_cBHCC.sum(-1, keepdims=True)
-    o_cBHCV = weigh(weights_cBHCC, v_cBHCV)
+    lse_cBHC = jax.nn.logsumexp(s_cBHCC, axis=-1)
+    own_cBHCV = _float32(jnp.exp(s_cBHCC - lse_cBHC[..., None]).astype(dtype), v_cBHCV)
     # And those of the chunks before, the nearest first
-    q_cBHCK = q_cBHCK - _float32(u_cBHCC, chunk.w_CK)
-    product_cBHKK = _float32(chunk.w_CK.mT, _float32(chunk.t_CC, chunk.w_CK))
-    numbers_c = jnp.arange(len(q_cBHCK))
-
-    @jax.checkpoint
-    def body(carry: tuple[Array, ...], xs: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
-        q_cBHCK, most_cBHC1, sum_cBHC1, o_cBHCV = carry
-        number, k_BHCK, v_BHCV, product_BHKK, forgotten_BHC1 = xs
-        later_c = (numbers_c > number)[:, None, None, None, None]
-        s_cBHCC = jnp.where(later_c, scores(q_cBHCK, k_BHCK, forgotten_BHC1), -jnp.inf)
-        more_cBHC1 = jnp.maximum(most_cBHC1, s_cBHCC.max(-1, keepdims=True))
-        weights_cBHCC, kept_cBHC1 = jnp.exp(s_cBHCC - more_cBHC1), jnp.exp(most_cBHC1 - more_cBHC1)
-        sum_cBHC1 = sum_cBHC1 * kept_cBHC1 + weights_cBHCC.sum(-1, keepdims=True)
-        o_cBHCV = o_cBHCV * kept_cBHC1 + weigh(weights_cBHCC, v_BHCV)
-        q_cBHCK = jnp.where(later_c, q_cBHCK - _float32(q_cBHCK, product_BHKK), q_cBHCK)
-        return (q_cBHCK, more_cBHC1, sum_cBHC1, o_cBHCV), None
-
-    xs = (numbers_c, _at_end(k_cBHCK, chunk), v_cBHCV, product_cBHKK, forgotten_cBHC1)
-    carry = (q_cBHCK, most_cBHC1, sum_cBHC1, o_cBHCV)
-    (_, _, sum_cBHC1, o_cBHCV), _ = lax.scan(body, carry, xs, reverse=True)
-    return _tokens(o_cBHCV / sum_cBHC1)[:, :seq_len].astype(q_BTHK.dtype)
+    o_cBHCV = kernels_pallas.path_walk(
+        (q_cBHCK - _float32(u_cBHCC, chunk.w_CK)).astype(jnp.float32),
+        _at_end(k_cBHCK, chunk).astype(dtype),
+        v_cBHCV,
+        _float32(chunk.w_CK.mT, _float32(chunk.t_CC, chunk.w_CK)),
+        None if forgotten_cBHC1 is None else forgotten_cBHC1[..., 0],
+        own=(own_cBHCV, lse_cBHC),
+        implementation=implementation,
+    )
+    return _tokens(o_cBHCV)[:, :seq_len].astype(q_BTHK.dtype)
 
 
 def path_keys(

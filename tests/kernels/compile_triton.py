@@ -77,6 +77,22 @@ def gated_attention(*, dim: int, dtype: str) -> None:
     arrays(run, q, kv, kv, row)
 
 
+def path_walk(*, dim: int, dtype: str, gates: bool = False) -> None:
+    from kernels_pallas.path_walk.triton import walk as backend
+
+    dim = dim // 2 if dim > 64 else dim  # it takes up to 64
+    shape = (8, 2, 4, 128)
+    data, wide, product, row = ((*shape, dim), dtype), ((*shape, dim), "float32"), (*shape[:3], dim, dim), shape
+
+    def call(q, k, v, product, forgotten, own, lse, do):
+        o, pull = jax.vjp(
+            lambda *x: backend.run(*x[:4], x[4] if gates else None, *x[5:]), *(q, k, v, product, forgotten, own, lse)
+        )
+        return o, pull(do)
+
+    arrays(call, wide, data, data, (product, "float32"), (row, "float32"), wide, (row, "float32"), wide)
+
+
 def chunk(*, dim: int, dtype: str, chunk_size: int = 128) -> None:
     from kernels_pallas.select_chunk.triton import select as selection_backend
     from kernels_pallas.top1_chunk.triton import attention as backend
@@ -330,6 +346,8 @@ CASES = [
     Case("gated-delta-rule", partial(delta_rule, gated=True)),
     Case("delta-rule", partial(delta_rule, gated=False), again=True),
     Case("delta-rule-in-segments", partial(delta_rule, gated=True, **LONG), **PASSES),
+    Case("path-walk", path_walk),
+    Case("path-walk-gates", partial(path_walk, gates=True), again=True),
     Case("ssd", ssd),
     Case("ssd-per-head", partial(ssd, per_head=True), again=True),
     Case("ssd-in-segments", partial(ssd, batch=1, seq_len=8192), again=True),

@@ -1,0 +1,199 @@
+"""Triton kernels of the walk: forward, the queries at each chunk, and the gradients by query, key and product.
+
+Arrays are [c, B, H, C, .], with BH = B H heads of c = CHUNKS chunks of C tokens, and what belongs to a pair of chunks,
+a query's and one before it, is [pairs, B, H, C, .] in the order (1, 0), (2, 0), (2, 1), ... Scores are to base 2, and
+so is lse.
+
+A query is not to be had from the one after it, because a matrix I - P may have no inverse. So the backward pass walks
+once to keep q^(n) of every pair, and once more from the first chunk on, along which the gradient of q^(n) grows:
+
+    dq^(n) = sum_j ds_j k_j + g - g P_n^T,   g = dq^(n-1),   dP_n -= q^(n)^T g
+
+g is kept too, for dP, whose program sums over the queries of later chunks as that of dk and dv does.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_pallas.triton.tile_io import LOG2_E, load_rows, store_rows
+
+
+@triton.jit
+def _pair(chunk, before):
+    return chunk * (chunk - 1) // 2 + before
+
+
+@triton.jit
+def _scores(q_MK, k_NK, gates_M, gates_N, GATES: tl.constexpr, PRECISION: tl.constexpr):
+    """[M, N], to base 2."""
+    s_MN = tl.dot(q_MK, tl.trans(k_NK), input_precision=PRECISION)
+    if GATES:
+        s_MN += gates_M[:, None] - gates_N[None, :]
+    return s_MN * LOG2_E
+
+
+@triton.jit
+def _gates(gates_ptr, at_R, GATES: tl.constexpr):
+    """The sums of log gates [R] at tokens; a number that nothing reads where there are none."""
+    if GATES:
+        return tl.load(gates_ptr + at_R)
+    return at_R.to(tl.float32)
+
+
+@triton.jit
+def _product(product_ptr, at, K: tl.constexpr, KP: tl.constexpr):
+    """P [K, K] of a chunk's head."""
+    return load_rows(product_ptr + at * K * K, tl.arange(0, KP), K, K, K, KP, K != KP)
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, product_ptr, gates_ptr, own_ptr, own_lse_ptr, o_ptr, lse_ptr,
+    BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Writes o [c, B, H, C, V] and lse [c, B, H, C]. Programs with most chunks before them come first."""
+    pid = tl.program_id(0)
+    tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
+    own = (chunk * BH + head).to(tl.int64)
+    row_M = tile * M + tl.arange(0, M)
+    q_MK = load_rows(q_ptr + own * C * K, row_M, K, C, K, KP, False)
+    gates_M = _gates(gates_ptr + own * C, row_M, GATES)
+    m_M = tl.load(own_lse_ptr + own * C + row_M) * LOG2_E
+    l_M = tl.full([M], 1.0, tl.float32)
+    o_MV = load_rows(own_ptr + own * C * V, row_M, V, C, V, VP, False)
+    for step in tl.range(0, chunk):
+        at = ((chunk - 1 - step) * BH + head).to(tl.int64)
+        for start in tl.static_range(0, C, N):
+            col_N = start + tl.arange(0, N)
+            k_NK = load_rows(k_ptr + at * C * K, col_N, K, C, K, KP, False)
+            v_NV = load_rows(v_ptr + at * C * V, col_N, V, C, V, VP, False)
+            gates_N = _gates(gates_ptr + at * C, col_N, GATES)
+            s_MN = _scores(q_MK.to(k_NK.dtype), k_NK, gates_M, gates_N, GATES, PRECISION)
+            new_M = tl.maximum(m_M, tl.max(s_MN, 1))
+            p_MN = tl.exp2(s_MN - new_M[:, None])
+            decay_M = tl.exp2(m_M - new_M)
+            l_M = l_M * decay_M + tl.sum(p_MN, 1)
+            o_MV = tl.dot(p_MN.to(v_NV.dtype), v_NV, o_MV * decay_M[:, None], input_precision=PRECISION)
+            m_M = new_M
+        q_MK -= tl.dot(q_MK, _product(product_ptr, at, K, KP), input_precision=PRECISION)
+    store_rows(o_ptr + own * C * V, row_M, V, C, o_MV / l_M[:, None], V, VP)
+    tl.store(lse_ptr + own * C + row_M, m_M + tl.log2(l_M))
+
+
+@triton.jit
+def queries_kernel(
+    q_ptr, product_ptr, queries_ptr,
+    BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, M: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Writes q^(n) [pairs, B, H, C, K]."""
+    pid = tl.program_id(0)
+    tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
+    row_M = tile * M + tl.arange(0, M)
+    q_MK = load_rows(q_ptr + (chunk * BH + head).to(tl.int64) * C * K, row_M, K, C, K, KP, False)
+    for step in tl.range(0, chunk):
+        before = chunk - 1 - step
+        pair = (_pair(chunk, before) * BH + head).to(tl.int64)
+        store_rows(queries_ptr + pair * C * K, row_M, K, C, q_MK, K, KP)
+        product_KK = _product(product_ptr, (before * BH + head).to(tl.int64), K, KP)
+        q_MK -= tl.dot(q_MK, product_KK, input_precision=PRECISION)
+
+
+@triton.jit
+def dq_kernel(
+    queries_ptr, k_ptr, v_ptr, product_ptr, gates_ptr, do_ptr, lse_ptr, D_ptr, dq_ptr, behind_ptr, sum_ptr,
+    BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Writes dq [c, B, H, C, K], g [pairs, B, H, C, K], and the sums of ds over the keys [c, B, H, C]."""
+    pid = tl.program_id(0)
+    tile, head, chunk = pid % (C // M), pid // (C // M) % BH, CHUNKS - 1 - pid // (C // M * BH)
+    own = (chunk * BH + head).to(tl.int64)
+    row_M = tile * M + tl.arange(0, M)
+    do_MV = load_rows(do_ptr + own * C * V, row_M, V, C, V, VP, False)
+    gates_M = _gates(gates_ptr + own * C, row_M, GATES)
+    lse_M = tl.load(lse_ptr + own * C + row_M)
+    D_M = tl.load(D_ptr + own * C + row_M)
+    dq_MK = tl.zeros([M, KP], tl.float32)
+    sum_M = tl.zeros([M], tl.float32)
+    for before in tl.range(0, chunk):
+        at = (before * BH + head).to(tl.int64)
+        pair = (_pair(chunk, before) * BH + head).to(tl.int64)
+        q_MK = load_rows(queries_ptr + pair * C * K, row_M, K, C, K, KP, False)
+        store_rows(behind_ptr + pair * C * K, row_M, K, C, dq_MK, K, KP)
+        dq_MK -= tl.dot(dq_MK, tl.trans(_product(product_ptr, at, K, KP)), input_precision=PRECISION)
+        for start in tl.static_range(0, C, N):
+            col_N = start + tl.arange(0, N)
+            k_NK = load_rows(k_ptr + at * C * K, col_N, K, C, K, KP, False)
+            v_NV = load_rows(v_ptr + at * C * V, col_N, V, C, V, VP, False)
+            gates_N = _gates(gates_ptr + at * C, col_N, GATES)
+            p_MN = tl.exp2(_scores(q_MK, k_NK, gates_M, gates_N, GATES, PRECISION) - lse_M[:, None])
+            dp_MN = tl.dot(do_MV, tl.trans(v_NV), input_precision=PRECISION)
+            ds_MN = p_MN * (dp_MN - D_M[:, None])
+            sum_M += tl.sum(ds_MN, 1)
+            dq_MK = tl.dot(ds_MN.to(k_NK.dtype), k_NK, dq_MK, input_precision=PRECISION)
+    store_rows(dq_ptr + own * C * K, row_M, K, C, dq_MK, K, KP)
+    tl.store(sum_ptr + own * C + row_M, sum_M)
+
+
+@triton.jit
+def dkv_kernel(
+    queries_ptr, k_ptr, v_ptr, gates_ptr, do_ptr, lse_ptr, D_ptr, dk_ptr, dv_ptr, sum_ptr,
+    BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, GATES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Writes dk and dv [c, B, H, C, .], and the sums of ds over the queries [c, B, H, C]."""
+    pid = tl.program_id(0)
+    tile, head, before = pid % (C // N), pid // (C // N) % BH, pid // (C // N * BH)
+    own = (before * BH + head).to(tl.int64)
+    col_N = tile * N + tl.arange(0, N)
+    k_NK = load_rows(k_ptr + own * C * K, col_N, K, C, K, KP, False)
+    v_NV = load_rows(v_ptr + own * C * V, col_N, V, C, V, VP, False)
+    gates_N = _gates(gates_ptr + own * C, col_N, GATES)
+    dk_NK = tl.zeros([N, KP], tl.float32)
+    dv_NV = tl.zeros([N, VP], tl.float32)
+    sum_N = tl.zeros([N], tl.float32)
+    for chunk in tl.range(before + 1, CHUNKS):
+        at = (chunk * BH + head).to(tl.int64)
+        pair = (_pair(chunk, before) * BH + head).to(tl.int64)
+        for start in tl.static_range(0, C, M):
+            row_M = start + tl.arange(0, M)
+            q_MK = load_rows(queries_ptr + pair * C * K, row_M, K, C, K, KP, False)
+            do_MV = load_rows(do_ptr + at * C * V, row_M, V, C, V, VP, False)
+            gates_M = _gates(gates_ptr + at * C, row_M, GATES)
+            lse_M = tl.load(lse_ptr + at * C + row_M)
+            D_M = tl.load(D_ptr + at * C + row_M)
+            s_NM = tl.dot(k_NK, tl.trans(q_MK), input_precision=PRECISION)
+            if GATES:
+                s_NM += gates_M[None, :] - gates_N[:, None]
+            p_NM = tl.exp2(s_NM * LOG2_E - lse_M[None, :])
+            dv_NV = tl.dot(p_NM.to(do_MV.dtype), do_MV, dv_NV, input_precision=PRECISION)
+            dp_NM = tl.dot(v_NV, tl.trans(do_MV), input_precision=PRECISION)
+            ds_NM = p_NM * (dp_NM - D_M[None, :])
+            sum_N += tl.sum(ds_NM, 1)
+            dk_NK = tl.dot(ds_NM.to(q_MK.dtype), q_MK, dk_NK, input_precision=PRECISION)
+    store_rows(dk_ptr + own * C * K, col_N, K, C, dk_NK, K, KP)
+    store_rows(dv_ptr + own * C * V, col_N, V, C, dv_NV, V, VP)
+    tl.store(sum_ptr + own * C + col_N, sum_N)
+
+
+@triton.jit
+def dproduct_kernel(
+    queries_ptr, behind_ptr, dproduct_ptr,
+    BH: tl.constexpr, CHUNKS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, M: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Writes dP [c, B, H, K, K]."""
+    pid = tl.program_id(0)
+    head, before = pid % BH, pid // BH
+    dproduct_KK = tl.zeros([KP, KP], tl.float32)
+    for chunk in tl.range(before + 1, CHUNKS):
+        pair = (_pair(chunk, before) * BH + head).to(tl.int64)
+        for start in tl.static_range(0, C, M):
+            row_M = start + tl.arange(0, M)
+            q_MK = load_rows(queries_ptr + pair * C * K, row_M, K, C, K, KP, False)
+            g_MK = load_rows(behind_ptr + pair * C * K, row_M, K, C, K, KP, False)
+            dproduct_KK = tl.dot(tl.trans(q_MK), g_MK, dproduct_KK, input_precision=PRECISION)
+    at = (before * BH + head).to(tl.int64)
+    store_rows(dproduct_ptr + at * K * K, tl.arange(0, KP), K, K, -dproduct_KK, K, KP)
