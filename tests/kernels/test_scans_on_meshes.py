@@ -25,6 +25,7 @@ from kernels_pallas import (
     delta_rule,
     head_norm,
     linear_attention,
+    path_walk,
     selective_scan,
     short_conv,
     ssd,
@@ -37,6 +38,7 @@ from kernels_pallas.delta_rule import xla as delta_rule_xla
 from kernels_pallas.head_norm import reference as head_norm_reference
 from kernels_pallas.linear_attention import reference as linear_attention_reference
 from kernels_pallas.numerics import LOG2_E
+from kernels_pallas.path_walk import reference as walk_reference
 from kernels_pallas.selective_scan import xla as selective_scan_xla
 from kernels_pallas.short_conv import xla as short_conv_xla
 from kernels_pallas.ssd import xla as ssd_xla
@@ -163,6 +165,17 @@ def norm() -> Case:
     return Case(f, tuple(arrays), specs, specs[:1], over_batch=(4, 5))
 
 
+def walking() -> Case:
+    specs = ("c B H t k", "c B H t k", "c B H t v", "c B H k l", "c B H t", "c B H t v", "c B H t")
+    sizes = {"c": 3, "B": B, "H": H, "t": 16, "k": K, "l": K, "v": V}
+    q, k, v, product, *rest = arrays_of(*(tuple(sizes[dim] for dim in spec.split()) for spec in specs))
+
+    def f(*arrays):
+        return (path_walk(*arrays[:5], own=arrays[5:], implementation="triton"),)
+
+    return Case(f, (q / 4, k, v, product / 16, *rest), specs, specs[5:6])
+
+
 def prepared() -> Case:
     """Vectors in one array, and matrices transposed, as XLA sums their gradients."""
     data = (B, T, H, K)
@@ -186,6 +199,7 @@ CASES = {
     "short_conv_norm": partial(convolution, l2_heads=H),
     "token_shift": shift,
     "head_norm": norm,
+    "path_walk": walking,
     "linear_attention": partial(channel_decays, "plain"),
     "linear_attention_bonus": partial(channel_decays, "bonus"),
     "linear_attention_low_rank": partial(channel_decays, "low_rank"),
@@ -364,6 +378,32 @@ def plain_norm_backward(*leaves, **options):
     return jax.vjp(lambda *xs: plain_norm(*xs, **options), *leaves)[1](dy)
 
 
+def plain_walk(*arrays, gates: bool):
+    del gates
+    *rest, own, lse = arrays
+    zeros, ones = jnp.zeros_like(own), jnp.ones_like(own)
+    share = walk_reference.path_walk(*rest[:2], zeros, *rest[3:], ones, lse)[..., 0]  # of what is given, exp(lse - L)
+    return walk_reference.path_walk(*arrays), (lse - jnp.log(share)) * LOG2_E
+
+
+def plain_walk_backward(q, k, v, product, forgotten, do, total, D, *, gates: bool):
+    """The derivatives of sum p (do . v - D) with p = exp(s - L), L fixed, whose derivative by s is that of the loss."""
+    del gates
+
+    def weighed(q, k, v, product, of_query, of_key):
+        out = jnp.zeros(())
+        for chunk, query in enumerate(q):
+            for n in range(chunk)[::-1]:
+                s = query @ k[n].mT + of_query[chunk][..., None] - of_key[n][..., None, :]
+                p = jnp.exp(s - total[chunk][..., None] / LOG2_E)
+                out += jnp.sum(p * (do[chunk] @ v[n].mT - D[chunk][..., None]))
+                query = query - query @ product[n]
+        return out
+
+    *rest, of_key = jax.grad(weighed, argnums=range(6))(q, k, v, product, forgotten, forgotten)
+    return *rest, -of_key
+
+
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Replace the launches on CPU devices; the shapes of the operands of every traced body."""
@@ -373,6 +413,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     from kernels_pallas.delta_rule.triton import scan as delta_rule_triton
     from kernels_pallas.head_norm.triton import norm as head_norm_triton
     from kernels_pallas.linear_attention.triton import scan as linear_attention_triton
+    from kernels_pallas.path_walk.triton import walk as path_walk_triton
     from kernels_pallas.selective_scan.triton import scan as selective_scan_triton
     from kernels_pallas.short_conv.triton import conv as short_conv_triton
     from kernels_pallas.ssd.triton import scan as ssd_triton
@@ -404,6 +445,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         (operands_triton, "_run_backward", plain_operands_backward),
         (head_norm_triton, "_run_forward", plain_norm),
         (head_norm_triton, "_run_backward", plain_norm_backward),
+        (path_walk_triton, "_run_forward", plain_walk),
+        (path_walk_triton, "_run_backward", plain_walk_backward),
         (delta_rule_triton, "_run_forward", plain_correction),
         (delta_rule_triton, "_run_backward", plain_correction_backward),
         (linear_attention_triton, "_run_forward", plain_channel_decays),
@@ -454,6 +497,7 @@ QUICK = {
         "gated_delta_rule",
         "linear_attention_low_rank",
         "head_norm",
+        "path_walk",
         "wkv7_operands",
     )
 }

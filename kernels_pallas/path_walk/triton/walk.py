@@ -55,7 +55,7 @@ def _walk(
 
 def _forward(*operands: Any) -> tuple[Array, tuple[Array, ...]]:
     *arrays, gates = operands
-    launch = _fold(partial(_launch_forward, gates=gates), f"{OPERANDS} -> c b h t v, {ROWS}")
+    launch = _fold(partial(_run_forward, gates=gates), f"{OPERANDS} -> c b h t v, {ROWS}")
     o_cBHCV, total_cBHC = launch(*arrays)
     return o_cBHCV, (*arrays, o_cBHCV, total_cBHC)
 
@@ -67,7 +67,7 @@ def _backward(gates: bool, saved: tuple[Array, ...], do_cBHCV: Array) -> tuple[A
     dlse_cBHC = share_cBHC * (jnp.einsum("...v,...v->...", do_cBHCV, own_cBHCV) - D_cBHC)
     rule = f"c b h t k, c b h t k, c b h t v, c b h k l, {ROWS}, c b h t v, {ROWS}, {ROWS}"
     rule += f" -> c b h t k, c b h t k, c b h t v, c b h k l, {ROWS}, {ROWS}"
-    launch = _fold(partial(_launch_backward, gates=gates), rule)
+    launch = _fold(partial(_run_backward, gates=gates), rule)
     operands = q_cBHCK, k_cBHCK, v_cBHCV, product_cBHKK, forgotten_cBHC, do_cBHCV.astype(v_cBHCV.dtype)
     *of_operands, of_query_cBHC, of_key_cBHC = launch(*operands, total_cBHC, D_cBHC)
     dgates_cBHC = of_query_cBHC - of_key_cBHC if gates else jnp.zeros_like(forgotten_cBHC)
@@ -92,7 +92,7 @@ def _like(x: Array, dtype: Any = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype)
 
 
-def _launch_forward(
+def _run_forward(
     q_cBHCK: Array,
     k_cBHCK: Array,
     v_cBHCV: Array,
@@ -115,7 +115,7 @@ def _launch_forward(
     return o_cBHCV, total_cBHC
 
 
-def _launch_backward(
+def _run_backward(
     q_cBHCK: Array,
     k_cBHCK: Array,
     v_cBHCV: Array,
